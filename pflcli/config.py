@@ -1,0 +1,74 @@
+"""Options of a method, scheme or model: frozen dataclasses, filled from ``--set key=value`` and TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pflcli.errors import InputError, UsageError, closest
+
+
+def assignments(pairs: Sequence[str]) -> dict[str, str]:
+    """Parse ``key=value`` pairs; raises UsageError for a pair without '=' or a key given twice."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"'--set {pair}' is not of the form key=value", "--set k=10")
+        if key in values:
+            raise UsageError(f"option '{key}' is set twice: {values[key]} and {value}")
+        values[key] = value
+    return values
+
+
+def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
+    """Return ``cls(**values)`` with every value checked against its annotation.
+
+    Strings are converted to the field's type; a tuple is written ``0,0.5,1``. ``owner`` is named in errors.
+    Raises UsageError for an unknown key (with the nearest one) or a value that does not fit.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    checked: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise UsageError(f"unknown option '{key}' for {owner}", closest(key, fields))
+        if isinstance(value, str) and typing.get_origin(_bare(hints[key])) is tuple:
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        try:
+            adapter = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))
+            checked[key] = adapter.validate_python(value)
+        except ValidationError as error:
+            shown = ",".join(map(str, value)) if isinstance(value, list) else value
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise UsageError(f"{key}={shown} does not fit {owner}: {reason}") from None
+    try:
+        return cls(**checked)
+    except ValueError as error:
+        raise UsageError(f"{owner}: {error}") from None
+
+
+def _bare(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Return a dataclass as JSON-ready values, tuples as lists, in field order."""
+    values = dataclasses.asdict(config)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; raises InputError if it is missing or malformed."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None

@@ -1,0 +1,53 @@
+"""What can go wrong, in words for a person, and the exit code that tells a script.
+
+Every error carries one sentence that says what is wrong and, where there is one, what to type instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PflError(Exception):
+    """Something a user can act on; ``fix`` holds the lines to show under the message."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *fix: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = tuple(line for line in fix if line)
+
+
+class UsageError(PflError):
+    """The command line asks for something that does not exist or cannot be."""
+
+    exit_code = 2
+
+
+class InputError(PflError):
+    """An input is missing, corrupt, or of the wrong kind."""
+
+    exit_code = 3
+
+
+class ConflictError(PflError):
+    """The output exists and was made by another request."""
+
+    exit_code = 4
+
+
+class ComputationError(PflError):
+    """The computation failed; the message names method, round and client."""
+
+    exit_code = 5
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """One line that helps after a misspelt ``word``: the nearest known name, else all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    return f"choose from: {', '.join(names)}" if names else "there is none to choose from"

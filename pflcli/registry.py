@@ -1,0 +1,124 @@
+"""The folder is the registry: a method, scheme, model or dataset exists because its file does.
+
+Cards are read from the syntax tree, so that ``pfl list`` and ``pfl --help`` never import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pflcli.errors import UsageError, closest
+
+GROUPS = {"methods": "method", "datasets": "dataset", "models": "model", "schemes": "scheme"}
+_FOLDERS = {"methods": "methods", "datasets": "data", "models": "models", "schemes": "schemes"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of a ``Config``: ``--set name=value``."""
+
+    name: str
+    type: str
+    default: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a file says of itself: its docstring, its upper-case constants, its options."""
+
+    group: str
+    name: str
+    doc: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    options: tuple[Option, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring, without its full stop."""
+        return self.doc.strip().splitlines()[0].rstrip(".") if self.doc.strip() else ""
+
+
+def folder(group: str) -> Path:
+    """Return the folder whose files make up ``group``."""
+    return Path(__file__).parent / _FOLDERS[group]
+
+
+def names(group: str) -> list[str]:
+    """Return the names in ``group``, as typed on the command line (kebab case), sorted."""
+    stems = (path.stem for path in folder(group).glob("*.py") if not path.stem.startswith("_"))
+    return sorted(stem.replace("_", "-") for stem in stems)
+
+
+def _path(group: str, name: str) -> Path:
+    if group not in GROUPS:
+        raise UsageError(f"unknown kind '{group}'", closest(group, GROUPS))
+    if name not in names(group):
+        raise UsageError(
+            f"unknown {GROUPS[group]} '{name}'", closest(name, names(group)), f"pfl list {group}"
+        )
+    return folder(group) / f"{name.replace('-', '_')}.py"
+
+
+def load(group: str, name: str) -> ModuleType:
+    """Import the file that ``name`` stands for; raises UsageError with the nearest name if there is none."""
+    path = _path(group, name)
+    return importlib.import_module(f"pflcli.{_FOLDERS[group]}.{path.stem}")
+
+
+def card(group: str, name: str) -> Card:
+    """Read a file's card without importing it."""
+    tree = ast.parse(_path(group, name).read_text(encoding="utf-8"))
+    facts: dict[str, Any] = {}
+    options: tuple[Option, ...] = ()
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            constant = node.targets[0].id
+            if constant.isupper() and not constant.startswith("_"):
+                try:
+                    facts[constant] = ast.literal_eval(node.value)
+                except ValueError:
+                    continue
+        elif isinstance(node, ast.ClassDef) and node.name == "Config":
+            options = tuple(_options(node))
+    return Card(group, name, ast.get_docstring(tree) or "", facts, options)
+
+
+def cards(group: str) -> list[Card]:
+    """Read the cards of all files of ``group``."""
+    return [card(group, name) for name in names(group)]
+
+
+def _options(config: ast.ClassDef) -> list[Option]:
+    found = []
+    for node, after in zip(config.body, [*config.body[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        doc = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            doc = " ".join(str(after.value.value).split())
+        default = ast.unparse(node.value) if node.value is not None else ""
+        found.append(Option(node.target.id, ast.unparse(node.annotation), default, doc))
+    return found
+
+
+def code_hash(group: str, name: str) -> str:
+    """SHA-256 of a file's syntax tree without docstrings: comments, words and layout do not change it."""
+    tree = ast.parse(_path(group, name).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [item for item in body if not _is_docstring(item)]  # type: ignore[attr-defined]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
