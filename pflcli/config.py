@@ -39,15 +39,15 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     for key, value in values.items():
         if key not in fields:
             raise UsageError(f"unknown option '{key}' for {owner}", closest(key, fields))
+        typed = value
         if isinstance(value, str) and typing.get_origin(_bare(hints[key])) is tuple:
-            value = [part.strip() for part in value.split(",") if part.strip()]
+            typed = [part.strip() for part in value.split(",") if part.strip()]
         try:
             adapter = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))
-            checked[key] = adapter.validate_python(value)
+            checked[key] = adapter.validate_python(typed)
         except ValidationError as error:
-            shown = ",".join(map(str, value)) if isinstance(value, list) else value
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise UsageError(f"{key}={shown} does not fit {owner}: {reason}") from None
+            raise UsageError(f"{key}={value} does not fit {owner}: {reason}") from None
     try:
         return cls(**checked)
     except ValueError as error:

@@ -60,9 +60,7 @@ def _path(group: str, name: str) -> Path:
     if group not in GROUPS:
         raise UsageError(f"unknown kind '{group}'", closest(group, GROUPS))
     if name not in names(group):
-        raise UsageError(
-            f"unknown {GROUPS[group]} '{name}'", closest(name, names(group)), f"pfl list {group}"
-        )
+        raise UsageError(f"unknown {GROUPS[group]} '{name}'", closest(name, names(group)), f"pfl list {group}")
     return folder(group) / f"{name.replace('-', '_')}.py"
 
 
@@ -119,6 +117,4 @@ def code_hash(group: str, name: str) -> str:
 
 
 def _is_docstring(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    )
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

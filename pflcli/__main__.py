@@ -1,0 +1,78 @@
+"""The console script: run a command, turn whatever goes wrong into one clear error and an exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from types import FrameType
+
+from typer import Abort, TyperException
+
+from pflcli.cli import app, console
+from pflcli.errors import PflError, closest
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run ``pfl``; never returns."""
+    # Idle OpenMP threads that spin slow down small FAISS searches beside torch; read when either is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    signal.signal(signal.SIGTERM, _interrupt)
+    arguments = sys.argv[1:] if args is None else args
+    try:
+        code = app(arguments, standalone_mode=False)
+    except PflError as error:
+        console.fail(error.message, *error.fix)
+        code = error.exit_code
+    except (KeyboardInterrupt, Abort):
+        console.fail("interrupted; to go on, type again:", shlex.join(["pfl", *arguments]))
+        code = 130
+    except TyperException as error:
+        console.fail(*_usage(error))
+        code = error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep Python from complaining when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        code = _unexpected(error, arguments)
+    sys.exit(code or 0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _usage(error: TyperException) -> list[str]:
+    """Return the lines for a command line that cannot be parsed."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "pfl"
+    option = getattr(error, "option_name", None)
+    if option is not None and context is not None:
+        known = [name for param in context.command.params for name in param.opts if name.startswith("--")]
+        if option.startswith("-") and option not in known:
+            near = closest(option, known)
+            return [f"unknown option '{option}'", near if near.startswith("did") else "", f"{path} --help"]
+    words = error.format_message().replace("\n", " ").strip()
+    return [words[:1].lower() + words[1:].rstrip("."), f"{path} --help"]
+
+
+def _unexpected(error: Exception, arguments: list[str]) -> int:
+    if isinstance(error, OSError) and error.strerror:
+        name = f"{error.filename}: " if error.filename else ""
+        console.fail(f"{name}{error.strerror}")
+        return 3
+    if isinstance(error, MemoryError):
+        console.fail("out of memory", "fewer --threads, a smaller --batch-size or a smaller --model")
+        return 5
+    if {"-v", "--verbose"} & set(arguments):
+        import traceback
+
+        traceback.print_exc()
+    console.fail(f"a bug in pfl: {type(error).__name__}: {error}", "the same command with -v shows where")
+    return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Open a finished artifact: its files are checked against their hashes before any parser sees them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.manifest import Input, Manifest
+from pflcli.errors import InputError
+
+_MAKE = {
+    "partition": "pfl partition DATASET -o DIR",
+    "backbone": "pfl train-global PARTITION -o DIR",
+    "embeddings": "pfl extract BACKBONE -o DIR",
+    "datastore": "pfl build-datastore EMBEDDINGS -o DIR",
+    "predictions": "pfl personalize METHOD SOURCE -o DIR",
+    "evaluation": "pfl evaluate PREDICTIONS... -o DIR",
+}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished artifact on disk."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def kind(self) -> str:
+        """The artifact's kind, such as ``partition``."""
+        return self.manifest.kind
+
+    def as_input(self, role: str, out: Path) -> Input:
+        """Return the reference that an artifact made at ``out`` keeps of this one."""
+        path = os.path.relpath(self.path.resolve(), Path(out).resolve())
+        return Input(role, self.kind, self.manifest.fingerprint, path)
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes; raises InputError if it is missing or its hash differs from the manifest's."""
+        path = self._known(name)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise self._damaged(name, f"cannot be read ({error.strerror})") from None
+        if hashlib.sha256(content).hexdigest() != self.manifest.files[name]["sha256"]:
+            raise self._damaged(name, "is not what was written")
+        return content
+
+    @contextmanager
+    def h5(self, name: str) -> Iterator[Any]:
+        """Open an HDF5 file for reading, after checking its hash."""
+        import h5py
+
+        self.check(name)
+        try:
+            with h5py.File(self._known(name), "r", locking=False) as file:
+                yield file
+        except (OSError, KeyError) as error:
+            raise self._damaged(name, f"cannot be read ({error})") from None
+
+    def check(self, name: str) -> None:
+        """Hash a file without holding it in memory; raises InputError if it differs from the manifest's."""
+        try:
+            with self._known(name).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise self._damaged(name, f"cannot be read ({error.strerror})") from None
+        if digest != self.manifest.files[name]["sha256"]:
+            raise self._damaged(name, "is not what was written")
+
+    def verify(self) -> None:
+        """Check every file of the artifact."""
+        for name in self.manifest.files:
+            self.check(name)
+
+    def _known(self, name: str) -> Path:
+        if name not in self.manifest.files:
+            raise InputError(f"{self.path} lists no file {name} in its manifest")
+        return self.path / name
+
+    def _damaged(self, name: str, what: str) -> InputError:
+        return InputError(
+            f"{self.path / name} {what}: truncated, edited or damaged since {_article(self.kind)} was made",
+            f"make it again with --force: {_MAKE[self.kind]}",
+        )
+
+
+def open_artifact(path: Path | str, *kinds: str) -> Artifact:
+    """Open the artifact at ``path``; raises InputError if it is none, or not of one of ``kinds``."""
+    folder = Path(path)
+    if folder.name == manifests.NAME:
+        folder = folder.parent
+    artifact = Artifact(folder, manifests.read(folder))
+    if kinds and artifact.kind not in kinds:
+        wanted = " or ".join(_article(kind) for kind in kinds)
+        raise InputError(
+            f"{folder} is {_article(artifact.kind)} where {wanted} was meant",
+            *(_MAKE[kind] for kind in kinds),
+        )
+    return artifact
+
+
+def parent(artifact: Artifact, kind: str) -> Artifact | None:
+    """Return the nearest artifact of ``kind`` in the lineage (the artifact itself counts), or None.
+
+    Raises InputError if an input has moved or has been made anew since.
+    """
+    if artifact.kind == kind:
+        return artifact
+    for reference in artifact.manifest.inputs:
+        found = parent(follow(artifact, reference), kind)
+        if found is not None:
+            return found
+    return None
+
+
+def follow(artifact: Artifact, reference: Input) -> Artifact:
+    """Open an input of ``artifact``: where it was, or beside the artifact if the whole folder has moved."""
+    recorded = Path(os.path.normpath(artifact.path.resolve() / reference.path))
+    beside = (path.parent for path in artifact.path.resolve().parent.glob(f"*/{manifests.NAME}"))
+    changed = False
+    for folder in (recorded, *sorted(beside)):
+        if not (folder / manifests.NAME).is_file():
+            continue
+        found = Artifact(_shown(folder), manifests.read(folder))
+        if found.manifest.fingerprint == reference.fingerprint:
+            return found
+        changed = changed or folder == recorded
+    state = "was made anew by another request" if changed else "is not there any more"
+    raise InputError(
+        f"{artifact.path} was made from the {reference.kind} {_shown(recorded)}, which {state}",
+        f"make {artifact.path} again, or bring the {reference.kind} back",
+    )
+
+
+def _shown(path: Path) -> Path:
+    """A path relative to the working directory when it lies below it, so that messages stay short."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _article(kind: str) -> str:
+    plural = {"embeddings", "predictions"}
+    return kind if kind in plural else f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

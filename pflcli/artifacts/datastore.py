@@ -1,0 +1,50 @@
+"""The datastore: one FAISS index a client, packed into one file, and the labels in index row order.
+
+``stores.faiss``: the serialised indexes, one behind the other; client c's is bytes ``bytes[c]:bytes[c + 1]``.
+``labels.h5``: ``y``, ``sample`` (n,) int64 in index row order, ``offsets`` (m + 1,) rows by client, ``train`` (m,)
+how many of a client's rows are training samples (they stand first, validation samples follow), ``bytes`` (m + 1,).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts import blocks
+from pflcli.artifacts.artifact import Artifact
+from pflcli.artifacts.store import Work
+from pflcli.errors import InputError
+
+_FIELDS = ("y", "sample", "offsets", "train", "bytes")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Serialised stores with what lies beside them; see the module for shapes."""
+
+    blob: bytes
+    y: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    train: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+
+
+def write(work: Work, packed: Packed) -> None:
+    """Write both files."""
+    work.write("stores.faiss", packed.blob)
+    work.write("labels.h5", blocks.h5_bytes({name: getattr(packed, name) for name in _FIELDS}))
+
+
+def read(artifact: Artifact) -> Packed:
+    """Read both files; raises InputError if either is damaged or they do not match."""
+    with artifact.h5("labels.h5") as file:
+        arrays = {name: file[name][...] for name in _FIELDS}
+    packed = Packed(blob=artifact.read("stores.faiss"), **arrays)
+    blocks.check(f"{artifact.path}/labels.h5", packed.offsets, len(packed.y), len(packed.sample))
+    blocks.check(f"{artifact.path}/stores.faiss", packed.bytes, len(packed.blob))
+    if not len(packed.offsets) == len(packed.bytes) == len(packed.train) + 1:
+        raise InputError(f"{artifact.path} is inconsistent: its files speak of different clients")
+    return packed

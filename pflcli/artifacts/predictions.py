@@ -1,0 +1,76 @@
+"""Predictions: what a method answers for every sample, stored once, scored at any time.
+
+``predictions.h5``: a group a split with ``p`` (n, C) float32 rows of probabilities, further (n, C) parts where the
+method has them (``global``, ``knn``), ``y``, ``sample`` (n,), ``offsets`` (m + 1,); group ``tuned`` with one (m,)
+array for every value that a client chose on its validation data. ``state.safetensors``: the method's last state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts import blocks
+from pflcli.artifacts.artifact import Artifact
+from pflcli.artifacts.store import Work
+from pflcli.errors import InputError
+
+_FRAME = ("y", "sample", "offsets")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One split of all clients, answered; ``parts`` always holds ``p``."""
+
+    parts: dict[str, NDArray[np.float32]]
+    y: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """All splits that the method did not learn from, and what was tuned."""
+
+    splits: dict[str, Answers]
+    tuned: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+def write(work: Work, predictions: Predictions) -> None:
+    """Write ``predictions.h5``; raises ValueError if a row is no distribution (a fault of the method)."""
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for split, answers in predictions.splits.items():
+        p = answers.parts["p"]
+        if not (np.isfinite(p).all() and (p >= 0).all() and np.allclose(p.sum(axis=1), 1, atol=1e-4)):
+            raise ValueError(f"a row of p in split {split} is not a probability distribution")
+        arrays |= {f"{split}/{name}": values for name, values in answers.parts.items()}
+        arrays |= {f"{split}/{name}": getattr(answers, name) for name in _FRAME}
+    arrays |= {f"tuned/{name}": values for name, values in predictions.tuned.items()}
+    work.write("predictions.h5", blocks.h5_bytes(arrays))
+
+
+def read(artifact: Artifact, split: str) -> Answers:
+    """Read one split; raises InputError if it was not predicted or the file is damaged."""
+    with artifact.h5("predictions.h5") as file:
+        held = [name for name in blocks.SPLITS if name in file]
+        if split not in held:
+            method = artifact.manifest.request.get("method", "the method")
+            raise InputError(
+                f"{artifact.path} has no predictions on {split}, only on {', '.join(held)}: {method} learned from it",
+                f"pfl personalize {method} SOURCE -o DIR --set refit=false",
+            )
+        group = file[split]
+        frame = {name: group[name][...] for name in _FRAME}
+        parts = {name: group[name][...] for name in group if name not in _FRAME}
+    answers = Answers(parts=parts, **frame)
+    lengths = (len(answers.y), len(answers.sample), *(len(values) for values in parts.values()))
+    blocks.check(f"{artifact.path}/predictions.h5, split {split},", answers.offsets, *lengths)
+    return answers
+
+
+def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
+    """Read the values that each client chose on its validation data, (m,) each."""
+    with artifact.h5("predictions.h5") as file:
+        return {name: file["tuned"][name][...] for name in file["tuned"]} if "tuned" in file else {}

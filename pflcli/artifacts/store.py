@@ -1,0 +1,213 @@
+"""Begin, resume and commit an artifact: files first, manifest last, one rename.
+
+Work happens in ``OUT.partial/``, which its writer holds locked (flock on the folder itself, so that no lock file is
+left behind). No manifest: not an artifact. A killed writer leaves a partial folder, which the same request resumes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.manifest import Draft, Manifest
+from pflcli.errors import ConflictError, InputError
+
+_DRAFT = "draft.json"
+
+
+class Decision(StrEnum):
+    """What a request means for the output that it names."""
+
+    NEW = "new"
+    UP_TO_DATE = "up to date"
+    RESUME = "resume"
+    REPLACE = "replace"
+
+
+def decide(out: Path, draft: Draft, *, force: bool) -> tuple[Decision, str]:
+    """Say what writing ``draft`` to ``out`` would do, and why; changes nothing.
+
+    Raises ConflictError if the output, or an unfinished one, was made by a different request and ``force`` is off,
+    or if ``out`` is a folder that pfl did not make.
+    """
+    if out.exists():
+        if not (out / manifests.NAME).is_file():
+            if out.is_dir() and not any(out.iterdir()):
+                return Decision.NEW, f"{out} is empty"
+            raise ConflictError(f"{out} exists and is not a pfl artifact", "choose another folder for --out")
+        try:
+            old = manifests.read(out)
+        except InputError as error:
+            if force:
+                return Decision.REPLACE, f"--force; {error.message}"
+            raise ConflictError(error.message, "--force replaces it") from None
+        if old.fingerprint == draft.fingerprint and not force:
+            return Decision.UP_TO_DATE, f"{out} was made by this very request"
+        if not force:
+            raise ConflictError(
+                f"{out} exists and was made by another request", *_changes(old, draft), "--force replaces it"
+            )
+        return Decision.REPLACE, "--force"
+    partial = _partial(out)
+    if (partial / _DRAFT).is_file() and not force:
+        begun = _read_draft(partial)
+        if begun.get("fingerprint") == draft.fingerprint:
+            return Decision.RESUME, f"{partial} holds an unfinished run of this very request"
+        raise ConflictError(
+            f"{partial} holds an unfinished run of another request",
+            *manifests.differences(begun.get("request", {}), draft.request),
+            "repeat that request to finish it, or --force to discard it",
+        )
+    return Decision.NEW, f"{out} does not exist"
+
+
+def _changes(old: Manifest, draft: Draft) -> list[str]:
+    if old.kind != draft.kind:
+        return [f"kind: {old.kind} -> {draft.kind}"]
+    lines = manifests.differences(old.request, draft.request)
+    before = {item.role: item.fingerprint[:12] for item in old.inputs}
+    after = {item.role: item.fingerprint[:12] for item in draft.inputs}
+    lines += manifests.differences(before, after, "input ")
+    lines += [f"the code of {name} has changed" for name in draft.code if old.code.get(name) != draft.code[name]]
+    return lines or [f"schema: {old.schema} -> {manifests.SCHEMAS[draft.kind]}"]
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+def _read_draft(partial: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads((partial / _DRAFT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+class Work:
+    """An artifact being written; a context manager that keeps what is needed to resume when it fails."""
+
+    def __init__(self, out: Path, draft: Draft, *, force: bool = False) -> None:
+        """Lock and prepare ``OUT.partial``; raises ConflictError as ``decide`` does, or if another writer has it."""
+        self.out = Path(out)
+        self.draft = draft
+        self.folder = _partial(self.out)
+        self._files: dict[str, dict[str, Any]] = {}
+        self._began = time.monotonic()
+        self._committed = False
+        decision, _ = decide(self.out, draft, force=force)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            where = self.out.parent
+            raise InputError(f"cannot write to {where}: {error.strerror}", "choose another --out") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConflictError(f"{self.out} is being written by another pfl", "wait for it to end") from None
+        try:
+            if decision is not Decision.RESUME:
+                self._clear()
+            _write(self.folder / _DRAFT, json.dumps({**asdict(draft), "fingerprint": draft.fingerprint}).encode())
+        except OSError as error:
+            os.close(self._lock)
+            raise InputError(f"cannot write to {self.folder}: {error.strerror}") from None
+
+    def __enter__(self) -> Self:
+        """Return self."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Release the lock; a partial folder without a checkpoint is of no use and goes."""
+        if not self._committed and not any((self.folder / "checkpoint").glob("*")):
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+    def _clear(self) -> None:
+        for item in self.folder.iterdir():
+            if item.is_dir():
+                shutil.rmtree(item)
+            else:
+                item.unlink()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one file of the artifact; raises InputError if the disk refuses it."""
+        try:
+            _write(self.folder / name, content)
+        except OSError as error:
+            raise InputError(f"cannot write {self.folder / name}: {error.strerror}") from None
+        self._files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+    def checkpoint(self, content: bytes) -> None:
+        """Replace the checkpoint at once: a killed writer leaves the old one or the new one, never a mixture."""
+        folder = self.folder / "checkpoint"
+        folder.mkdir(exist_ok=True)
+        fresh = folder / "state.tmp"
+        try:
+            _write(fresh, content)
+            fresh.replace(folder / "state.safetensors")
+            _sync(folder)
+        except OSError as error:
+            raise InputError(f"cannot write a checkpoint to {folder}: {error.strerror}") from None
+
+    def saved(self) -> bytes | None:
+        """Return the last checkpoint of an unfinished run of this request, or None."""
+        path = self.folder / "checkpoint" / "state.safetensors"
+        return path.read_bytes() if path.is_file() else None
+
+    def commit(self, summary: dict[str, Any], made: dict[str, Any]) -> Manifest:
+        """Write the manifest, sync, and rename the folder to its final name."""
+        manifest = Manifest(
+            kind=self.draft.kind,
+            schema=manifests.SCHEMAS[self.draft.kind],
+            fingerprint=self.draft.fingerprint,
+            request=dict(self.draft.request),
+            inputs=self.draft.inputs,
+            code=dict(self.draft.code),
+            files=self._files,
+            summary=summary,
+            made={**made, "seconds": round(time.monotonic() - self._began, 3)},
+        )
+        shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
+        (self.folder / _DRAFT).unlink()
+        try:
+            _write(self.folder / manifests.NAME, manifest.to_json().encode())
+            _sync(self.folder)
+            old = None
+            if self.out.exists():
+                old = self.out.with_name(f"{self.out.name}.replaced-{os.getpid()}")
+                self.out.rename(old)
+            self.folder.rename(self.out)
+            self._committed = True
+            _sync(self.out.parent)
+        except OSError as error:
+            raise InputError(f"cannot finish {self.out}: {error.strerror}") from None
+        if old is not None:
+            shutil.rmtree(old)
+        return manifest
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,54 @@
+"""The command line: parsing and words, one short file for each command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pflcli import __version__
+from pflcli.cli import (
+    build_datastore,
+    doctor,
+    evaluate,
+    extract,
+    listing,
+    partition,
+    personalize,
+    show,
+    train_global,
+)
+
+app = typer.Typer(
+    name="pfl",
+    help="Personalized federated learning: which personalization works on your data, by how much, for whom.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+_CHAIN, _LOOK = "The chain", "Look"
+app.command("partition", rich_help_panel=_CHAIN)(partition.command)
+app.command("train-global", rich_help_panel=_CHAIN)(train_global.command)
+app.command("extract", rich_help_panel=_CHAIN)(extract.command)
+app.command("build-datastore", rich_help_panel=_CHAIN)(build_datastore.command)
+app.command("personalize", rich_help_panel=_CHAIN)(personalize.command)
+app.command("evaluate", rich_help_panel=_CHAIN)(evaluate.command)
+app.command("show", rich_help_panel=_LOOK)(show.command)
+app.command("list", rich_help_panel=_LOOK)(listing.command)
+app.command("doctor", rich_help_panel=_LOOK)(doctor.command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Personalized federated learning: which personalization works on your data, by how much, for whom."""

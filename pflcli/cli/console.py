@@ -1,0 +1,141 @@
+"""The only place that writes to a terminal: results to stdout, everything said to a person to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pflcli.errors import PflError
+from pflcli.steps.making import Advance, Outcome
+
+
+class Console:
+    """Says things at the chosen level; a Watch for steps."""
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self.quiet = quiet
+        self.verbose = verbose
+
+    def say(self, text: str) -> None:
+        """Print a line to stderr, unless quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def detail(self, text: str) -> None:
+        """Print a line to stderr if verbose."""
+        if self.verbose:
+            self.say(text)
+
+    @contextmanager
+    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Advance]:
+        """Show progress: a bar with ETA on a terminal, otherwise a line every 10 % or 30 s."""
+        if self.quiet or total <= done:
+            yield lambda steps, note: None
+        elif sys.stderr.isatty():
+            with self._bar(label, total, done) as advance:
+                yield advance
+        else:
+            yield self._lines(label, total, done)
+
+    @contextmanager
+    def _bar(self, label: str, total: int, done: int) -> Iterator[Advance]:
+        from rich.console import Console as Rich
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+        columns = (
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("eta"), Remaining(), TextColumn("[dim]{task.fields[note]}"),
+        )  # fmt: skip
+        with Progress(*columns, console=Rich(stderr=True)) as bar:
+            task = bar.add_task(label, total=total, completed=done, note="")
+            yield lambda steps, note: bar.update(task, advance=steps, note=note)
+
+    def _lines(self, label: str, total: int, done: int) -> Advance:
+        began = said = time.monotonic()
+        start, tenth = done, done * 10 // total
+
+        def advance(steps: int, note: str) -> None:
+            nonlocal done, said, tenth
+            done += steps
+            now = time.monotonic()
+            if done * 10 // total > tenth or now - said > 30:
+                tenth, said = done * 10 // total, now
+                left = (now - began) / (done - start) * (total - done)
+                eta = f", {left:.0f} s left" if left >= 1 else ""
+                self.say(f"{label}: {done}/{total}{eta}{', ' + note if note else ''}")
+
+        return advance
+
+    def error(self, error: PflError) -> None:
+        """Print what is wrong, then what to type."""
+        fail(error.message, *error.fix)
+
+
+def fail(message: str, *fix: str) -> None:
+    """Print an error to stderr, whatever the level."""
+    print(f"pfl: {message}", *(f"     {line}" for line in fix), sep="\n", file=sys.stderr, flush=True)
+
+
+def result(outcome: Outcome, *, as_json: bool) -> None:
+    """Print a step's result to stdout: the artifact's path, or one JSON object."""
+    if as_json:
+        facts = {
+            "path": str(outcome.path),
+            "kind": outcome.kind,
+            "decision": str(outcome.decision),
+            "fingerprint": outcome.fingerprint,
+            "request": outcome.request,
+            "summary": outcome.summary,
+        }
+        print(json.dumps(facts))
+    else:
+        print(outcome.path)
+
+
+def data(value: Any) -> None:
+    """Print one JSON value to stdout."""
+    print(json.dumps(value, indent=2))
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]], *, to_stderr: bool = False) -> None:
+    """Print a table: rich on a terminal, tab-separated otherwise; never truncated."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    if not stream.isatty():
+        for row in [heading, *rows]:
+            print("\t".join(cell.replace("\t", " ") for cell in row), file=stream)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console as Rich
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(heading):
+        numeric = bool(rows) and all(_is_number(row[place]) for row in rows)
+        shown.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    Rich(stderr=to_stderr).print(shown)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == "-" or cell[:1].isdigit() or cell[:1] in "+-"
+
+
+def facts(values: Mapping[str, Any], indent: str = "") -> None:
+    """Print nested facts to stdout, a line each."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            print(f"{indent}{key}")
+            facts(value, indent + "  ")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for item in value:
+                print(f"{indent}{key}")
+                facts(item, indent + "  ")
+        else:
+            print(f"{indent}{key}: {json.dumps(value) if not isinstance(value, str) else value}")

@@ -1,0 +1,22 @@
+"""``pfl doctor``."""
+
+from __future__ import annotations
+
+from pflcli.cli import console
+from pflcli.cli import options as o
+from pflcli.errors import InputError
+
+
+def command(as_json: o.Json = False) -> None:
+    """Check this installation, and say what it works with."""
+    from pflcli.steps.doctor import doctor
+
+    checks = doctor()
+    if as_json:
+        console.data(checks)
+    else:
+        rows = [[c["check"], "ok" if c["ok"] else "BROKEN", c["found"]] for c in checks]
+        console.table(["check", "state", "found"], rows)
+    broken = [check["check"] for check in checks if not check["ok"]]
+    if broken:
+        raise InputError(f"this installation is broken: {', '.join(broken)}", "pip install --force-reinstall pflcli")

@@ -1,0 +1,46 @@
+"""``pfl list``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli import registry
+from pflcli.cli import console
+from pflcli.cli import options as o
+
+
+def command(
+    kind: Annotated[
+        str,
+        typer.Argument(help="methods, datasets, models or schemes.", autocompletion=lambda: [*registry.GROUPS]),
+    ],
+    name: Annotated[str | None, typer.Argument(help="One of them, with its options.", show_default=False)] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder to look for datasets in.", metavar="DIR", show_default=False)
+    ] = None,
+    as_json: o.Json = False,
+) -> None:
+    """List what there is, with options and defaults.
+
+    Example: pfl list methods knn-per
+    """
+    from pflcli.steps.listing import listing, options
+
+    if name is None:
+        entries = listing(kind, root)
+        if as_json:
+            console.data(entries)
+        else:
+            console.table([*entries[0]], [[str(value) for value in entry.values()] for entry in entries])
+        return
+    card = options(kind, name)
+    if as_json:
+        console.data(card)
+        return
+    print(card["doc"] + "\n")
+    rows = [list(field.values()) for field in card["options"]]
+    if rows:
+        console.table(["option", "type", "default", "meaning"], rows)

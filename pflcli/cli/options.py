@@ -1,0 +1,112 @@
+"""Options that commands share, so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pflcli import config
+from pflcli.cli.console import Console
+from pflcli.errors import UsageError, closest
+from pflcli.steps.making import Manner
+
+COMMANDS = (
+    "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "show", "list", "doctor",
+)  # fmt: skip
+
+
+def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Take a TOML file's table for this command as defaults; what is typed wins."""
+    if path is None:
+        return None
+    tables = config.read_toml(path)
+    for name in tables:
+        if name not in COMMANDS:
+            raise UsageError(f"{path}: unknown table [{name}]", closest(name, COMMANDS))
+    mine = tables.get(str(ctx.info_name), {})
+    known = {str(param.name) for param in ctx.command.params} - {"config"}
+    defaults: dict[str, Any] = {}
+    for key, value in mine.items():
+        name = "options" if key == "set" else key.replace("-", "_")
+        if name not in known:
+            shown = sorted("set" if item == "options" else item.replace("_", "-") for item in known)
+            raise UsageError(f"{path}: unknown key '{key}' in [{ctx.info_name}]", closest(key, shown))
+        defaults[name] = _pairs(value) if isinstance(value, Mapping) else _typed(value)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return path
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={_typed(value)}" for key, value in values.items()]
+
+
+def _typed(value: Any) -> Any:
+    """Return a TOML value as it would be typed."""
+    if isinstance(value, list):
+        return ",".join(str(_typed(item)) for item in value)
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to make.", metavar="DIR")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what was made by another request.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and why; do nothing.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Seed of every draw.", show_default="that of the source", min=0, metavar="N"),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", metavar="NAME")]
+Threads = Annotated[int, typer.Option(help="Threads to use; 0 for one a core.", metavar="N")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="TOML file whose table for this command holds defaults.",
+        callback=_configured,
+        is_eager=True,
+        metavar="FILE",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Option of the method or scheme, repeatable.", metavar="KEY=VALUE"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks of bugs.")]
+
+_TRAINING = "Training"
+Model = Annotated[str | None, typer.Option(help="Backbone.", metavar="NAME", rich_help_panel=_TRAINING)]
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds.", metavar="N", rich_help_panel=_TRAINING)]
+Participation = Annotated[
+    float | None,
+    typer.Option(help="Fraction of clients drawn each round.", metavar="F", rich_help_panel=_TRAINING),
+]
+Epochs = Annotated[int | None, typer.Option(help="Local epochs a round.", metavar="N", rich_help_panel=_TRAINING)]
+BatchSize = Annotated[int | None, typer.Option(help="Samples a minibatch.", metavar="N", rich_help_panel=_TRAINING)]
+LearningRate = Annotated[
+    float | None, typer.Option("--lr", help="Learning rate.", metavar="F", rich_help_panel=_TRAINING)
+]
+Momentum = Annotated[float | None, typer.Option(help="Momentum.", metavar="F", rich_help_panel=_TRAINING)]
+WeightDecay = Annotated[float | None, typer.Option(help="Weight decay.", metavar="F", rich_help_panel=_TRAINING)]
+Milestones = Annotated[
+    str | None,
+    typer.Option(help="Rounds at which the rate falls, such as 100,150.", metavar="N,N", rich_help_panel=_TRAINING),
+]
+Gamma = Annotated[
+    float | None,
+    typer.Option(help="Factor of the rate at a milestone.", metavar="F", rich_help_panel=_TRAINING),
+]
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Return the values that were given."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def manner(*, force: bool, dry_run: bool, quiet: bool, verbose: bool, device: str = "auto", threads: int = 0) -> Manner:
+    """Return how to make an artifact, watched by the console."""
+    watch = Console(quiet=quiet, verbose=verbose)
+    return Manner(force=force, dry_run=dry_run, device=device, threads=threads, watch=watch)

@@ -1,0 +1,67 @@
+"""``pfl partition``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli import config, registry
+from pflcli.cli import console
+from pflcli.cli import options as o
+from pflcli.errors import UsageError
+
+
+def command(
+    dataset: Annotated[
+        str,
+        typer.Argument(help="Dataset, see `pfl list datasets`.", autocompletion=lambda: registry.names("datasets")),
+    ],
+    out: o.Out,
+    scheme: Annotated[
+        str,
+        typer.Option(help="How samples fall to clients.", autocompletion=lambda: registry.names("schemes")),
+    ] = "natural",
+    clients: Annotated[int | None, typer.Option(help="Number of clients.", metavar="N")] = None,
+    min_samples: Annotated[int, typer.Option(help="Move samples until every client has so many.", metavar="N")] = 0,
+    fractions: Annotated[
+        str, typer.Option(help="Train, validation and test share of each client.", metavar="F,F,F")
+    ] = "0.6,0.2,0.2",
+    root: Annotated[
+        Path | None, typer.Option(help="Folder with the dataset's files.", metavar="DIR", show_default=False)
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch the dataset into --root.")] = False,
+    options: o.Set = None,
+    seed: Annotated[int, typer.Option(help="Seed of every draw.", min=0, metavar="N")] = 0,
+    config_file: o.Config = None,
+    force: o.Force = False,
+    dry_run: o.DryRun = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Decide who holds which samples.
+
+    Example: pfl partition writers -o runs/p
+    """
+    from pflcli.steps.partition import partition
+
+    try:
+        train, validation, test = (float(part) for part in fractions.split(","))
+    except ValueError:
+        raise UsageError(f"--fractions {fractions} are not three numbers", "--fractions 0.6,0.2,0.2") from None
+    outcome = partition(
+        dataset,
+        out,
+        scheme=scheme,
+        options=config.assignments(options or []),
+        clients=clients,
+        min_samples=min_samples,
+        fractions=(train, validation, test),
+        root=root,
+        download=download,
+        seed=seed,
+        manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose),
+    )
+    console.result(outcome, as_json=as_json)

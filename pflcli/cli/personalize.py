@@ -1,0 +1,69 @@
+"""``pfl personalize``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli import config, registry
+from pflcli.cli import console
+from pflcli.cli import options as o
+
+
+def command(
+    method: Annotated[
+        str,
+        typer.Argument(help="Method, see `pfl list methods`.", autocompletion=lambda: registry.names("methods")),
+    ],
+    source: Annotated[Path, typer.Argument(help="The nearest artifact; its lineage leads to the others.")],
+    out: o.Out,
+    options: o.Set = None,
+    model: o.Model = None,
+    rounds: o.Rounds = None,
+    participation: o.Participation = None,
+    epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
+    lr: o.LearningRate = None,
+    momentum: o.Momentum = None,
+    weight_decay: o.WeightDecay = None,
+    milestones: o.Milestones = None,
+    gamma: o.Gamma = None,
+    seed: o.Seed = None,
+    device: o.Device = "auto",
+    threads: o.Threads = 0,
+    config_file: o.Config = None,
+    force: o.Force = False,
+    dry_run: o.DryRun = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Run a personalization method and store what it answers for every sample.
+
+    Training settings are those of the backbone unless given. Example: pfl personalize knn-per runs/d -o runs/knn-per
+    """
+    from pflcli.steps.personalize import personalize
+
+    outcome = personalize(
+        method,
+        source,
+        out,
+        options=config.assignments(options or []),
+        settings=o.given(
+            model=model,
+            rounds=rounds,
+            participation=participation,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            milestones=milestones,
+            gamma=gamma,
+        ),
+        seed=seed,
+        manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, device=device, threads=threads),
+    )
+    console.result(outcome, as_json=as_json)

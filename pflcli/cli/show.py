@@ -1,0 +1,35 @@
+"""``pfl show``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli.cli import console
+from pflcli.cli import options as o
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="Any artifact.")],
+    lineage: Annotated[bool, typer.Option("--lineage", help="Follow its inputs.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every file against its hash.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Say what an artifact is, which request made it, and from what.
+
+    Example: pfl show runs/knn-per --lineage --verify
+    """
+    from pflcli.artifacts.artifact import open_artifact
+    from pflcli.report import tables
+    from pflcli.steps.evaluate import read
+    from pflcli.steps.show import show
+
+    found = show(path, lineage=lineage, verify=verify)
+    if as_json:
+        console.data(found)
+    elif found["kind"] == "evaluation" and not lineage and not verify:
+        console.table(*tables.rows(read(open_artifact(path))))
+    else:
+        console.facts(found)

@@ -1,0 +1,69 @@
+"""``pfl train-global``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli import config, registry
+from pflcli.cli import console
+from pflcli.cli import options as o
+
+
+def command(
+    source: Annotated[Path, typer.Argument(help="A partition.", metavar="PARTITION")],
+    out: o.Out,
+    method: Annotated[
+        str,
+        typer.Option(help="Method that makes the global model.", autocompletion=lambda: registry.names("methods")),
+    ] = "fedavg",
+    model: o.Model = None,
+    rounds: o.Rounds = None,
+    participation: o.Participation = None,
+    epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
+    lr: o.LearningRate = None,
+    momentum: o.Momentum = None,
+    weight_decay: o.WeightDecay = None,
+    milestones: o.Milestones = None,
+    gamma: o.Gamma = None,
+    options: o.Set = None,
+    seed: o.Seed = None,
+    device: o.Device = "auto",
+    threads: o.Threads = 0,
+    config_file: o.Config = None,
+    force: o.Force = False,
+    dry_run: o.DryRun = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Train the shared backbone over the clients of a partition.
+
+    Interrupted, it goes on where it stopped when typed again. Example: pfl train-global runs/p -o runs/b --rounds 100
+    """
+    from pflcli.steps.train_global import train_global
+
+    outcome = train_global(
+        source,
+        out,
+        method=method,
+        options=config.assignments(options or []),
+        settings=o.given(
+            model=model,
+            rounds=rounds,
+            participation=participation,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            milestones=milestones,
+            gamma=gamma,
+        ),
+        seed=seed,
+        manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, device=device, threads=threads),
+    )
+    console.result(outcome, as_json=as_json)

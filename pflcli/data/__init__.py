@@ -1,0 +1,85 @@
+"""Datasets, one file each: ``load(root, download) -> Samples``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.errors import InputError, PflError, UsageError
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dataset before it is partitioned.
+
+    ``x`` (n, ...) uint8 images (n, H, W) or (n, H, W, C), or float32 features (n, d); ``y`` (n,) labels 0..classes-1;
+    ``owner`` (n,) names of who holds each sample, or None where the dataset has no natural clients.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    classes: int
+    owner: NDArray[np.str_] | None = None
+
+    def check(self, name: str) -> None:
+        """Raise InputError if arrays disagree in length, a value is not finite, or a label is out of range."""
+        lengths = {len(self.x), len(self.y), *([] if self.owner is None else [len(self.owner)])}
+        if len(lengths) != 1:
+            raise InputError(f"{name}: x, y and owner differ in length: {sorted(lengths)}")
+        if len(self.y) == 0:
+            raise InputError(f"{name} holds no samples")
+        if np.issubdtype(self.x.dtype, np.floating) and not np.isfinite(self.x).all():
+            row, *place = np.argwhere(~np.isfinite(self.x))[0].tolist()
+            value = self.x[(row, *place)]
+            raise InputError(f"{name}: x holds {value} in row {row}, column {','.join(map(str, place))}")
+        bad = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
+        if len(bad):
+            raise InputError(f"{name}: row {bad[0]} has label {self.y[bad[0]]}, outside 0..{self.classes - 1}")
+
+
+def read_npz(path: Path, *keys: str) -> list[NDArray[Any]]:
+    """Read arrays from an NPZ file without unpickling; raises InputError if it is damaged or lacks a key."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [key for key in keys if key not in file]
+            if missing:
+                raise InputError(f"{path} has no array '{missing[0]}'")
+            return [file[key] for key in keys]
+    except PflError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy each raise their own kinds on a damaged file
+        raise InputError(f"{path} cannot be read as NPZ: {error}") from None
+
+
+def train_and_test(path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Read ``x_train, y_train, x_test, y_test`` from an NPZ file, joined in this order."""
+    x_train, y_train, x_test, y_test = read_npz(path, "x_train", "y_train", "x_test", "y_test")
+    return np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test]).astype(np.int64)
+
+
+def from_torchvision(cls: str, root: Path | None, *, download: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Read a torchvision dataset's training and test part, joined; raises if its files are not in ``root``."""
+    from pflcli.vision import torchvision
+
+    if root is None:
+        raise UsageError(f"--download of {cls} needs a folder to put it in", "--root FOLDER --download")
+    reader = getattr(torchvision().datasets, cls)
+    try:
+        parts = [reader(str(root), train=train, download=download) for train in (True, False)]
+    except Exception as error:  # a failed download, a checksum, a missing folder: each its own kind
+        raise InputError(f"{cls} cannot be read from {root}: {error}", "--download fetches it") from None
+    x = np.concatenate([np.asarray(part.data) for part in parts])
+    y = np.concatenate([np.asarray(part.targets) for part in parts]).astype(np.int64)
+    return x, y
+
+
+def needs_root(name: str, *files: str) -> PflError:
+    """Return the error for a dataset whose files were not found."""
+    return UsageError(
+        f"{name} does not come with pfl: name the folder that holds {' or '.join(files)}",
+        "--root FOLDER, or --root FOLDER --download to fetch it",
+    )

@@ -1,0 +1,1 @@
+"""What methods are written with: the run, the engine, parameters, nearest neighbours. No files, no terminal."""

@@ -1,0 +1,72 @@
+"""The clients' samples in memory: flat tensors with one block for each client and split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All clients' samples; block (client, split) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
+
+    ``x`` (n, ...) uint8 or float32 with channels first, ``y`` (n,) int64, both on the run's device.
+    """
+
+    x: Tensor
+    y: Tensor
+    offsets: NDArray[np.int64]
+    classes: int
+
+    @classmethod
+    def of(
+        cls,
+        x: NDArray[Any],
+        y: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        classes: int,
+        device: str = "cpu",
+    ) -> Federation:
+        """Take arrays as a partition holds them; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
+        tensor = torch.from_numpy(x)
+        if tensor.dtype == torch.uint8:
+            tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+        return cls(tensor.contiguous().to(device), torch.from_numpy(y).to(device), offsets, classes)
+
+    @property
+    def clients(self) -> NDArray[np.int64]:
+        """Return all client ids (m,)."""
+        return np.arange((len(self.offsets) - 1) // len(SPLITS))
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Return the shape of one sample, channels first."""
+        return tuple(self.x.shape[1:])
+
+    def block(self, client: int, split: str) -> slice:
+        """Return the rows of one client and split."""
+        index = len(SPLITS) * int(client) + SPLITS.index(split)
+        return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def rows(self, client: int, *splits: str) -> NDArray[np.int64]:
+        """Return the rows (n,) of one client's splits, joined."""
+        blocks = (self.block(client, split) for split in splits)
+        return np.concatenate([np.arange(block.start, block.stop) for block in blocks])
+
+    def sizes(self, *splits: str) -> NDArray[np.int64]:
+        """Return how many samples each client holds in these splits together, (m,)."""
+        table = np.diff(self.offsets).reshape(-1, len(SPLITS))
+        sizes: NDArray[np.int64] = table[:, [SPLITS.index(split) for split in splits]].sum(axis=1)
+        return sizes
+
+    def inputs(self, rows: slice | Tensor) -> Tensor:
+        """Return samples as float32 model inputs; uint8 images are scaled to [0, 1]."""
+        x = self.x[rows]
+        return x.float().div_(255) if x.dtype == torch.uint8 else x

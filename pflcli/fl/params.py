@@ -1,0 +1,69 @@
+"""Parameters as plain dicts of tensors: one model's, or those of many clients stacked along a first axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Params = dict[str, Tensor]
+"""One model's parameters and buffers by name."""
+
+Stacked = dict[str, Tensor]
+"""The same names with a leading axis over clients, (m, ...)."""
+
+
+def of(net: nn.Module) -> Params:
+    """Return a copy of a model's parameters and buffers."""
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+def size(params: Mapping[str, Tensor]) -> int:
+    """Return the bytes that sending ``params`` once takes."""
+    return sum(value.numel() * value.element_size() for value in params.values())
+
+
+def pick(stacked: Stacked, index: int) -> Params:
+    """Return client ``index``'s parameters out of a stack, as views."""
+    return {name: value[index] for name, value in stacked.items()}
+
+
+def stack(models: Sequence[Params]) -> Stacked:
+    """Stack models along a new first axis."""
+    return {name: torch.stack([model[name] for model in models]) for name in models[0]}
+
+
+class Mean:
+    """A weighted mean of models, summed in float64; integer buffers take the largest value."""
+
+    def __init__(self) -> None:
+        self._sums: Params = {}
+        self._like: Params = {}
+        self._weight = 0.0
+
+    def add(self, stacked: Stacked, weights: NDArray[np.floating] | Iterable[float]) -> None:
+        """Add the models of a stack (m, ...) with weights (m,)."""
+        w = torch.as_tensor(np.asarray(weights, dtype=np.float64))
+        for name, value in stacked.items():
+            if not value.is_floating_point():
+                largest = value.max(dim=0).values
+                old = self._sums.get(name)
+                self._sums[name] = largest if old is None else torch.maximum(old, largest)
+                continue
+            total = torch.tensordot(w.to(value.device), value.double(), dims=1)
+            old = self._sums.get(name)
+            self._sums[name] = total if old is None else old.add_(total)
+        self._like = {name: value[0] for name, value in stacked.items()}
+        self._weight += float(w.sum())
+
+    def value(self) -> Params:
+        """Return the mean; raises ValueError if nothing with a positive weight was added."""
+        if self._weight <= 0:
+            raise ValueError("the mean of no models is not defined")
+        return {
+            name: (total / self._weight).to(self._like[name].dtype) if total.is_floating_point() else total
+            for name, total in self._sums.items()
+        }

@@ -1,0 +1,192 @@
+"""What a method sees of the world: its options, its clients, keyed draws, the engine, counted links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli import rng
+from pflcli.errors import ComputationError
+from pflcli.fl import params as P
+from pflcli.fl.engine import Engine, LocalSGD, Part, intra_op, probabilities
+from pflcli.fl.federation import Federation
+from pflcli.fl.neighbours import Stores
+from pflcli.fl.params import Params, Stacked
+
+LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
+"""Which links may carry bytes, by a method's KIND."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How clients are drawn and trained, the same for every method."""
+
+    model: str = "cnn"
+    """backbone, see `pfl list models`"""
+    rounds: Annotated[int, Ge(0)] = 60
+    """communication rounds"""
+    participation: Annotated[float, Gt(0), Le(1)] = 0.2
+    """fraction of clients drawn in each round"""
+    epochs: Annotated[int, Ge(1)] = 1
+    """local epochs a round"""
+    batch_size: Annotated[int, Ge(1)] = 32
+    """samples a minibatch"""
+    lr: Annotated[float, Gt(0)] = 0.1
+    """learning rate of local SGD"""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """momentum of local SGD, from zero at each round"""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    """L2 penalty, added to the gradient"""
+    milestones: tuple[Annotated[int, Ge(0)], ...] = ()
+    """rounds at which the learning rate is multiplied by gamma"""
+    gamma: Annotated[float, Gt(0), Le(1)] = 0.1
+    """factor of the learning rate at each milestone"""
+
+    def lr_at(self, t: int) -> float:
+        """Return the learning rate of round ``t``."""
+        return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """One split of all clients, embedded: ``z`` (n, d), ``logits`` (n, C), ``offsets`` (m + 1,)."""
+
+    z: NDArray[np.float32]
+    logits: NDArray[np.float32]
+    y: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    def take(self, clients: NDArray[np.int64]) -> Embedded:
+        """Return the same for some clients, in their order."""
+        spans = [np.arange(self.offsets[c], self.offsets[c + 1]) for c in clients]
+        rows = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+        bounds = np.concatenate([[0], np.cumsum([len(span) for span in spans])]).astype(np.int64)
+        return Embedded(self.z[rows], self.logits[rows], self.y[rows], bounds)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """What a method answers for some clients.
+
+    ``answer(split)`` returns ``p`` (n, C), rows of probabilities in the clients' order, and further (n, C) parts that
+    explain it; ``splits`` are those that the method did not learn from; ``tuned`` holds (m,) values that each client
+    chose on its validation data.
+    """
+
+    answer: Callable[[str], Mapping[str, NDArray[np.float32]]]
+    splits: tuple[str, ...] = ("validation", "test")
+    tuned: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """One run of one method: options, data and engine; counts the bytes that the method sends."""
+
+    kind: str
+    cfg: Any
+    settings: Settings
+    seed: int
+    federation: Federation
+    engine: Engine
+    init: Params
+    backbone: Params | None = None
+    embeddings: Mapping[str, Embedded] | None = None
+    stores: Stores | None = None
+    traffic: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0, "peer": 0})
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    sealed: bool = False
+    """while clients personalize, nothing may be sent"""
+
+    @property
+    def clients(self) -> NDArray[np.int64]:
+        """Return all client ids (m,)."""
+        return self.federation.clients
+
+    def rng(self, *key: str | int) -> np.random.Generator:
+        """Return the generator that belongs to the meaning ``key``, whatever was drawn before."""
+        return rng.generator(self.seed, *key)
+
+    def start(self) -> Params:
+        """Return the common initial parameters."""
+        return {name: value.clone() for name, value in self.init.items()}
+
+    def cohort(self, t: int) -> NDArray[np.int64]:
+        """Draw the clients of round ``t``, uniformly without replacement among those with training samples, sorted."""
+        able = self.clients[self.federation.sizes("train") > 0]
+        count = max(1, round(self.settings.participation * len(able)))
+        return np.sort(self.rng("cohort", t).choice(able, size=count, replace=False))
+
+    def local_sgd(
+        self,
+        clients: Sequence[int] | NDArray[np.int64],
+        start: Params | Stacked,
+        *,
+        t: int | str,
+        epochs: int | None = None,
+        lr: float | Callable[[int], float] | None = None,
+        prox: tuple[Params, float] | None = None,
+        trainable: str = "",
+        splits: tuple[str, ...] = ("train",),
+    ) -> Iterator[Part]:
+        """Train clients locally by SGD from ``start``, one model or a stack (m, ...); yields parts.
+
+        ``t``, the round or a name, keys the minibatch draws and, if a round, sets the learning rate. See LocalSGD.
+        """
+        rate = self.settings.lr_at(t) if lr is None and isinstance(t, int) else lr or self.settings.lr
+        plan = LocalSGD(
+            epochs=self.settings.epochs if epochs is None else epochs,
+            batch_size=self.settings.batch_size,
+            lr=rate if callable(rate) else (lambda _: rate),
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            prox=prox,
+            trainable=trainable,
+            splits=splits,
+        )
+        for part in self.engine.local_sgd(clients, start, plan, ("sgd", t)):
+            self.losses += zip(part.loss.tolist(), part.weights.tolist(), strict=True)
+            yield part
+
+    def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
+        """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
+
+        Raises ComputationError if the method's KIND has no such link, or if clients are personalizing.
+        """
+        if self.sealed or link not in LINKS[self.kind]:
+            when = "while personalizing" if self.sealed else f"as a method of kind {self.kind}"
+            raise ComputationError(f"the method sent over link '{link}' {when}")
+        self.traffic[link] += P.size(params) * copies
+
+    def predictor(
+        self,
+        clients: NDArray[np.int64],
+        models: Params | Iterable[Part],
+        splits: tuple[str, ...] | None = None,
+    ) -> Predictor:
+        """Answer by models: one for all ``clients``, or the parts that ``local_sgd`` yields (consumed at once)."""
+        splits = splits or ("validation", "test")
+        if isinstance(models, dict):
+            shared = models
+            return Predictor(lambda split: {"p": self._shared(shared, clients, split)}, splits)
+        pieces: dict[str, list[NDArray[np.float32]]] = {split: [] for split in splits}
+        for part in models:
+            for split in splits:
+                pieces[split].append(self.engine.infer_parts(part, split))
+        return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits)
+
+    def _shared(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
+        rows = np.concatenate([self.federation.rows(int(client), split) for client in clients])
+        with intra_op(self.engine.threads):
+            return probabilities(self.engine.infer(params, rows)[0])
+
+    def accuracy(self, params: Params, split: str) -> float:
+        """Return the accuracy of one model over all clients' samples of a split (nan if there are none)."""
+        p = self._shared(params, self.clients, split)
+        y = np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in self.clients])
+        return float((p.argmax(axis=1) == y).mean()) if len(y) else float("nan")

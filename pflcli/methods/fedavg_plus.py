@@ -1,0 +1,50 @@
+"""FedAvg+: the global model, fine-tuned by each client on its own samples.
+
+Jiang et al. (2019), https://arxiv.org/abs/1909.12488; a baseline of kNN-Per (Marfoq et al., 2022), section 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl.run import Predictor, Run
+
+KIND = "posthoc"
+NEEDS = ("backbone",)
+PAPER = "FedAvg+"
+YEAR = 2019
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    epochs: Annotated[int, Ge(0)] = 5
+    """local epochs of fine-tuning; 0 is FedAvg"""
+    lr: Annotated[float, Ge(0)] = 0.0
+    """learning rate of fine-tuning; 0 takes that of the last round"""
+    trainable: str = ""
+    """fine-tune only parameters whose name starts with this, such as `head.`"""
+    refit: bool = True
+    """learn from training and validation samples; false keeps validation samples apart"""
+
+
+def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
+    """Fine-tune the backbone on each client and answer with the result."""
+    assert run.backbone is not None
+    splits = ("train", "validation") if run.cfg.refit else ("train",)
+    tuned = run.local_sgd(
+        clients,
+        run.backbone,
+        t="fine-tune",
+        epochs=run.cfg.epochs,
+        lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
+        trainable=run.cfg.trainable,
+        splits=splits,
+    )
+    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)

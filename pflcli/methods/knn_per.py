@@ -1,0 +1,121 @@
+"""kNN-Per: the global model interpolated with a nearest-neighbour model over the client's own embeddings.
+
+Marfoq et al. (2022), https://arxiv.org/abs/2111.09360, Eq. 6 to 8: p = lambda p_kNN + (1 - lambda) softmax(h(x)). Each
+client tunes lambda on its validation samples against a store of its training samples; the test samples are answered
+from a store of both. Where the authors' code differs (squared distances divided by the dimension, lambda chosen on
+test samples), the paper is followed; the former is ``kernel=scaled-squared``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt, Interval
+from numpy.typing import NDArray
+
+from pflcli.fl.neighbours import Neighbours, votes
+from pflcli.fl.run import Embedded, Predictor, Run
+
+KIND = "posthoc"
+NEEDS = ("datastore",)
+PAPER = "kNN-Per"
+YEAR = 2022
+
+Share = Annotated[float, Interval(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    k: Annotated[int, Ge(1)] = 10
+    """neighbours; clamped to the size of a client's store"""
+    weight: Share | None = None
+    """lambda for every client: 0 is the global model, 1 the neighbours alone; none tunes it per client"""
+    grid: tuple[Share, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    """values of lambda to choose from on validation samples, by accuracy, then by log-loss"""
+    kernel: Literal["euclidean", "scaled-squared"] = "euclidean"
+    """exp(-d / sigma) with d the distance (the paper), or exp(-d^2 / (dimension sigma)) (the authors' code)"""
+    sigma: Annotated[float, Gt(0)] | Literal["auto"] = 1.0
+    """kernel scale; auto is the median distance of a client's validation samples to their nearest stored one"""
+    refit: bool = True
+    """answer test samples from training and validation samples; false from training samples alone"""
+
+    def __post_init__(self) -> None:
+        if not self.grid:
+            raise ValueError("grid is empty; give at least one lambda, such as 0.5")
+
+
+def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
+    """Tune lambda on each client's validation samples, then answer validation and test samples."""
+    assert run.embeddings is not None
+    assert run.stores is not None
+    parts = {split: run.embeddings[split].take(clients) for split in ("validation", "test")}
+    held_out = _search(run, clients, parts["validation"], train_only=True)
+    sigma = _sigma(run, held_out, parts["validation"].offsets)
+    knn = {"validation": _votes(run, held_out, parts["validation"], sigma)}
+    test = _search(run, clients, parts["test"], train_only=not run.cfg.refit)
+    knn["test"] = _votes(run, test, parts["test"], sigma)
+    model = {split: _softmax(part.logits) for split, part in parts.items()}
+    weight = _tune(run.cfg, knn["validation"], model["validation"], parts["validation"])
+
+    def answer(split: str) -> dict[str, NDArray[np.float32]]:
+        lam = np.repeat(weight, np.diff(parts[split].offsets))[:, None]
+        # A client whose store is empty has no votes: the global model answers alone.
+        lam = np.where(knn[split].sum(axis=1, keepdims=True) > 0, lam, 0.0)
+        p = lam * knn[split] + (1 - lam) * model[split]
+        shown = {"p": p, "knn": knn[split], "global": model[split]}
+        return {name: values.astype(np.float32) for name, values in shown.items()}
+
+    return Predictor(answer, tuned={"lambda": weight})
+
+
+def _search(run: Run, clients: NDArray[np.int64], part: Embedded, *, train_only: bool) -> Neighbours:
+    assert run.stores is not None
+    return run.stores.search(clients, part.z, part.offsets, run.cfg.k, train_only=train_only)
+
+
+def _sigma(run: Run, found: Neighbours, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the kernel scale of each client, (m,)."""
+    if run.cfg.sigma != "auto":
+        return np.full(len(offsets) - 1, float(run.cfg.sigma))
+    nearest = np.sqrt(found.distance[:, 0])
+    spans = np.split(nearest, offsets[1:-1])
+    medians = [np.median(span[np.isfinite(span)]) if np.isfinite(span).any() else 1.0 for span in spans]
+    # Identical samples lie at distance 0, which is no scale.
+    return np.where(np.asarray(medians) > 0, medians, 1.0)
+
+
+def _votes(run: Run, found: Neighbours, part: Embedded, sigma: NDArray[np.float64]) -> NDArray[np.float64]:
+    scale = np.repeat(sigma, np.diff(part.offsets))[:, None]
+    if run.cfg.kernel == "euclidean":
+        return votes(found, run.federation.classes, -np.sqrt(found.distance) / scale)
+    return votes(found, run.federation.classes, -found.distance / (part.z.shape[1] * scale))
+
+
+def _tune(cfg: Config, knn: NDArray[np.float64], model: NDArray[np.float64], part: Embedded) -> NDArray[np.float64]:
+    """Return lambda of each client (m,): most correct validation answers, ties by log-loss, then by the grid's order.
+
+    A client without validation samples takes the middle of the grid.
+    """
+    if cfg.weight is not None:
+        return np.full(len(part.offsets) - 1, float(cfg.weight))
+    grid = np.asarray(cfg.grid)
+    p = grid[:, None, None] * knn + (1 - grid[:, None, None]) * model  # (g, n, C)
+    right = p.argmax(axis=2) == part.y  # (g, n)
+    loss = -np.log(np.maximum(np.take_along_axis(p, part.y[None, :, None], axis=2)[..., 0], 1e-12))
+    chosen = np.full(len(part.offsets) - 1, np.sort(grid)[len(grid) // 2])
+    for client, (first, last) in enumerate(pairwise(part.offsets)):
+        if first < last:
+            score = right[:, first:last].sum(axis=1)
+            best = np.lexsort((np.arange(len(grid)), loss[:, first:last].sum(axis=1), -score))[0]
+            chosen[client] = grid[best]
+    return chosen
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    e = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return np.asarray(e / e.sum(axis=1, keepdims=True))

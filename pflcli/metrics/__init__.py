@@ -1,0 +1,1 @@
+"""Metrics over stored predictions, in NumPy alone."""

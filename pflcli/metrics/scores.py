@@ -1,0 +1,88 @@
+"""Scores of one set of answers: per client, and over clients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def per_client(values: Array, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean of ``values`` (n,) over each client's rows, (m,); nan for a client without rows."""
+    sums = np.add.reduceat(np.append(values.astype(np.float64), 0.0), offsets[:-1]) if len(offsets) > 1 else np.zeros(0)
+    sizes = np.diff(offsets)
+    means = np.full(len(sizes), np.nan)
+    np.divide(sums, sizes, out=means, where=sizes > 0)
+    return means
+
+
+def correct(p: Array, y: Array) -> NDArray[np.bool_]:
+    """Return whether the most probable class is the label, (n,); ties go to the lower class."""
+    right: NDArray[np.bool_] = p.argmax(axis=1) == y
+    return right
+
+
+def log_loss(p: Array, y: Array) -> NDArray[np.float64]:
+    """Return -ln p(label) in nats, (n,); probabilities are held at 1e-12 or more."""
+    chosen = np.take_along_axis(p, y[:, None], axis=1)[:, 0].astype(np.float64)
+    return -np.log(np.maximum(chosen, 1e-12))
+
+
+def macro_precision(p: Array, y: Array) -> float:
+    """Return the mean over classes of the precision; a class that is never predicted counts as 0.
+
+    Classes are those that occur among labels or predictions. nan without samples.
+    """
+    if len(y) == 0:
+        return math.nan
+    guess = p.argmax(axis=1)
+    classes = p.shape[1]
+    predicted = np.bincount(guess, minlength=classes)
+    hits = np.bincount(guess[guess == y], minlength=classes)
+    seen = (predicted > 0) | (np.bincount(y, minlength=classes) > 0)
+    return float(np.mean(hits[seen] / np.maximum(predicted[seen], 1)))
+
+
+def calibration_error(p: Array, y: Array, bins: int = 15) -> float:
+    """Return the expected calibration error over equal-width bins of confidence (Guo et al., 2017); nan if empty."""
+    if len(y) == 0:
+        return math.nan
+    confidence = p.max(axis=1).astype(np.float64)
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gap = np.bincount(place, weights=confidence - correct(p, y), minlength=bins)
+    return float(np.abs(gap).sum() / len(y))
+
+
+def bottom_decile(accuracy: Array) -> float:
+    """Return the (m / 10)-th worst accuracy of m clients, m / 10 rounded up (kNN-Per, section 6); nan are left out."""
+    known = np.sort(accuracy[~np.isnan(accuracy)])
+    return float(known[math.ceil(len(known) / 10) - 1]) if len(known) else math.nan
+
+
+def weighted_mean(values: Array, weights: Array) -> float:
+    """Return the mean of (m,) values weighted by (m,) weights; nan are left out."""
+    known = ~np.isnan(values) & (weights > 0)
+    return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
+
+
+def bootstrap_gain(gains: list[tuple[Array, Array]], draws: int, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the 95 % interval of the weighted mean gain, paired by client, resampled over seeds and clients.
+
+    ``gains`` holds, for each seed, the clients' differences in accuracy (m,) and weights (m,). Each draw takes seeds
+    with replacement and, within each, clients with replacement (percentile bootstrap).
+    """
+    means = np.empty(draws)
+    for draw in range(draws):
+        total = weight = 0.0
+        for seed in rng.integers(len(gains), size=len(gains)):
+            difference, w = gains[seed]
+            chosen = rng.integers(len(difference), size=len(difference))
+            total += float(difference[chosen] @ w[chosen])
+            weight += float(w[chosen].sum())
+        means[draw] = total / weight if weight else math.nan
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)

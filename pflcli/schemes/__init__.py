@@ -1,0 +1,44 @@
+"""Partition schemes, one file each: ``split(y, owner, clients, cfg, rng) -> list of index arrays``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.errors import UsageError
+
+Indices = NDArray[np.int64]
+
+
+def needs_clients(scheme: str, clients: int | None, samples: int) -> int:
+    """Return the number of clients; raises UsageError if it is missing or there are fewer samples."""
+    if clients is None:
+        raise UsageError(f"scheme {scheme} needs a number of clients", "--clients 100")
+    if clients > samples:
+        raise UsageError(f"{clients} clients are more than the {samples} samples", f"--clients {min(samples, 100)}")
+    return clients
+
+
+def redistribute(parts: list[Indices], minimum: int, rng: np.random.Generator) -> list[Indices]:
+    """Move samples from the largest clients until everyone holds ``minimum``; ends after at most m steps.
+
+    Raises UsageError if there are not enough samples. Each client below the minimum is filled once, from whoever is
+    largest at that moment, and never gives: a giver keeps at least ``minimum``.
+    """
+    total = sum(map(len, parts))
+    if minimum * len(parts) > total:
+        raise UsageError(
+            f"{len(parts)} clients with at least {minimum} samples need {minimum * len(parts)}, there are {total}",
+            f"--min-samples {total // len(parts)}",
+        )
+    held: list[list[Any]] = [list(part) for part in parts]
+    for taker in sorted(range(len(held)), key=lambda client: len(held[client])):
+        while len(held[taker]) < minimum:
+            giver = max(range(len(held)), key=lambda client: len(held[client]))
+            spare = min(minimum - len(held[taker]), len(held[giver]) - minimum)
+            rng.shuffle(held[giver])
+            held[taker] += held[giver][:spare]
+            held[giver] = held[giver][spare:]
+    return [np.sort(np.asarray(part, dtype=np.int64)) for part in held]

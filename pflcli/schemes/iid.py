@@ -1,0 +1,28 @@
+"""Samples dealt at random in equal numbers: every client sees the same distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.schemes import Indices, needs_clients
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def split(
+    y: NDArray[np.int64],
+    owner: NDArray[Any] | None,
+    clients: int | None,
+    cfg: Config,
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Return ``clients`` parts whose sizes differ by at most one."""
+    count = needs_clients("iid", clients, len(y))
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(y)), count)]

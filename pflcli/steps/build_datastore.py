@@ -1,0 +1,90 @@
+"""``pfl build-datastore``: one exact index for each client over its own embeddings."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import rng
+from pflcli.artifacts import blocks, datastore, embeddings
+from pflcli.artifacts.artifact import open_artifact
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Work
+from pflcli.errors import UsageError
+from pflcli.fl.neighbours import flat_index
+from pflcli.steps import training
+from pflcli.steps.making import Manner, Outcome, make
+
+
+def build_datastore(
+    source: Path | str,
+    out: Path | str,
+    *,
+    capacity: float = 1.0,
+    seed: int | None = None,
+    manner: Manner | None = None,
+) -> Outcome:
+    """Build each client's store from its training and validation embeddings.
+
+    ``capacity`` is the fraction of a client's samples that its store keeps, drawn at random (stores of smaller
+    capacity are subsets of larger ones). Training samples stand first, so that lambda can be tuned against them alone.
+    """
+    manner = manner or Manner()
+    if not 0 <= capacity <= 1:
+        raise UsageError(f"--capacity {capacity:g} is not a fraction between 0 and 1", "--capacity 0.5")
+    origin = open_artifact(source, "embeddings")
+    seed = training.draws(seed, origin)
+    request = {"index": "Flat", "metric": "squared L2", "capacity": capacity, "seed": seed}
+    draft = Draft("datastore", request, (origin.as_input("embeddings", Path(out)),))
+
+    def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        splits = embeddings.read(origin)
+        parts = [splits[split] for split in ("train", "validation")]
+        count = len(parts[0].offsets) - 1
+        blobs: list[bytes] = []
+        held: list[tuple[NDArray[np.int64], ...]] = []
+        train: list[int] = []
+        with manner.watch.progress("build-datastore", count) as advance:
+            for client in range(count):
+                kept = [
+                    _kept(part.offsets[client], part.offsets[client + 1], capacity, seed, split, client)
+                    for part, split in zip(parts, ("train", "validation"), strict=True)
+                ]
+                pairs = list(zip(parts, kept, strict=True))
+                blobs.append(flat_index(np.concatenate([part.z[rows] for part, rows in pairs])))
+                held.append(
+                    tuple(
+                        np.concatenate([getattr(part, name)[rows] for part, rows in pairs]) for name in ("y", "sample")
+                    )
+                )
+                train.append(len(kept[0]))
+                advance(1, "")
+        packed = datastore.Packed(
+            blob=b"".join(blobs),
+            y=np.concatenate([y for y, _ in held]),
+            sample=np.concatenate([sample for _, sample in held]),
+            offsets=blocks.offsets([len(y) for y, _ in held]),
+            train=np.asarray(train, dtype=np.int64),
+            bytes=blocks.offsets([len(blob) for blob in blobs]),
+        )
+        datastore.write(work, packed)
+        manner.watch.say(f"{count} stores of {len(packed.y)} samples, {len(packed.blob) / 1e6:.1f} MB")
+        summary = {
+            "clients": count,
+            "samples": len(packed.y),
+            "bytes": len(packed.blob),
+            "capacity": capacity,
+        }
+        return summary, {}
+
+    return make(out, draft, manner, build)
+
+
+def _kept(first: int, last: int, capacity: float, seed: int, split: str, client: int) -> NDArray[np.int64]:
+    """Return the rows that a store keeps, sorted: the head of one permutation, so that capacities nest."""
+    order = rng.generator(seed, "capacity", split, client).permutation(np.arange(first, last))
+    return np.sort(order[: math.ceil(capacity * len(order))])

@@ -1,0 +1,92 @@
+"""``pfl doctor``: does this installation work, and with what?"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pflcli.steps import machine
+
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "faiss-cpu",
+    "numpy",
+    "h5py",
+    "safetensors",
+    "typer",
+    "rich",
+    "matplotlib",
+)
+
+
+def doctor() -> list[dict[str, Any]]:
+    """Return one entry a check: its name, what was found, and whether it is well."""
+    checks: list[dict[str, Any]] = [
+        {"check": "pfl", "found": version("pflcli"), "ok": True},
+        {"check": "python", "found": f"{platform.python_version()} on {platform.platform()}", "ok": True},
+        {"check": "threads", "found": str(machine.threads(0)), "ok": True},
+    ]
+    for package in _PACKAGES:
+        try:
+            checks.append({"check": package, "found": version(package), "ok": True})
+        except PackageNotFoundError:
+            checks.append({"check": package, "found": "not installed", "ok": False})
+    for name, probe in {
+        "device": _device,
+        "models": _vision,
+        "FAISS beside torch": _faiss,
+        "HDF5": _hdf5,
+    }.items():
+        checks.append(_checked(name, probe))
+    return checks
+
+
+def _checked(name: str, probe: Callable[[], str]) -> dict[str, Any]:
+    try:
+        return {"check": name, "found": probe(), "ok": True}
+    except Exception as error:  # whatever a broken installation raises is the finding
+        return {"check": name, "found": f"{type(error).__name__}: {error}", "ok": False}
+
+
+def _device() -> str:
+    import torch
+
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return ", ".join(names) or "cpu only"
+
+
+def _vision() -> str:
+    from pflcli import models
+
+    net = models.create("mobilenet-v2", (3, 32, 32), 10, 0)
+    return f"mobilenet-v2 builds, {sum(p.numel() for p in net.parameters()):,} parameters"
+
+
+def _faiss() -> str:
+    import numpy as np
+
+    from pflcli.fl.neighbours import Stores, flat_index
+
+    points = np.eye(3, dtype=np.float32)
+    blob = flat_index(points)
+    ends = np.asarray([0, 3])
+    stores = Stores(blob, np.asarray([0, len(blob)]), np.arange(3), ends, np.asarray([3]))
+    found = stores.search([0], points, ends, 1, train_only=False)
+    if found.label[:, 0].tolist() != [0, 1, 2]:
+        raise RuntimeError(f"the nearest of three points came out as {found.label[:, 0].tolist()}")
+    return "search is exact"
+
+
+def _hdf5() -> str:
+    import io
+
+    import h5py
+    import numpy as np
+
+    from pflcli.artifacts.blocks import h5_bytes
+
+    with h5py.File(io.BytesIO(h5_bytes({"a": np.arange(3)})), "r") as file:
+        return f"reads what it writes ({file['a'].shape[0]} of 3 values)"

@@ -1,0 +1,64 @@
+"""``pfl extract``: embed every sample once with the backbone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflcli import registry
+from pflcli.artifacts import blocks, embeddings
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import Artifact, open_artifact, parent
+from pflcli.artifacts.backbone import tensors
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Work
+from pflcli.errors import InputError
+from pflcli.fl.engine import intra_op
+from pflcli.steps import machine, training
+from pflcli.steps.making import Manner, Outcome, make
+
+
+def lineage(source: Artifact, kind: str) -> Artifact:
+    """Return the artifact of ``kind`` that ``source`` descends from; raises InputError if there is none."""
+    found = parent(source, kind)
+    if found is None:
+        raise InputError(f"{source.path} does not descend from a {kind}")
+    return found
+
+
+def extract(source: Path | str, out: Path | str, *, manner: Manner | None = None) -> Outcome:
+    """Store the representation and the logits of every sample, for every split, under the backbone ``source``."""
+    manner = manner or Manner()
+    backbone = open_artifact(source, "backbone")
+    partition = lineage(backbone, "partition")
+    request = backbone.manifest.request
+    draft = Draft("embeddings", {"seed": request["seed"]}, (backbone.as_input("backbone", Path(out)),))
+
+    def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        plan = training.settings(request["settings"], {})
+        code = registry.load("methods", request["method"])
+        data = partitions.read(partition)
+        run = training.prepare(data, code, None, plan, request["seed"], manner)
+        weights = tensors(backbone)
+        splits: dict[str, embeddings.Embedded] = {}
+        with manner.watch.progress("extract", len(data.y)) as advance, intra_op(run.engine.threads):
+            for split in blocks.SPLITS:
+                rows = np.concatenate([run.federation.rows(int(client), split) for client in run.clients])
+                logits, z = run.engine.infer(weights, rows, features=True)
+                splits[split] = embeddings.Embedded(
+                    z=z.cpu().numpy(),
+                    logits=logits.cpu().numpy(),
+                    y=run.federation.y[rows].cpu().numpy(),
+                    sample=data.sample[rows],
+                    offsets=blocks.offsets(run.federation.sizes(split)),
+                )
+                advance(len(rows), split)
+        embeddings.write(work, splits)
+        dimension = splits["train"].z.shape[1]
+        manner.watch.say(f"{len(data.y)} samples, {dimension}-d")
+        summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}
+        return summary, {"device": machine.device(manner.device), "threads": run.engine.threads}
+
+    return make(out, draft, manner, build)

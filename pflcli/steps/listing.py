@@ -1,0 +1,49 @@
+"""``pfl list``: methods, datasets, models and schemes, read from their files without importing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pflcli import registry
+from pflcli.errors import UsageError, closest
+
+
+def listing(group: str, root: Path | None = None) -> list[dict[str, Any]]:
+    """Return one entry for each name in ``group``; datasets say whether their files are found in ``root``."""
+    if group not in registry.GROUPS:
+        raise UsageError(f"unknown kind '{group}'", closest(group, registry.GROUPS))
+    return [_entry(card, root) for card in registry.cards(group)]
+
+
+def options(group: str, name: str) -> dict[str, Any]:
+    """Return the card of one name, with its options; raises UsageError with the nearest name if there is none."""
+    card = registry.card(group, name)
+    fields = [{"option": o.name, "type": o.type, "default": o.default, "meaning": o.doc} for o in card.options]
+    return {**_entry(card, None), "doc": card.doc, "options": fields}
+
+
+def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
+    facts = card.facts
+    if card.group == "methods":
+        shown: dict[str, Any] = {
+            "paper": facts.get("PAPER", ""),
+            "year": facts.get("YEAR", ""),
+            "kind": facts.get("KIND", ""),
+            "needs": ", ".join(facts.get("NEEDS", ())) or "partition",
+            "options": ", ".join(f"{o.name}={o.default}" for o in card.options),
+        }
+    elif card.group == "datasets":
+        embedded = (registry.folder("datasets") / f"{card.name.replace('-', '_')}.npz").is_file()
+        here = [name for name in facts.get("FILES", ()) if root is not None and (root / name).exists()]
+        shown = {
+            "classes": facts.get("CLASSES", ""),
+            "shape": facts.get("SHAPE", ""),
+            "licence": facts.get("LICENCE", ""),
+            "found": ", ".join([*(["with pfl"] if embedded else []), *here]) or "no (--root)",
+        }
+    elif card.group == "models":
+        shown = {"representation": facts.get("REPRESENTATION", "")}
+    else:
+        shown = {"options": ", ".join(f"{o.name}={o.default}" for o in card.options)}
+    return {"name": card.name, **shown, "summary": card.summary}

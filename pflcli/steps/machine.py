@@ -1,0 +1,35 @@
+"""Which device and how many threads: asked for, or found."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from pflcli.errors import UsageError
+
+
+def threads(asked: int) -> int:
+    """Return the number of threads to use: as asked, or one for each core this process may run on."""
+    if asked < 0:
+        raise UsageError(f"--threads {asked} is negative", "--threads 2, or 0 for all cores")
+    if asked:
+        return asked
+    # Not every system tells which cores a process may use.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def device(asked: str) -> str:
+    """Return a torch device: ``cpu`` or ``cuda:i``; raises UsageError for one that is not there."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
+        raise UsageError(f"unknown device '{asked}'", "--device auto, cpu, cuda or cuda:1")
+    if asked == "cpu":
+        return "cpu"
+    import torch
+
+    found = torch.cuda.device_count()
+    if asked == "auto":
+        return "cuda:0" if found else "cpu"
+    index = int(asked.partition(":")[2] or 0)
+    if index >= found:
+        raise UsageError(f"--device {asked}: this machine has {found} CUDA devices", "--device cpu")
+    return f"cuda:{index}"

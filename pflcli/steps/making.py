@@ -1,0 +1,100 @@
+"""What all steps share: the words to whoever watches, and making an artifact once."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from pflcli.artifacts.artifact import open_artifact
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Decision, Work, decide
+
+Advance = Callable[[int, str], None]
+
+
+class Watch(Protocol):
+    """Whoever watches a step: a terminal, a log, or nobody."""
+
+    def say(self, text: str) -> None:
+        """Take a line that a user wants to see."""
+
+    def detail(self, text: str) -> None:
+        """Take a line that a user sees who asked for more (-v)."""
+
+    def progress(self, label: str, total: int, done: int = 0) -> Any:
+        """Return a context manager that gives ``advance(steps, note)``."""
+
+
+class Silent:
+    """Nobody watches."""
+
+    def say(self, text: str) -> None:
+        """Ignore the line."""
+
+    def detail(self, text: str) -> None:
+        """Ignore the line."""
+
+    @contextmanager
+    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Advance]:
+        """Give a function that does nothing."""
+        yield lambda steps, note: None
+
+
+SILENT = Silent()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step did: the artifact, and why it was (or was not) made."""
+
+    path: Path
+    kind: str
+    decision: str
+    fingerprint: str
+    summary: dict[str, Any] = field(default_factory=dict)
+    request: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How an artifact is made, whatever it is; none of this changes a result."""
+
+    force: bool = False
+    dry_run: bool = False
+    device: str = "auto"
+    threads: int = 0
+    watch: Watch = SILENT
+
+
+def make(
+    out: Path | str,
+    draft: Draft,
+    manner: Manner,
+    build: Callable[[Work], tuple[dict[str, Any], dict[str, Any]]],
+) -> Outcome:
+    """Make the artifact that ``draft`` describes, unless it is there already.
+
+    ``build`` writes the files and returns the summary (facts that the request determines) and what was ``made``
+    along the way (device, seconds of inputs). Raises ConflictError if ``out`` holds something else.
+    """
+    out = Path(out)
+    decision, reason = decide(out, draft, force=manner.force)
+    if decision is Decision.UP_TO_DATE:
+        manner.watch.say(f"{out} is up to date")
+        summary = open_artifact(out).manifest.summary
+        return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))
+    manner.watch.detail(f"{decision}: {reason}")
+    if manner.dry_run:
+        manner.watch.say(f"would make {draft.kind} {out} ({decision}: {reason})")
+        return Outcome(out, draft.kind, f"dry run: {decision}", draft.fingerprint, {}, dict(draft.request))
+    if decision in (Decision.RESUME, Decision.REPLACE):
+        manner.watch.say(f"{decision}: {reason}")
+    with Work(out, draft, force=manner.force) as work:
+        summary, made = build(work)
+        work.commit(summary, {"pfl": version("pflcli"), "python": platform.python_version(), **made})
+    return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))

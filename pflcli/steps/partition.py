@@ -1,0 +1,156 @@
+"""``pfl partition``: decide who holds which samples, and store them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import config, registry, rng
+from pflcli.artifacts import blocks
+from pflcli.artifacts import partition as artifact
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Work
+from pflcli.data import Samples
+from pflcli.errors import UsageError
+from pflcli.schemes import redistribute
+from pflcli.steps.making import Manner, Outcome, make
+
+FRACTIONS = (0.6, 0.2, 0.2)
+"""Train, validation and test: kNN-Per (Marfoq et al., 2022), section 5, for natural clients."""
+
+
+def partition(
+    dataset: str,
+    out: Path | str,
+    *,
+    scheme: str = "natural",
+    options: Mapping[str, Any] | None = None,
+    clients: int | None = None,
+    min_samples: int = 0,
+    fractions: tuple[float, float, float] = FRACTIONS,
+    root: Path | str | None = None,
+    download: bool = False,
+    seed: int = 0,
+    manner: Manner | None = None,
+) -> Outcome:
+    """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
+
+    ``fractions`` of train, validation and test add up to 1. ``root`` is the folder with the dataset's files, where
+    it does not come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
+    """
+    manner = manner or Manner()
+    if clients is not None and clients < 1:
+        raise UsageError(f"--clients {clients} is not a positive number", "--clients 100")
+    if min_samples < 0:
+        raise UsageError(f"--min-samples {min_samples} is negative", "--min-samples 10")
+    if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9 or fractions[0] == 0:
+        shown = ",".join(f"{part:g}" for part in fractions)
+        raise UsageError(f"fractions {shown} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
+    loader = registry.load("datasets", dataset)
+    splitter = registry.load("schemes", scheme)
+    cfg = config.build(splitter.Config, options or {}, f"scheme {scheme}")
+    samples: Samples = loader.load(Path(root) if root is not None else None, download=download)
+    samples.check(dataset)
+    draft = Draft(
+        "partition",
+        {
+            "dataset": dataset,
+            "samples": len(samples.y),
+            "content": _content(samples),
+            "scheme": scheme,
+            "options": config.plain(cfg),
+            "clients": clients,
+            "min_samples": min_samples,
+            "fractions": list(fractions),
+            "seed": seed,
+        },
+        code={f"schemes/{scheme}": registry.code_hash("schemes", scheme)},
+    )
+
+    def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        parts = splitter.split(samples.y, samples.owner, clients, cfg, rng.generator(seed, "partition", scheme))
+        if min_samples:
+            parts = redistribute(parts, min_samples, rng.generator(seed, "redistribute"))
+        result = _assemble(samples, parts, fractions, seed)
+        artifact.write(work, result)
+        summary = _summary(result, len(samples.y))
+        _remark(summary, manner)
+        return summary, {}
+
+    return make(out, draft, manner, build)
+
+
+def _content(samples: Samples) -> str:
+    """A fingerprint of the data itself: two folders with the same samples make the same artifact."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for array in (samples.x, samples.y):
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    if samples.owner is not None:
+        digest.update("\n".join(samples.owner.tolist()).encode())
+    return digest.hexdigest()
+
+
+def _assemble(
+    samples: Samples, parts: list[NDArray[np.int64]], fractions: tuple[float, float, float], seed: int
+) -> artifact.Partition:
+    held: list[NDArray[np.int64]] = []
+    for client, part in enumerate(parts):
+        order = rng.generator(seed, "split", client).permutation(part)
+        test = round(fractions[2] * len(order))
+        validation = round(fractions[1] * len(order))
+        train = max(len(order) - test - validation, min(1, len(order)))
+        test = min(test, len(order) - train)
+        held += [np.sort(piece) for piece in np.split(order, [train, len(order) - test])]
+    rows = np.concatenate(held)
+    x = samples.x[rows]
+    return artifact.Partition(
+        x=x if x.dtype == np.uint8 else x.astype(np.float32),
+        y=samples.y[rows],
+        sample=rows,
+        offsets=blocks.offsets([len(piece) for piece in held]),
+        names=_names(samples, parts),
+        classes=samples.classes,
+    )
+
+
+def _names(samples: Samples, parts: list[NDArray[np.int64]]) -> list[str]:
+    owners = [] if samples.owner is None else [np.unique(samples.owner[part]) for part in parts]
+    if owners and all(len(owner) == 1 for owner in owners):
+        return [str(owner[0]) for owner in owners]
+    return [f"client-{client:04d}" for client in range(len(parts))]
+
+
+def _summary(result: artifact.Partition, total: int) -> dict[str, Any]:
+    sizes = result.sizes.sum(axis=1)
+    return {
+        "clients": len(result.names),
+        "samples": len(result.y),
+        "unused": total - len(result.y),
+        **{split: int(count) for split, count in zip(blocks.SPLITS, result.sizes.sum(axis=0), strict=True)},
+        "classes": result.classes,
+        "shape": list(result.x.shape[1:]),
+        "smallest": int(sizes.min()),
+        "median": float(np.median(sizes)),
+        "largest": int(sizes.max()),
+        "empty": np.flatnonzero(sizes == 0).tolist(),
+        "without_test": int((result.sizes[:, 2] == 0).sum()),
+    }
+
+
+def _remark(summary: dict[str, Any], manner: Manner) -> None:
+    manner.watch.say(
+        f"{summary['samples']} samples of {summary['classes']} classes, {summary['clients']} clients with "
+        f"{summary['smallest']} / {summary['median']:g} / {summary['largest']} samples (min / median / max)"
+    )
+    if summary["empty"]:
+        some = ", ".join(map(str, summary["empty"][:10])) + (", ..." if len(summary["empty"]) > 10 else "")
+        manner.watch.say(f"{len(summary['empty'])} clients came out empty: {some} (--min-samples 10 fills them)")
+    if summary["unused"]:
+        manner.watch.say(f"{summary['unused']} samples are held by nobody")

@@ -1,0 +1,197 @@
+"""``pfl personalize``: run any method and store what it answers for every sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.torch import save
+
+from pflcli import config, registry
+from pflcli.artifacts import blocks, datastore, embeddings, predictions
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import Artifact, open_artifact, parent
+from pflcli.artifacts.backbone import tensors
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Work
+from pflcli.errors import ComputationError, InputError
+from pflcli.fl.neighbours import Stores
+from pflcli.fl.run import Embedded, Run
+from pflcli.steps import machine, training
+from pflcli.steps.making import Manner, Outcome, make
+
+CHAIN = {
+    "partition": "",
+    "backbone": "pfl train-global {} -o {}",
+    "embeddings": "pfl extract {} -o {}",
+    "datastore": "pfl build-datastore {} -o {}",
+}
+"""Kinds in the order in which they are made from one another, and the command that makes each."""
+
+_CHUNK = 256
+"""Clients that personalize at a time: bounds the memory of their answers' intermediate arrays."""
+
+
+def personalize(
+    method: str,
+    source: Path | str,
+    out: Path | str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    manner: Manner | None = None,
+) -> Outcome:
+    """Run ``method`` on the lineage of ``source`` and store per-sample predictions.
+
+    ``source`` is the nearest artifact (partition, backbone, embeddings or datastore); its lineage leads to the others.
+    Training settings are those of the backbone, if there is one, with ``settings`` changed. A method that made the
+    backbone with these very settings goes on from it. Raises InputError if the method needs what is not there.
+    """
+    manner = manner or Manner()
+    code = registry.load("methods", method)
+    cfg = config.build(code.Config, options or {}, method)
+    nearest = open_artifact(source, *CHAIN)
+    kin = {kind: parent(nearest, kind) for kind in CHAIN}
+    for need in code.NEEDS:
+        if kin[need] is None:
+            raise _missing(method, need, nearest)
+    backbone = kin["backbone"]
+    base = backbone.manifest.request["settings"] if backbone is not None else {}
+    plan = training.settings(base, settings or {})
+    seed = training.draws(seed, nearest)
+    request = {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed}
+    trained = hasattr(code, "train_round")
+    made_by_it = trained and backbone is not None and dict(backbone.manifest.request) == request
+    needed = [kind for kind in CHAIN if (made_by_it and kind == "backbone") or kind in _closure(code.NEEDS)]
+    names = [f"methods/{method}"]
+    draft = Draft(
+        "predictions",
+        request,
+        (nearest.as_input("source", Path(out)),),
+        code={name: registry.code_hash(*name.split("/")) for name in names},
+    )
+
+    def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        partition = kin["partition"]
+        assert partition is not None
+        data = partitions.read(partition)
+        run = training.prepare(data, code, cfg, plan, seed, manner)
+        _provide(run, kin)
+        if made_by_it:
+            assert backbone is not None
+            assert run.backbone is not None
+            manner.watch.say(f"{method}: taking the {plan.rounds} rounds of {backbone.path}")
+            state: dict[str, Any] = {"global": run.backbone}
+            rows: list[training.Row] = []
+        else:
+            state, rows = training.rounds(run, method, code, work, manner)
+        answers, tuned = _answers(run, data, method, code, state, manner)
+        predictions.write(work, predictions.Predictions(answers, tuned))
+        work.write("state.safetensors", bytes(save(training.flatten(state))))
+        if rows:
+            work.write("rounds.csv", training.table(rows))
+        inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
+        summary = {
+            "method": method,
+            "clients": len(run.clients),
+            "rounds": len(rows) or plan.rounds * any(artifact.kind == "backbone" for artifact in inputs),
+            **{
+                f"bytes_{link}": total + sum(item.manifest.summary.get(f"bytes_{link}", 0) for item in inputs)
+                for link, total in run.traffic.items()
+            },
+            "tuned": {name: _spread(values) for name, values in tuned.items()},
+        }
+        spent = sum(item.manifest.made["seconds"] for item in inputs if item.kind != "partition")
+        return summary, {
+            "device": machine.device(manner.device),
+            "engine": "loop",
+            "threads": run.engine.threads,
+            "seconds_inputs": round(spent, 3),
+        }
+
+    return make(out, draft, manner, build)
+
+
+def _closure(needs: tuple[str, ...]) -> set[str]:
+    """Return what ``needs`` stand on: a datastore needs embeddings, these a backbone."""
+    order = list(CHAIN)
+    deepest = max((order.index(need) for need in needs), default=0)
+    return set(order[1 : deepest + 1])
+
+
+def _provide(run: Run, kin: Mapping[str, Artifact | None]) -> None:
+    """Read what the lineage holds into the run."""
+    if kin["backbone"] is not None:
+        device = run.federation.x.device
+        run.backbone = {name: value.to(device) for name, value in tensors(kin["backbone"]).items()}
+    if kin["embeddings"] is not None:
+        splits = embeddings.read(kin["embeddings"])
+        run.embeddings = {name: Embedded(part.z, part.logits, part.y, part.offsets) for name, part in splits.items()}
+    if kin["datastore"] is not None:
+        packed = datastore.read(kin["datastore"])
+        run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train)
+
+
+def _answers(
+    run: Run, data: partitions.Partition, method: str, code: ModuleType, state: Any, manner: Manner
+) -> tuple[dict[str, predictions.Answers], dict[str, NDArray[np.float64]]]:
+    """Let all clients personalize, some at a time; nothing may be sent meanwhile."""
+    pieces: dict[str, dict[str, list[Any]]] = {}
+    tuned: dict[str, list[Any]] = {}
+    run.sealed = True
+    with manner.watch.progress(method, len(run.clients)) as advance:
+        for first in range(0, len(run.clients), _CHUNK):
+            clients = run.clients[first : first + _CHUNK]
+            try:
+                predictor = code.personalize(run, state, clients)
+            except ComputationError as error:
+                raise ComputationError(f"{method}: {error.message}", *error.fix) from None
+            for split in predictor.splits:
+                for name, values in _with_global(run, predictor.answer(split), clients, split).items():
+                    pieces.setdefault(split, {}).setdefault(name, []).append(values)
+            for name, values in predictor.tuned.items():
+                tuned.setdefault(name, []).append(values)
+            advance(len(clients), "")
+    run.sealed = False
+    return {split: _joined(run, data, split, parts) for split, parts in pieces.items()}, {
+        name: np.concatenate(values) for name, values in tuned.items()
+    }
+
+
+def _with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> dict[str, Any]:
+    """Add the backbone's own answer, so that ``evaluate`` can say who is better off than with it."""
+    if run.backbone is None or "global" in parts:
+        return dict(parts)
+    return {**parts, "global": run.predictor(clients, run.backbone).answer(split)["p"]}
+
+
+def _joined(run: Run, data: partitions.Partition, split: str, parts: Mapping[str, list[Any]]) -> predictions.Answers:
+    rows = np.concatenate([run.federation.rows(int(client), split) for client in run.clients])
+    return predictions.Answers(
+        parts={name: np.concatenate(values) for name, values in parts.items()},
+        y=data.y[rows],
+        sample=data.sample[rows],
+        offsets=blocks.offsets(run.federation.sizes(split)),
+    )
+
+
+def _spread(values: Any) -> dict[str, float]:
+    return {"mean": float(np.mean(values)), "min": float(np.min(values)), "max": float(np.max(values))}
+
+
+def _missing(method: str, need: str, nearest: Artifact) -> InputError:
+    """Return the error that names what is missing and the commands that make it."""
+    order = list(CHAIN)
+    at, commands = nearest.path, []
+    for kind in order[order.index(nearest.kind) + 1 : order.index(need) + 1]:
+        target = nearest.path.parent / kind
+        commands.append(CHAIN[kind].format(at, target))
+        at = target
+    article = "" if need == "embeddings" else "a "
+    held = nearest.kind if nearest.kind == "embeddings" else f"a {nearest.kind}"
+    return InputError(f"{method} needs {article}{need}; {nearest.path} is {held}", " && ".join(commands))

@@ -1,0 +1,77 @@
+"""``pfl train-global``: train the shared backbone by FedAvg or one of its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from pflcli import config, registry
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import open_artifact
+from pflcli.artifacts.backbone import WEIGHTS
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Work
+from pflcli.errors import UsageError
+from pflcli.fl.run import LINKS
+from pflcli.steps import machine, training
+from pflcli.steps.making import Manner, Outcome, make
+
+
+def train_global(
+    source: Path | str,
+    out: Path | str,
+    *,
+    method: str = "fedavg",
+    options: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    manner: Manner | None = None,
+) -> Outcome:
+    """Train one global model over the clients of the partition ``source``.
+
+    ``settings`` are fields of ``fl.run.Settings``, ``options`` those of the method. Raises UsageError for a method that
+    makes no global model, ComputationError if training diverges.
+    """
+    manner = manner or Manner()
+    partition = open_artifact(source, "partition")
+    code = registry.load("methods", method)
+    if "up" not in LINKS[code.KIND]:
+        raise UsageError(f"{method} is of kind {code.KIND} and makes no global model", "--method fedavg")
+    cfg = config.build(code.Config, options or {}, method)
+    plan = training.settings({}, settings or {})
+    seed = training.draws(seed, partition)
+    draft = Draft(
+        "backbone",
+        {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed},
+        (partition.as_input("partition", Path(out)),),
+        code={
+            f"methods/{method}": registry.code_hash("methods", method),
+            f"models/{plan.model}": registry.code_hash("models", plan.model),
+        },
+    )
+
+    def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        run = training.prepare(partitions.read(partition), code, cfg, plan, seed, manner)
+        state, rows = training.rounds(run, method, code, work, manner)
+        weights = state["global"]
+        work.write(WEIGHTS, bytes(save(training.flatten(weights))))
+        work.write("rounds.csv", training.table(rows))
+        accuracy = rows[-1]["validation_accuracy"] if rows else run.accuracy(weights, "validation")
+        summary = {
+            "rounds": len(rows),
+            "reported": "last round",
+            "parameters": sum(value.numel() for value in weights.values()),
+            "validation_accuracy": accuracy,
+            **{f"bytes_{link}": total for link, total in run.traffic.items()},
+        }
+        manner.watch.say(f"validation accuracy {accuracy:.4f} after round {len(rows)} (the last)")
+        return summary, {
+            "device": machine.device(manner.device),
+            "engine": "loop",
+            "threads": run.engine.threads,
+        }
+
+    return make(out, draft, manner, build)
