@@ -14,7 +14,7 @@ from torch import Tensor
 from pflcli import rng
 from pflcli.errors import ComputationError
 from pflcli.fl import params as P
-from pflcli.fl.engine import Engine, LocalSGD, Part, intra_op, probabilities
+from pflcli.fl.engine import Engine, LocalSGD, Part, probabilities
 from pflcli.fl.federation import Federation
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.params import Params, Stacked
@@ -182,8 +182,7 @@ class Run:
 
     def _shared(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
         rows = np.concatenate([self.federation.rows(int(client), split) for client in clients])
-        with intra_op(self.engine.threads):
-            return probabilities(self.engine.infer(params, rows)[0])
+        return probabilities(self.engine.infer(params, rows)[0])
 
     def accuracy(self, params: Params, split: str) -> float:
         """Return the accuracy of one model over all clients' samples of a split (nan if there are none)."""

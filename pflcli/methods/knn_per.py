@@ -1,6 +1,6 @@
 """kNN-Per: the global model interpolated with a nearest-neighbour model over the client's own embeddings.
 
-Marfoq et al. (2022), https://arxiv.org/abs/2111.09360, Eq. 6 to 8: p = lambda p_kNN + (1 - lambda) softmax(h(x)). Each
+Marfoq et al. (2022), https://arxiv.org/abs/2111.09360, Eq. 6 and 7: p = lambda p_kNN + (1 - lambda) softmax(h(x)). Each
 client tunes lambda on its validation samples against a store of its training samples; the test samples are answered
 from a store of both. Where the authors' code differs (squared distances divided by the dimension, lambda chosen on
 test samples), the paper is followed; the former is ``kernel=scaled-squared``.

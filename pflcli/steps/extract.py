@@ -15,7 +15,6 @@ from pflcli.artifacts.backbone import tensors
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError
-from pflcli.fl.engine import intra_op
 from pflcli.steps import machine, training
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -43,7 +42,7 @@ def extract(source: Path | str, out: Path | str, *, manner: Manner | None = None
         run = training.prepare(data, code, None, plan, request["seed"], manner)
         weights = tensors(backbone)
         splits: dict[str, embeddings.Embedded] = {}
-        with manner.watch.progress("extract", len(data.y)) as advance, intra_op(run.engine.threads):
+        with manner.watch.progress("extract", len(data.y)) as advance:
             for split in blocks.SPLITS:
                 rows = np.concatenate([run.federation.rows(int(client), split) for client in run.clients])
                 logits, z = run.engine.infer(weights, rows, features=True)

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Install pfl with its test extras into a virtual environment of its own and pass the checks and tests.
+#
+#   bash tests/run.sh [PYTEST ARGUMENTS]
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+venv=.venv-test
+if [ ! -x "$venv/bin/python" ]; then
+  "${PYTHON:-python3}" -m venv "$venv"
+fi
+# Always: what pyproject.toml asks for may have changed since the environment was made.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[test]'
+
+"$venv/bin/ruff" format --check .
+"$venv/bin/ruff" check .
+"$venv/bin/mypy"
+"$venv/bin/python" -m pytest "$@"
