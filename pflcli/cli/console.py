@@ -63,7 +63,8 @@ class Console:
             nonlocal done, said, tenth
             done += steps
             now = time.monotonic()
-            if done * 10 // total > tenth or now - said > 30:
+            # A step that is over in a moment needs no report on the way.
+            if (done * 10 // total > tenth and now - said >= 1) or now - said > 30:
                 tenth, said = done * 10 // total, now
                 left = (now - began) / (done - start) * (total - done)
                 eta = f", {left:.0f} s left" if left >= 1 else ""

@@ -99,6 +99,10 @@ Gamma = Annotated[
     float | None,
     typer.Option(help="Factor of the rate at a milestone.", metavar="F", rich_help_panel=_TRAINING),
 ]
+EvalEvery = Annotated[
+    int | None,
+    typer.Option(help="Rounds from one validation to the next.", metavar="N", rich_help_panel=_TRAINING),
+]
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -48,6 +48,9 @@ class Settings:
     gamma: Annotated[float, Gt(0), Le(1)] = 0.1
     """factor of the learning rate at each milestone"""
 
+    eval_every: Annotated[int, Ge(1)] = 5
+    """rounds from one validation of the global model to the next; the last round is always validated"""
+
     def lr_at(self, t: int) -> float:
         """Return the learning rate of round ``t``."""
         return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))

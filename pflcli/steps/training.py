@@ -71,7 +71,7 @@ def rounds(run: Run, name: str, method: ModuleType, work: Work, manner: Manner) 
             for t in range(len(rows), run.settings.rounds):
                 state, row = _round(run, name, method, state, t)
                 rows.append(row)
-                advance(1, f"loss {row['loss']:.3f}, validation accuracy {row['validation_accuracy']:.3f}")
+                advance(1, _note(rows))
                 if time.monotonic() - last >= 20 * cost:
                     began = time.monotonic()
                     work.checkpoint(_pack(state, rows, run.traffic))
@@ -84,6 +84,11 @@ def rounds(run: Run, name: str, method: ModuleType, work: Work, manner: Manner) 
     return state, rows
 
 
+def _note(rows: list[Row]) -> str:
+    known = [row["validation_accuracy"] for row in rows if not math.isnan(row["validation_accuracy"])]
+    return f"loss {rows[-1]['loss']:.3f}" + (f", validation accuracy {known[-1]:.3f}" if known else "")
+
+
 def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple[Any, Row]:
     before, began = dict(run.traffic), time.monotonic()
     run.losses.clear()
@@ -93,7 +98,8 @@ def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple
         raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
     weight = sum(weight for _, weight in run.losses)
     loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else math.nan
-    shared = state.get("global")
+    due = (t + 1) % run.settings.eval_every == 0 or t + 1 == run.settings.rounds
+    shared = state.get("global") if due else None
     row = {
         "round": t + 1,
         "clients": len(run.losses),
@@ -148,7 +154,10 @@ def table(rows: list[Row]) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["round"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {key: "" if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+        for row in rows
+    )
     return text.getvalue().encode()
 
 
