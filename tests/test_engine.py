@@ -1,0 +1,195 @@
+"""The engine against plain PyTorch: torch.optim.SGD on a copied model, one client after the other."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from torch import nn
+from torch.nn import functional
+
+from pflcli import models, rng
+from pflcli.errors import ComputationError
+from pflcli.fl import params as P
+from pflcli.fl.engine import Engine, LocalSGD, batches
+from pflcli.fl.federation import Federation
+
+
+def reference(net, data, client, plan, key, seed):
+    """One client's local SGD as most people write it, with the same draw of minibatches."""
+    model = copy.deepcopy(net).train()
+    rows = torch.from_numpy(data.rows(client, *plan.splits))
+    x, y = data.inputs(rows), data.y[rows]
+    anchor = plan.prox[0] if plan.prox else None
+    chosen = [(name, p) for name, p in model.named_parameters() if name.startswith(plan.trainable)]
+    optimizer = torch.optim.SGD(
+        [p for _, p in chosen], lr=plan.lr(0), momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+    draw = rng.generator(seed, *key, client)
+    for epoch in range(plan.epochs):
+        optimizer.param_groups[0]["lr"] = plan.lr(epoch)
+        order = draw.permutation(len(rows))
+        for first in range(0, len(order), plan.batch_size):
+            batch = order[first : first + plan.batch_size]
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x[batch]), y[batch])
+            if anchor is not None:
+                loss = loss + plan.prox[1] / 2 * sum(((p - anchor[name]) ** 2).sum() for name, p in chosen)
+            loss.backward()
+            optimizer.step()
+    return P.of(model)
+
+
+PLANS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "weight decay": {"weight_decay": 0.1},
+    "both": {"momentum": 0.5, "weight_decay": 0.01},
+    "decay of the rate": {"lr": lambda epoch: 0.1 / (1 + epoch)},
+    "head only": {"trainable": "head."},
+    "with validation samples": {"splits": ("train", "validation")},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_local_sgd_is_sgd(name):
+    data = worlds.federation()
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    plan = LocalSGD(**{"epochs": 3, "batch_size": 4, "lr": lambda epoch: 0.1, **PLANS[name]})
+    engine = Engine(net, data, seed=5, threads=2)
+    clients = [0, 2, 4, 6]
+    (part,) = engine.local_sgd(clients, P.of(net), plan, ("sgd", 1))
+    assert part.weights.tolist() == data.sizes(*plan.splits)[clients].tolist()
+    for place, client in enumerate(clients):
+        expected = reference(net, data, client, plan, ("sgd", 1), 5)
+        for key, value in P.pick(part.params, place).items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+
+
+def test_proximal_term_pulls_to_its_anchor():
+    data = worlds.federation()
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    anchor = P.of(models.create("mlp", data.in_shape, worlds.CLASSES, 1))
+    engine = Engine(net, data, seed=5)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=lambda epoch: 0.1, prox=(anchor, 0.7))
+    (part,) = engine.local_sgd([0], P.of(net), plan, ("sgd", 0))
+    expected = reference(net, data, 0, plan, ("sgd", 0), 5)
+    for key, value in P.pick(part.params, 0).items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_parameters_do_not_move():
+    data = worlds.federation()
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1, trainable="head.", weight_decay=0.5)
+    (part,) = Engine(net, data, seed=0).local_sgd([0], P.of(net), plan, ("sgd", 0))
+    for key, value in P.pick(part.params, 0).items():
+        assert torch.equal(value, net.state_dict()[key]) == key.startswith("body.")
+
+
+def test_each_client_may_start_from_its_own_model():
+    data = worlds.federation()
+    nets = [models.create("mlp", data.in_shape, worlds.CLASSES, seed) for seed in (0, 1)]
+    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
+    engine = Engine(nets[0], data, seed=0)
+    (part,) = engine.local_sgd([0, 2], P.stack([P.of(net) for net in nets]), plan, ("sgd", 0))
+    for place, (client, net) in enumerate(zip((0, 2), nets, strict=True)):
+        expected = reference(net, data, client, plan, ("sgd", 0), 0)
+        torch.testing.assert_close(part.params["head.weight"][place], expected["head.weight"])
+
+
+def test_the_model_given_to_the_engine_is_left_alone():
+    data = worlds.federation()
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    start = P.of(net)
+    before = copy.deepcopy(start)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
+    list(Engine(net, data, seed=0).local_sgd([0, 2], start, plan, ("sgd", 0)))
+    assert worlds.same(before, start)
+    assert worlds.same(before, P.of(net))
+
+
+def batch_norm_world():
+    draw = np.random.default_rng(0)
+    sizes = [(9, 0, 2), (1, 0, 1)]
+    x = draw.integers(0, 255, size=(sum(map(sum, sizes)), 16, 16), dtype=np.uint8)
+    y = draw.integers(0, 2, len(x))
+    data = Federation.of(x, y, np.cumsum([0, *[n for row in sizes for n in row]]), 2)
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 4, 3, stride=16), nn.BatchNorm2d(4), nn.Flatten())
+    return data, models.Net(body, nn.Linear(4, 2))
+
+
+def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch():
+    data, net = batch_norm_world()
+    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
+    engine = Engine(net, data, seed=0, threads=2)
+    (part,) = engine.local_sgd([0, 1], P.of(net), plan, ("sgd", 0))
+    # Nine samples in fours: the ninth joins the second batch, so there are two steps.
+    assert part.params["body.1.num_batches_tracked"].tolist() == [2, 0]
+    assert not torch.equal(part.params["body.1.running_mean"][0], net.state_dict()["body.1.running_mean"])
+    assert torch.equal(part.params["body.1.running_mean"][1], net.state_dict()["body.1.running_mean"])
+    assert not torch.equal(part.params["head.weight"][1], net.state_dict()["head.weight"])
+
+
+def test_batches_cover_every_sample_once():
+    order = torch.randperm(9)
+    for join, sizes in ((False, [4, 4, 1]), (True, [4, 5])):
+        cut = batches(order, 4, join_single=join)
+        assert [len(batch) for batch in cut] == sizes
+        assert torch.equal(torch.cat(cut), order)
+    assert batches(order[:0], 4, join_single=True) == []
+
+
+def test_divergence_names_the_client():
+    data = worlds.federation()
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    plan = LocalSGD(epochs=5, batch_size=4, lr=lambda epoch: 1e20)
+    with pytest.raises(ComputationError, match="client 2"):
+        list(Engine(net, data, seed=0).local_sgd([2], P.of(net), plan, ("sgd", 0)))
+
+
+def test_inference_does_not_depend_on_the_cut():
+    data = worlds.federation()
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0).eval()
+    rows = np.arange(len(data.y))
+    logits, z = Engine(net, data, seed=0, threads=2).infer(P.of(net), rows, features=True)
+    with torch.no_grad():
+        torch.testing.assert_close(z, net.features(data.inputs(torch.from_numpy(rows))))
+        torch.testing.assert_close(logits, net(data.inputs(torch.from_numpy(rows))))
+
+
+def test_memory_bounds_the_parts(monkeypatch):
+    data = worlds.federation()
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    engine = Engine(net, data, seed=0)
+    monkeypatch.setattr("pflcli.fl.engine._PART_BYTES", 2 * P.size(P.of(net)))
+    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
+    parts = list(engine.local_sgd([0, 2, 3, 4, 6], P.of(net), plan, ("sgd", 0)))
+    assert [part.clients.tolist() for part in parts] == [[0, 2], [3, 4], [6]]
+
+
+def test_mean_is_weighted_and_renormalised():
+    mean = P.Mean()
+    mean.add({"w": torch.tensor([[1.0], [3.0]]), "n": torch.tensor([4, 7])}, np.asarray([1.0, 2.0]))
+    mean.add({"w": torch.tensor([[10.0]]), "n": torch.tensor([5])}, np.asarray([5.0]))
+    value = mean.value()
+    assert value["w"].tolist() == [(1 * 1 + 2 * 3 + 5 * 10) / 8]
+    assert value["n"].item() == 7
+    assert value["w"].dtype == torch.float32
+    with pytest.raises(ValueError, match="no models"):
+        P.Mean().value()
+
+
+def test_images_become_channels_first_and_unit_range():
+    grey = Federation.of(np.full((2, 4, 5), 255, np.uint8), np.zeros(2, np.int64), np.asarray([0, 2, 2, 2]), 2)
+    assert grey.in_shape == (1, 4, 5)
+    assert grey.inputs(slice(0, 2)).max().item() == 1
+    colour = np.zeros((1, 4, 5, 3), np.uint8)
+    colour[0, 1, 2, 0] = 51
+    data = Federation.of(colour, np.zeros(1, np.int64), np.asarray([0, 1, 1, 1]), 2)
+    assert data.in_shape == (3, 4, 5)
+    assert data.inputs(slice(0, 1))[0, 0, 1, 2].item() == pytest.approx(0.2)
