@@ -28,7 +28,8 @@ def assignments(pairs: Sequence[str]) -> dict[str, str]:
 def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     """Return ``cls(**values)`` with every value checked against its annotation.
 
-    Strings are converted to the field's type; a tuple is written ``0,0.5,1``. ``owner`` is named in errors.
+    Strings are converted to the field's type; a tuple is written ``0,0.5,1``, no value ``none``. ``owner`` is named
+    in errors.
     Raises UsageError for an unknown key (with the nearest one) or a value that does not fit.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -42,6 +43,8 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         typed = value
         if isinstance(value, str) and typing.get_origin(_bare(hints[key])) is tuple:
             typed = [part.strip() for part in value.split(",") if part.strip()]
+        elif value == "none" and type(None) in typing.get_args(hints[key]):
+            typed = None
         try:
             adapter = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))
             checked[key] = adapter.validate_python(typed)

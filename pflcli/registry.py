@@ -102,8 +102,34 @@ def _options(config: ast.ClassDef) -> list[Option]:
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             doc = " ".join(str(after.value.value).split())
         default = ast.unparse(node.value) if node.value is not None else ""
-        found.append(Option(node.target.id, ast.unparse(node.annotation), default, doc))
+        found.append(Option(node.target.id, _words(node.annotation), default, doc))
     return found
+
+
+_BOUNDS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
+
+
+def _words(annotation: ast.expr) -> str:
+    """Return a type as a user would say it: ``int >= 1`` for ``Annotated[int, Ge(1)]``, ``a | b`` for a Literal."""
+    if isinstance(annotation, ast.BinOp):
+        return f"{_words(annotation.left)} | {_words(annotation.right)}"
+    if isinstance(annotation, ast.Constant):
+        return "none" if annotation.value is None else str(annotation.value)
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
+        items = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        if annotation.value.id == "Literal":
+            return " | ".join(_words(item) for item in items)
+        if annotation.value.id == "tuple":
+            return f"{_words(items[0])}, ..."
+        if annotation.value.id == "Annotated":
+            bounds = [_bound(item) for item in items[1:] if isinstance(item, ast.Call)]
+            return " ".join([_words(items[0]), " and ".join(bounds)])
+    return ast.unparse(annotation)
+
+
+def _bound(call: ast.Call) -> str:
+    sign = _BOUNDS.get(ast.unparse(call.func), ast.unparse(call.func))
+    return f"{sign} {', '.join(ast.unparse(arg) for arg in call.args)}"
 
 
 def code_hash(group: str, name: str) -> str:

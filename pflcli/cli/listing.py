@@ -14,9 +14,13 @@ from pflcli.cli import options as o
 
 def command(
     kind: Annotated[
-        str,
-        typer.Argument(help="methods, datasets, models or schemes.", autocompletion=lambda: [*registry.GROUPS]),
-    ],
+        str | None,
+        typer.Argument(
+            help="methods, datasets, models or schemes; without it, all.",
+            autocompletion=lambda: [*registry.GROUPS],
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Argument(help="One of them, with its options.", show_default=False)] = None,
     root: Annotated[
         Path | None, typer.Option(help="Folder to look for datasets in.", metavar="DIR", show_default=False)
@@ -27,10 +31,10 @@ def command(
 
     Example: pfl list methods knn-per
     """
-    from pflcli.steps.listing import listing, options
+    from pflcli.steps.listing import everything, listing, options
 
-    if name is None:
-        entries = listing(kind, root)
+    if kind is None or name is None:
+        entries = everything() if kind is None else listing(kind, root)
         if as_json:
             console.data(entries)
         else:

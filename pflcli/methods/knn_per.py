@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from pflcli.fl.neighbours import Neighbours, votes
@@ -24,8 +24,6 @@ NEEDS = ("datastore",)
 PAPER = "kNN-Per"
 YEAR = 2022
 
-Share = Annotated[float, Interval(ge=0, le=1)]
-
 
 @dataclass(frozen=True)
 class Config:
@@ -33,9 +31,9 @@ class Config:
 
     k: Annotated[int, Ge(1)] = 10
     """neighbours; clamped to the size of a client's store"""
-    weight: Share | None = None
+    weight: Annotated[float, Ge(0), Le(1)] | None = None
     """lambda for every client: 0 is the global model, 1 the neighbours alone; none tunes it per client"""
-    grid: tuple[Share, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    grid: tuple[Annotated[float, Ge(0), Le(1)], ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
     """values of lambda to choose from by validation accuracy; ties go to the one nearest 1/2"""
     kernel: Literal["euclidean", "scaled-squared"] = "euclidean"
     """exp(-d / sigma) with d the distance (the paper), or exp(-d^2 / (dimension sigma)) (the authors' code)"""

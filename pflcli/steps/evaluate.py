@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,10 @@ def _labels(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
         method, mine = artifact.manifest.request["method"], _choices(artifact)
         differing = [k for k, v in mine.items() if any(other.get(k) != v for other in by_method[method])]
         named.append((artifact, " ".join([method, *(f"{key}={_short(mine[key])}" for key in differing)])))
-    return named
+    # The same method, options and seed on another partition or backbone is another row, named by its folder.
+    rows = Counter((label, artifact.manifest.request["seed"]) for artifact, label in named)
+    twice = {label for (label, _), count in rows.items() if count > 1}
+    return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in named]
 
 
 def _choices(artifact: Artifact) -> dict[str, Any]:

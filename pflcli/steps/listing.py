@@ -16,6 +16,15 @@ def listing(group: str, root: Path | None = None) -> list[dict[str, Any]]:
     return [_entry(card, root) for card in registry.cards(group)]
 
 
+def everything() -> list[dict[str, Any]]:
+    """Return one entry for each name of every group."""
+    return [
+        {"kind": group, "name": card.name, "summary": card.summary}
+        for group in registry.GROUPS
+        for card in registry.cards(group)
+    ]
+
+
 def options(group: str, name: str) -> dict[str, Any]:
     """Return the card of one name, with its options; raises UsageError with the nearest name if there is none."""
     card = registry.card(group, name)

@@ -32,8 +32,8 @@ CHAIN = {
 }
 """Kinds in the order in which they are made from one another, and the command that makes each."""
 
-_CHUNK = 256
-"""Clients that personalize at a time: bounds the memory of their answers' intermediate arrays."""
+_CHUNK = 16
+"""Clients that personalize at a time: bounds the memory of intermediate arrays, and progress is seen to move."""
 
 
 def personalize(
