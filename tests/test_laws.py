@@ -6,8 +6,8 @@ import copy
 
 import numpy as np
 import pytest
-import worlds
 
+import worlds
 from pflcli import registry
 from pflcli.errors import ComputationError
 from pflcli.fl.run import LINKS

@@ -7,10 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-import worlds
 from torch import nn
 from torch.nn import functional
 
+import worlds
 from pflcli import rng
 from pflcli.fl import params as P
 from pflcli.fl.neighbours import Neighbours, Stores, flat_index, votes

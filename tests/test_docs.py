@@ -1,0 +1,80 @@
+"""A behaviour is documented if and only if it exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer.main
+
+import worlds
+from pflcli import registry
+from pflcli.cli import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = typer.main.get_command(app).commands
+
+
+def section(title):
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_command_is_in_the_table_and_no_other():
+    rows = re.findall(r"^\| `pfl ([a-z-]+)", section("Commands"), flags=re.M)
+    assert rows == list(COMMANDS)
+
+
+def test_the_table_of_methods_is_what_list_says():
+    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (\w+) \| (\w+) \|$", section("Methods"), flags=re.M)
+    facts = [registry.card("methods", name) for name in registry.names("methods")]
+    assert rows == [(card.name, card.facts["KIND"], ", ".join(card.facts["NEEDS"]) or "partition") for card in facts]
+
+
+@pytest.mark.parametrize("group", ["datasets", "schemes", "models"])
+def test_every_name_is_mentioned(group):
+    for name in registry.names(group):
+        assert f"`{name}`" in section("Methods")
+
+
+def options(command):
+    return {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)}
+
+
+@pytest.mark.parametrize("path", ["README.md", *(f"examples/{p.name}" for p in (ROOT / "examples").glob("*.sh"))])
+def test_every_command_line_that_is_shown_can_be_typed(path):
+    shown = re.findall(r"^[^#\n]*?\bpfl ([a-z-]+)([^\n|)#]*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M)
+    lines = [(name, rest) for name, rest in shown if name in COMMANDS]
+    assert lines
+    for name, rest in lines:
+        for option in re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest):
+            assert option in options(COMMANDS[name]), f"{path}: pfl {name} has no {option}"
+
+
+def test_the_example_method_of_the_readme_is_true(tmp_path, monkeypatch):
+    """A stranger's file works: listed, configured, run, and under the laws of links."""
+    code = re.search(r"```python\n(.*?)```", section("Add a method"), flags=re.S)[1]
+    assert len(code.splitlines()) <= 50
+    path = tmp_path / "two_step_fedavg.py"
+    path.write_text(code)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "folder", lambda group: tmp_path)
+        assert registry.names("methods") == ["two-step-fedavg"]
+        card = registry.card("methods", "two-step-fedavg")
+    assert card.options[0].doc == "local epochs of fine-tuning"
+    spec = importlib.util.spec_from_file_location("two_step_fedavg", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "two_step_fedavg", module)
+    spec.loader.exec_module(module)
+    made = worlds.run()
+    made.kind, made.cfg = module.KIND, module.Config()
+    monkeypatch.setattr(registry, "load", lambda group, name: module)
+    state = worlds.play("two-step-fedavg", made)
+    found = worlds.answers("two-step-fedavg", made, state)
+    assert set(found) == {"validation", "test"}
+    np.testing.assert_allclose(found["test"].sum(axis=1), 1, atol=1e-6)
+    assert made.traffic["up"] == made.traffic["down"] > 0
