@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -14,6 +15,7 @@ import typer.main
 import worlds
 from pflcli import registry
 from pflcli.cli import app
+from pflcli.fl.run import Settings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,6 +41,12 @@ def test_the_table_of_methods_is_what_list_says():
 def test_every_name_is_mentioned(group):
     for name in registry.names(group):
         assert f"`{name}`" in section("Methods")
+
+
+@pytest.mark.parametrize("command", ["train-global", "personalize"])
+def test_every_training_setting_is_an_option(command):
+    flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Settings)}
+    assert flags <= options(COMMANDS[command])
 
 
 def options(command):

@@ -141,11 +141,12 @@ class Run:
 
         ``t``, the round or a name, keys the minibatch draws and, if a round, sets the learning rate. See LocalSGD.
         """
-        rate = self.settings.lr_at(t) if lr is None and isinstance(t, int) else lr or self.settings.lr
+        if lr is None:
+            lr = self.settings.lr_at(t) if isinstance(t, int) else self.settings.lr
         plan = LocalSGD(
             epochs=self.settings.epochs if epochs is None else epochs,
             batch_size=self.settings.batch_size,
-            lr=rate if callable(rate) else (lambda _: rate),
+            lr=lr if callable(lr) else _constant(lr),
             momentum=self.settings.momentum,
             weight_decay=self.settings.weight_decay,
             prox=prox,
@@ -192,3 +193,7 @@ class Run:
         p = self._shared(params, self.clients, split)
         y = np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in self.clients])
         return float((p.argmax(axis=1) == y).mean()) if len(y) else float("nan")
+
+
+def _constant(value: float) -> Callable[[int], float]:
+    return lambda epoch: value

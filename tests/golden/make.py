@@ -1,0 +1,40 @@
+"""Make one small artifact of every kind, to be kept for ever: ``python tests/golden/make.py``.
+
+Run it once when a schema changes, commit ``schema-N``, and never touch the older folders.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from pflcli.artifacts.manifest import SCHEMAS
+from pflcli.steps.build_datastore import build_datastore
+from pflcli.steps.evaluate import evaluate
+from pflcli.steps.extract import extract
+from pflcli.steps.partition import partition
+from pflcli.steps.personalize import personalize
+from pflcli.steps.train_global import train_global
+
+
+def main() -> None:
+    """Write the chain of the current schema version beside this file."""
+    at = Path(__file__).parent / f"schema-{max(SCHEMAS.values())}"
+    draw = np.random.default_rng(0)
+    y = np.tile(np.arange(10), 8)
+    x = (draw.integers(0, 60, (80, 4, 4)) + 19 * y[:, None, None]).astype(np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "fashion_mnist.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+        partition("fashion-mnist", at / "partition", scheme="dirichlet", clients=4, root=folder)
+    settings = {"model": "mlp", "rounds": 2, "participation": 0.5, "batch_size": 8}
+    train_global(at / "partition", at / "backbone", settings=settings)
+    extract(at / "backbone", at / "embeddings")
+    build_datastore(at / "embeddings", at / "datastore", capacity=0.5)
+    personalize("knn-per", at / "datastore", at / "predictions", options={"k": 3})
+    evaluate([at / "predictions"], at / "evaluation")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Artifacts of every schema version, made when it was new: today's code reads them, and scores them the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pflcli.artifacts import datastore, embeddings, partition, predictions
+from pflcli.artifacts.artifact import open_artifact
+from pflcli.artifacts.backbone import tensors
+from pflcli.artifacts.manifest import SCHEMAS
+from pflcli.fl.neighbours import Stores
+from pflcli.steps.evaluate import evaluate
+from pflcli.steps.personalize import personalize
+from pflcli.steps.show import show
+
+VERSIONS = sorted((Path(__file__).parent / "golden").glob("schema-*"))
+
+
+def test_there_is_one_for_every_version():
+    assert [path.name for path in VERSIONS] == [f"schema-{n + 1}" for n in range(max(SCHEMAS.values()))]
+
+
+@pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
+def test_every_kind_is_whole_and_read(at):
+    for kind in SCHEMAS:
+        assert show(at / kind, lineage=True, verify=True)["kind"] == kind
+    held = partition.read(open_artifact(at / "partition"))
+    assert held.sizes.sum() == 80
+    assert set(tensors(open_artifact(at / "backbone"))) >= {"head.weight", "body.1.weight"}
+    z = embeddings.read(open_artifact(at / "embeddings"))["test"]
+    packed = datastore.read(open_artifact(at / "datastore"))
+    stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train)
+    found = stores.search(range(4), z.z, z.offsets, 2, train_only=False)
+    assert np.isfinite(found.distance).any()
+
+
+@pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
+def test_it_is_scored_as_it_was(at, tmp_path):
+    evaluate([at / "predictions"], tmp_path / "e")
+    old, new = (json.loads((path / "metrics.json").read_text()) for path in (at / "evaluation", tmp_path / "e"))
+    for name, metric in old["methods"][0]["metrics"].items():
+        assert new["methods"][0]["metrics"][name]["value"] == pytest.approx(metric["value"]), name
+
+
+@pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
+def test_it_answers_as_it_did(at, tmp_path):
+    personalize("knn-per", at / "datastore", tmp_path / "p", options={"k": 3})
+    old, new = (predictions.read(open_artifact(path), "test") for path in (at / "predictions", tmp_path / "p"))
+    np.testing.assert_allclose(new.parts["p"], old.parts["p"], atol=1e-5)
