@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from pflcli import rng
 from pflcli.errors import ComputationError
+from pflcli.fl import operators
 from pflcli.fl import params as P
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
@@ -75,7 +76,8 @@ class Engine:
         workers = threads if device.type == "cpu" else 1
         self._nets: queue.SimpleQueue[nn.Module] = queue.SimpleQueue()
         for _ in range(workers):
-            self._nets.put(copy.deepcopy(net).to(device))
+            form = operators.tuned(net, federation.in_shape) if self._device == "cpu" else copy.deepcopy(net)
+            self._nets.put(form.to(device))
         self._pool = ThreadPoolExecutor(workers)
         self._bytes = P.size(P.of(net))
         self.joins_single = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())

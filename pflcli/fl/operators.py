@@ -1,0 +1,153 @@
+"""Convolutions in the form that is fastest for their shape on a CPU, with the same parameters and results.
+
+Small images leave MobileNet-like networks with maps of 2x2 and 1x1, for which the stock kernels are slow: their
+depthwise weight gradient above all. ``tuned`` gives such convolutions another form, by a rule over shapes that
+``benchmarks/operators.py`` backs, never by timing at run time: the same seed gives the same bytes. Models do not know.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SMALL = 2
+"""Depthwise maps up to this height and width are computed tap by tap."""
+
+
+def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
+    """Return a copy of ``net`` whose convolutions have their fastest form for inputs of ``in_shape`` (C, H, W).
+
+    Networks without depthwise convolutions are returned in their stock form. Names and shapes of parameters stay.
+    """
+    net = copy.deepcopy(net)
+    if not any(_is_depthwise(module) for module in net.modules()):
+        return net
+    for module, size in _map_sizes(net, in_shape):
+        if _is_depthwise(module) and size <= _SMALL:
+            module.__class__ = SmallDepthwise
+        elif _is_pointwise(module) and size == 1:
+            module.__class__ = PixelLinear
+        elif type(module) is nn.Conv2d:
+            module.__class__ = ChannelsLast
+    return net
+
+
+class ChannelsLast(nn.Conv2d):
+    """The stock kernel on channels-last memory, which layers in between then keep."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution (n, C, h, w)."""
+        out: Tensor = super().forward(x.contiguous(memory_format=torch.channels_last))
+        return out
+
+
+class PixelLinear(nn.Conv2d):
+    """A 1x1 convolution of a 1x1 map: a linear layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution (n, C, 1, 1)."""
+        flat = nn.functional.linear(x.flatten(1), self.weight.flatten(1), self.bias)
+        return flat[:, :, None, None]
+
+
+class SmallDepthwise(nn.Conv2d):
+    """A depthwise 3x3 convolution whose output is at most 2x2, tap by tap over the pixels that each tap meets."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution (n, C, h, w), channels-last."""
+        out = _Taps.apply(x.permute(0, 2, 3, 1), self.weight.flatten(1).t(), self.stride[0])  # type: ignore[no-untyped-call]
+        return out.permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+class _Taps(torch.autograd.Function):
+    """Depthwise 3x3 with padding 1 on pixels (n, h, w, C) and weights (9, C): nine shifted multiply-sums."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.stride = stride
+        height, width = ((side - 1) // stride + 1 for side in x.shape[1:3])
+        out = x.new_zeros(len(x), height, width, x.shape[3])
+        for tap, here, there in _meetings(x.shape[1:3], (height, width), stride):
+            out[here].addcmul_(x[there], weight[tap])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        to_x, to_weight = torch.zeros_like(x), torch.zeros_like(weight)
+        for tap, here, there in _meetings(x.shape[1:3], grad.shape[1:3], ctx.stride):
+            to_x[there].addcmul_(grad[here], weight[tap])
+            to_weight[tap] = (x[there] * grad[here]).sum(dim=(0, 1, 2))
+        return to_x, to_weight, None
+
+
+Pixels = tuple[slice, slice, slice]
+
+
+def _meetings(
+    size: tuple[int, ...] | torch.Size, out: tuple[int, ...] | torch.Size, stride: int
+) -> Iterator[tuple[int, Pixels, Pixels]]:
+    """Yield each tap (0..8) that meets any pixel, with the output pixels and the input pixels that it joins."""
+    for tap in range(9):
+        pairs = [
+            _overlap(offset - 1, *side, stride)
+            for offset, side in zip(divmod(tap, 3), zip(size, out, strict=True), strict=True)
+        ]
+        if all(pairs):
+            (rows, from_rows), (columns, from_columns) = (pair for pair in pairs if pair)
+            every = slice(None)
+            yield tap, (every, rows, columns), (every, from_rows, from_columns)
+
+
+def _overlap(shift: int, size: int, out: int, stride: int) -> tuple[slice, slice] | None:
+    """Return the outputs o and inputs ``stride o + shift`` along one axis that lie inside, or None if none do."""
+    inside = [o for o in range(out) if 0 <= stride * o + shift < size]
+    if not inside:
+        return None
+    first, last = inside[0], inside[-1]
+    return slice(first, last + 1), slice(stride * first + shift, stride * last + shift + 1, stride)
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return (
+        type(module) is nn.Conv2d
+        and module.groups == module.in_channels == module.out_channels > 1
+        and module.kernel_size == (3, 3)
+        and module.padding == (1, 1)
+        and module.dilation == (1, 1)
+        and module.stride in ((1, 1), (2, 2))
+        and module.bias is None
+    )
+
+
+def _is_pointwise(module: nn.Module) -> bool:
+    return (
+        type(module) is nn.Conv2d
+        and module.kernel_size == module.stride == (1, 1)
+        and module.padding == (0, 0)
+        and module.groups == 1
+    )
+
+
+def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, int]]:
+    """Return every convolution with the larger side of its output map, seen on one empty image."""
+    seen: dict[nn.Module, int] = {}
+    hooks = [
+        module.register_forward_hook(lambda module, _, out: seen.update({module: max(out.shape[2:])}))
+        for module in net.modules()
+        if type(module) is nn.Conv2d
+    ]
+    training = net.training
+    with torch.no_grad():
+        net.eval()(torch.zeros(1, *in_shape))
+    net.train(training)
+    for hook in hooks:
+        hook.remove()
+    return list(seen.items())

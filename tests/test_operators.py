@@ -1,0 +1,95 @@
+"""Every form of a convolution against the plain one, gradients in double precision too."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pflcli import models
+from pflcli.fl import operators
+from pflcli.fl.operators import ChannelsLast, PixelLinear, SmallDepthwise
+
+
+def formed(conv, form):
+    other = copy.deepcopy(conv)
+    other.__class__ = form
+    return other
+
+
+def agree(conv, form, x):
+    x = x.double().requires_grad_()
+    conv = conv.double()
+    other = formed(conv, form)
+    draw = torch.randn_like(conv(x))
+    for net in (conv, other):
+        net(x).mul(draw).sum().backward()
+    torch.testing.assert_close(other(x), conv(x))
+    for a, b in zip(other.parameters(), conv.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    inputs = []
+    for net in (conv, other):
+        (grad,) = torch.autograd.grad(net(x).mul(draw).sum(), x)
+        inputs.append(grad)
+    torch.testing.assert_close(*inputs)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4), (5, 5)])
+def test_small_depthwise(size, stride):
+    conv = nn.Conv2d(6, 6, 3, stride=stride, padding=1, groups=6, bias=False)
+    agree(conv, SmallDepthwise, torch.randn(3, 6, *size))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_pixel_linear(bias):
+    agree(nn.Conv2d(6, 4, 1, bias=bias), PixelLinear, torch.randn(3, 6, 1, 1))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_channels_last(groups):
+    agree(nn.Conv2d(6, 4, 3, padding=1, groups=groups), ChannelsLast, torch.randn(3, 6, 5, 4))
+
+
+def test_taps_pass_gradcheck():
+    x = torch.randn(2, 2, 2, 3, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(9, 3, dtype=torch.double, requires_grad=True)
+    for stride in (1, 2):
+        assert torch.autograd.gradcheck(lambda *args: operators._Taps.apply(*args, stride), (x, weight))  # noqa: B023
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
+def test_a_whole_network_is_the_same_function(shape):
+    plain = models.create("mobilenet-v2", shape, 5, 0).double().train()
+    other = operators.tuned(plain.float(), shape).double().train()
+    plain.double()
+    assert list(other.state_dict()) == list(plain.state_dict())
+    x, y = torch.rand(6, *shape, dtype=torch.double), torch.arange(6) % 5
+    grads = [torch.autograd.grad(functional.cross_entropy(net(x), y), list(net.parameters())) for net in (plain, other)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-9)
+    for name, value in plain.state_dict().items():  # BatchNorm's running statistics too
+        torch.testing.assert_close(other.state_dict()[name], value)
+
+
+def test_the_rule_is_over_shapes():
+    kinds = {}
+    for side in (32, 64):
+        net = operators.tuned(models.create("mobilenet-v2", (3, side, side), 5, 0), (3, side, side))
+        kinds[side] = [type(module) for module in net.modules() if isinstance(module, nn.Conv2d)]
+    assert {SmallDepthwise, PixelLinear, ChannelsLast} == set(kinds[32])
+    assert kinds[32].count(SmallDepthwise) > kinds[64].count(SmallDepthwise)
+    plain = operators.tuned(models.create("cnn", (1, 28, 28), 5, 0), (1, 28, 28))
+    assert {type(m) for m in plain.modules() if isinstance(m, nn.Conv2d)} == {nn.Conv2d}
+
+
+def test_a_strided_pointwise_convolution_is_not_a_linear_layer():
+    body = nn.Sequential(
+        nn.Conv2d(3, 3, 3, padding=1, groups=3, bias=False), nn.Conv2d(3, 4, 1, stride=2), nn.Flatten()
+    )
+    net = models.Net(body, nn.Linear(4, 2))
+    x = torch.randn(2, 3, 2, 2)
+    torch.testing.assert_close(operators.tuned(net, (3, 2, 2))(x), net(x))
