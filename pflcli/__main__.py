@@ -21,7 +21,10 @@ def main(args: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     arguments = sys.argv[1:] if args is None else args
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="pfl", standalone_mode=False)
+        if code == 130:  # what Typer makes of KeyboardInterrupt
+            raise KeyboardInterrupt
+        sys.stdout.flush()
     except PflError as error:
         console.fail(error.message, *error.fix)
         code = error.exit_code
@@ -29,9 +32,14 @@ def main(args: list[str] | None = None) -> None:
         console.fail("interrupted; to go on, type again:", shlex.join(["pfl", *arguments]))
         code = 130
     except TyperException as error:
-        console.fail(*_usage(error))
+        # Without arguments the help is shown, and there is nothing to add.
+        if error.format_message():
+            console.fail(*_usage(error))
         code = error.exit_code
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as end:
+        # Typer exits by itself on a broken pipe, and when it has completed a word for the shell.
+        if BrokenPipeError not in (type(end), type(end.__context__)):
+            raise
         # Whoever read our output has gone; keep Python from complaining when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

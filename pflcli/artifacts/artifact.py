@@ -128,7 +128,12 @@ def follow(artifact: Artifact, reference: Input) -> Artifact:
     for folder in (recorded, *sorted(beside)):
         if not (folder / manifests.NAME).is_file():
             continue
-        found = Artifact(_shown(folder), manifests.read(folder))
+        try:
+            found = Artifact(_shown(folder), manifests.read(folder))
+        except InputError:
+            if folder == recorded:
+                raise
+            continue  # a neighbour of no concern
         if found.manifest.fingerprint == reference.fingerprint:
             return found
         changed = changed or folder == recorded

@@ -74,6 +74,14 @@ class Manifest:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
+def ours(folder: Path) -> bool:
+    """Whether pfl made a folder, be its manifest damaged: other programs write a ``manifest.json`` too."""
+    try:
+        return (folder / NAME).read_bytes().startswith(b'{\n  "kind": ')
+    except OSError:
+        return False
+
+
 def read(folder: Path) -> Manifest:
     """Read a folder's manifest; raises InputError if there is none, or one that this version cannot read."""
     path = folder / NAME
@@ -85,12 +93,12 @@ def read(folder: Path) -> Manifest:
         raw = json.loads(path.read_text(encoding="utf-8"))
         raw["inputs"] = tuple(Input(**item) for item in raw["inputs"])
         manifest = Manifest(**raw)
+        newer = manifest.schema > SCHEMAS.get(manifest.kind, 0)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError):
         raise InputError(f"{path} is damaged: it is not a manifest") from None
-    newest = SCHEMAS.get(manifest.kind)
-    if newest is None or manifest.schema > newest:
+    if newer:
         raise InputError(
             f"{folder} is a {manifest.kind} of schema {manifest.schema}, made by a newer pfl",
             "pip install --upgrade pflcli",

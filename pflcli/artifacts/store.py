@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Draft, Manifest
-from pflcli.errors import ConflictError, InputError
+from pflcli.errors import ConflictError, InputError, UsageError
 
 _DRAFT = "draft.json"
 
@@ -37,10 +38,17 @@ def decide(out: Path, draft: Draft, *, force: bool) -> tuple[Decision, str]:
     """Say what writing ``draft`` to ``out`` would do, and why; changes nothing.
 
     Raises ConflictError if the output, or an unfinished one, was made by a different request and ``force`` is off,
-    or if ``out`` is a folder that pfl did not make.
+    or if ``out`` is a folder that pfl did not make, or one of the inputs.
     """
+    if out.name in ("", ".."):
+        raise UsageError(f"'{out}' does not name a new folder", "--out runs/x")
+    if any(item.path == "." for item in draft.inputs):
+        raise ConflictError(f"{out} is what the {draft.kind} is to be made from", "choose another folder for --out")
+    partial = _partial(out)
+    if partial.is_dir() and any(partial.iterdir()) and not ((partial / _DRAFT).is_file() or manifests.ours(partial)):
+        raise ConflictError(f"{partial} is needed and was not made by pfl", "choose another folder for --out")
     if out.exists():
-        if not (out / manifests.NAME).is_file():
+        if not manifests.ours(out):
             if out.is_dir() and not any(out.iterdir()):
                 return Decision.NEW, f"{out} is empty"
             raise ConflictError(f"{out} exists and is not a pfl artifact", "choose another folder for --out")
@@ -57,9 +65,8 @@ def decide(out: Path, draft: Draft, *, force: bool) -> tuple[Decision, str]:
                 f"{out} exists and was made by another request", *_changes(old, draft), "--force replaces it"
             )
         return Decision.REPLACE, "--force"
-    partial = _partial(out)
-    if (partial / _DRAFT).is_file() and not force:
-        begun = _read_draft(partial)
+    begun = _read_draft(partial)
+    if begun and not force:
         if begun.get("fingerprint") == draft.fingerprint:
             return Decision.RESUME, f"{partial} holds an unfinished run of this very request"
         raise ConflictError(
@@ -100,6 +107,7 @@ class Work:
         """Lock and prepare ``OUT.partial``; raises ConflictError as ``decide`` does, or if another writer has it."""
         self.out = Path(out)
         self.draft = draft
+        self.force = force
         self.folder = _partial(self.out)
         self._files: dict[str, dict[str, Any]] = {}
         self._began = time.monotonic()
@@ -119,7 +127,7 @@ class Work:
         try:
             if decision is not Decision.RESUME:
                 self._clear()
-            _write(self.folder / _DRAFT, json.dumps({**asdict(draft), "fingerprint": draft.fingerprint}).encode())
+                _write(self.folder / _DRAFT, json.dumps({**asdict(draft), "fingerprint": draft.fingerprint}).encode())
         except OSError as error:
             os.close(self._lock)
             raise InputError(f"cannot write to {self.folder}: {error.strerror}") from None
@@ -136,6 +144,8 @@ class Work:
 
     def _clear(self) -> None:
         for item in self.folder.iterdir():
+            if item.name == _DRAFT:
+                continue  # says whose the folder is, until it is overwritten
             if item.is_dir():
                 shutil.rmtree(item)
             else:
@@ -152,9 +162,9 @@ class Work:
     def checkpoint(self, content: bytes) -> None:
         """Replace the checkpoint at once: a killed writer leaves the old one or the new one, never a mixture."""
         folder = self.folder / "checkpoint"
-        folder.mkdir(exist_ok=True)
         fresh = folder / "state.tmp"
         try:
+            folder.mkdir(exist_ok=True)
             _write(fresh, content)
             fresh.replace(folder / "state.safetensors")
             _sync(folder)
@@ -167,7 +177,11 @@ class Work:
         return path.read_bytes() if path.is_file() else None
 
     def commit(self, summary: dict[str, Any], made: dict[str, Any]) -> Manifest:
-        """Write the manifest, sync, and rename the folder to its final name."""
+        """Write the manifest, sync, and rename the folder to its final name.
+
+        Raises ConflictError if something else has come to stand there meanwhile.
+        """
+        decide(self.out, self.draft, force=self.force)
         manifest = Manifest(
             kind=self.draft.kind,
             schema=manifests.SCHEMAS[self.draft.kind],
@@ -179,23 +193,36 @@ class Work:
             summary=summary,
             made={**made, "seconds": round(time.monotonic() - self._began, 3)},
         )
-        shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
-        (self.folder / _DRAFT).unlink()
         try:
             _write(self.folder / manifests.NAME, manifest.to_json().encode())
+            (self.folder / _DRAFT).unlink()
+            shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
             _sync(self.folder)
             old = None
             if self.out.exists():
                 old = self.out.with_name(f"{self.out.name}.replaced-{os.getpid()}")
                 self.out.rename(old)
-            self.folder.rename(self.out)
+            try:
+                self.folder.rename(self.out)
+            except OSError:
+                if old is not None:
+                    old.rename(self.out)
+                raise
             self._committed = True
             _sync(self.out.parent)
         except OSError as error:
             raise InputError(f"cannot finish {self.out}: {error.strerror}") from None
-        if old is not None:
-            shutil.rmtree(old)
+        self._sweep()
         return manifest
+
+    def _sweep(self) -> None:
+        """Remove what was replaced, now or by a writer that was killed before it could."""
+        for item in self.out.parent.iterdir():
+            if re.fullmatch(re.escape(self.out.name) + r"\.replaced-\d+", item.name):
+                if item.is_symlink():
+                    item.unlink()
+                else:
+                    shutil.rmtree(item, ignore_errors=True)
 
 
 def _write(path: Path, content: bytes) -> None:

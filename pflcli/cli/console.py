@@ -79,7 +79,7 @@ class Console:
 
 def fail(message: str, *fix: str) -> None:
     """Print an error to stderr, whatever the level."""
-    print(f"pfl: {message}", *(f"     {line}" for line in fix), sep="\n", file=sys.stderr, flush=True)
+    print(f"pfl: {message}", *(f"     {line}" for line in fix if line), sep="\n", file=sys.stderr, flush=True)
 
 
 def result(outcome: Outcome, *, as_json: bool) -> None:

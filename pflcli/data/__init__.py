@@ -58,6 +58,8 @@ def read_npz(path: Path, *keys: str) -> list[NDArray[Any]]:
 def train_and_test(path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Read ``x_train, y_train, x_test, y_test`` from an NPZ file, joined in this order."""
     x_train, y_train, x_test, y_test = read_npz(path, "x_train", "y_train", "x_test", "y_test")
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise InputError(f"{path}: samples of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]}")
     return np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test]).astype(np.int64)
 
 

@@ -21,7 +21,7 @@ from pflcli.artifacts import blocks, predictions
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
-from pflcli.errors import UsageError, closest
+from pflcli.errors import InputError, UsageError, closest
 from pflcli.metrics import scores
 from pflcli.report import pictures, tables
 from pflcli.steps.making import Manner, Outcome, make
@@ -129,6 +129,11 @@ def _short(value: Any) -> str:
 def _score(artifact: Artifact, label: str, split: str) -> Scored:
     answers = predictions.read(artifact, split)
     p, y, bounds = answers.parts["p"], answers.y, answers.offsets
+    if not len(y):
+        raise InputError(
+            f"{artifact.path} has no {split} samples to score",
+            "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
+        )
     spans = list(itertools.pairwise(bounds))
     client = {
         "accuracy": scores.per_client(scores.correct(p, y), bounds),

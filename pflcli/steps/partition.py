@@ -47,7 +47,7 @@ def partition(
         raise UsageError(f"--clients {clients} is not a positive number", "--clients 100")
     if min_samples < 0:
         raise UsageError(f"--min-samples {min_samples} is negative", "--min-samples 10")
-    if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9 or fractions[0] == 0:
+    if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
         shown = ",".join(f"{part:g}" for part in fractions)
         raise UsageError(f"fractions {shown} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
     loader = registry.load("datasets", dataset)
