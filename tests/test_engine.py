@@ -12,10 +12,11 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, rng
-from pflcli.errors import ComputationError
+from pflcli.errors import ComputationError, UsageError
 from pflcli.fl import params as P
-from pflcli.fl.engine import Engine, LocalSGD, batches
+from pflcli.fl.engine import Engine, choose
 from pflcli.fl.federation import Federation
+from pflcli.fl.plan import LocalSGD, batches
 
 
 def reference(net, data, client, plan, key, seed):
@@ -54,13 +55,17 @@ PLANS = {
 }
 
 
+WAYS = ("loop", "stacked")
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", PLANS)
-def test_local_sgd_is_sgd(name):
+def test_local_sgd_is_sgd(name, way):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(**{"epochs": 3, "batch_size": 4, "lr": lambda epoch: 0.1, **PLANS[name]})
-    engine = Engine(net, data, seed=5, threads=2)
-    clients = [0, 2, 4, 6]
+    engine = Engine(net, data, seed=5, threads=2, way=way)
+    clients = [1, 2, 0, 5, 4, 6]
     (part,) = engine.local_sgd(clients, P.of(net), plan, ("sgd", 1))
     assert part.weights.tolist() == data.sizes(*plan.splits)[clients].tolist()
     for place, client in enumerate(clients):
@@ -69,11 +74,12 @@ def test_local_sgd_is_sgd(name):
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
-def test_proximal_term_pulls_to_its_anchor():
+@pytest.mark.parametrize("way", WAYS)
+def test_proximal_term_pulls_to_its_anchor(way):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     anchor = P.of(models.create("mlp", data.in_shape, worlds.CLASSES, 1))
-    engine = Engine(net, data, seed=5)
+    engine = Engine(net, data, seed=5, way=way)
     plan = LocalSGD(epochs=2, batch_size=4, lr=lambda epoch: 0.1, prox=(anchor, 0.7))
     (part,) = engine.local_sgd([0], P.of(net), plan, ("sgd", 0))
     expected = reference(net, data, 0, plan, ("sgd", 0), 5)
@@ -81,20 +87,22 @@ def test_proximal_term_pulls_to_its_anchor():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
-def test_frozen_parameters_do_not_move():
+@pytest.mark.parametrize("way", WAYS)
+def test_frozen_parameters_do_not_move(way):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1, trainable="head.", weight_decay=0.5)
-    (part,) = Engine(net, data, seed=0).local_sgd([0], P.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=0, way=way).local_sgd([0], P.of(net), plan, ("sgd", 0))
     for key, value in P.pick(part.params, 0).items():
         assert torch.equal(value, net.state_dict()[key]) == key.startswith("body.")
 
 
-def test_each_client_may_start_from_its_own_model():
+@pytest.mark.parametrize("way", WAYS)
+def test_each_client_may_start_from_its_own_model(way):
     data = worlds.federation()
     nets = [models.create("mlp", data.in_shape, worlds.CLASSES, seed) for seed in (0, 1)]
     plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
-    engine = Engine(nets[0], data, seed=0)
+    engine = Engine(nets[0], data, seed=0, way=way)
     (part,) = engine.local_sgd([0, 2], P.stack([P.of(net) for net in nets]), plan, ("sgd", 0))
     for place, (client, net) in enumerate(zip((0, 2), nets, strict=True)):
         expected = reference(net, data, client, plan, ("sgd", 0), 0)
@@ -135,6 +143,26 @@ def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch():
     assert not torch.equal(part.params["head.weight"][1], net.state_dict()["head.weight"])
 
 
+def test_ways_agree_after_a_round_on_convolutions():
+    data, _ = batch_norm_world()
+    data = Federation(data.x[:, :, :8, :8].contiguous(), data.y, data.offsets, 2)
+    net = models.create("cnn", data.in_shape, 2, 0)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=lambda epoch: 0.1, momentum=0.9)
+    found = [next(Engine(net, data, seed=0, way=way).local_sgd([0, 1], P.of(net), plan, ("sgd", 0))) for way in WAYS]
+    for key, value in found[0].params.items():
+        torch.testing.assert_close(found[1].params[key], value, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[1].loss, found[0].loss, rtol=1e-4)
+
+
+def test_the_choice_is_a_rule():
+    data, net = batch_norm_world()
+    assert Engine(net, data, seed=0).way == "loop"
+    with pytest.raises(UsageError, match="BatchNorm"):
+        Engine(net, data, seed=0, way="stacked")
+    small, large = (models.create(name, (1, 28, 28), 10, 0) for name in ("logistic", "mlp"))
+    assert [choose(small, "cpu"), choose(large, "cpu"), choose(large, "cuda")] == ["stacked", "loop", "stacked"]
+
+
 def test_batches_cover_every_sample_once():
     order = torch.randperm(9)
     for join, sizes in ((False, [4, 4, 1]), (True, [4, 5])):
@@ -144,12 +172,13 @@ def test_batches_cover_every_sample_once():
     assert batches(order[:0], 4, join_single=True) == []
 
 
-def test_divergence_names_the_client():
+@pytest.mark.parametrize("way", WAYS)
+def test_divergence_names_the_client(way):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(epochs=5, batch_size=4, lr=lambda epoch: 1e20)
     with pytest.raises(ComputationError, match="client 2"):
-        list(Engine(net, data, seed=0).local_sgd([2], P.of(net), plan, ("sgd", 0)))
+        list(Engine(net, data, seed=0, way=way).local_sgd([2], P.of(net), plan, ("sgd", 0)))
 
 
 def test_inference_does_not_depend_on_the_cut():

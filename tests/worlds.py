@@ -32,13 +32,19 @@ def federation(seed: int = 0) -> Federation:
 
 
 def run(
-    method: str | None = None, *, seed: int = 0, threads: int = 1, options: dict | None = None, **settings: object
+    method: str | None = None,
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    way: str = "auto",
+    options: dict | None = None,
+    **settings: object,
 ) -> Run:
     """A run of ``method`` with all that it may need: a backbone (unlike the start), embeddings and stores."""
     data = federation()
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
     net = models.create("mlp", data.in_shape, CLASSES, seed)
-    engine = Engine(net, data, seed=seed, threads=threads)
+    engine = Engine(net, data, seed=seed, threads=threads, way=way)
     code = registry.load("methods", method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     made = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, P.of(net))

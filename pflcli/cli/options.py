@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,14 +28,20 @@ def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
         if name not in COMMANDS:
             raise UsageError(f"{path}: unknown table [{name}]", closest(name, COMMANDS))
     mine = tables.get(str(ctx.info_name), {})
-    known = {str(param.name) for param in ctx.command.params} - {"config"}
+    if not isinstance(mine, Mapping):
+        raise UsageError(f"{path}: '{ctx.info_name}' is not a table", f"[{ctx.info_name}]")
+    known = {
+        opt.removeprefix("--"): str(param.name)
+        for param in ctx.command.params
+        for opt in param.opts
+        if not re.fullmatch("-.|--config", opt)
+    }
     defaults: dict[str, Any] = {}
     for key, value in mine.items():
-        name = "options" if key == "set" else key.replace("-", "_")
-        if name not in known:
-            shown = sorted("set" if item == "options" else item.replace("_", "-") for item in known)
-            raise UsageError(f"{path}: unknown key '{key}' in [{ctx.info_name}]", closest(key, shown))
-        defaults[name] = _pairs(value) if isinstance(value, Mapping) else _typed(value)
+        option = key.replace("_", "-")
+        if option not in known:
+            raise UsageError(f"{path}: unknown key '{key}' in [{ctx.info_name}]", closest(key, known))
+        defaults[known[option]] = _pairs(value) if isinstance(value, Mapping) else _typed(value)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return path
 
@@ -59,6 +66,7 @@ Seed = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", metavar="NAME")]
 Threads = Annotated[int, typer.Option(help="Threads to use; 0 for one a core.", metavar="N")]
+Engine = Annotated[str, typer.Option(help="How clients are run: auto, loop or stacked.", metavar="NAME")]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -110,7 +118,16 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def manner(*, force: bool, dry_run: bool, quiet: bool, verbose: bool, device: str = "auto", threads: int = 0) -> Manner:
+def manner(
+    *,
+    force: bool,
+    dry_run: bool,
+    quiet: bool,
+    verbose: bool,
+    device: str = "auto",
+    engine: str = "auto",
+    threads: int = 0,
+) -> Manner:
     """Return how to make an artifact, watched by the console."""
     watch = Console(quiet=quiet, verbose=verbose)
-    return Manner(force=force, dry_run=dry_run, device=device, threads=threads, watch=watch)
+    return Manner(force=force, dry_run=dry_run, device=device, engine=engine, threads=threads, watch=watch)

@@ -34,6 +34,7 @@ def command(
     seed: o.Seed = None,
     device: o.Device = "auto",
     threads: o.Threads = 0,
+    engine: o.Engine = "auto",
     config_file: o.Config = None,
     force: o.Force = False,
     dry_run: o.DryRun = False,
@@ -66,6 +67,8 @@ def command(
             eval_every=eval_every,
         ),
         seed=seed,
-        manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, device=device, threads=threads),
+        manner=o.manner(
+            force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, device=device, threads=threads, engine=engine
+        ),
     )
     console.result(outcome, as_json=as_json)

@@ -1,16 +1,15 @@
 """How a cohort is run: local SGD of many clients, and inference, over one partition.
 
-Methods say what each client does; the engine decides how. This is the **loop** way: one resident model per worker
-thread, parameters copied in place, minibatches by index tensors, gradients by ``torch.autograd.grad``, updates by
-``torch._foreach_*``. Each worker computes with one intra-op thread, so a client's result does not depend on how many
-workers there are.
+Methods say what each client does; the engine decides how. The **loop** way trains one client after the other on each
+worker thread, the **stacked** way many as one batched program. Either computes with one intra-op thread a worker, so a
+client's result does not depend on how many there are.
 """
 
 from __future__ import annotations
 
 import copy
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,38 +19,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pflcli import rng
-from pflcli.errors import ComputationError
-from pflcli.fl import operators
+from pflcli.errors import ComputationError, UsageError
+from pflcli.fl import loop, operators, stacked
 from pflcli.fl import params as P
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
+from pflcli.fl.plan import LocalSGD
 
 _PART_BYTES = 128 << 20
 """Parameters of one part of a cohort: bounds the memory of a round whatever the cohort's size."""
 
+WAYS = ("auto", "loop", "stacked")
+
+_TINY = 10_000
+"""Parameters up to which, on a CPU, starting operators costs more than their arithmetic."""
+
 _BATCH = {"cpu": 64, "cuda": 4096}
 """Samples a batch of inference: on a CPU activations stay in the cache, and several batches run side by side."""
-
-
-@dataclass(frozen=True)
-class LocalSGD:
-    """What a client does locally.
-
-    ``lr`` maps the local epoch to a learning rate. ``prox=(anchor, mu)`` adds mu (w - anchor) to the gradient;
-    ``trainable`` restricts training to parameters whose name starts with it; ``splits`` are what it learns from.
-    """
-
-    epochs: int
-    batch_size: int
-    lr: Callable[[int], float]
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    prox: tuple[Params, float] | None = None
-    trainable: str = ""
-    splits: tuple[str, ...] = ("train",)
 
 
 @dataclass(frozen=True)
@@ -67,7 +53,9 @@ class Part:
 class Engine:
     """Runs clients of one federation on one model architecture."""
 
-    def __init__(self, net: nn.Module, federation: Federation, *, seed: int, threads: int = 1) -> None:
+    def __init__(
+        self, net: nn.Module, federation: Federation, *, seed: int, threads: int = 1, way: str = "auto"
+    ) -> None:
         self.federation = federation
         self.seed = seed
         self.threads = threads
@@ -80,7 +68,10 @@ class Engine:
             self._nets.put(form.to(device))
         self._pool = ThreadPoolExecutor(workers)
         self._bytes = P.size(P.of(net))
-        self.joins_single = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())
+        self._plain = copy.deepcopy(net).to(device)
+        self.way = choose(net, self._device) if way == "auto" else way
+        if self.way == "stacked" and loop.has_batch_norm(net):
+            raise UsageError("the stacked engine does not run models with BatchNorm", "--engine loop")
 
     def parts(self, clients: Sequence[int] | NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Cut clients into parts whose stacked models stay within the part's memory."""
@@ -101,85 +92,48 @@ class Engine:
         ``key`` names the draw of minibatches, together with the client. Raises ComputationError if a client's
         parameters become non-finite.
         """
-        ids = np.asarray(clients, dtype=np.int64)
-        stacked = _is_stacked(start, self._nets_template())
+        each = self._has_own_starts(start)
         done = 0
-        for part in self.parts(ids):
+        for part in self.parts(clients):
+            begin = {name: value[done : done + len(part)] for name, value in start.items()} if each else start
             out = {
-                name: torch.empty((len(part), *_shape(value, stacked)), dtype=value.dtype, device=value.device)
+                name: torch.empty((len(part), *value.shape[each:]), dtype=value.dtype, device=value.device)
                 for name, value in start.items()
             }
-
-            def train(place: int, part: NDArray[np.int64] = part, out: Stacked = out, base: int = done) -> float:
-                begin = P.pick(start, base + place) if stacked else start
-                return self._train(int(part[place]), begin, P.pick(out, place), plan, key)
-
+            draws = {int(client): rng.generator(self.seed, *key, int(client)) for client in part}
             with intra_op(1):
-                losses = list(self._pool.map(train, range(len(part))))
+                if self.way == "stacked":
+                    losses = stacked.train(self._plain, self.federation, draws, begin, out, plan, own_starts=each)
+                else:
+                    losses = self._loop(draws, begin, out, plan, own_starts=each)
+            _check_finite(part, out, key)
             done += len(part)
             weights = self.federation.sizes(*plan.splits)[part].astype(np.float64)
-            yield Part(part, out, weights, np.asarray(losses))
+            yield Part(part, out, weights, losses)
 
-    def _nets_template(self) -> nn.Module:
-        net = self._nets.get()
-        self._nets.put(net)
-        return net
+    def _has_own_starts(self, start: Params | Stacked) -> bool:
+        name, value = next(iter(self._plain.state_dict().items()))
+        own: bool = start[name].ndim == value.ndim + 1
+        return own
 
-    def _train(self, client: int, start: Params, out: Params, plan: LocalSGD, key: tuple[Any, ...]) -> float:
-        net = self._nets.get()
-        try:
-            return self._sgd(net, client, start, out, plan, key)
-        finally:
-            self._nets.put(net)
+    def _loop(
+        self,
+        draws: dict[int, np.random.Generator],
+        start: Params | Stacked,
+        out: Stacked,
+        plan: LocalSGD,
+        *,
+        own_starts: bool,
+    ) -> NDArray[np.float64]:
+        def train(place: int, client: int) -> float:
+            begin = P.pick(start, place) if own_starts else start
+            net = self._nets.get()
+            try:
+                return loop.train(net, self.federation, client, begin, P.pick(out, place), plan, draws[client])
+            finally:
+                self._nets.put(net)
 
-    def _sgd(
-        self, net: nn.Module, client: int, start: Params, out: Params, plan: LocalSGD, key: tuple[Any, ...]
-    ) -> float:
-        state = net.state_dict()
-        with torch.no_grad():
-            for name, value in state.items():
-                value.copy_(start[name])
-        trained = [(name, value) for name, value in net.named_parameters() if name.startswith(plan.trainable)]
-        weights: list[Tensor] = [value for _, value in trained]
-        anchor = [plan.prox[0][name] for name, _ in trained] if plan.prox else []
-        momentum: list[Tensor] = []
-        rows = torch.from_numpy(self.federation.rows(client, *plan.splits))
-        x, y = self.federation.inputs(rows), self.federation.y[rows]
-        # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
-        net.train(not (self.joins_single and len(rows) == 1))
-        draw = rng.generator(self.seed, *key, client)
-        total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
-        for epoch in range(plan.epochs):
-            lr = plan.lr(epoch)
-            order = torch.from_numpy(draw.permutation(len(rows))).to(y.device)
-            for batch in batches(order, plan.batch_size, join_single=self.joins_single):
-                loss = functional.cross_entropy(net(x[batch]), y[batch])
-                grads = list(torch.autograd.grad(loss, weights))
-                with torch.no_grad():
-                    if plan.weight_decay:
-                        torch._foreach_add_(grads, weights, alpha=plan.weight_decay)
-                    if plan.prox and plan.prox[1]:
-                        pull = torch._foreach_sub(weights, anchor)
-                        torch._foreach_add_(grads, pull, alpha=plan.prox[1])
-                    if plan.momentum:
-                        if momentum:
-                            torch._foreach_mul_(momentum, plan.momentum)
-                            torch._foreach_add_(momentum, grads)
-                        else:
-                            momentum = grads
-                        grads = momentum
-                    torch._foreach_add_(weights, grads, alpha=-lr)
-                total += loss.detach()
-                steps += 1
-        with torch.no_grad():
-            for name, value in state.items():
-                out[name].copy_(value)
-        if not all(bool(torch.isfinite(value).all()) for value in weights):
-            raise ComputationError(
-                f"the parameters of client {client} became non-finite ({' '.join(map(str, key))})",
-                "a smaller --lr may help",
-            )
-        return float(total) / max(steps, 1)
+        return np.asarray(list(self._pool.map(train, range(len(draws)), draws)))
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) of one model on rows of the federation, and with ``features`` its z (n, d)."""
@@ -223,18 +177,20 @@ class Engine:
             return np.concatenate(list(self._pool.map(answer, range(len(part.clients)))))
 
 
+def choose(net: nn.Module, device: str) -> str:
+    """Return the way that is faster for a model on a device; ``benchmarks/engines.py`` backs the rule."""
+    if loop.has_batch_norm(net):
+        return "loop"
+    if device == "cuda":
+        return "stacked"
+    only_linear = not any(isinstance(module, nn.modules.conv._ConvNd) for module in net.modules())
+    return "stacked" if only_linear and sum(p.numel() for p in net.parameters()) <= _TINY else "loop"
+
+
 def probabilities(logits: Tensor) -> NDArray[np.float32]:
     """Return softmax(logits) (n, C), computed in float64 so that rows sum to one."""
     rows: NDArray[np.float32] = torch.softmax(logits.double(), dim=1).float().cpu().numpy()
     return rows
-
-
-def batches(order: Tensor, size: int, *, join_single: bool) -> list[Tensor]:
-    """Cut a permutation into minibatches; with ``join_single`` a last batch of one sample joins the one before."""
-    cut = list(torch.split(order, size))
-    if join_single and len(cut) > 1 and len(cut[-1]) == 1:
-        cut[-2:] = [torch.cat(cut[-2:])]
-    return [batch for batch in cut if len(batch)]
 
 
 @contextmanager
@@ -259,11 +215,14 @@ def _joined(outputs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat(logits), torch.cat(z)
 
 
-def _is_stacked(start: Params | Stacked, net: nn.Module) -> bool:
-    name, value = next(iter(net.state_dict().items()))
-    stacked: bool = start[name].ndim == value.ndim + 1
-    return stacked
-
-
-def _shape(value: Tensor, stacked: bool) -> tuple[int, ...]:
-    return tuple(value.shape[1:] if stacked else value.shape)
+def _check_finite(clients: NDArray[np.int64], params: Stacked, key: tuple[Any, ...]) -> None:
+    """Raise ComputationError if a client's parameters are not all finite."""
+    finite = torch.ones(len(clients), dtype=torch.bool)
+    for value in params.values():
+        # A sum is finite only if every term is, and costs no mask the size of the parameters.
+        finite &= value.flatten(1).sum(dim=1).isfinite().cpu() if value.is_floating_point() else True
+    for client in clients[~finite.numpy()]:
+        raise ComputationError(
+            f"the parameters of client {client} became non-finite ({' '.join(map(str, key))})",
+            "a smaller --lr may help",
+        )

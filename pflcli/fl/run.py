@@ -14,10 +14,11 @@ from torch import Tensor
 from pflcli import rng
 from pflcli.errors import ComputationError
 from pflcli.fl import params as P
-from pflcli.fl.engine import Engine, LocalSGD, Part, probabilities
+from pflcli.fl.engine import Engine, Part, probabilities
 from pflcli.fl.federation import Federation
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.params import Params, Stacked
+from pflcli.fl.plan import LocalSGD
 
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """Which links may carry bytes, by a method's KIND."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from pflcli.errors import UsageError
+from pflcli.errors import UsageError, closest
 
 
 def threads(asked: int) -> int:
@@ -16,6 +16,15 @@ def threads(asked: int) -> int:
         return asked
     # Not every system tells which cores a process may use.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def engine(asked: str) -> str:
+    """Return the way to run clients, as asked; raises UsageError for one that does not exist."""
+    from pflcli.fl.engine import WAYS
+
+    if asked not in WAYS:
+        raise UsageError(f"unknown engine '{asked}'", closest(asked, WAYS))
+    return asked
 
 
 def device(asked: str) -> str:

@@ -67,6 +67,7 @@ class Manner:
     force: bool = False
     dry_run: bool = False
     device: str = "auto"
+    engine: str = "auto"
     threads: int = 0
     watch: Watch = SILENT
 

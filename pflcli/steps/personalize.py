@@ -109,7 +109,7 @@ def personalize(
         spent = sum(item.manifest.made["seconds"] for item in inputs if item.kind != "partition")
         return summary, {
             "device": machine.device(manner.device),
-            "engine": "loop",
+            "engine": run.engine.way,
             "threads": run.engine.threads,
             "seconds_inputs": round(spent, 3),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,13 @@ def train_global(
             "rounds": len(rows),
             "reported": "last round",
             "parameters": sum(value.numel() for value in weights.values()),
-            "validation_accuracy": accuracy,
+            "validation_accuracy": None if math.isnan(accuracy) else accuracy,
             **{f"bytes_{link}": total for link, total in run.traffic.items()},
         }
         manner.watch.say(f"validation accuracy {accuracy:.4f} after round {len(rows)} (the last)")
         return summary, {
             "device": machine.device(manner.device),
-            "engine": "loop",
+            "engine": run.engine.way,
             "threads": run.engine.threads,
         }
 

@@ -12,14 +12,14 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from pflcli import config, models, registry
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
-from pflcli.errors import ComputationError
+from pflcli.errors import ComputationError, InputError
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
@@ -44,9 +44,9 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     torch.set_num_threads(workers)
     federation = Federation.of(data.x, data.y, data.offsets, data.classes, device)
     net = models.create(plan.model, federation.in_shape, data.classes, seed)
-    engine = Engine(net, federation, seed=seed, threads=workers)
+    engine = Engine(net, federation, seed=seed, threads=workers, way=machine.engine(manner.engine))
     init = {name: value.to(device) for name, value in P.of(net).items()}
-    manner.watch.detail(f"{plan.model} on {device}, loop engine, {workers} threads")
+    manner.watch.detail(f"{plan.model} on {device}, {engine.way} engine, {workers} threads")
     return Run(method.KIND, cfg, plan, seed, federation, engine, init)
 
 
@@ -61,7 +61,11 @@ def rounds(run: Run, name: str, method: ModuleType, work: Work, manner: Manner) 
     rows: list[Row] = []
     saved = work.saved()
     if saved is not None:
-        state, rows, run.traffic = _unpack(saved, work)
+        state, rows, run.traffic, way = _unpack(saved, work)
+        if way != run.engine.way:
+            # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.
+            run.engine.way = way
+            manner.watch.say(f"going on with the {way} engine, with which this run began")
         manner.watch.say(f"resuming after round {len(rows)} of {run.settings.rounds}")
     device = run.federation.x.device
     state = _moved(state, device)
@@ -74,12 +78,12 @@ def rounds(run: Run, name: str, method: ModuleType, work: Work, manner: Manner) 
                 advance(1, _note(rows))
                 if time.monotonic() - last >= 20 * cost:
                     began = time.monotonic()
-                    work.checkpoint(_pack(state, rows, run.traffic))
+                    work.checkpoint(_pack(run, state, rows))
                     last, kept = time.monotonic(), len(rows)
                     cost = last - began
         except KeyboardInterrupt:
             if kept < len(rows):
-                work.checkpoint(_pack(state, rows, run.traffic))
+                work.checkpoint(_pack(run, state, rows))
             raise
     return state, rows
 
@@ -139,14 +143,18 @@ def _moved(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     return {k: _moved(v, device) if isinstance(v, Mapping) else v.to(device) for k, v in state.items()}
 
 
-def _pack(state: Mapping[str, Any], rows: list[Row], traffic: dict[str, int]) -> bytes:
-    return bytes(save(flatten(state), {"rows": json.dumps(rows), "traffic": json.dumps(traffic)}))
+def _pack(run: Run, state: Mapping[str, Any], rows: list[Row]) -> bytes:
+    facts = {"rows": json.dumps(rows), "traffic": json.dumps(run.traffic), "engine": run.engine.way}
+    return bytes(save(flatten(state), facts))
 
 
-def _unpack(content: bytes, work: Work) -> tuple[dict[str, Any], list[Row], dict[str, int]]:
-    with safe_open(work.folder / "checkpoint" / "state.safetensors", "pt") as file:
-        facts = file.metadata()
-    return nest(load(content)), json.loads(facts["rows"]), json.loads(facts["traffic"])
+def _unpack(content: bytes, work: Work) -> tuple[dict[str, Any], list[Row], dict[str, int], str]:
+    try:
+        with safe_open(work.folder / "checkpoint" / "state.safetensors", "pt") as file:
+            facts = file.metadata()
+        return nest(load(content)), json.loads(facts["rows"]), json.loads(facts["traffic"]), facts["engine"]
+    except (SafetensorError, TypeError, KeyError, ValueError):
+        raise InputError(f"the checkpoint in {work.folder} is damaged", "--force begins anew") from None
 
 
 def table(rows: list[Row]) -> bytes:
