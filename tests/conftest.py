@@ -1,0 +1,126 @@
+"""A tiny chain of artifacts, made once, and ways to run the command line on it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pflcli.__main__ import main
+
+NAMES = ("p", "b", "e", "d", "knn", "fedavg", "ev")
+
+# A shell that runs the tests in the background ignores SIGINT, and a child of theirs would too.
+_PFL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from pflcli.__main__ import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command line left behind: its exit code, its result and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def made(root: Path) -> SimpleNamespace:
+    """Make the whole chain in ``root`` through the Python API."""
+    from pflcli.steps.build_datastore import build_datastore
+    from pflcli.steps.evaluate import evaluate
+    from pflcli.steps.extract import extract
+    from pflcli.steps.partition import partition
+    from pflcli.steps.personalize import personalize
+    from pflcli.steps.train_global import train_global
+
+    at = paths(root)
+    partition("writers", at.p, clients=6, seed=0)
+    train_global(at.p, at.b, settings={"model": "mlp", "rounds": 2, "participation": 0.5})
+    extract(at.b, at.e)
+    build_datastore(at.e, at.d)
+    personalize("knn-per", at.d, at.knn)
+    personalize("fedavg", at.d, at.fedavg)
+    evaluate([at.fedavg, at.knn], at.ev)
+    return at
+
+
+def paths(root: Path) -> SimpleNamespace:
+    return SimpleNamespace(root=root, **{name: root / name for name in NAMES})
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory) -> SimpleNamespace:
+    """The chain of six writers; shared, so only to be read."""
+    return made(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def mine(small, tmp_path) -> SimpleNamespace:
+    """A copy of the chain that a test may damage."""
+    shutil.copytree(small.root, tmp_path / "mine")
+    return paths(tmp_path / "mine")
+
+
+@pytest.fixture
+def again(tmp_path) -> SimpleNamespace:
+    """The chain, made a second time in another folder."""
+    return made(tmp_path / "deeper" / "again")
+
+
+@pytest.fixture
+def pfl(capsys) -> Iterator[Callable[..., Ran]]:
+    """Run a command line in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*args: object) -> Ran:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(arg) for arg in args])
+        shown = capsys.readouterr()
+        return Ran(int(end.value.code or 0), shown.out, shown.err)
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a command line in a process of its own, which does not outlive the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*args: object, **kwargs: object) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **kwargs}
+        started.append(subprocess.Popen([sys.executable, "-c", _PFL, *map(str, args)], text=True, **pipes))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def tree() -> Callable[[Path], dict[str, tuple[bytes, int]]]:
+    """Everything below a folder, with the time it was last written: what must not change does not."""
+
+    def look(root: Path) -> dict[str, tuple[bytes, int]]:
+        return {
+            str(path.relative_to(root)): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns)
+            for path in sorted(root.rglob("*"))
+        }
+
+    return look

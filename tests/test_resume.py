@@ -1,0 +1,196 @@
+"""Killed, interrupted or terminated: typed again, a run ends with the bytes of one that was left alone."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from pflcli.artifacts.artifact import open_artifact
+from pflcli.errors import ConflictError, InputError
+from pflcli.steps.making import Manner
+from pflcli.steps.personalize import personalize
+from pflcli.steps.train_global import train_global
+
+ROUNDS = 400
+"""Enough that a run does not end between its first checkpoint and the signal; the tests notice if it does."""
+SETTINGS = {"model": "mlp", "rounds": ROUNDS, "participation": 0.2, "eval_every": 50}
+WORDS = ("--model", "mlp", "--rounds", ROUNDS, "--participation", "0.2", "--eval-every", 50)
+
+
+def rows(folder):
+    """``rounds.csv`` without the seconds, which nobody can repeat."""
+    with (folder / "rounds.csv").open(newline="") as file:
+        return [{**row, "seconds": ""} for row in csv.DictReader(file)]
+
+
+def same(folder, whole):
+    for name in open_artifact(whole).manifest.files:
+        if name != "rounds.csv":
+            assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    assert rows(folder) == rows(whole)
+    one, two = (open_artifact(path).manifest for path in (folder, whole))
+    assert (one.fingerprint, one.summary) == (two.fingerprint, two.summary)
+    assert not folder.with_name(folder.name + ".partial").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(small, tmp_path_factory):
+    """The run that was left alone."""
+    out = tmp_path_factory.mktemp("whole") / "b"
+    train_global(small.p, out, settings=SETTINGS)
+    assert len(rows(out)) == ROUNDS
+    return out
+
+
+@pytest.fixture
+def stopped(spawn, small, tmp_path):
+    """Start a run and send it a signal as soon as its first checkpoint is there."""
+
+    def run(number):
+        process = spawn("train-global", small.p, "-o", tmp_path / "b", *WORDS)
+        saved = tmp_path / "b.partial" / "checkpoint" / "state.safetensors"
+        patience = time.monotonic() + 60
+        while not saved.exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < patience, "no checkpoint came"
+            time.sleep(0.002)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert out == ""
+        assert saved.exists(), "it had ended before the signal came"
+        assert not (tmp_path / "b").exists()
+        return process.returncode, err
+
+    return run
+
+
+def resumed_after(said):
+    return int(re.search(rf"^resuming after round (\d+) of {ROUNDS}$", said, flags=re.M)[1])
+
+
+def test_killed(stopped, pfl, small, whole, tmp_path):
+    code, _ = stopped(signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    ran = pfl("train-global", small.p, "-o", tmp_path / "b", *WORDS)
+    assert (ran.code, ran.out) == (0, f"{tmp_path / 'b'}\n")
+    assert 1 <= resumed_after(ran.err) < ROUNDS
+    same(tmp_path / "b", whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(stopped, pfl, whole, tmp_path, number):
+    code, err = stopped(number)
+    assert code == 130
+    said = err[err.index("pfl: ") :].splitlines()
+    assert said[0] == "pfl: interrupted; to go on, type again:"
+    assert len(said) == 2
+    assert "Traceback" not in err
+    command, *words = shlex.split(said[1])
+    assert command == "pfl"
+    ran = pfl(*words)
+    assert (ran.code, ran.out) == (0, f"{tmp_path / 'b'}\n")
+    assert 1 <= resumed_after(ran.err) < ROUNDS
+    same(tmp_path / "b", whole)
+
+
+class Stop:
+    """Watches a step and interrupts it after a number of rounds."""
+
+    def __init__(self, after=None):
+        self.after = after
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+    def detail(self, text):
+        pass
+
+    @contextmanager
+    def progress(self, label, total, done=0):
+        left = self.after
+
+        def advance(steps, note):
+            nonlocal left
+            left = None if left is None else left - steps
+            if left == 0:
+                raise KeyboardInterrupt
+
+        yield advance
+
+
+def train(at, out, watch, **kwargs):
+    few = {"model": "mlp", "rounds": 6, "participation": 0.5, "eval_every": 2}
+    return train_global(at.p, out, settings=few, manner=Manner(watch=watch, **kwargs))
+
+
+def answer(at, out, watch, **kwargs):
+    few = {"model": "mlp", "rounds": 6, "participation": 0.5, "eval_every": 2}
+    return personalize("fedavg", at.p, out, settings=few, manner=Manner(watch=watch, **kwargs))
+
+
+@pytest.mark.parametrize("step", [train, answer])
+@pytest.mark.parametrize("stops", [(1,), (5,), (2, 1, 2), (6,)])
+def test_interrupted_after_any_round(small, tmp_path, step, stops):
+    step(small, tmp_path / "whole", Stop())
+    done = 0
+    for after in stops:
+        with pytest.raises(KeyboardInterrupt):
+            step(small, tmp_path / "out", Stop(after))
+        done += after
+        assert not (tmp_path / "out").exists()
+    watch = Stop()
+    assert step(small, tmp_path / "out", watch).decision == "resume"
+    assert f"resuming after round {done} of 6" in watch.said
+    same(tmp_path / "out", tmp_path / "whole")
+
+
+@pytest.fixture
+def unfinished(small, tmp_path):
+    """The output of a run that was interrupted after two rounds of six."""
+    with pytest.raises(KeyboardInterrupt):
+        train(small, tmp_path / "out", Stop(2))
+    return tmp_path / "out"
+
+
+def test_force_begins_at_the_first_round(small, tmp_path, unfinished):
+    watch = Stop()
+    train(small, unfinished, watch, force=True)
+    assert not any("resuming" in line for line in watch.said)
+    train(small, tmp_path / "whole", Stop())
+    same(unfinished, tmp_path / "whole")
+
+
+def test_another_request_is_told_what_differs(pfl, small, unfinished, tree):
+    before = tree(unfinished.parent)
+    with pytest.raises(ConflictError, match="unfinished run of another request"):
+        train_global(small.p, unfinished, settings={"model": "mlp", "rounds": 7})
+    ran = pfl("train-global", small.p, "-o", unfinished, "--model", "mlp", "--rounds", 7, "--participation", 0.5)
+    assert ran.code == 4
+    assert "settings.rounds: 6 -> 7\n" in ran.err
+    assert tree(unfinished.parent) == before
+
+
+def test_a_dry_run_says_that_it_would_resume(small, unfinished, tree):
+    before = tree(unfinished.parent)
+    watch = Stop()
+    assert train(small, unfinished, watch, dry_run=True).decision == "dry run: resume"
+    assert tree(unfinished.parent) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\x08\0\0\0\0\0\0\0{}      ", None])
+def test_a_damaged_checkpoint(small, tmp_path, unfinished, content):
+    path = unfinished.with_name("out.partial") / "checkpoint" / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    with pytest.raises(InputError, match=r"the checkpoint in .* is damaged") as error:
+        train(small, unfinished, Stop())
+    assert "--force" in error.value.fix[0]
+    train(small, unfinished, Stop(), force=True)
+    train(small, tmp_path / "whole", Stop())
+    same(unfinished, tmp_path / "whole")
