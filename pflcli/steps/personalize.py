@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
@@ -19,6 +20,7 @@ from pflcli.artifacts.backbone import tensors
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import ComputationError, InputError
+from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.steps import machine, training
@@ -167,6 +169,8 @@ def _with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -
     """Add the backbone's own answer, so that ``evaluate`` can say who is better off than with it."""
     if run.backbone is None or "global" in parts:
         return dict(parts)
+    if run.embeddings is not None:
+        return {**parts, "global": probabilities(torch.from_numpy(run.embeddings[split].take(clients).logits))}
     return {**parts, "global": run.predictor(clients, run.backbone).answer(split)["p"]}
 
 
