@@ -40,12 +40,21 @@ def main(args: list[str] | None = None) -> None:
         # Typer exits by itself on a broken pipe, and when it has completed a word for the shell.
         if BrokenPipeError not in (type(end), type(end.__context__)):
             raise
-        # Whoever read our output has gone; keep Python from complaining when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has gone.
+        _mute()
         code = 0
     except Exception as error:
         code = _unexpected(error, arguments)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _mute()
     sys.exit(code or 0)
+
+
+def _mute() -> None:
+    """Let go of what stdout does not take, so that Python does not complain when it flushes at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -33,7 +33,7 @@ _PART_BYTES = 128 << 20
 
 WAYS = ("auto", "loop", "stacked")
 
-_TINY = 10_000
+_TINY = 30_000
 """Parameters up to which, on a CPU, starting operators costs more than their arithmetic."""
 
 _BATCH = {"cpu": 64, "cuda": 4096}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 _SMALL = 2
-"""Depthwise maps up to this height and width are computed tap by tap."""
+"""Depthwise convolutions of maps up to this height and width are computed tap by tap."""
 
 
 def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
@@ -55,7 +55,7 @@ class PixelLinear(nn.Conv2d):
 
 
 class SmallDepthwise(nn.Conv2d):
-    """A depthwise 3x3 convolution whose output is at most 2x2, tap by tap over the pixels that each tap meets."""
+    """A depthwise 3x3 convolution of a small map, tap by tap over the pixels that each tap meets."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution (n, C, h, w), channels-last."""
@@ -137,10 +137,10 @@ def _is_pointwise(module: nn.Module) -> bool:
 
 
 def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, int]]:
-    """Return every convolution with the larger side of its output map, seen on one empty image."""
+    """Return every convolution with the larger side of its input map, seen on one empty image."""
     seen: dict[nn.Module, int] = {}
     hooks = [
-        module.register_forward_hook(lambda module, _, out: seen.update({module: max(out.shape[2:])}))
+        module.register_forward_hook(lambda module, given, _: seen.update({module: max(given[0].shape[2:])}))
         for module in net.modules()
         if type(module) is nn.Conv2d
     ]
