@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -164,26 +165,47 @@ def test_what_is_unknown_is_null_in_json(pfl, tmp_path):
     assert strict(ran.out)["summary"]["validation_accuracy"] is None
 
 
-def test_commands_nest_in_a_shell(spawn, small, tmp_path):
-    made = spawn("build-datastore", small.e, "-o", "d", cwd=tmp_path)
-    out, err = made.communicate()
-    assert (made.returncode, out) == (0, "d\n")
-    assert "6 stores" in err
-    clash = spawn("build-datastore", small.e, "-o", "d", "--capacity", "0.5", cwd=tmp_path)
-    out, err = clash.communicate()
-    assert (clash.returncode, out) == (4, "")
-    assert "capacity: 1.0 -> 0.5" in err
+def test_a_process_has_these_streams_and_codes(spawn, tmp_path):
+    def ran(*words):
+        process = spawn(*words, cwd=tmp_path)
+        return (*process.communicate(), process.returncode)
+
+    out, err, code = ran("partition", "writers", "--clients", 2, "-o", "p")
+    assert (out, code) == ("p\n", 0)
+    assert "2 clients" in err
+    out, err, code = ran("partition", "writers", "--clients", 3, "-o", "p")
+    assert (out, code) == ("", 4)
+    assert "clients: 2 -> 3" in err
+    assert ran("partition", "writers")[::2] == ("", 2)
+    assert ran("show", "nowhere") == ("", "pfl: nowhere does not exist\n", 3)
 
 
+BUFFERING = pytest.mark.parametrize(
+    "env",
+    [{**os.environ, "PYTHONUNBUFFERED": ""}, {**os.environ, "PYTHONUNBUFFERED": "1"}],
+    ids=["buffered", "unbuffered"],
+)
+
+
+@BUFFERING
 @pytest.mark.parametrize("line", ["list methods", "list --json", "--help"])
-def test_nobody_reads_to_the_end(spawn, line):
+def test_nobody_reads_to_the_end(spawn, line, env):
     """``pfl list | head -1`` is no error."""
     read, write = os.pipe()
     os.close(read)
-    process = spawn(*line.split(), stdout=write)
+    process = spawn(*line.split(), stdout=write, env=env)
     os.close(write)
     assert process.communicate()[1] == ""
     assert process.returncode == 0
+
+
+@BUFFERING
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_result_that_cannot_be_written(spawn, env):
+    with Path("/dev/full").open("w") as full:
+        process = spawn("list", "methods", stdout=full, env=env)
+        assert process.communicate()[1] == "pfl: No space left on device\n"
+    assert process.returncode == 3
 
 
 @pytest.mark.parametrize("group", registry.GROUPS)

@@ -17,7 +17,7 @@ from pflcli.steps.making import Manner
 from pflcli.steps.personalize import personalize
 from pflcli.steps.train_global import train_global
 
-ROUNDS = 400
+ROUNDS = 250
 """Enough that a run does not end between its first checkpoint and the signal; the tests notice if it does."""
 SETTINGS = {"model": "mlp", "rounds": ROUNDS, "participation": 0.2, "eval_every": 50}
 WORDS = ("--model", "mlp", "--rounds", ROUNDS, "--participation", "0.2", "--eval-every", 50)

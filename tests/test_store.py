@@ -308,6 +308,20 @@ def test_force_begins_anew(tmp_path, asked):
     assert listing(out) == ["a.txt", "manifest.json"]
 
 
+def test_an_unfinished_run_is_known_as_one_while_it_is_discarded(tmp_path, monkeypatch):
+    unfinished(tmp_path / "out", draft(), b"one")
+    gone, unlink = [], Path.unlink
+
+    def watched(self, *args):
+        gone.append(self.name)
+        unlink(self, *args)
+
+    (tmp_path / "out.partial" / "a.txt").touch()
+    monkeypatch.setattr(Path, "unlink", watched)
+    with Work(tmp_path / "out", draft(alpha=0.1), force=True):
+        assert gone == ["a.txt"]
+
+
 def test_nothing_is_saved_before_the_first_checkpoint(tmp_path):
     with Work(tmp_path / "out", draft()) as work:
         assert work.saved() is None
