@@ -18,8 +18,8 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "local"
 NEEDS = ()
-PAPER = "Local"
-YEAR = 2017
+PAPER = "kNN-Per, baseline"
+YEAR = 2022
 
 
 @dataclass(frozen=True)
