@@ -7,6 +7,11 @@
 # Interrupted, it goes on where it stopped when typed again. SEEDS="0" runs one seed.
 set -euo pipefail
 
+# The environment that examples/quickstart.sh makes, unless pfl is installed already.
+home=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+command -v pfl > /dev/null || PATH="$home/.venv/bin:$PATH"
+command -v pfl > /dev/null || { echo "pfl is not installed: bash examples/quickstart.sh" >&2; exit 3; }
+
 dataset=${1:?writers or fashion-mnist}
 runs=${2:-runs/results/$dataset}
 shift $(($# < 2 ? $# : 2))

@@ -19,7 +19,7 @@ from pflcli.artifacts import store
 from pflcli.artifacts.artifact import follow, open_artifact, parent
 from pflcli.artifacts.manifest import SCHEMAS, Draft, Input
 from pflcli.artifacts.store import Decision, Work, decide
-from pflcli.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.errors import ComputationError, ConflictError, InputError, PflError, UsageError
 from pflcli.steps.evaluate import evaluate
 from pflcli.steps.making import Manner, make
 from pflcli.steps.partition import partition
@@ -320,6 +320,14 @@ def test_an_unfinished_run_is_known_as_one_while_it_is_discarded(tmp_path, monke
     monkeypatch.setattr(Path, "unlink", watched)
     with Work(tmp_path / "out", draft(alpha=0.1), force=True):
         assert gone == ["a.txt"]
+
+
+def test_a_failed_computation_is_not_resumed(tmp_path):
+    """It would fail again at the same place, and stand in the way of a request with a smaller learning rate."""
+    with pytest.raises(ComputationError), Work(tmp_path / "out", draft()) as work:
+        work.checkpoint(b"one")
+        raise ComputationError("client 3 became non-finite")
+    assert listing(tmp_path) == []
 
 
 def test_nothing_is_saved_before_the_first_checkpoint(tmp_path):

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Draft, Manifest
-from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 
 _DRAFT = "draft.json"
 
@@ -136,9 +136,13 @@ class Work:
         """Return self."""
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Release the lock; a partial folder without a checkpoint is of no use and goes."""
-        if not self._committed and not any((self.folder / "checkpoint").glob("*")):
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Release the lock; a partial folder without a checkpoint is of no use and goes.
+
+        So does one whose computation failed: it would fail again at the same place.
+        """
+        failed = kind is not None and issubclass(kind, ComputationError)
+        if not self._committed and (failed or not any((self.folder / "checkpoint").glob("*"))):
             shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
