@@ -324,9 +324,13 @@ def test_an_unfinished_run_is_known_as_one_while_it_is_discarded(tmp_path, monke
 
 def test_a_failed_computation_is_not_resumed(tmp_path):
     """It would fail again at the same place, and stand in the way of a request with a smaller learning rate."""
-    with pytest.raises(ComputationError), Work(tmp_path / "out", draft()) as work:
+
+    def diverging(work):
         work.checkpoint(b"one")
         raise ComputationError("client 3 became non-finite")
+
+    with pytest.raises(ComputationError):
+        make(tmp_path / "out", draft(), Manner(), diverging)
     assert listing(tmp_path) == []
 
 
