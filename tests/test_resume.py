@@ -151,6 +151,26 @@ def test_interrupted_after_any_round(small, tmp_path, step, stops):
     same(tmp_path / "out", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per"])
+def test_interrupted_while_clients_personalize(small, tmp_path, monkeypatch, method):
+    """What a client has answered is kept, and only the others answer when the command is typed again."""
+    monkeypatch.setattr("pflcli.steps.personalize._CHUNK", 1)
+    options = {} if method == "knn-per" else {"epochs": 1}
+
+    def step(out, watch):
+        return personalize(method, small.d, out, options=options, manner=Manner(watch=watch))
+
+    step(tmp_path / "whole", Stop())
+    for after in (2, 1):
+        with pytest.raises(KeyboardInterrupt):
+            step(tmp_path / "out", Stop(after))
+    watch = Stop()
+    step(tmp_path / "out", watch)
+    assert "resuming after 3 of 6 clients" in watch.said
+    for name in open_artifact(tmp_path / "whole").manifest.files:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
 @pytest.fixture
 def unfinished(small, tmp_path):
     """The output of a run that was interrupted after two rounds of six."""

@@ -48,7 +48,8 @@ def write(work: Work, predictions: Predictions) -> None:
         arrays |= {f"{split}/{name}": values for name, values in answers.parts.items()}
         arrays |= {f"{split}/{name}": getattr(answers, name) for name in _FRAME}
     arrays |= {f"tuned/{name}": values for name, values in predictions.tuned.items()}
-    work.write("predictions.h5", blocks.h5_bytes(arrays))
+    # In the order of names: a resumed run has read some of them back, in an order of the reader's own.
+    work.write("predictions.h5", blocks.h5_bytes(dict(sorted(arrays.items()))))
 
 
 def read(artifact: Artifact, split: str) -> Answers:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save
 
 from pflcli import config, registry
@@ -84,15 +83,19 @@ def personalize(
         data = partitions.read(partition)
         run = training.prepare(data, code, cfg, plan, seed, manner)
         _provide(run, kin)
+        progress = training.resumed(run, code, work, manner)
         if made_by_it:
             assert backbone is not None
             assert run.backbone is not None
             manner.watch.say(f"{method}: taking the {plan.rounds} rounds of {backbone.path}")
-            state: dict[str, Any] = {"global": run.backbone}
-            rows: list[training.Row] = []
+            progress.state = {"global": run.backbone}
         else:
-            state, rows = training.rounds(run, method, code, work, manner)
-        answers, tuned = _answers(run, data, method, code, state, manner)
+            training.rounds(run, method, code, progress, work, manner)
+        _answer(run, method, code, progress, work, manner)
+        state, rows = progress.state, progress.rows
+        joined = progress.joined()
+        tuned = {name: values.numpy() for name, values in joined.pop("tuned", {}).items()}
+        answers = {split: _framed(run, data, split, parts) for split, parts in joined.items()}
         predictions.write(work, predictions.Predictions(answers, tuned))
         work.write("state.safetensors", bytes(save(training.flatten(state))))
         if rows:
@@ -139,30 +142,28 @@ def _provide(run: Run, kin: Mapping[str, Artifact | None]) -> None:
         run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train)
 
 
-def _answers(
-    run: Run, data: partitions.Partition, method: str, code: ModuleType, state: Any, manner: Manner
-) -> tuple[dict[str, predictions.Answers], dict[str, NDArray[np.float64]]]:
-    """Let all clients personalize, some at a time; nothing may be sent meanwhile."""
-    pieces: dict[str, dict[str, list[Any]]] = {}
-    tuned: dict[str, list[Any]] = {}
+def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress, work: Work, manner: Manner) -> None:
+    """Let the clients that are left personalize, some at a time; nothing may be sent meanwhile."""
     run.sealed = True
-    with manner.watch.progress(method, len(run.clients)) as advance:
-        for first in range(0, len(run.clients), _CHUNK):
+    checkpoints = training.Checkpoints(run, progress, work)
+    done, total = progress.answered, len(run.clients)
+    with manner.watch.progress(method, total, done) as advance, checkpoints.on_interruption():
+        for first in range(done, total, _CHUNK):
             clients = run.clients[first : first + _CHUNK]
             try:
-                predictor = code.personalize(run, state, clients)
+                predictor = code.personalize(run, progress.state, clients)
             except ComputationError as error:
                 raise ComputationError(f"{method}: {error.message}", *error.fix) from None
-            for split in predictor.splits:
-                for name, values in _with_global(run, predictor.answer(split), clients, split).items():
-                    pieces.setdefault(split, {}).setdefault(name, []).append(values)
-            for name, values in predictor.tuned.items():
-                tuned.setdefault(name, []).append(values)
+            found = {split: _with_global(run, predictor.answer(split), clients, split) for split in predictor.splits}
+            # One append: an interruption finds these clients' answers whole or not at all.
+            progress.answers.append((len(clients), _tensors({**found, "tuned": predictor.tuned})))
             advance(len(clients), "")
+            checkpoints.offer()
     run.sealed = False
-    return {split: _joined(run, data, split, parts) for split, parts in pieces.items()}, {
-        name: np.concatenate(values) for name, values in tuned.items()
-    }
+
+
+def _tensors(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    return {key: {name: torch.from_numpy(values) for name, values in parts.items()} for key, parts in found.items()}
 
 
 def _with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> dict[str, Any]:
@@ -174,10 +175,11 @@ def _with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -
     return {**parts, "global": run.predictor(clients, run.backbone).answer(split)["p"]}
 
 
-def _joined(run: Run, data: partitions.Partition, split: str, parts: Mapping[str, list[Any]]) -> predictions.Answers:
+def _framed(run: Run, data: partitions.Partition, split: str, parts: Mapping[str, torch.Tensor]) -> predictions.Answers:
+    """Set answers beside their labels and sample ids."""
     rows = np.concatenate([run.federation.rows(int(client), split) for client in run.clients])
     return predictions.Answers(
-        parts={name: np.concatenate(values) for name, values in parts.items()},
+        parts={name: values.numpy() for name, values in parts.items()},
         y=data.y[rows],
         sample=data.sample[rows],
         offsets=blocks.offsets(run.federation.sizes(split)),

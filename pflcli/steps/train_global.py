@@ -56,8 +56,9 @@ def train_global(
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         run = training.prepare(partitions.read(partition), code, cfg, plan, seed, manner)
-        state, rows = training.rounds(run, method, code, work, manner)
-        weights = state["global"]
+        progress = training.resumed(run, code, work, manner)
+        training.rounds(run, method, code, progress, work, manner)
+        weights, rows = progress.state["global"], progress.rows
         work.write(WEIGHTS, bytes(save(training.flatten(weights))))
         work.write("rounds.csv", training.table(rows))
         accuracy = rows[-1]["validation_accuracy"] if rows else run.accuracy(weights, "validation")

@@ -7,7 +7,9 @@ import io
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -50,42 +52,93 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     return Run(method.KIND, cfg, plan, seed, federation, engine, init)
 
 
-def rounds(run: Run, name: str, method: ModuleType, work: Work, manner: Manner) -> tuple[dict[str, Any], list[Row]]:
-    """Run all rounds of a method, from its checkpoint if there is one; returns its last state and a row a round.
+@dataclass
+class Progress:
+    """How far a run has come: the method's state, a row a round, and what clients have answered already.
 
-    A checkpoint is written whenever the last one cost less than a twentieth of the time since, and on interruption.
+    Each of ``answers`` holds a number of clients and, for them, a split's parts by name and ``tuned`` values.
     """
-    state = method.setup(run) if hasattr(method, "setup") else {}
-    if not hasattr(method, "train_round"):
-        return state, []
-    rows: list[Row] = []
+
+    state: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    answers: list[tuple[int, dict[str, dict[str, torch.Tensor]]]] = field(default_factory=list)
+
+    @property
+    def answered(self) -> int:
+        """How many clients have answered."""
+        return sum(clients for clients, _ in self.answers)
+
+    def joined(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return all answers, behind one another."""
+        pieces = [found for _, found in self.answers]
+        return {
+            key: {name: torch.cat([found[key][name] for found in pieces]) for name in parts}
+            for key, parts in (pieces[0].items() if pieces else ())
+        }
+
+
+def resumed(run: Run, method: ModuleType, work: Work, manner: Manner) -> Progress:
+    """Return where an unfinished run of this request stopped, or the beginning."""
     saved = work.saved()
-    if saved is not None:
-        state, rows, run.traffic, way = _unpack(saved, work)
-        if way != run.engine.way:
-            # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.
-            run.engine.way = way
-            manner.watch.say(f"going on with the {way} engine, with which this run began")
-        manner.watch.say(f"resuming after round {len(rows)} of {run.settings.rounds}")
-    device = run.federation.x.device
-    state = _moved(state, device)
-    cost, last, kept = 0.0, time.monotonic(), len(rows)
-    with manner.watch.progress(name, run.settings.rounds, len(rows)) as advance:
+    if saved is None:
+        return Progress(method.setup(run) if hasattr(method, "setup") else {})
+    progress, run.traffic, way = _unpack(saved, work)
+    progress.state = _moved(progress.state, run.federation.x.device)
+    if way != run.engine.way:
+        # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.
+        run.engine.way = way
+        manner.watch.say(f"going on with the {way} engine, with which this run began")
+    if progress.answered:
+        manner.watch.say(f"resuming after {progress.answered} of {len(run.clients)} clients")
+    else:
+        manner.watch.say(f"resuming after round {len(progress.rows)} of {run.settings.rounds}")
+    return progress
+
+
+class Checkpoints:
+    """Keeps a run's progress on disk: whenever the last time cost less than a twentieth of the time since."""
+
+    def __init__(self, run: Run, progress: Progress, work: Work) -> None:
+        self._run, self._progress, self._work = run, progress, work
+        self._cost, self._last, self._kept = 0.0, time.monotonic(), self._mark()
+
+    def _mark(self) -> tuple[int, int]:
+        return len(self._progress.rows), self._progress.answered
+
+    def offer(self) -> None:
+        """Write a checkpoint if it is due."""
+        if time.monotonic() - self._last >= 20 * self._cost:
+            self._write()
+
+    def _write(self) -> None:
+        began = time.monotonic()
+        self._work.checkpoint(_pack(self._run, self._progress))
+        self._last, self._kept = time.monotonic(), self._mark()
+        self._cost = self._last - began
+
+    @contextmanager
+    def on_interruption(self) -> Iterator[None]:
+        """Write a checkpoint if the block is interrupted and there is something new."""
         try:
-            for t in range(len(rows), run.settings.rounds):
-                state, row = _round(run, name, method, state, t)
-                rows.append(row)
-                advance(1, _note(rows))
-                if time.monotonic() - last >= 20 * cost:
-                    began = time.monotonic()
-                    work.checkpoint(_pack(run, state, rows))
-                    last, kept = time.monotonic(), len(rows)
-                    cost = last - began
+            yield
         except KeyboardInterrupt:
-            if kept < len(rows):
-                work.checkpoint(_pack(run, state, rows))
+            if self._kept != self._mark():
+                self._write()
             raise
-    return state, rows
+
+
+def rounds(run: Run, name: str, method: ModuleType, progress: Progress, work: Work, manner: Manner) -> None:
+    """Run the rounds that are left of a method, if it has any, from ``progress`` and into it."""
+    if not hasattr(method, "train_round"):
+        return
+    checkpoints = Checkpoints(run, progress, work)
+    done = len(progress.rows)
+    with manner.watch.progress(name, run.settings.rounds, done) as advance, checkpoints.on_interruption():
+        for t in range(done, run.settings.rounds):
+            progress.state, row = _round(run, name, method, progress.state, t)
+            progress.rows.append(row)
+            advance(1, _note(progress.rows))
+            checkpoints.offer()
 
 
 def _note(rows: list[Row]) -> str:
@@ -143,16 +196,24 @@ def _moved(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     return {k: _moved(v, device) if isinstance(v, Mapping) else v.to(device) for k, v in state.items()}
 
 
-def _pack(run: Run, state: Mapping[str, Any], rows: list[Row]) -> bytes:
-    facts = {"rows": json.dumps(rows), "traffic": json.dumps(run.traffic), "engine": run.engine.way}
-    return bytes(save(flatten(state), facts))
+def _pack(run: Run, progress: Progress) -> bytes:
+    facts = {
+        "rows": json.dumps(progress.rows),
+        "traffic": json.dumps(run.traffic),
+        "engine": run.engine.way,
+        "answered": str(progress.answered),
+    }
+    return bytes(save(flatten({"state": progress.state, "answers": progress.joined()}), facts))
 
 
-def _unpack(content: bytes, work: Work) -> tuple[dict[str, Any], list[Row], dict[str, int], str]:
+def _unpack(content: bytes, work: Work) -> tuple[Progress, dict[str, int], str]:
     try:
         with safe_open(work.folder / "checkpoint" / "state.safetensors", "pt") as file:
             facts = file.metadata()
-        return nest(load(content)), json.loads(facts["rows"]), json.loads(facts["traffic"]), facts["engine"]
+        held = nest(load(content))
+        answers = [(int(facts["answered"]), held["answers"])] if "answers" in held else []
+        progress = Progress(held.get("state", {}), json.loads(facts["rows"]), answers)
+        return progress, json.loads(facts["traffic"]), facts["engine"]
     except (SafetensorError, TypeError, KeyError, ValueError):
         raise InputError(f"the checkpoint in {work.folder} is damaged", "--force begins anew") from None
 
