@@ -41,10 +41,6 @@ class Neighbours:
     distance: NDArray[np.float64]
     label: NDArray[np.int64]
 
-    def first(self, k: int) -> Neighbours:
-        """Return the nearest ``k`` of them."""
-        return Neighbours(self.distance[:, :k], self.label[:, :k])
-
 
 @dataclass(frozen=True)
 class Stores:
