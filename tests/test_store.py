@@ -15,6 +15,7 @@ import pytest
 from conftest import NAMES
 
 from pflcli import registry
+from pflcli.artifacts import partition as artifact
 from pflcli.artifacts import store
 from pflcli.artifacts.artifact import follow, open_artifact, parent
 from pflcli.artifacts.manifest import SCHEMAS, Draft, Input
@@ -758,3 +759,10 @@ def test_what_is_of_the_wrong_kind_is_told_so(small, tmp_path, given):
         assert isinstance(error.value, InputError)
         assert "where embeddings was meant" in told(error)
         assert "pfl extract" in told(error)
+
+
+def test_a_partition_holds_more_names_than_an_attribute_can(tmp_path):
+    # HDF5 keeps attributes to 64 KiB, which 4,500 client names do not fit.
+    partition("writers", tmp_path / "p", scheme="iid", clients=4500)
+    assert show(tmp_path / "p")["summary"]["clients"] == 4500
+    assert len(artifact.read(open_artifact(tmp_path / "p", "partition")).names) == 4500

@@ -1,8 +1,8 @@
 """The partition: the samples themselves, sorted by client and split, so that nothing depends on their origin.
 
-``samples.h5``: ``x`` (n, ...) uint8 or float32, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source dataset,
-``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; attributes
-``classes`` (count) and ``names`` (of the m clients). ``clients.csv``: one row a client.
+``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source dataset,
+``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names`` (m,) of
+the clients, UTF-8; attribute ``classes`` (count). ``clients.csv``: one row a client.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def write(work: Work, partition: Partition) -> None:
     """Write the files of a partition, after checking that its splits are disjoint."""
     partition.check(str(work.out))
     arrays = {"x": partition.x, "y": partition.y, "sample": partition.sample, "offsets": partition.offsets}
-    work.write("samples.h5", blocks.h5_bytes(arrays, {"classes": partition.classes, "names": partition.names}))
+    # An array, not an attribute: HDF5 holds attributes to 64 KiB, about 4,000 names.
+    arrays["names"] = np.char.encode(np.asarray(partition.names, dtype=np.str_), "utf-8")
+    work.write("samples.h5", blocks.h5_bytes(arrays, {"classes": partition.classes}))
     work.write("clients.csv", _table(partition).encode())
 
 
@@ -73,7 +75,7 @@ def read(artifact: Artifact) -> Partition:
             y=file["y"][...],
             sample=file["sample"][...],
             offsets=file["offsets"][...],
-            names=[str(name) for name in file.attrs["names"]],
+            names=[str(name) for name in (file["names"].asstr()[...] if "names" in file else file.attrs["names"])],
             classes=int(file.attrs["classes"]),
         )
     partition.check(str(artifact.path / "samples.h5"))

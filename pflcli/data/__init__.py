@@ -16,8 +16,9 @@ from pflcli.errors import InputError, PflError, UsageError
 class Samples:
     """A dataset before it is partitioned.
 
-    ``x`` (n, ...) uint8 images (n, H, W) or (n, H, W, C), or float32 features (n, d); ``y`` (n,) labels 0..classes-1;
-    ``owner`` (n,) names of who holds each sample, or None where the dataset has no natural clients.
+    ``x`` (n, ...) uint8 images (n, H, W) or (n, H, W, C), float32 features (n, d) or series of them (n, length, d), or
+    int16 tokens (n, length); ``y`` (n,) labels 0..classes-1; ``owner`` (n,) names of who holds each sample, or None
+    where the dataset has no natural clients.
     """
 
     x: NDArray[Any]

@@ -17,7 +17,8 @@ SPLITS = ("train", "validation", "test")
 class Federation:
     """All clients' samples; block (client, split) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
 
-    ``x`` (n, ...) uint8 or float32 with channels first, ``y`` (n,) int64, both on the run's device.
+    ``x`` (n, ...) uint8 images with channels first, float32 features or int16 tokens; ``y`` (n,) int64; both on the
+    run's device.
     """
 
     x: Tensor
@@ -67,6 +68,8 @@ class Federation:
         return sizes
 
     def inputs(self, rows: slice | Tensor) -> Tensor:
-        """Return samples as float32 model inputs; uint8 images are scaled to [0, 1]."""
+        """Return samples as model inputs: float32, images scaled to [0, 1]; tokens int64, as embeddings take them."""
         x = self.x[rows]
-        return x.float().div_(255) if x.dtype == torch.uint8 else x
+        if x.dtype == torch.uint8:
+            return x.float().div_(255)
+        return x if x.is_floating_point() else x.long()

@@ -111,7 +111,7 @@ def _assemble(
     rows = np.concatenate(held)
     x = samples.x[rows]
     return artifact.Partition(
-        x=x if x.dtype == np.uint8 else x.astype(np.float32),
+        x=x.astype(np.float32) if np.issubdtype(x.dtype, np.floating) else x,
         y=samples.y[rows],
         sample=rows,
         offsets=blocks.offsets([len(piece) for piece in held]),
