@@ -1,8 +1,8 @@
 """The partition: the samples themselves, sorted by client and split, so that nothing depends on their origin.
 
-``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the
-source dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names`` (m,) of
-the clients, UTF-8; attribute ``classes`` (count). ``clients.csv``: one row a client.
+``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source
+dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names``
+(m,) of the clients, UTF-8; attribute ``classes`` (count). ``clients.csv``: one row a client.
 """
 
 from __future__ import annotations
