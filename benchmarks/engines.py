@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     draw = np.random.default_rng(0)
-    plan = LocalSGD(epochs=1, batch_size=32, lr=lambda epoch: 0.01)
+    plan = LocalSGD(epochs=1, batch_size=32, lr=np.asarray([0.01]))
     print(
         f"{'parameters':>10} {'clients':>8} {'samples':>8} {'loop ms':>9} {'stacked ms':>11} {'loop/stacked':>13}  rule"
     )

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, rng
-from pflcli.errors import ComputationError, UsageError
+from pflcli.errors import ComputationError
+from pflcli.fl import chain
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine, choose
 from pflcli.fl.federation import Federation
@@ -27,11 +28,11 @@ def reference(net, data, client, plan, key, seed):
     anchor = plan.prox[0] if plan.prox else None
     chosen = [(name, p) for name, p in model.named_parameters() if name.startswith(plan.trainable)]
     optimizer = torch.optim.SGD(
-        [p for _, p in chosen], lr=plan.lr(0), momentum=plan.momentum, weight_decay=plan.weight_decay
+        [p for _, p in chosen], lr=plan.rate(0, 0), momentum=plan.momentum, weight_decay=plan.weight_decay
     )
     draw = rng.generator(seed, *key, client)
     for epoch in range(plan.epochs):
-        optimizer.param_groups[0]["lr"] = plan.lr(epoch)
+        optimizer.param_groups[0]["lr"] = plan.rate(0, epoch)
         order = draw.permutation(len(rows))
         for first in range(0, len(order), plan.batch_size):
             batch = order[first : first + plan.batch_size]
@@ -49,7 +50,7 @@ PLANS = {
     "momentum": {"momentum": 0.9},
     "weight decay": {"weight_decay": 0.1},
     "both": {"momentum": 0.5, "weight_decay": 0.01},
-    "decay of the rate": {"lr": lambda epoch: 0.1 / (1 + epoch)},
+    "decay of the rate": {"lr": [0.1, 0.05, 0.02]},
     "head only": {"trainable": "head."},
     "with validation samples": {"splits": ("train", "validation")},
 }
@@ -58,12 +59,34 @@ PLANS = {
 WAYS = ("loop", "stacked")
 
 
+def network(kind, data, seed=0):
+    """A chain of linear layers, which runs without autograd, or a network that is none."""
+    if kind == "chain":
+        return models.create("mlp", data.in_shape, worlds.CLASSES, seed)
+    torch.manual_seed(seed)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), nn.Tanh())
+    return models.Net(body, nn.Linear(6, worlds.CLASSES))
+
+
+KINDS = ("chain", "other")
+
+
+def test_chains_are_known():
+    data = worlds.federation()
+    assert [chain.layers(network(kind, data)) is None for kind in KINDS] == [False, True]
+    names = [layer.weight for layer in chain.layers(network("chain", data))]
+    assert names == ["body.1.weight", "body.3.weight", "head.weight"]
+    assert chain.layers(models.create("logistic", (4, 2), 3, 0)) == [chain.Layer("head.weight", "head.bias", False)]
+    assert chain.layers(models.create("cnn", (1, 28, 28), 3, 0)) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", PLANS)
-def test_local_sgd_is_sgd(name, way):
+def test_local_sgd_is_sgd(name, way, kind):
     data = worlds.federation()
-    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
-    plan = LocalSGD(**{"epochs": 3, "batch_size": 4, "lr": lambda epoch: 0.1, **PLANS[name]})
+    net = network(kind, data)
+    plan = LocalSGD(**{"epochs": 3, "batch_size": 4, "lr": [0.1] * 3, **PLANS[name]})
     engine = Engine(net, data, seed=5, threads=2, way=way)
     clients = [1, 2, 0, 5, 4, 6]
     (part,) = engine.local_sgd(clients, P.of(net), plan, ("sgd", 1))
@@ -74,34 +97,37 @@ def test_local_sgd_is_sgd(name, way):
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_proximal_term_pulls_to_its_anchor(way):
+def test_proximal_term_pulls_to_its_anchor(way, kind):
     data = worlds.federation()
-    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
-    anchor = P.of(models.create("mlp", data.in_shape, worlds.CLASSES, 1))
+    net = network(kind, data)
+    anchor = P.of(network(kind, data, 1))
     engine = Engine(net, data, seed=5, way=way)
-    plan = LocalSGD(epochs=2, batch_size=4, lr=lambda epoch: 0.1, prox=(anchor, 0.7))
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, prox=(anchor, 0.7))
     (part,) = engine.local_sgd([0], P.of(net), plan, ("sgd", 0))
     expected = reference(net, data, 0, plan, ("sgd", 0), 5)
     for key, value in P.pick(part.params, 0).items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_frozen_parameters_do_not_move(way):
+def test_frozen_parameters_do_not_move(way, kind):
     data = worlds.federation()
-    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
-    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1, trainable="head.", weight_decay=0.5)
+    net = network(kind, data)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1, trainable="head.", weight_decay=0.5)
     (part,) = Engine(net, data, seed=0, way=way).local_sgd([0], P.of(net), plan, ("sgd", 0))
     for key, value in P.pick(part.params, 0).items():
         assert torch.equal(value, net.state_dict()[key]) == key.startswith("body.")
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_each_client_may_start_from_its_own_model(way):
+def test_each_client_may_start_from_its_own_model(way, kind):
     data = worlds.federation()
-    nets = [models.create("mlp", data.in_shape, worlds.CLASSES, seed) for seed in (0, 1)]
-    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
+    nets = [network(kind, data, seed) for seed in (0, 1)]
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     engine = Engine(nets[0], data, seed=0, way=way)
     (part,) = engine.local_sgd([0, 2], P.stack([P.of(net) for net in nets]), plan, ("sgd", 0))
     for place, (client, net) in enumerate(zip((0, 2), nets, strict=True)):
@@ -114,7 +140,7 @@ def test_the_model_given_to_the_engine_is_left_alone():
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     start = P.of(net)
     before = copy.deepcopy(start)
-    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     list(Engine(net, data, seed=0).local_sgd([0, 2], start, plan, ("sgd", 0)))
     assert worlds.same(before, start)
     assert worlds.same(before, P.of(net))
@@ -131,10 +157,11 @@ def batch_norm_world():
     return data, models.Net(body, nn.Linear(4, 2))
 
 
-def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch():
+@pytest.mark.parametrize("way", WAYS)
+def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch(way):
     data, net = batch_norm_world()
-    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
-    engine = Engine(net, data, seed=0, threads=2)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
+    engine = Engine(net, data, seed=0, threads=2, way=way)
     (part,) = engine.local_sgd([0, 1], P.of(net), plan, ("sgd", 0))
     # Nine samples in fours: the ninth joins the second batch, so there are two steps.
     assert part.params["body.1.num_batches_tracked"].tolist() == [2, 0]
@@ -143,11 +170,19 @@ def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch():
     assert not torch.equal(part.params["head.weight"][1], net.state_dict()["head.weight"])
 
 
+def test_ways_agree_under_batch_norm():
+    data, net = batch_norm_world()
+    plan = LocalSGD(epochs=3, batch_size=4, lr=[0.1] * 3, momentum=0.9)
+    found = [next(Engine(net, data, seed=0, way=way).local_sgd([1, 0], P.of(net), plan, ("sgd", 0))) for way in WAYS]
+    for key, value in found[0].params.items():
+        torch.testing.assert_close(found[1].params[key], value, rtol=1e-4, atol=1e-5)
+
+
 def test_ways_agree_after_a_round_on_convolutions():
     data, _ = batch_norm_world()
     data = Federation(data.x[:, :, :8, :8].contiguous(), data.y, data.offsets, 2)
     net = models.create("cnn", data.in_shape, 2, 0)
-    plan = LocalSGD(epochs=2, batch_size=4, lr=lambda epoch: 0.1, momentum=0.9)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.9)
     found = [next(Engine(net, data, seed=0, way=way).local_sgd([0, 1], P.of(net), plan, ("sgd", 0))) for way in WAYS]
     for key, value in found[0].params.items():
         torch.testing.assert_close(found[1].params[key], value, rtol=1e-4, atol=1e-5)
@@ -157,9 +192,7 @@ def test_ways_agree_after_a_round_on_convolutions():
 def test_the_choice_is_a_rule():
     data, net = batch_norm_world()
     assert Engine(net, data, seed=0).way == "loop"
-    with pytest.raises(UsageError, match="BatchNorm"):
-        Engine(net, data, seed=0, way="stacked")
-    small, large = (models.create(name, (1, 28, 28), 10, 0) for name in ("logistic", "mlp"))
+    small, large = (models.create(name, (1, 28, 28), 10, 0) for name in ("logistic", "cnn"))
     assert [choose(small, "cpu"), choose(large, "cpu"), choose(large, "cuda")] == ["stacked", "loop", "stacked"]
 
 
@@ -176,7 +209,7 @@ def test_batches_cover_every_sample_once():
 def test_divergence_names_the_client(way):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
-    plan = LocalSGD(epochs=5, batch_size=4, lr=lambda epoch: 1e20)
+    plan = LocalSGD(epochs=5, batch_size=4, lr=[1e20] * 5)
     with pytest.raises(ComputationError, match="client 2"):
         list(Engine(net, data, seed=0, way=way).local_sgd([2], P.of(net), plan, ("sgd", 0)))
 
@@ -194,9 +227,9 @@ def test_inference_does_not_depend_on_the_cut():
 def test_memory_bounds_the_parts(monkeypatch):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    monkeypatch.setattr("pflcli.fl.engine._PART", {"cpu": 2 * P.size(P.of(net))})
     engine = Engine(net, data, seed=0)
-    monkeypatch.setattr("pflcli.fl.engine._PART_BYTES", 2 * P.size(P.of(net)))
-    plan = LocalSGD(epochs=1, batch_size=4, lr=lambda epoch: 0.1)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     parts = list(engine.local_sgd([0, 2, 3, 4, 6], P.of(net), plan, ("sgd", 0)))
     assert [part.clients.tolist() for part in parts] == [[0, 2], [3, 4], [6]]
 
@@ -222,3 +255,123 @@ def test_images_become_channels_first_and_unit_range():
     data = Federation.of(colour, np.zeros(1, np.int64), np.asarray([0, 1, 1, 1]), 2)
     assert data.in_shape == (3, 4, 5)
     assert data.inputs(slice(0, 1))[0, 0, 1, 2].item() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_rates_anchors_and_starts_may_be_each_clients_own(way, kind):
+    data = worlds.federation()
+    nets = [network(kind, data, seed) for seed in (0, 1, 2)]
+    stack = P.stack([P.of(net) for net in nets])
+    rates = np.asarray([[0.1, 0.2], [0.3, 0.0], [0.05, 0.02]])
+    engine = Engine(nets[0], data, seed=0, threads=2, way=way)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=rates, prox=({k: v.flip(0) for k, v in stack.items()}, 0.5))
+    # The longest client stands last, so that the stacked way has to sort.
+    (part,) = engine.local_sgd([1, 2, 0], stack, plan, ("sgd", 0))
+    for place, (client, net) in enumerate(zip((1, 2, 0), nets, strict=True)):
+        own = LocalSGD(epochs=2, batch_size=4, lr=rates[place], prox=(P.of(nets[2 - place]), 0.5))
+        expected = reference(net, data, client, own, ("sgd", 0), 0)
+        for key, value in P.pick(part.params, place).items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_adam_is_adam(way, kind):
+    data = worlds.federation()
+    net = network(kind, data)
+    plan = LocalSGD(epochs=3, batch_size=4, lr=[0.01] * 3, optimizer="adam")
+    (part,) = Engine(net, data, seed=0, way=way).local_sgd([0], P.of(net), plan, ("sgd", 0))
+    model, draw = copy.deepcopy(net), rng.generator(0, "sgd", 0, 0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    rows = torch.from_numpy(data.rows(0, "train"))
+    for _ in range(3):
+        for batch in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(data.inputs(batch)), data.y[batch]).backward()
+            optimizer.step()
+    for key, value in P.pick(part.params, 0).items():
+        torch.testing.assert_close(value, P.of(model)[key], rtol=1e-4, atol=1e-5)
+
+
+def interpolated(model, params, batch):
+    """The loss of the mean of two models, one of them constant, with a learned scale of the logits."""
+    both = {name: (value + batch.own[name]) / 2 for name, value in params.items() if name != "scale"}
+    return batch.cross_entropy(params["scale"] * batch.shared["sign"] * model(both, batch.x))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_objective_is_minimised_over_whatever_the_start_holds(way):
+    data = worlds.federation()
+    nets = [network("other", data, seed) for seed in range(4)]
+    stack, own = P.stack([P.of(net) for net in nets[:2]]), P.stack([P.of(net) for net in nets[2:]])
+    start = {**stack, "scale": torch.tensor([1.0, 2.0])}
+    shared = {"sign": torch.tensor(1.0)}
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], objective=interpolated, own=own, shared=shared)
+    (part,) = Engine(nets[0], data, seed=0, way=way).local_sgd([2, 0], start, plan, ("sgd", 0))
+    for place, client in enumerate((2, 0)):
+        a = {name: value[place].clone().requires_grad_() for name, value in start.items()}
+        rows, draw = torch.from_numpy(data.rows(client, "train")), rng.generator(0, "sgd", 0, client)
+        for _ in range(2):
+            for batch in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
+                w = {name: (a[name] + own[name][place]) / 2 for name in stack}
+                z = torch.tanh(data.inputs(batch) @ w["body.1.weight"].T + w["body.1.bias"])
+                logits = a["scale"] * (z @ w["head.weight"].T + w["head.bias"])
+                grads = torch.autograd.grad(functional.cross_entropy(logits, data.y[batch]), list(a.values()))
+                with torch.no_grad():
+                    for value, grad in zip(a.values(), grads, strict=True):
+                        value -= 0.1 * grad
+        for name, value in P.pick(part.params, place).items():
+            torch.testing.assert_close(value, a[name].detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_half_precision_is_close_and_weights_stay_single(way):
+    data = worlds.federation()
+    net = network("chain", data)
+    found = []
+    for precision in ("float32", "bfloat16"):
+        plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], precision=precision)
+        (part,) = Engine(net, data, seed=0, way=way).local_sgd([0, 2], P.of(net), plan, ("sgd", 0))
+        found.append(part.params["head.weight"])
+    assert found[1].dtype == torch.float32
+    assert not torch.equal(*found)
+    torch.testing.assert_close(*found, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_processes_give_the_same_bytes_as_threads(way):
+    data = worlds.federation()
+    nets = [network("other", data, seed) for seed in range(6)]
+    stack, own = P.stack([P.of(net) for net in nets[:3]]), P.stack([P.of(net) for net in nets[3:]])
+    shared = {"sign": torch.tensor(1.0)}
+    plans = [
+        LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], momentum=0.9, prox=(own, 0.1)),
+        LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated_with_scale, own=own, shared=shared),
+    ]
+    found = []
+    for jobs in (0, 1, 2):
+        engine = Engine(nets[0], data, seed=0, threads=2, way=way, jobs=jobs)
+        parts = [next(engine.local_sgd([2, 1, 0], stack, plan, ("sgd", 0))) for plan in plans]
+        found.append(({str(place): part.params for place, part in enumerate(parts)}, [p.loss.tolist() for p in parts]))
+        engine.close()
+    assert worlds.same(found[0][0], found[1][0])
+    assert worlds.same(found[0][0], found[2][0])
+    assert found[0][1] == found[1][1] == found[2][1]
+
+
+def interpolated_with_scale(model, params, batch):
+    """The same without a learned scale."""
+    return interpolated(model, {**params, "scale": torch.ones(())}, batch)
+
+
+def test_a_worker_process_that_dies_is_an_error():
+    data = worlds.federation()
+    net = network("chain", data)
+    engine = Engine(net, data, seed=0, jobs=1)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
+    list(engine.local_sgd([0], P.of(net), plan, ("sgd", 0)))
+    engine._processes._workers[0]._process.kill()
+    with pytest.raises(ComputationError, match="ended by signal 9"):
+        list(engine.local_sgd([0], P.of(net), plan, ("sgd", 0)))
+    engine.close()

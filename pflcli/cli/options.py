@@ -67,6 +67,7 @@ Seed = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", metavar="NAME")]
 Threads = Annotated[int, typer.Option(help="Threads to use; 0 for one a core.", metavar="N")]
 Engine = Annotated[str, typer.Option(help="How clients are run: auto, loop or stacked.", metavar="NAME")]
+Jobs = Annotated[int, typer.Option(help="Worker processes for training clients; 0 uses threads.", metavar="N")]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -99,6 +100,10 @@ LearningRate = Annotated[
 ]
 Momentum = Annotated[float | None, typer.Option(help="Momentum.", metavar="F", rich_help_panel=_TRAINING)]
 WeightDecay = Annotated[float | None, typer.Option(help="Weight decay.", metavar="F", rich_help_panel=_TRAINING)]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="Of forward and backward pass: float32 or bfloat16.", metavar="NAME", rich_help_panel=_TRAINING),
+]
 Milestones = Annotated[
     str | None,
     typer.Option(help="Rounds at which the rate falls, such as 100,150.", metavar="N,N", rich_help_panel=_TRAINING),
@@ -127,7 +132,8 @@ def manner(
     device: str = "auto",
     engine: str = "auto",
     threads: int = 0,
+    jobs: int = 0,
 ) -> Manner:
     """Return how to make an artifact, watched by the console."""
     watch = Console(quiet=quiet, verbose=verbose)
-    return Manner(force=force, dry_run=dry_run, device=device, engine=engine, threads=threads, watch=watch)
+    return Manner(force=force, dry_run=dry_run, device=device, engine=engine, threads=threads, jobs=jobs, watch=watch)

@@ -27,6 +27,7 @@ def command(
     lr: o.LearningRate = None,
     momentum: o.Momentum = None,
     weight_decay: o.WeightDecay = None,
+    precision: o.Precision = None,
     milestones: o.Milestones = None,
     gamma: o.Gamma = None,
     eval_every: o.EvalEvery = None,
@@ -35,6 +36,7 @@ def command(
     device: o.Device = "auto",
     threads: o.Threads = 0,
     engine: o.Engine = "auto",
+    jobs: o.Jobs = 0,
     config_file: o.Config = None,
     force: o.Force = False,
     dry_run: o.DryRun = False,
@@ -62,13 +64,21 @@ def command(
             lr=lr,
             momentum=momentum,
             weight_decay=weight_decay,
+            precision=precision,
             milestones=milestones,
             gamma=gamma,
             eval_every=eval_every,
         ),
         seed=seed,
         manner=o.manner(
-            force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, device=device, threads=threads, engine=engine
+            force=force,
+            dry_run=dry_run,
+            quiet=quiet,
+            verbose=verbose,
+            device=device,
+            threads=threads,
+            engine=engine,
+            jobs=jobs,
         ),
     )
     console.result(outcome, as_json=as_json)

@@ -1,8 +1,8 @@
 """How a cohort is run: local SGD of many clients, and inference, over one partition.
 
 Methods say what each client does; the engine decides how. The **loop** way trains one client after the other on each
-worker thread, the **stacked** way many as one batched program. Either computes with one intra-op thread a worker, so a
-client's result does not depend on how many there are.
+worker, the **stacked** way many as one batched program. Workers are threads of this process, or with ``jobs`` processes
+of their own; either computes with one intra-op thread, so neither their kind nor their number changes a result.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli import rng
-from pflcli.errors import ComputationError, UsageError
-from pflcli.fl import loop, operators, stacked
+from pflcli.errors import ComputationError
+from pflcli.fl import chain, operators
 from pflcli.fl import params as P
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
-from pflcli.fl.plan import LocalSGD
+from pflcli.fl.plan import LocalSGD, is_stacked
+from pflcli.fl.processes import Processes
+from pflcli.fl.unit import WAYS as _WAYS
+from pflcli.fl.unit import Unit, perform
 
-_PART_BYTES = 128 << 20
-"""Parameters of one part of a cohort: bounds the memory of a round whatever the cohort's size."""
+WAYS = ("auto", *_WAYS)
 
-WAYS = ("auto", "loop", "stacked")
+_PART = {"cpu": 128 << 20, "cuda": 4 << 30}
+"""Bytes of parameters in one part of a cohort, where memory allows: bounds a round whatever the cohort's size."""
 
-_TINY = 30_000
-"""Parameters up to which, on a CPU, starting operators costs more than their arithmetic."""
+_STACK, _STACKS = 4 << 20, 4
+"""Bytes of parameters that one stack holds on a CPU, in whose cache it lies; and how many stacks there are at least, so
+that several workers have some."""
 
 _BATCH = {"cpu": 64, "cuda": 4096}
 """Samples a batch of inference: on a CPU activations stay in the cache, and several batches run side by side."""
@@ -51,34 +54,54 @@ class Part:
 
 
 class Engine:
-    """Runs clients of one federation on one model architecture."""
+    """Runs clients of one federation on one model architecture.
+
+    ``threads`` workers share this process; with ``jobs`` > 0 clients train in so many processes instead. ``memory`` is
+    what is free, in bytes.
+    """
 
     def __init__(
-        self, net: nn.Module, federation: Federation, *, seed: int, threads: int = 1, way: str = "auto"
+        self,
+        net: nn.Module,
+        federation: Federation,
+        *,
+        seed: int,
+        threads: int = 1,
+        way: str = "auto",
+        jobs: int = 0,
+        memory: int = 8 << 30,
     ) -> None:
-        self.federation = federation
         self.seed = seed
         self.threads = threads
-        device = federation.x.device
+        self.jobs = jobs
+        device = federation.y.device
         self._device = device.type
-        workers = threads if device.type == "cpu" else 1
-        self._nets: queue.SimpleQueue[nn.Module] = queue.SimpleQueue()
-        for _ in range(workers):
+        self._nets: queue.SimpleQueue[dict[str, nn.Module]] = queue.SimpleQueue()
+        for _ in range(threads if device.type == "cpu" else 1):
             form = operators.tuned(net, federation.in_shape) if self._device == "cpu" else copy.deepcopy(net)
-            self._nets.put(form.to(device))
-        self._pool = ThreadPoolExecutor(workers)
-        self._bytes = P.size(P.of(net))
-        self._plain = copy.deepcopy(net).to(device)
+            self._nets.put({"loop": form.to(device), "stacked": copy.deepcopy(net).to(device)})
+        self._pool = ThreadPoolExecutor(self._nets.qsize())
+        self._like = {name: value.to(device) for name, value in P.of(net).items()}
+        self._part = min(_PART[self._device], memory // 8)
         self.way = choose(net, self._device) if way == "auto" else way
-        if self.way == "stacked" and loop.has_batch_norm(net):
-            raise UsageError("the stacked engine does not run models with BatchNorm", "--engine loop")
+        with self._net() as nets:
+            self._processes = Processes(nets, federation, jobs) if jobs else None
+        self.federation = self._processes.federation if self._processes else federation
 
-    def parts(self, clients: Sequence[int] | NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Cut clients into parts whose stacked models stay within the part's memory."""
-        ids = np.asarray(clients, dtype=np.int64)
-        step = max(1, _PART_BYTES // self._bytes)
-        for first in range(0, len(ids), step):
-            yield ids[first : first + step]
+    def close(self) -> None:
+        """End what runs beside this process."""
+        self._pool.shutdown()
+        if self._processes:
+            self._processes.close()
+
+    @contextmanager
+    def _net(self) -> Iterator[dict[str, nn.Module]]:
+        """Lend a resident network, in the form of each way."""
+        nets = self._nets.get()
+        try:
+            yield nets
+        finally:
+            self._nets.put(nets)
 
     def local_sgd(
         self,
@@ -89,70 +112,79 @@ class Engine:
     ) -> Iterator[Part]:
         """Train clients from ``start`` (one model, or a stack in the clients' order) and yield them in parts.
 
-        ``key`` names the draw of minibatches, together with the client. Raises ComputationError if a client's
-        parameters become non-finite.
+        ``key`` names the draw of minibatches, together with the client. With an objective ``start`` is a stack of
+        whatever it takes. Raises ComputationError if a client's parameters become non-finite.
         """
-        each = self._has_own_starts(start)
-        done = 0
-        for part in self.parts(clients):
-            begin = {name: value[done : done + len(part)] for name, value in start.items()} if each else start
-            out = {
-                name: torch.empty((len(part), *value.shape[each:]), dtype=value.dtype, device=value.device)
-                for name, value in start.items()
-            }
-            draws = {int(client): rng.generator(self.seed, *key, int(client)) for client in part}
-            with intra_op(1):
-                if self.way == "stacked":
-                    losses = stacked.train(self._plain, self.federation, draws, begin, out, plan, own_starts=each)
-                else:
-                    losses = self._loop(draws, begin, out, plan, own_starts=each)
-            _check_finite(part, out, key)
-            done += len(part)
-            weights = self.federation.sizes(*plan.splits)[part].astype(np.float64)
-            yield Part(part, out, weights, losses)
+        ids = np.asarray(clients, dtype=np.int64)
+        each = plan.objective is not None or is_stacked(start, self._like)
+        like = {name: value[0] for name, value in start.items()} if each else start
+        room = max(1, self._part // max(P.size(like), 1))
+        for first in range(0, len(ids), room):
+            places = np.arange(first, min(first + room, len(ids)))
+            begin = {name: value[first : first + room] for name, value in start.items()} if each else start
+            yield self._part_of(ids[places], begin, like, plan.of(places, like), key)
 
-    def _has_own_starts(self, start: Params | Stacked) -> bool:
-        name, value = next(iter(self._plain.state_dict().items()))
-        own: bool = start[name].ndim == value.ndim + 1
-        return own
+    def _part_of(
+        self, clients: NDArray[np.int64], start: Params | Stacked, like: Params, plan: LocalSGD, key: tuple[Any, ...]
+    ) -> Part:
+        """Train one part: longest first, so that nobody waits for a large client that began last."""
+        sizes = self.federation.sizes(*plan.splits)[clients]
+        order = np.argsort(-sizes, kind="stable")
+        out = {
+            name: torch.empty((len(clients), *value.shape), dtype=value.dtype, device=value.device)
+            for name, value in like.items()
+        }
+        if self.way == "loop":
+            spans = [(int(place), int(place) + 1) for place in order]
+            losses = self._train(clients, spans, start, out, plan, key)
+        else:
+            # A stack lies in one piece, and of clients with about as many steps.
+            together = self._together(P.size(like), len(clients))
+            spans = [(first, min(first + together, len(clients))) for first in range(0, len(clients), together)]
+            begin = _taken(start, order) if is_stacked(start, like) else start
+            losses = self._train(clients[order], spans, begin, out, plan.of(order, like), key)
+            back = np.argsort(order)
+            out, losses = _taken(out, back), losses[back]
+        _check_finite(clients, out, key)
+        return Part(clients, out, sizes.astype(np.float64), losses)
 
-    def _loop(
+    def _train(
         self,
-        draws: dict[int, np.random.Generator],
+        clients: NDArray[np.int64],
+        spans: Sequence[tuple[int, int]],
         start: Params | Stacked,
         out: Stacked,
         plan: LocalSGD,
-        *,
-        own_starts: bool,
+        key: tuple[Any, ...],
     ) -> NDArray[np.float64]:
-        def train(place: int, client: int) -> float:
-            begin = P.pick(start, place) if own_starts else start
-            net = self._nets.get()
-            try:
-                return loop.train(net, self.federation, client, begin, P.pick(out, place), plan, draws[client])
-            finally:
-                self._nets.put(net)
+        """Train the spans of a part, in their order, on whatever workers there are; returns the losses (m,)."""
+        units = [Unit(self.way, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
 
-        return np.asarray(list(self._pool.map(train, range(len(draws)), draws)))
+        def train(unit: Unit) -> NDArray[np.float64]:
+            with self._net() as nets:
+                return perform(unit, nets[unit.way], self.federation, start, out)
+
+        if self._processes:
+            found = self._processes.train(units, start, out)
+        else:
+            with intra_op(1):
+                found = list(self._pool.map(train, units))
+        losses = np.empty(len(clients))
+        for (first, last), values in zip(spans, found, strict=True):
+            losses[first:last] = values
+        return losses
+
+    def _together(self, size: int, clients: int) -> int:
+        """Return how many clients one worker trains at a time; a rule over the model, so that bytes stay the same."""
+        return max(1, min(_STACK // max(size, 1), -(-clients // _STACKS))) if self._device == "cpu" else clients
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) of one model on rows of the federation, and with ``features`` its z (n, d)."""
-        net = self._loaded(params)
-        try:
-            with intra_op(1):
-                return _joined(
-                    list(self._pool.map(lambda part: self._forward(net, part, features), _chunks(rows, self._device)))
-                )
-        finally:
-            self._nets.put(net)
-
-    def _loaded(self, params: Params) -> nn.Module:
-        """Take a resident model out of the queue, in evaluation mode and with these parameters."""
-        net = self._nets.get()
-        with torch.no_grad():
-            for name, value in net.state_dict().items():
-                value.copy_(params[name])
-        return net.eval()
+        with self._net() as nets, intra_op(1):
+            net = _loaded(nets["loop"], params)
+            return _joined(
+                list(self._pool.map(lambda part: self._forward(net, part, features), _chunks(rows, self._device)))
+            )
 
     def _forward(self, net: nn.Module, rows: NDArray[np.int64], features: bool) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -160,31 +192,41 @@ class Engine:
             logits = net.head(z)  # type: ignore[operator]
         return logits, z if features else logits[:, :0]
 
-    def infer_parts(self, part: Part, split: str) -> NDArray[np.float32]:
-        """Return the probabilities of each client's own model on its own split, rows in the part's order."""
+    def infer_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> NDArray[np.float32]:
+        """Return the probabilities (n, C) of each client's own model (m, ...) on its own split, in their order."""
 
         def answer(place: int) -> NDArray[np.float32]:
-            net = self._loaded(P.pick(part.params, place))
-            try:
-                rows = self.federation.rows(int(part.clients[place]), split)
+            with self._net() as nets:
+                net = _loaded(nets["loop"], P.pick(models, place))
+                rows = self.federation.rows(int(clients[place]), split)
                 return probabilities(
                     _joined([self._forward(net, piece, False) for piece in _chunks(rows, self._device)])[0]
                 )
-            finally:
-                self._nets.put(net)
 
         with intra_op(1):
-            return np.concatenate(list(self._pool.map(answer, range(len(part.clients)))))
+            return np.concatenate(list(self._pool.map(answer, range(len(clients)))))
+
+
+def _loaded(net: nn.Module, params: Params) -> nn.Module:
+    """Put parameters into a resident model and return it in evaluation mode."""
+    with torch.no_grad():
+        for name, value in net.state_dict().items():
+            value.copy_(params[name])
+    return net.eval()
+
+
+def _taken(stacked: Stacked, places: NDArray[np.int64]) -> Stacked:
+    """Return the rows of a stack in another order."""
+    if (places == np.arange(len(places))).all():
+        return stacked
+    return {name: value[torch.from_numpy(places).to(value.device)] for name, value in stacked.items()}
 
 
 def choose(net: nn.Module, device: str) -> str:
     """Return the way that is faster for a model on a device; ``benchmarks/engines.py`` backs the rule."""
-    if loop.has_batch_norm(net):
-        return "loop"
     if device == "cuda":
         return "stacked"
-    only_linear = not any(isinstance(module, nn.modules.conv._ConvNd) for module in net.modules())
-    return "stacked" if only_linear and sum(p.numel() for p in net.parameters()) <= _TINY else "loop"
+    return "stacked" if chain.layers(net) is not None else "loop"
 
 
 def probabilities(logits: Tensor) -> NDArray[np.float32]:
@@ -220,7 +262,7 @@ def _check_finite(clients: NDArray[np.int64], params: Stacked, key: tuple[Any, .
     finite = torch.ones(len(clients), dtype=torch.bool)
     for value in params.values():
         # A sum is finite only if every term is, and costs no mask the size of the parameters.
-        finite &= value.flatten(1).sum(dim=1).isfinite().cpu() if value.is_floating_point() else True
+        finite &= value.reshape(len(clients), -1).sum(dim=1).isfinite().cpu() if value.is_floating_point() else True
     for client in clients[~finite.numpy()]:
         raise ComputationError(
             f"the parameters of client {client} became non-finite ({' '.join(map(str, key))})",

@@ -1,19 +1,21 @@
 """The **loop** way: one client after the other on a resident model.
 
-Parameters are copied in place, minibatches are index tensors, gradients come from ``torch.autograd.grad`` and updates
-go through ``torch._foreach_*``: no DataLoader, no deepcopy, no optimizer object, no trips of state dicts.
+Parameters are copied in place, minibatches are slices of the epoch's permuted samples, gradients come from
+``torch.autograd.grad`` and updates go through ``torch._foreach_*``: no DataLoader, no deepcopy, no optimizer object, no
+trips of state dicts.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params
-from pflcli.fl.plan import LocalSGD, batches
+from pflcli.fl.plan import Batch, LocalSGD, Model, batches, learnable
+from pflcli.fl.update import Update
 
 
 def has_batch_norm(net: nn.Module) -> bool:
@@ -30,39 +32,40 @@ def train(
     plan: LocalSGD,
     draw: np.random.Generator,
 ) -> float:
-    """Train one client on ``net`` from ``start`` into ``out`` (may be views); returns its mean loss."""
-    state = net.state_dict()
-    with torch.no_grad():
-        for name, value in state.items():
-            value.copy_(start[name])
-    trained = [(name, value) for name, value in net.named_parameters() if name.startswith(plan.trainable)]
-    weights: list[Tensor] = [value for _, value in trained]
-    anchor = [plan.prox[0][name] for name, _ in trained] if plan.prox else []
-    momentum: list[Tensor] = []
+    """Train one client on ``net`` from ``start`` into ``out`` (may be views); returns its mean loss.
+
+    ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients.
+    """
+    if plan.objective is None:
+        state = net.state_dict()
+        trained = dict(net.named_parameters())
+        with torch.no_grad():
+            for name, value in state.items():
+                value.copy_(start[name])
+    else:
+        state = {name: value.clone() for name, value in start.items()}
+        trained = {name: state[name] for name in learnable(net, state)}
+    names = [name for name in trained if name.startswith(plan.trainable)]
+    weights = [trained[name].requires_grad_() for name in names]
+    update = Update(plan, weights, plan.anchors(names))
     rows = torch.from_numpy(data.rows(client, *plan.splits))
     x, y = data.inputs(rows), data.y[rows]
     joined = has_batch_norm(net)
     # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
     net.train(not (joined and len(rows) == 1))
+    model = Model(net)
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
     for epoch in range(plan.epochs):
         order = torch.from_numpy(draw.permutation(len(rows))).to(y.device)
         for batch in batches(order, plan.batch_size, join_single=joined):
-            loss = functional.cross_entropy(net(x[batch]), y[batch])
-            grads = list(torch.autograd.grad(loss, weights))
+            with torch.autocast(y.device.type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
+                if plan.objective is None:
+                    loss = functional.cross_entropy(net(x[batch]), y[batch])
+                else:
+                    loss = plan.objective(model, state, Batch(x[batch], y[batch], None, plan.own, plan.shared))
+            grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
-                if plan.weight_decay:
-                    torch._foreach_add_(grads, weights, alpha=plan.weight_decay)
-                if plan.prox and plan.prox[1]:
-                    torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=plan.prox[1])
-                if plan.momentum:
-                    if momentum:
-                        torch._foreach_mul_(momentum, plan.momentum)
-                        torch._foreach_add_(momentum, grads)
-                    else:
-                        momentum = grads
-                    grads = momentum
-                torch._foreach_add_(weights, grads, alpha=-plan.lr(epoch))
+                update(weights, list(grads), plan.rate(0, epoch))
             total += loss.detach()
             steps += 1
     with torch.no_grad():

@@ -2,31 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
 
-from pflcli.fl.params import Params
+from pflcli.fl.params import Params, Stacked
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A minibatch: ``x`` (n, ...), ``y`` (n,), the client's ``own`` constants, and those that all ``shared``.
+
+    ``weight`` (n,) adds up to one and is zero for padding; None is the plain mean.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+    own: Params = field(default_factory=dict)
+    shared: Params = field(default_factory=dict)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over samples of ``values`` (n,)."""
+        return values.mean() if self.weight is None else (values * self.weight).sum()
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy of ``logits`` (n, C)."""
+        return self.mean(functional.cross_entropy(logits, self.y, reduction="none"))
+
+
+class Model:
+    """The network as a function of its parameters; names that it does not know are passed over."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self._net = net
+        self._names = set(net.state_dict())
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """Return the logits (n, C)."""
+        out: Tensor = functional_call(self._net, {n: v for n, v in params.items() if n in self._names}, (x,))
+        return out
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """Return the representation (n, d)."""
+        return self._part("body", params, x)
+
+    def head(self, params: Params, z: Tensor) -> Tensor:
+        """Return the logits (n, C) of representations (n, d)."""
+        return self._part("head", params, z)
+
+    def _part(self, part: str, params: Params, x: Tensor) -> Tensor:
+        skip = len(part) + 1
+        named = {n[skip:]: v for n, v in params.items() if n in self._names and n.startswith(f"{part}.")}
+        out: Tensor = functional_call(getattr(self._net, part), named, (x,))
+        return out
+
+
+Objective = Callable[[Model, Params, Batch], Tensor]
+"""A client's loss on a batch as a function of its parameters; defined in a module, so that processes can import it."""
 
 
 @dataclass(frozen=True)
 class LocalSGD:
     """What a client does locally.
 
-    ``lr`` maps the local epoch to a learning rate. ``prox=(anchor, mu)`` adds mu (w - anchor) to the gradient;
-    ``trainable`` restricts training to parameters whose name starts with it; ``splits`` are what it learns from.
+    ``lr`` holds the learning rate of each local epoch, (epochs,), or one row a client, (m, epochs). ``prox=(anchor,
+    mu)`` adds mu (w - anchor) to the gradient; the anchor is one model, or a stack in the clients' order.
+    ``trainable`` restricts training to parameters whose name starts with it; ``splits`` are what the client learns
+    from. ``objective`` replaces the cross-entropy of the model: its parameters are whatever the start holds, a stack,
+    and ``own`` (m, ...) and ``shared`` are its constants.
     """
 
     epochs: int
     batch_size: int
-    lr: Callable[[int], float]
+    lr: NDArray[np.float64]
     momentum: float = 0.0
     weight_decay: float = 0.0
-    prox: tuple[Params, float] | None = None
-    trainable: str = ""
+    prox: tuple[Params | Stacked, float] | None = None
+    trainable: str | tuple[str, ...] = ""
     splits: tuple[str, ...] = ("train",)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    objective: Objective | None = None
+    own: Stacked = field(default_factory=dict)
+    shared: Params = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lr", np.asarray(self.lr, dtype=np.float64))
+
+    def rate(self, place: int, epoch: int) -> float:
+        """Return the learning rate of the client at ``place`` in an epoch."""
+        return float(self.lr[place, epoch] if self.lr.ndim == 2 else self.lr[epoch])
+
+    def anchors(self, names: Sequence[str]) -> list[Tensor]:
+        """Return the proximal anchor of these parameters, if there is one."""
+        return [self.prox[0][name] for name in names] if self.prox else []
+
+    def of(self, places: NDArray[np.int64], like: Params) -> LocalSGD:
+        """Return the plan of some clients; ``like`` tells a stacked anchor from one for all."""
+        plan = self
+        if self.lr.ndim == 2:
+            plan = replace(plan, lr=self.lr[places])
+        if self.own:
+            plan = replace(plan, own={name: value[places] for name, value in self.own.items()})
+        if self.prox and is_stacked(self.prox[0], like):
+            plan = replace(plan, prox=({n: v[places] for n, v in self.prox[0].items()}, self.prox[1]))
+        return plan
+
+    def alone(self, place: int, like: Params) -> LocalSGD:
+        """Return the plan of the client at ``place``, with no axis over clients."""
+        plan = self.of(np.asarray([place]), like)
+        if plan.own:
+            plan = replace(plan, own={name: value[0] for name, value in plan.own.items()})
+        if plan.prox and is_stacked(plan.prox[0], like):
+            plan = replace(plan, prox=({n: v[0] for n, v in plan.prox[0].items()}, plan.prox[1]))
+        return plan
+
+
+def is_stacked(params: Params | Stacked, like: Params) -> bool:
+    """Whether ``params`` has a leading axis over clients that the same names in ``like`` have not."""
+    name = next(name for name in params if name in like)
+    return params[name].ndim == like[name].ndim + 1
+
+
+def learnable(net: nn.Module, params: Params) -> list[str]:
+    """Return the names in ``params`` that a gradient moves: floating point, and no buffer, under whatever prefix."""
+    buffers = tuple(name for name, _ in net.named_buffers())
+    return [n for n, value in params.items() if value.is_floating_point() and not (buffers and n.endswith(buffers))]
 
 
 def batches(order: Tensor, size: int, *, join_single: bool) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -18,7 +18,7 @@ from pflcli.fl.engine import Engine, Part, probabilities
 from pflcli.fl.federation import Federation
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.params import Params, Stacked
-from pflcli.fl.plan import LocalSGD
+from pflcli.fl.plan import LocalSGD, is_stacked
 
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """Which links may carry bytes, by a method's KIND."""
@@ -44,6 +44,8 @@ class Settings:
     """momentum of local SGD, from zero at each round"""
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """L2 penalty, added to the gradient"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """of the forward and backward pass; weights and updates stay in float32"""
     milestones: tuple[Annotated[int, Ge(0)], ...] = ()
     """rounds at which the learning rate is multiplied by gamma"""
     gamma: Annotated[float, Gt(0), Le(1)] = 0.1
@@ -132,29 +134,33 @@ class Run:
         start: Params | Stacked,
         *,
         t: int | str,
+        name: str = "sgd",
         epochs: int | None = None,
-        lr: float | Callable[[int], float] | None = None,
-        prox: tuple[Params, float] | None = None,
-        trainable: str = "",
-        splits: tuple[str, ...] = ("train",),
+        lr: float | Callable[[int], float] | NDArray[np.float64] | None = None,
+        **plan: Any,
     ) -> Iterator[Part]:
         """Train clients locally by SGD from ``start``, one model or a stack (m, ...); yields parts.
 
-        ``t``, the round or a name, keys the minibatch draws and, if a round, sets the learning rate. See LocalSGD.
+        ``t``, the round or a name, keys the minibatch draws, together with ``name`` where a method trains twice in a
+        round, and if a round sets the learning rate. ``lr`` is one rate, a function of the local epoch, or a rate for
+        each client (m,). The other options of LocalSGD go to ``plan``; the training settings give those not named.
         """
+        settings = self.settings
+        epochs = settings.epochs if epochs is None else epochs
         if lr is None:
-            lr = self.settings.lr_at(t) if isinstance(t, int) else self.settings.lr
-        plan = LocalSGD(
-            epochs=self.settings.epochs if epochs is None else epochs,
-            batch_size=self.settings.batch_size,
-            lr=lr if callable(lr) else _constant(lr),
-            momentum=self.settings.momentum,
-            weight_decay=self.settings.weight_decay,
-            prox=prox,
-            trainable=trainable,
-            splits=splits,
-        )
-        for part in self.engine.local_sgd(clients, start, plan, ("sgd", t)):
+            lr = settings.lr_at(t) if isinstance(t, int) else settings.lr
+        if callable(lr):
+            rates = np.asarray([lr(epoch) for epoch in range(epochs)])
+        else:
+            rates = np.repeat(np.asarray(lr, dtype=np.float64)[..., None], epochs, axis=-1)
+        defaults = {
+            "batch_size": settings.batch_size,
+            "momentum": settings.momentum,
+            "weight_decay": settings.weight_decay,
+            "precision": settings.precision,
+        }
+        local = LocalSGD(epochs=epochs, lr=rates, **{**defaults, **plan})
+        for part in self.engine.local_sgd(clients, start, local, (name, t)):
             self.losses += zip(part.loss.tolist(), part.weights.tolist(), strict=True)
             yield part
 
@@ -171,19 +177,21 @@ class Run:
     def predictor(
         self,
         clients: NDArray[np.int64],
-        models: Params | Iterable[Part],
+        models: Params | Stacked | Iterable[Part],
         splits: tuple[str, ...] | None = None,
     ) -> Predictor:
-        """Answer by models: one for all ``clients``, or the parts that ``local_sgd`` yields (consumed at once)."""
+        """Answer by one model for all ``clients``, by a stack of their own, or by ``local_sgd``'s parts (used up)."""
         splits = splits or ("validation", "test")
-        if isinstance(models, dict):
-            shared = models
-            return Predictor(lambda split: {"p": self._shared(shared, clients, split)}, splits)
-        pieces: dict[str, list[NDArray[np.float32]]] = {split: [] for split in splits}
-        for part in models:
-            for split in splits:
-                pieces[split].append(self.engine.infer_parts(part, split))
-        return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits)
+        if not isinstance(models, dict):
+            pieces: dict[str, list[NDArray[np.float32]]] = {split: [] for split in splits}
+            for part in models:
+                for split in splits:
+                    pieces[split].append(self.engine.infer_each(part.clients, part.params, split))
+            return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits)
+        held = models
+        if is_stacked(held, self.init):
+            return Predictor(lambda split: {"p": self.engine.infer_each(clients, held, split)}, splits)
+        return Predictor(lambda split: {"p": self._shared(held, clients, split)}, splits)
 
     def _shared(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
         rows = np.concatenate([self.federation.rows(int(client), split) for client in clients])
@@ -194,7 +202,3 @@ class Run:
         p = self._shared(params, self.clients, split)
         y = np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in self.clients])
         return float((p.argmax(axis=1) == y).mean()) if len(y) else float("nan")
-
-
-def _constant(value: float) -> Callable[[int], float]:
-    return lambda epoch: value

@@ -1,8 +1,9 @@
-"""The **stacked** way: the models of many clients as one batched program (``torch.func``), for models so small that
-the cost of starting operators rules.
+"""The **stacked** way: the models of many clients as one batched program.
 
-Clients are sorted by their number of steps, so that those that still train are always the first of the stack; the rest
-of a step's work is masked samples of a last, shorter batch.
+Clients are sorted by their number of steps, so that those that still train are always the first of the stack. The rest
+of a step's work is masked samples of a last, shorter batch; under BatchNorm, whose statistics know no mask, clients
+whose batches have the same size take the step together instead. Chains of linear layers run without autograd, other
+networks by ``torch.func``.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional
+from torch.func import grad_and_value, vmap
 
+from pflcli.fl import chain
 from pflcli.fl.federation import Federation
+from pflcli.fl.loop import has_batch_norm
 from pflcli.fl.params import Params, Stacked
-from pflcli.fl.plan import LocalSGD, batches
+from pflcli.fl.plan import Batch, LocalSGD, Model, batches, is_stacked, learnable
+from pflcli.fl.update import Update
 
 
 @dataclass(frozen=True)
@@ -34,84 +37,129 @@ class _Schedule:
 def train(
     net: nn.Module,
     data: Federation,
-    draws: dict[int, np.random.Generator],
+    clients: NDArray[np.int64],
+    draws: list[np.random.Generator],
     start: Params | Stacked,
     out: Stacked,
     plan: LocalSGD,
-    *,
-    own_starts: bool,
 ) -> NDArray[np.float64]:
-    """Train the clients of ``draws`` side by side into ``out`` (m, ...) and return their mean losses (m,).
+    """Train ``clients`` side by side into ``out`` (m, ...) and return their mean losses (m,).
 
-    ``draws`` gives each client's generator of minibatches; ``start`` is one model, or with ``own_starts`` a stack.
+    ``draws`` gives each client's generator of minibatches; ``start`` is one model or a stack, ``plan`` in the clients'
+    order.
     """
-    plans = [_steps(data.rows(client, *plan.splits), plan, draw) for client, draw in draws.items()]
-    order = np.argsort([-len(steps) for steps in plans], kind="stable")
-    schedule = _padded([plans[place] for place in order], plan, data.y.device)
+    like = {name: value[0] for name, value in out.items()}
+    found = [
+        _steps(data.rows(int(client), *plan.splits), plan, place, draw, join_single=has_batch_norm(net))
+        for place, (client, draw) in enumerate(zip(clients, draws, strict=True))
+    ]
+    order = np.argsort([-len(steps) for steps in found], kind="stable")
+    schedule = _padded([found[place] for place in order], data.y.device)
+    sorted_already = bool((order == np.arange(len(order))).all())
     places = torch.from_numpy(order).to(data.y.device)
-    names = [name for name, _ in net.named_parameters() if name.startswith(plan.trainable)]
-    held = {
-        name: value[places] if own_starts else value.expand(len(plans), *value.shape).clone()
-        for name, value in start.items()
-    }
-    losses = _run(net, data, held, names, schedule, plan)
+    each = is_stacked(start, like)
+    held = out if sorted_already else {name: torch.empty_like(value) for name, value in out.items()}
     for name, value in held.items():
-        out[name][places] = value
+        value.copy_(start[name][places] if each and not sorted_already else start[name])
+    losses = _run(net, data, held, schedule, plan if sorted_already else plan.of(order, like))
+    if not sorted_already:
+        for name, value in held.items():
+            out[name][places] = value
     return np.asarray(losses[np.argsort(order)])
 
 
-def _run(
-    net: nn.Module, data: Federation, held: Stacked, names: list[str], schedule: _Schedule, plan: LocalSGD
-) -> NDArray[np.float64]:
-    def loss(weights: Params, fixed: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        logits = functional_call(net, {**fixed, **weights}, (x,))
-        return (functional.cross_entropy(logits, y, reduction="none") * weight).sum() / weight.sum()
-
-    step = vmap(grad_and_value(loss))
-    anchor = [plan.prox[0][name] for name in names] if plan.prox else []
-    momentum = [torch.zeros_like(held[name]) for name in names] if plan.momentum else []
+def _run(net: nn.Module, data: Federation, held: Stacked, schedule: _Schedule, plan: LocalSGD) -> NDArray[np.float64]:
+    program = _program(net, held, plan)
     total = torch.zeros(len(schedule.steps), dtype=torch.float64, device=data.y.device)
     for s in range(schedule.steps.max(initial=0)):
         active = int((schedule.steps > s).sum())
         rows = schedule.rows[:active, s]
         x = data.inputs(rows.flatten()).view(*rows.shape, *data.in_shape)
-        weights = {name: held[name][:active] for name in names}
-        fixed = {name: value[:active] for name, value in held.items() if name not in weights}
-        grads, value = step(weights, fixed, x, data.y[rows], schedule.weight[:active, s])
-        total[:active] += value
-        change, now = [grads[name] for name in names], list(weights.values())
-        if plan.weight_decay:
-            torch._foreach_add_(change, now, alpha=plan.weight_decay)
-        if plan.prox and plan.prox[1]:
-            torch._foreach_add_(change, [w - a for w, a in zip(now, anchor, strict=True)], alpha=plan.prox[1])
-        if momentum:
-            kept = [buffer[:active] for buffer in momentum]
-            torch._foreach_mul_(kept, plan.momentum)
-            torch._foreach_add_(kept, change)
-            change = kept
-        rate = schedule.lr[:active, s]
-        torch._foreach_sub_(now, [c * rate.view(-1, *[1] * (c.ndim - 1)) for c in change])
+        total[:active] += program.step(x, data.y[rows], schedule.weight[:active, s], schedule.lr[:active, s])
     steps = torch.from_numpy(np.maximum(schedule.steps, 1)).to(total.device)
     return np.asarray((total / steps).cpu().numpy())
 
 
-def _steps(rows: NDArray[np.int64], plan: LocalSGD, draw: np.random.Generator) -> list[tuple[NDArray[np.int64], float]]:
+def _program(net: nn.Module, held: Stacked, plan: LocalSGD) -> chain.Trainer | _Vmapped:
+    linear = chain.layers(net) if plan.objective is None and plan.precision == "float32" else None
+    return _Vmapped(net, held, plan) if linear is None else chain.Trainer(linear, held, plan)
+
+
+class _Vmapped:
+    """Any network and objective on a stack ``held`` (m, ...), by ``torch.func``."""
+
+    def __init__(self, net: nn.Module, held: Stacked, plan: LocalSGD) -> None:
+        self._held, self._plan = held, plan
+        self._own, self._by_size = plan.own, has_batch_norm(net)
+        known = held if plan.objective is not None else {name: held[name] for name, _ in net.named_parameters()}
+        self._names = [name for name in learnable(net, known) if name.startswith(plan.trainable)]
+        self._update = Update(plan, [held[name] for name in self._names], plan.anchors(self._names))
+        self._net = net.train()
+        model = Model(net)
+
+        def loss(weights: Params, fixed: Params, own: Params, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+            batch = Batch(x, y, weight, own, plan.shared)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
+                params = {**fixed, **weights}
+                return plan.objective(model, params, batch) if plan.objective else batch.cross_entropy(model(params, x))
+
+        self._loss = grad_and_value(loss)
+
+    def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
+        """Take one step on ``x`` (a, n, ...), ``y`` (a, n); ``weight`` (a, n) adds up to one; ``rate`` (a,)."""
+        active = len(x)
+        if not self._by_size:
+            grads, losses = self._grads(slice(active), x, y, weight)
+        else:
+            grads, losses = self._grads_by_size(x, y, (weight > 0).sum(dim=1))
+        self._update([self._held[name][:active] for name in self._names], [grads[name] for name in self._names], rate)
+        return losses
+
+    def _grads(self, rows: slice | Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Stacked, Tensor]:
+        taken = {name: value[rows] for name, value in self._held.items()}
+        weights = {name: taken.pop(name) for name in self._names}
+        own = {name: value[rows] for name, value in self._own.items()}
+        mapped = vmap(self._loss, in_dims=(0, 0, 0, 0, 0, None if weight is None else 0))
+        grads, losses = mapped(weights, taken, own, x, y, weight)
+        if not isinstance(rows, slice):
+            for name, value in taken.items():  # buffers, which the forward pass changed in these copies
+                self._held[name][rows] = value
+        return grads, losses
+
+    def _grads_by_size(self, x: Tensor, y: Tensor, sizes: Tensor) -> tuple[Stacked, Tensor]:
+        """Return the gradients (a, ...) of clients that take the step in groups of equal batches."""
+        grads = {name: torch.empty_like(self._held[name][: len(x)]) for name in self._names}
+        losses = x.new_empty(len(x))
+        for size in torch.unique(sizes).tolist():
+            rows = torch.nonzero(sizes == size)[:, 0]
+            # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
+            self._net.train(size > 1)
+            some, losses[rows] = self._grads(rows, x[rows, :size], y[rows, :size], None)
+            for name, value in some.items():
+                grads[name][rows] = value
+        return grads, losses
+
+
+def _steps(
+    rows: NDArray[np.int64], plan: LocalSGD, place: int, draw: np.random.Generator, *, join_single: bool
+) -> list[tuple[NDArray[np.int64], float]]:
     """Return one client's minibatches, as rows of the federation, with their learning rates."""
     found = []
     for epoch in range(plan.epochs):
         order = torch.from_numpy(draw.permutation(len(rows)))
-        found += [(rows[batch.numpy()], plan.lr(epoch)) for batch in batches(order, plan.batch_size, join_single=False)]
+        cut = batches(order, plan.batch_size, join_single=join_single)
+        found += [(rows[batch.numpy()], plan.rate(place, epoch)) for batch in cut]
     return found
 
 
-def _padded(plans: list[list[tuple[NDArray[np.int64], float]]], plan: LocalSGD, device: torch.device) -> _Schedule:
+def _padded(plans: list[list[tuple[NDArray[np.int64], float]]], device: torch.device) -> _Schedule:
     steps = np.asarray([len(steps) for steps in plans])
     shape = (len(plans), int(steps.max(initial=0)), max((len(b) for p in plans for b, _ in p), default=0))
     rows, weight, lr = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
     for place, client in enumerate(plans):
         for s, (batch, rate) in enumerate(client):
             rows[place, s, : len(batch)] = batch
-            weight[place, s, : len(batch)] = 1
+            weight[place, s, : len(batch)] = 1 / len(batch)
             lr[place, s] = rate
     on = [torch.from_numpy(array).to(device) for array in (rows, weight, lr)]
     return _Schedule(on[0], on[1], on[2], steps)

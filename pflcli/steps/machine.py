@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from pflcli.errors import UsageError, closest
 
@@ -16,6 +17,22 @@ def threads(asked: int) -> int:
         return asked
     # Not every system tells which cores a process may use.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def jobs(asked: int) -> int:
+    """Return the number of worker processes, as asked."""
+    if asked < 0:
+        raise UsageError(f"--jobs {asked} is negative", "--jobs 2, or 0 for threads of one process")
+    return asked
+
+
+def memory() -> int:
+    """Return the bytes of memory that are free, or 8 GiB where the system does not tell."""
+    try:
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        return int(known["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 8 << 30
 
 
 def engine(asked: str) -> str:

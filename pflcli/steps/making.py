@@ -69,6 +69,7 @@ class Manner:
     device: str = "auto"
     engine: str = "auto"
     threads: int = 0
+    jobs: int = 0
     watch: Watch = SILENT
 
 

@@ -46,10 +46,13 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     torch.set_num_threads(workers)
     federation = Federation.of(data.x, data.y, data.offsets, data.classes, device)
     net = models.create(plan.model, federation.in_shape, data.classes, seed)
-    engine = Engine(net, federation, seed=seed, threads=workers, way=machine.engine(manner.engine))
+    way, jobs = machine.engine(manner.engine), machine.jobs(manner.jobs)
+    engine = Engine(net, federation, seed=seed, threads=workers, way=way, jobs=jobs, memory=machine.memory())
     init = {name: value.to(device) for name, value in P.of(net).items()}
-    manner.watch.detail(f"{plan.model} on {device}, {engine.way} engine, {workers} threads")
-    return Run(method.KIND, cfg, plan, seed, federation, engine, init)
+    hands = f"{jobs} processes" if jobs else f"{workers} threads"
+    manner.watch.detail(f"{plan.model} on {device}, {engine.way} engine, {hands}")
+    # The engine's federation: with processes the samples lie in shared memory, and only there.
+    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init)
 
 
 @dataclass

@@ -1,0 +1,61 @@
+"""A unit of work: some clients, trained by one worker, whether that is a thread or a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from pflcli import rng
+from pflcli.fl import chain, loop, stacked
+from pflcli.fl import params as P
+from pflcli.fl.federation import Federation
+from pflcli.fl.params import Params, Stacked
+from pflcli.fl.plan import LocalSGD, is_stacked
+
+WAYS = ("loop", "stacked")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The clients at ``first`` to ``last`` of a part, and how they train; ``plan`` is that of the whole part."""
+
+    way: str
+    first: int
+    last: int
+    clients: NDArray[np.int64]
+    plan: LocalSGD
+    seed: int
+    key: tuple[Any, ...]
+
+
+def perform(unit: Unit, net: nn.Module, data: Federation, start: Params | Stacked, out: Stacked) -> NDArray[np.float64]:
+    """Train the unit's clients into their rows of ``out``; returns their mean losses (m,).
+
+    ``start`` and ``out`` are those of the whole part. What a client learns depends on neither the worker nor the rest.
+    """
+    span = slice(unit.first, unit.last)
+    like = {name: value[0] for name, value in out.items()}
+    mine = {name: value[span] for name, value in out.items()}
+    begin = {name: value[span] for name, value in start.items()} if is_stacked(start, like) else start
+    plan = unit.plan.of(np.arange(unit.first, unit.last), like)
+    draws = [rng.generator(unit.seed, *unit.key, int(client)) for client in unit.clients]
+    direct = plan.objective is None and plan.precision == "float32" and chain.layers(net) is not None
+    if unit.way == "stacked" or direct:
+        return stacked.train(net, data, unit.clients, draws, begin, mine, plan)
+    losses = [
+        loop.train(
+            net,
+            data,
+            int(client),
+            P.pick(begin, place) if is_stacked(begin, like) else begin,
+            P.pick(mine, place),
+            plan.alone(place, like),
+            draws[place],
+        )
+        for place, client in enumerate(unit.clients)
+    ]
+    return np.asarray(losses)
