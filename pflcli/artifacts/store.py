@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -20,9 +21,11 @@ from typing import Any, Self
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Draft, Manifest
+from pflcli.artifacts.rows import Rows
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 
 _DRAFT = "draft.json"
+_CHECKPOINT = Path("checkpoint", "state.safetensors")
 
 
 class Decision(StrEnum):
@@ -127,7 +130,7 @@ class Work:
         try:
             if decision is not Decision.RESUME:
                 self._clear()
-                _write(self.folder / _DRAFT, json.dumps({**asdict(draft), "fingerprint": draft.fingerprint}).encode())
+                _write(self.folder / _DRAFT, [json.dumps({**asdict(draft), "fingerprint": draft.fingerprint}).encode()])
         except OSError as error:
             os.close(self._lock)
             raise InputError(f"cannot write to {self.folder}: {error.strerror}") from None
@@ -142,7 +145,7 @@ class Work:
         So does one whose computation failed: it would fail again at the same place.
         """
         failed = kind is not None and issubclass(kind, ComputationError)
-        if not self._committed and (failed or not any((self.folder / "checkpoint").glob("*"))):
+        if not self._committed and (failed or not (self.folder / _CHECKPOINT).is_file()):
             shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
@@ -157,11 +160,28 @@ class Work:
 
     def write(self, name: str, content: bytes) -> None:
         """Write one file of the artifact; raises InputError if the disk refuses it."""
+        self.stream(name, [content])
+
+    def stream(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Write one file of the artifact in pieces: the whole may not fit into memory."""
+        digest, size = hashlib.sha256(), 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size
+            for chunk in chunks:
+                digest.update(chunk)
+                size += len(chunk)
+                yield chunk
+
         try:
-            _write(self.folder / name, content)
+            _write(self.folder / name, counted())
         except OSError as error:
             raise InputError(f"cannot write {self.folder / name}: {error.strerror}") from None
-        self._files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        self._files[name] = {"sha256": digest.hexdigest(), "bytes": size}
+
+    def rows(self, number: int, *, fresh: bool) -> Rows:
+        """Return the rows of table ``number``, which live beside the checkpoint and end with it."""
+        return Rows(self.folder / "checkpoint" / f"table-{number}.rows", number, fresh=fresh)
 
     def checkpoint(self, content: bytes) -> None:
         """Replace the checkpoint at once: a killed writer leaves the old one or the new one, never a mixture."""
@@ -169,7 +189,7 @@ class Work:
         fresh = folder / "state.tmp"
         try:
             folder.mkdir(exist_ok=True)
-            _write(fresh, content)
+            _write(fresh, [content])
             fresh.replace(folder / "state.safetensors")
             _sync(folder)
         except OSError as error:
@@ -177,7 +197,7 @@ class Work:
 
     def saved(self) -> bytes | None:
         """Return the last checkpoint of an unfinished run of this request, or None."""
-        path = self.folder / "checkpoint" / "state.safetensors"
+        path = self.folder / _CHECKPOINT
         return path.read_bytes() if path.is_file() else None
 
     def commit(self, summary: dict[str, Any], made: dict[str, Any]) -> Manifest:
@@ -198,7 +218,7 @@ class Work:
             made={**made, "seconds": round(time.monotonic() - self._began, 3)},
         )
         try:
-            _write(self.folder / manifests.NAME, manifest.to_json().encode())
+            _write(self.folder / manifests.NAME, [manifest.to_json().encode()])
             (self.folder / _DRAFT).unlink()
             shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
             _sync(self.folder)
@@ -229,9 +249,9 @@ class Work:
                     shutil.rmtree(item, ignore_errors=True)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
     with path.open("wb") as file:
-        file.write(content)
+        file.writelines(chunks)
         file.flush()
         os.fsync(file.fileno())
 

@@ -27,6 +27,7 @@ from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
 from pflcli.fl.processes import Processes
+from pflcli.fl.table import Table
 from pflcli.fl.unit import WAYS as _WAYS
 from pflcli.fl.unit import Unit, perform
 
@@ -106,23 +107,35 @@ class Engine:
     def local_sgd(
         self,
         clients: Sequence[int] | NDArray[np.int64],
-        start: Params | Stacked,
+        start: Params | Stacked | Table,
         plan: LocalSGD,
         key: tuple[Any, ...],
     ) -> Iterator[Part]:
-        """Train clients from ``start`` (one model, or a stack in the clients' order) and yield them in parts.
+        """Train clients from ``start`` (one model, a stack in their order, or a table) and yield them in parts.
 
         ``key`` names the draw of minibatches, together with the client. With an objective ``start`` is a stack of
         whatever it takes. Raises ComputationError if a client's parameters become non-finite.
         """
         ids = np.asarray(clients, dtype=np.int64)
-        each = plan.objective is not None or is_stacked(start, self._like)
-        like = {name: value[0] for name, value in start.items()} if each else start
+        like = self._model_like(start, plan)
         room = max(1, self._part // max(P.size(like), 1))
         for first in range(0, len(ids), room):
             places = np.arange(first, min(first + room, len(ids)))
-            begin = {name: value[first : first + room] for name, value in start.items()} if each else start
+            if isinstance(start, Table):
+                begin = start[ids[places]]
+            elif is_stacked(start, like):
+                begin = {name: value[first : first + room] for name, value in start.items()}
+            else:
+                begin = start
             yield self._part_of(ids[places], begin, like, plan.of(places, like), key)
+
+    def _model_like(self, start: Params | Stacked | Table, plan: LocalSGD) -> Params:
+        """Return one client's start, for its names and shapes."""
+        if isinstance(start, Table):
+            return start.default
+        if plan.objective is not None or is_stacked(start, self._like):
+            return {name: value[0] for name, value in start.items()}
+        return start
 
     def _part_of(
         self, clients: NDArray[np.int64], start: Params | Stacked, like: Params, plan: LocalSGD, key: tuple[Any, ...]

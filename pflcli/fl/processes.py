@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import connection
@@ -37,6 +38,7 @@ class Processes:
         # The samples are held once: this process too reads those in shared memory.
         self.federation = replace(data, x=views["x"], y=views["y"])
         self._workers = [_Worker() for _ in range(jobs)]
+        self._end = weakref.finalize(self, _end, self._workers, self._samples, self._parameters)
         for worker in self._workers:
             worker.send(_Hello(dict(nets), samples, replace(data, x=torch.empty(0), y=torch.empty(0))))
 
@@ -68,11 +70,15 @@ class Processes:
         return [found[place] for place in range(len(units))]
 
     def close(self) -> None:
-        """End the workers and give the memory back."""
-        for worker in self._workers:
-            worker.close()
-        self._samples.close()
-        self._parameters.close()
+        """End the workers and give the memory back; done by itself when nobody needs them any more."""
+        self._end()
+
+
+def _end(workers: Sequence[_Worker], *arenas: Arena) -> None:
+    for worker in workers:
+        worker.close()
+    for arena in arenas:
+        arena.close()
 
 
 @dataclass(frozen=True)

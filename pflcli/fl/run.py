@@ -19,6 +19,7 @@ from pflcli.fl.federation import Federation
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
+from pflcli.fl.table import Memory, Storage, Table
 
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """Which links may carry bytes, by a method's KIND."""
@@ -108,6 +109,10 @@ class Run:
     losses: list[tuple[float, float]] = field(default_factory=list)
     sealed: bool = False
     """while clients personalize, nothing may be sent"""
+    storage: Callable[[int], Storage] = Memory
+    """where the rows of the table of this number are kept"""
+    tables: int = 0
+    """how many tables there are"""
 
     @property
     def clients(self) -> NDArray[np.int64]:
@@ -122,6 +127,11 @@ class Run:
         """Return the common initial parameters."""
         return {name: value.clone() for name, value in self.init.items()}
 
+    def table(self, default: Params) -> Table:
+        """Return a model for every client, each ``default`` until it is written."""
+        self.tables += 1
+        return Table(default, len(self.clients), self.storage(self.tables - 1))
+
     def cohort(self, t: int) -> NDArray[np.int64]:
         """Draw the clients of round ``t``, uniformly without replacement among those with training samples, sorted."""
         able = self.clients[self.federation.sizes("train") > 0]
@@ -131,7 +141,7 @@ class Run:
     def local_sgd(
         self,
         clients: Sequence[int] | NDArray[np.int64],
-        start: Params | Stacked,
+        start: Params | Stacked | Table,
         *,
         t: int | str,
         name: str = "sgd",
@@ -139,7 +149,7 @@ class Run:
         lr: float | Callable[[int], float] | NDArray[np.float64] | None = None,
         **plan: Any,
     ) -> Iterator[Part]:
-        """Train clients locally by SGD from ``start``, one model or a stack (m, ...); yields parts.
+        """Train clients locally by SGD from ``start``: one model, a stack (m, ...) or a table; yields parts.
 
         ``t``, the round or a name, keys the minibatch draws, together with ``name`` where a method trains twice in a
         round, and if a round sets the learning rate. ``lr`` is one rate, a function of the local epoch, or a rate for
@@ -177,11 +187,13 @@ class Run:
     def predictor(
         self,
         clients: NDArray[np.int64],
-        models: Params | Stacked | Iterable[Part],
+        models: Params | Stacked | Table | Iterable[Part],
         splits: tuple[str, ...] | None = None,
     ) -> Predictor:
-        """Answer by one model for all ``clients``, by a stack of their own, or by ``local_sgd``'s parts (used up)."""
+        """Answer by one model for all ``clients``, by a stack or table of their own, or by parts (used up)."""
         splits = splits or ("validation", "test")
+        if isinstance(models, Table):
+            models = models[clients]
         if not isinstance(models, dict):
             pieces: dict[str, list[NDArray[np.float32]]] = {split: [] for split in splits}
             for part in models:

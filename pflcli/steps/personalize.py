@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from pflcli import config, registry
 from pflcli.artifacts import blocks, datastore, embeddings, predictions
@@ -97,7 +96,7 @@ def personalize(
         tuned = {name: values.numpy() for name, values in joined.pop("tuned", {}).items()}
         answers = {split: _framed(run, data, split, parts) for split, parts in joined.items()}
         predictions.write(work, predictions.Predictions(answers, tuned))
-        work.write("state.safetensors", bytes(save(training.flatten(state))))
+        training.keep(state, work)
         if rows:
             work.write("rounds.csv", training.table(rows))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from pflcli import config, models, registry
+from pflcli.artifacts import tensors
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
@@ -26,6 +27,7 @@ from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
 from pflcli.fl.run import Run, Settings
+from pflcli.fl.table import Table
 from pflcli.steps import machine
 from pflcli.steps.making import Manner
 
@@ -83,10 +85,10 @@ class Progress:
 def resumed(run: Run, method: ModuleType, work: Work, manner: Manner) -> Progress:
     """Return where an unfinished run of this request stopped, or the beginning."""
     saved = work.saved()
+    run.storage = lambda number: work.rows(number, fresh=saved is None)
     if saved is None:
         return Progress(method.setup(run) if hasattr(method, "setup") else {})
-    progress, run.traffic, way = _unpack(saved, work)
-    progress.state = _moved(progress.state, run.federation.x.device)
+    progress, run.traffic, way = _unpack(saved, work, run)
     if way != run.engine.way:
         # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.
         run.engine.way = way
@@ -115,7 +117,12 @@ class Checkpoints:
 
     def _write(self) -> None:
         began = time.monotonic()
+        held = tables(self._progress.state)
+        for table in held.values():
+            table.storage.sync()
         self._work.checkpoint(_pack(self._run, self._progress))
+        for table in held.values():
+            table.keep()
         self._last, self._kept = time.monotonic(), self._mark()
         self._cost = self._last - began
 
@@ -172,19 +179,23 @@ def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple
     return state, row
 
 
-def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
-    """Return a method's state, a nested dict of tensors, as one level with keys ``outer/inner``."""
+State = Mapping[str, Any]
+
+
+def flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Return a method's state, a nested dict of tensors and tables, as one level with keys ``outer/inner``."""
     flat: dict[str, torch.Tensor] = {}
     for key, value in state.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}/")
+        inner = value.pack() if isinstance(value, Table) else value
+        if isinstance(inner, Mapping):
+            flat |= flatten(inner, f"{prefix}{key}/")
         else:
-            flat[prefix + key] = value.detach().cpu().contiguous()
+            flat[prefix + key] = inner.detach().cpu().contiguous()
     return flat
 
 
-def nest(flat: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Undo ``flatten``."""
+def nest(flat: Mapping[str, torch.Tensor], run: Run) -> dict[str, Any]:
+    """Undo ``flatten``: tensors on the run's device, tables on its storage."""
     state: dict[str, Any] = {}
     for key, value in flat.items():
         *outer, last = key.split("/")
@@ -192,11 +203,45 @@ def nest(flat: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         for part in outer:
             place = place.setdefault(part, {})
         place[last] = value
+    return _revived(state, run)
+
+
+def _revived(state: dict[str, Any], run: Run) -> dict[str, Any]:
+    device = run.federation.y.device
+    for key, value in state.items():
+        if not isinstance(value, dict):
+            state[key] = value.to(device)
+        elif Table.is_packed(value):
+            number = int(value["table:number"])
+            state[key] = Table.unpack(_revived(value, run), run.storage(number))
+            run.tables = max(run.tables, number + 1)
+        else:
+            _revived(value, run)
     return state
 
 
-def _moved(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    return {k: _moved(v, device) if isinstance(v, Mapping) else v.to(device) for k, v in state.items()}
+def tables(state: State, prefix: str = "") -> dict[str, Table]:
+    """Return the tables in a method's state, by their keys joined by a dash."""
+    found: dict[str, Table] = {}
+    for key, value in state.items():
+        if isinstance(value, Table):
+            found[prefix + key] = value
+        elif isinstance(value, Mapping):
+            found |= tables(value, f"{prefix}{key}-")
+    return found
+
+
+def keep(state: State, work: Work) -> None:
+    """Write a method's final state: ``state.safetensors``, and a file of its own for each table."""
+    for name, table in tables(state).items():
+        ids = ("clients", torch.int64, table.written.shape, [table.written.astype("<i8").tobytes()])
+        work.stream(f"{name}.safetensors", tensors.pieces([ids, *table.columns()]))
+    work.write("state.safetensors", bytes(save(flatten(_without_tables(state)))))
+
+
+def _without_tables(state: State) -> dict[str, Any]:
+    inner = {key: value for key, value in state.items() if not isinstance(value, Table)}
+    return {key: _without_tables(value) if isinstance(value, Mapping) else value for key, value in inner.items()}
 
 
 def _pack(run: Run, progress: Progress) -> bytes:
@@ -209,11 +254,11 @@ def _pack(run: Run, progress: Progress) -> bytes:
     return bytes(save(flatten({"state": progress.state, "answers": progress.joined()}), facts))
 
 
-def _unpack(content: bytes, work: Work) -> tuple[Progress, dict[str, int], str]:
+def _unpack(content: bytes, work: Work, run: Run) -> tuple[Progress, dict[str, int], str]:
     try:
         with safe_open(work.folder / "checkpoint" / "state.safetensors", "pt") as file:
             facts = file.metadata()
-        held = nest(load(content))
+        held = nest(load(content), run)
         answers = [(int(facts["answered"]), held["answers"])] if "answers" in held else []
         progress = Progress(held.get("state", {}), json.loads(facts["rows"]), answers)
         return progress, json.loads(facts["traffic"]), facts["engine"]

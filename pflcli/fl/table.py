@@ -1,0 +1,170 @@
+"""A model for every client, of which only those that changed take room: in memory, or in a file that grows with them.
+
+3,550 MobileNets are 32 GB, and a round touches a few per cent of them. A row is written where no checkpoint needs what
+lies there, so a killed run finds the rows of its last checkpoint as they were, and nothing is ever copied to make one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.fl.params import Params, Stacked
+
+
+class Storage(Protocol):
+    """Rows of equal size; ``number`` tells the tables of one run apart."""
+
+    number: int
+
+    def read(self, row: int, into: NDArray[np.uint8]) -> None:
+        """Fill ``into`` with a row."""
+
+    def write(self, row: int, content: NDArray[np.uint8]) -> None:
+        """Replace or append a row."""
+
+    def sync(self) -> None:
+        """Return when all that was written will survive a crash."""
+
+
+class Memory:
+    """Rows in this process."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.rows: dict[int, NDArray[np.uint8]] = {}
+
+    def read(self, row: int, into: NDArray[np.uint8]) -> None:
+        """Fill ``into`` with a row."""
+        into[:] = self.rows[row]
+
+    def write(self, row: int, content: NDArray[np.uint8]) -> None:
+        """Replace or append a row."""
+        self.rows[row] = content.copy()
+
+    def sync(self) -> None:
+        """Nothing survives this process."""
+
+
+class Table:
+    """Models of m clients, by client id; ``table[ids]`` is a stack (n, ...), ``table[ids] = stack`` replaces rows.
+
+    A client that was never written holds ``default``.
+    """
+
+    def __init__(self, default: Params, clients: int, storage: Storage) -> None:
+        self.default = default
+        self.storage = storage
+        self._row = np.full(clients, -1)
+        self._kept = self._row.copy()
+        self._free: list[int] = []
+        self._used = 0
+        self._pieces, self._size = _layout(default)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    @property
+    def written(self) -> NDArray[np.int64]:
+        """Return the ids of clients with a row of their own."""
+        return np.flatnonzero(self._row >= 0)
+
+    def __getitem__(self, clients: Sequence[int] | NDArray[np.int64]) -> Stacked:
+        """Return copies of the clients' models, stacked (n, ...)."""
+        ids = np.asarray(clients, dtype=np.int64)
+        stacked = {name: value.expand(len(ids), *value.shape).clone() for name, value in self.default.items()}
+        buffer = np.empty(self._size, dtype=np.uint8)
+        for place, row in enumerate(self._row[ids]):
+            if row >= 0:
+                self.storage.read(int(row), buffer)
+                for name, piece in self._pieces.items():
+                    like = self.default[name]
+                    held = torch.from_numpy(buffer[piece]).view(like.dtype) if like.numel() else like
+                    stacked[name][place].copy_(held.view(like.shape))
+        return stacked
+
+    def __setitem__(self, clients: Sequence[int] | NDArray[np.int64], stacked: Stacked) -> None:
+        """Replace the clients' models by those of a stack (n, ...)."""
+        buffer = np.empty(self._size, dtype=np.uint8)
+        for place, client in enumerate(np.asarray(clients, dtype=np.int64)):
+            for name, piece in self._pieces.items():
+                value = stacked[name][place].detach().cpu().contiguous()
+                buffer[piece] = value.view(-1).view(torch.uint8).numpy() if value.numel() else buffer[piece]
+            self.storage.write(self._writable(int(client)), buffer)
+
+    def _writable(self, client: int) -> int:
+        """Return the row to write a client to: not the one that the last checkpoint knows."""
+        if self._row[client] < 0 or self._row[client] == self._kept[client]:
+            if self._free:
+                self._row[client] = heapq.heappop(self._free)
+            else:
+                self._row[client] = self._used
+                self._used += 1
+        return int(self._row[client])
+
+    def keep(self) -> None:
+        """Hold on to the rows as they are now: a checkpoint knows them."""
+        self._kept = self._row.copy()
+        self._free = sorted(set(range(self._used)) - set(self._row.tolist()))
+
+    def pack(self) -> dict[str, Tensor]:
+        """Return what a checkpoint holds: which row is whose, and rows that would not survive this process."""
+        facts = {"row": torch.from_numpy(self._row.copy()), "number": torch.tensor(self.storage.number)}
+        rows = {}
+        if isinstance(self.storage, Memory):
+            rows = {str(row): torch.from_numpy(self.storage.rows[row]) for row in self._row[self.written].tolist()}
+        return {
+            **{f"{_MARK}{name}": value for name, value in facts.items()},
+            **{f"default:{name}": value for name, value in self.default.items()},
+            **{f"rows:{name}": value for name, value in rows.items()},
+        }
+
+    @staticmethod
+    def is_packed(held: Mapping[str, object]) -> bool:
+        """Whether ``held`` comes from ``pack``."""
+        return f"{_MARK}row" in held
+
+    @classmethod
+    def unpack(cls, held: Mapping[str, Tensor], storage: Storage) -> Table:
+        """Undo ``pack``; a ``storage`` other than memory holds the rows already."""
+        default = {n.removeprefix("default:"): v for n, v in held.items() if n.startswith("default:")}
+        row = held[f"{_MARK}row"].cpu().numpy()
+        table = cls(default, len(row), storage)
+        table._row, table._used = row, int(row.max(initial=-1)) + 1
+        table.keep()
+        for name, value in held.items():
+            if name.startswith("rows:"):
+                storage.write(int(name.removeprefix("rows:")), value.cpu().numpy())
+        return table
+
+    def columns(self) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], Iterator[bytes]]]:
+        """Yield every parameter of the written clients: name, type, shape (n, ...) and its bytes, row after row."""
+        for name, piece in self._pieces.items():
+            value = self.default[name]
+            yield name, value.dtype, (len(self.written), *value.shape), self._column(piece)
+
+    def _column(self, piece: slice) -> Iterator[bytes]:
+        buffer = np.empty(self._size, dtype=np.uint8)
+        for row in self._row[self.written]:
+            self.storage.read(int(row), buffer)
+            yield buffer[piece].tobytes()
+
+
+_MARK = "table:"
+
+
+def _layout(default: Params) -> tuple[dict[str, slice], int]:
+    """Return where in a row each parameter lies, each at a multiple of eight bytes, and the bytes of a row."""
+    pieces, end = {}, 0
+    for name, value in default.items():
+        size = value.numel() * value.element_size()
+        pieces[name] = slice(end, end + size)
+        end += math.ceil(size / 8) * 8
+    return pieces, end
