@@ -44,7 +44,7 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     device = machine.device(manner.device)
     workers = machine.threads(manner.threads)
     torch.set_num_threads(workers)
-    federation = Federation.of(data.x, data.y, data.offsets, data.classes, device)
+    federation = Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new)
     net = models.create(plan.model, federation.in_shape, data.classes, seed)
     engine = Engine(net, federation, seed=seed, threads=workers, way=machine.engine(manner.engine))
     init = {name: value.to(device) for name, value in P.of(net).items()}
