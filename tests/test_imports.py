@@ -21,7 +21,7 @@ ALLOWED = {
     "metrics": {"errors"},
     "report": {"errors"},
     "data": BASE,
-    "schemes": BASE,
+    "schemes": BASE | {"data"},
     "models": BASE,
     "fl": BASE,
     "methods": {"fl"},

@@ -14,7 +14,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.predictions import Answers, Predictions
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
-from pflcli.metrics import scores
+from pflcli.metrics import heterogeneity, scores
 from pflcli.steps.evaluate import evaluate
 
 
@@ -67,6 +67,37 @@ def test_bootstrap_covers_the_truth_and_shrinks():
         widths.append(high - low)
     assert widths[1] < widths[0] / 3
     assert scores.bootstrap_gain([(np.zeros(9), np.ones(9))], 50, np.random.default_rng(0)) == (0, 0)
+
+
+def test_jensen_shannon_by_hand():
+    """(1, 0) and (1/2, 1/2) lie about (3/4, 1/4): half of log2(4/3) + (log2(2/3) + log2(2)) / 2."""
+    p, q = np.asarray([1.0, 0.0]), np.asarray([0.5, 0.5])
+    expected = (math.log2(4 / 3) + (math.log2(2 / 3) + 1) / 2) / 2
+    assert heterogeneity.jensen_shannon(p, q) == pytest.approx(expected)
+    assert heterogeneity.jensen_shannon(q, p) == pytest.approx(expected)
+    assert heterogeneity.jensen_shannon(p, p) == 0
+    assert heterogeneity.jensen_shannon(p, p[::-1]) == 1
+
+
+def test_label_divergence_by_hand():
+    counts = np.asarray([[2, 0, 0], [0, 0, 0], [0, 3, 0], [4, 0, 0]])  # all together 2/3, 1/3
+    # About the middles (5/6, 1/6) and (1/3, 2/3) of each client and all together.
+    to_first = (math.log2(6 / 5) + 2 / 3 * math.log2(4 / 5) + 1 / 3 * math.log2(2)) / 2
+    to_second = (math.log2(3 / 2) + 2 / 3 * math.log2(2) + 1 / 3 * math.log2(1 / 2)) / 2
+    assert heterogeneity.from_overall(counts) == pytest.approx((2 * to_first + to_second) / 3)
+    # Three pairs of clients with samples; two of them share no label, one has the same.
+    assert heterogeneity.between_clients(counts, np.random.default_rng(0)) == pytest.approx(2 / 3)
+    assert math.isnan(heterogeneity.from_overall(counts[1:2]))
+    assert math.isnan(heterogeneity.between_clients(counts[:2], np.random.default_rng(0)))
+
+
+def test_label_divergence_of_a_sample_of_pairs():
+    counts = np.random.default_rng(0).integers(0, 20, (150, 4))
+    every, some = (heterogeneity.between_clients(counts, np.random.default_rng(1), pairs=n) for n in (20_000, 2_000))
+    assert some == pytest.approx(every, rel=0.1)
+    assert some != every
+    # No client is paired with itself: among clients with a label each, no pair shares one.
+    assert heterogeneity.between_clients(np.eye(50, dtype=int), np.random.default_rng(0), pairs=1000) == 1
 
 
 SIZES, Y = [4, 0, 2], np.asarray([0, 1, 0, 1, 1, 1])

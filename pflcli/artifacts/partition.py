@@ -2,7 +2,9 @@
 
 ``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source
 dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names``
-(m,) of the clients, UTF-8; attribute ``classes`` (count). ``clients.csv``: one row a client.
+(m,) of the clients, UTF-8; attribute ``classes`` (count). Where there are such: ``cluster`` (m,) int64, the group of
+clients that see their samples alike, and ``new`` (m,) bool, who takes no part in training the global model.
+``clients.csv``: one row a client.
 """
 
 from __future__ import annotations
@@ -29,6 +31,15 @@ class Partition:
     offsets: NDArray[np.int64]
     names: list[str]
     classes: int
+    cluster: NDArray[np.int64] | None = None
+    new: NDArray[np.bool_] | None = None
+
+    @property
+    def label_counts(self) -> NDArray[np.int64]:
+        """How many samples of each class each client holds, (m, classes)."""
+        client = np.repeat(np.arange(len(self.names)), self.sizes.sum(axis=1))
+        counts = np.bincount(client * self.classes + self.y, minlength=len(self.names) * self.classes)
+        return counts.astype(np.int64).reshape(-1, self.classes)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -36,11 +47,20 @@ class Partition:
         sizes: NDArray[np.int64] = np.diff(self.offsets).reshape(-1, len(blocks.SPLITS))
         return sizes
 
+    @property
+    def _beside(self) -> dict[str, NDArray[Any]]:
+        """What is known of each client beside its samples, (m,) each."""
+        known = {"cluster": self.cluster, "new": self.new}
+        return {name: values for name, values in known.items() if values is not None}
+
     def check(self, where: str) -> None:
         """Raise InputError if splits overlap, labels are out of range or offsets do not match."""
         blocks.check(where, self.offsets, len(self.x), len(self.y), len(self.sample))
         if len(self.offsets) != len(blocks.SPLITS) * len(self.names) + 1:
             raise InputError(f"{where} is inconsistent: {len(self.names)} clients, {len(self.offsets)} offsets")
+        for name, values in self._beside.items():
+            if values.shape != (len(self.names),):
+                raise InputError(f"{where} is inconsistent: {len(self.names)} clients, {name} of shape {values.shape}")
         if len(np.unique(self.sample)) != len(self.sample):
             raise InputError(f"{where} is inconsistent: a sample stands in two places, so splits are not disjoint")
         if len(self.y) and not (self.y.min() >= 0 and self.y.max() < self.classes):
@@ -50,20 +70,27 @@ class Partition:
 def write(work: Work, partition: Partition) -> None:
     """Write the files of a partition, after checking that its splits are disjoint."""
     partition.check(str(work.out))
-    arrays = {"x": partition.x, "y": partition.y, "sample": partition.sample, "offsets": partition.offsets}
+    arrays: dict[str, NDArray[Any]] = {
+        "x": partition.x,
+        "y": partition.y,
+        "sample": partition.sample,
+        "offsets": partition.offsets,
+    }
     # An array, not an attribute: HDF5 holds attributes to 64 KiB, about 4,000 names.
     arrays["names"] = np.char.encode(np.asarray(partition.names, dtype=np.str_), "utf-8")
+    arrays |= partition._beside
     work.write("samples.h5", blocks.h5_bytes(arrays, {"classes": partition.classes}))
     work.write("clients.csv", _table(partition).encode())
 
 
 def _table(partition: Partition) -> str:
-    rows = [",".join(["client", "name", *blocks.SPLITS, "labels"])]
+    beside = partition._beside
+    rows = [",".join(["client", "name", *blocks.SPLITS, "labels", *beside])]
+    labels = (partition.label_counts > 0).sum(axis=1)
     for client, name in enumerate(partition.names):
-        first, last = partition.offsets[3 * client], partition.offsets[3 * client + 3]
-        held = np.unique(partition.y[first:last])
         quoted = '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n') else name
-        rows.append(",".join([str(client), quoted, *map(str, partition.sizes[client]), str(len(held))]))
+        known = [int(values[client]) for values in beside.values()]
+        rows.append(",".join([str(client), quoted, *map(str, [*partition.sizes[client], labels[client], *known])]))
     return "\n".join(rows) + "\n"
 
 
@@ -77,6 +104,8 @@ def read(artifact: Artifact) -> Partition:
             offsets=file["offsets"][...],
             names=[str(name) for name in (file["names"].asstr()[...] if "names" in file else file.attrs["names"])],
             classes=int(file.attrs["classes"]),
+            cluster=file["cluster"][...] if "cluster" in file else None,
+            new=file["new"][...] if "new" in file else None,
         )
     partition.check(str(artifact.path / "samples.h5"))
     return partition

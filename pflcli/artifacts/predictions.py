@@ -2,7 +2,8 @@
 
 ``predictions.h5``: a group a split with ``p`` (n, C) float32 rows of probabilities, further (n, C) parts where the
 method has them (``global``, ``knn``), ``y``, ``sample`` (n,), ``offsets`` (m + 1,); group ``tuned`` with one (m,)
-array for every value that a client chose on its validation data. ``state.safetensors``: the method's last state.
+array for every value that a client chose on its validation data; where the partition has them, ``new`` (m,) bool, the
+clients that took no part in training the global model. ``state.safetensors``: the method's last state.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Predictions:
 
     splits: dict[str, Answers]
     tuned: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    new: NDArray[np.bool_] | None = None
 
 
 def write(work: Work, predictions: Predictions) -> None:
@@ -48,6 +50,8 @@ def write(work: Work, predictions: Predictions) -> None:
         arrays |= {f"{split}/{name}": values for name, values in answers.parts.items()}
         arrays |= {f"{split}/{name}": getattr(answers, name) for name in _FRAME}
     arrays |= {f"tuned/{name}": values for name, values in predictions.tuned.items()}
+    if predictions.new is not None:
+        arrays["new"] = predictions.new
     # In the order of names: a resumed run has read some of them back, in an order of the reader's own.
     work.write("predictions.h5", blocks.h5_bytes(dict(sorted(arrays.items()))))
 
@@ -75,3 +79,9 @@ def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
     """Read the values that each client chose on its validation data, (m,) each."""
     with artifact.h5("predictions.h5") as file:
         return {name: file["tuned"][name][...] for name in file["tuned"]} if "tuned" in file else {}
+
+
+def new(artifact: Artifact) -> NDArray[np.bool_] | None:
+    """Read which clients took no part in training the global model, (m,), or None if all were free to."""
+    with artifact.h5("predictions.h5") as file:
+        return file["new"][...] if "new" in file else None

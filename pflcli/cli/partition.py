@@ -28,6 +28,9 @@ def command(
     fractions: Annotated[
         str, typer.Option(help="Train, validation and test share of each client.", metavar="F,F,F")
     ] = "0.6,0.2,0.2",
+    new_clients: Annotated[
+        float, typer.Option(help="Fraction of clients that join after the global model is trained.", metavar="F")
+    ] = 0.0,
     root: Annotated[
         Path | None, typer.Option(help="Folder with the dataset's files.", metavar="DIR", show_default=False)
     ] = None,
@@ -59,6 +62,7 @@ def command(
         clients=clients,
         min_samples=min_samples,
         fractions=(train, validation, test),
+        new_clients=new_clients,
         root=root,
         download=download,
         seed=seed,

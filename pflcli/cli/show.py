@@ -15,6 +15,10 @@ def command(
     path: Annotated[Path, typer.Argument(help="Any artifact.")],
     lineage: Annotated[bool, typer.Option("--lineage", help="Follow its inputs.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file against its hash.")] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Draw who holds what in a partition.", metavar="FILE.png", show_default=False),
+    ] = None,
     as_json: o.Json = False,
 ) -> None:
     """Say what an artifact is, which request made it, and from what.
@@ -24,9 +28,11 @@ def command(
     from pflcli.artifacts.artifact import open_artifact
     from pflcli.report import tables
     from pflcli.steps.evaluate import read
-    from pflcli.steps.show import show
+    from pflcli.steps.show import plot, show
 
     found = show(path, lineage=lineage, verify=verify)
+    if picture is not None:
+        plot(path, picture)
     if as_json:
         console.data(found)
     elif found["kind"] == "evaluation" and not lineage and not verify:

@@ -18,19 +18,21 @@ class Samples:
 
     ``x`` (n, ...) uint8 images (n, H, W) or (n, H, W, C), float32 features (n, d) or series of them (n, length, d), or
     int16 tokens (n, length); ``y`` (n,) labels 0..classes-1; ``owner`` (n,) names of who holds each sample, or None
-    where the dataset has no natural clients.
+    where the dataset has no natural clients; ``coarse`` (n,) the coarser label above each ``y``, or None.
     """
 
     x: NDArray[Any]
     y: NDArray[np.int64]
     classes: int
     owner: NDArray[np.str_] | None = None
+    coarse: NDArray[np.int64] | None = None
 
     def check(self, name: str) -> None:
         """Raise InputError if arrays disagree in length, a value is not finite, or a label is out of range."""
-        lengths = {len(self.x), len(self.y), *([] if self.owner is None else [len(self.owner)])}
+        beside = [len(known) for known in (self.owner, self.coarse) if known is not None]
+        lengths = {len(self.x), len(self.y), *beside}
         if len(lengths) != 1:
-            raise InputError(f"{name}: x, y and owner differ in length: {sorted(lengths)}")
+            raise InputError(f"{name}: x, y, owner and coarse differ in length: {sorted(lengths)}")
         if len(self.y) == 0:
             raise InputError(f"{name} holds no samples")
         if np.issubdtype(self.x.dtype, np.floating) and not np.isfinite(self.x).all():

@@ -18,13 +18,14 @@ class Federation:
     """All clients' samples; block (client, split) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
 
     ``x`` (n, ...) uint8 images with channels first, float32 features or int16 tokens; ``y`` (n,) int64; both on the
-    run's device.
+    run's device. ``new`` (m,) marks clients that take no part in training a global model, or is None if all do.
     """
 
     x: Tensor
     y: Tensor
     offsets: NDArray[np.int64]
     classes: int
+    new: NDArray[np.bool_] | None = None
 
     @classmethod
     def of(
@@ -34,17 +35,23 @@ class Federation:
         offsets: NDArray[np.int64],
         classes: int,
         device: str = "cpu",
+        new: NDArray[np.bool_] | None = None,
     ) -> Federation:
         """Take arrays as a partition holds them; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
         tensor = torch.from_numpy(x)
         if tensor.dtype == torch.uint8:
             tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-        return cls(tensor.contiguous().to(device), torch.from_numpy(y).to(device), offsets, classes)
+        return cls(tensor.contiguous().to(device), torch.from_numpy(y).to(device), offsets, classes, new)
 
     @property
     def clients(self) -> NDArray[np.int64]:
         """Return all client ids (m,)."""
         return np.arange((len(self.offsets) - 1) // len(SPLITS))
+
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """Return the ids of the clients that train a global model."""
+        return self.clients if self.new is None else np.flatnonzero(~self.new)
 
     @property
     def in_shape(self) -> tuple[int, ...]:

@@ -133,8 +133,9 @@ class Run:
         return Table(default, len(self.clients), self.storage(self.tables - 1))
 
     def cohort(self, t: int) -> NDArray[np.int64]:
-        """Draw the clients of round ``t``, uniformly without replacement among those with training samples, sorted."""
-        able = self.clients[self.federation.sizes("train") > 0]
+        """Draw the clients of round ``t``, sorted: uniformly among the seen ones that have training samples."""
+        seen = self.federation.seen
+        able = seen[self.federation.sizes("train")[seen] > 0]
         count = max(1, round(self.settings.participation * len(able)))
         return np.sort(self.rng("cohort", t).choice(able, size=count, replace=False))
 
@@ -210,7 +211,8 @@ class Run:
         return probabilities(self.engine.infer(params, rows)[0])
 
     def accuracy(self, params: Params, split: str) -> float:
-        """Return the accuracy of one model over all clients' samples of a split (nan if there are none)."""
-        p = self._shared(params, self.clients, split)
-        y = np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in self.clients])
+        """Return the accuracy of one model over all seen clients' samples of a split (nan if there are none)."""
+        seen = self.federation.seen
+        p = self._shared(params, seen, split)
+        y = np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in seen])
         return float((p.argmax(axis=1) == y).mean()) if len(y) else float("nan")

@@ -10,6 +10,8 @@ COLUMNS = {
     "accuracy": "accuracy",
     "accuracy_mean": "plain mean",
     "bottom_decile": "bottom decile",
+    "accuracy_seen": "seen",
+    "accuracy_unseen": "unseen",
     "worst": "worst",
     "accuracy_std": "std",
     "macro_precision": "macro prec.",
@@ -24,7 +26,7 @@ COLUMNS = {
 
 _PERCENT = {
     "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_std", "macro_precision", "calibration_error",
-    "gain", "better_off", "worse_off",
+    "gain", "better_off", "worse_off", "accuracy_seen", "accuracy_unseen",
 }  # fmt: skip
 
 

@@ -1,4 +1,8 @@
-"""Partition schemes, one file each: ``split(y, owner, clients, cfg, rng) -> list of index arrays``."""
+"""Partition schemes, one file each: ``split(samples, clients, cfg, rng) -> list of index arrays``.
+
+A scheme whose clients differ in kind, not only in what they hold, has two functions more: ``cluster(clients, cfg)``
+returns each client's group (m,), and ``transform(x, y, group, classes, cfg, rng)`` a group's samples as it sees them.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,17 @@ def needs_clients(scheme: str, clients: int | None, samples: int) -> int:
     if clients > samples:
         raise UsageError(f"{clients} clients are more than the {samples} samples", f"--clients {min(samples, 100)}")
     return clients
+
+
+def shares(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return one Dirichlet draw (count,), also where alpha is so extreme that the draw under- or overflows."""
+    with np.errstate(all="ignore"):
+        drawn: NDArray[np.float64] = rng.dirichlet(np.full(count, min(alpha, 1e12)))
+        drawn = drawn / drawn.sum()
+    if not np.isfinite(drawn).all():
+        # The limit of alpha -> 0: all mass on one client.
+        drawn = np.eye(count)[rng.integers(count)]
+    return drawn
 
 
 def redistribute(parts: list[Indices], minimum: int, rng: np.random.Generator) -> list[Indices]:

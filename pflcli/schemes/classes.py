@@ -7,12 +7,13 @@ among its holders in proportions drawn uniformly from [0.4, 0.6], normalised.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
+from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.schemes import Indices, needs_clients
 
@@ -25,14 +26,9 @@ class Config:
     """classes a client"""
 
 
-def split(
-    y: NDArray[np.int64],
-    owner: NDArray[Any] | None,
-    clients: int | None,
-    cfg: Config,
-    rng: np.random.Generator,
-) -> list[Indices]:
+def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts; classes that no client was dealt are left out."""
+    y = samples.y
     count = needs_clients("classes", clients, len(y))
     labels = np.unique(y)
     if cfg.n > len(labels):
@@ -44,9 +40,9 @@ def split(
         if not holders:
             continue
         shares = rng.uniform(0.4, 0.6, len(holders))
-        samples = rng.permutation(np.flatnonzero(y == label))
-        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(samples)).astype(int)
-        for client, part in zip(holders, np.split(samples, cuts), strict=True):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(int)
+        for client, part in zip(holders, np.split(rows, cuts), strict=True):
             held[client].append(part)
     return [np.sort(np.concatenate(parts)) for parts in held]
 

@@ -7,13 +7,14 @@ small alpha leaves clients empty, which ``--min-samples`` repairs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Gt
 from numpy.typing import NDArray
 
-from pflcli.schemes import Indices, needs_clients
+from pflcli.data import Samples
+from pflcli.schemes import Indices, needs_clients, shares
 
 
 @dataclass(frozen=True)
@@ -24,30 +25,17 @@ class Config:
     """concentration: near 0 each label goes to one client, large values approach iid"""
 
 
-def split(
-    y: NDArray[np.int64],
-    owner: NDArray[Any] | None,
-    clients: int | None,
-    cfg: Config,
-    rng: np.random.Generator,
-) -> list[Indices]:
+def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts, some possibly empty; one draw a label, so it ends for every alpha."""
-    count = needs_clients("dirichlet", clients, len(y))
+    return deal(samples.y, needs_clients("dirichlet", clients, len(samples.y)), cfg.alpha, rng)
+
+
+def deal(y: NDArray[np.int64], count: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+    """Deal the rows of ``y`` (n,) to ``count`` clients, label by label."""
     held: list[list[Indices]] = [[] for _ in range(count)]
     for label in np.unique(y):
-        samples = rng.permutation(np.flatnonzero(y == label))
-        sizes = rng.multinomial(len(samples), _shares(cfg.alpha, count, rng))
-        for client, part in enumerate(np.split(samples, np.cumsum(sizes)[:-1])):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        sizes = rng.multinomial(len(rows), shares(alpha, count, rng))
+        for client, part in enumerate(np.split(rows, np.cumsum(sizes)[:-1])):
             held[client].append(part)
     return [np.sort(np.concatenate(parts)) for parts in held]
-
-
-def _shares(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return one Dirichlet draw (count,), also where alpha is so extreme that the draw under- or overflows."""
-    with np.errstate(all="ignore"):
-        shares: NDArray[np.float64] = rng.dirichlet(np.full(count, min(alpha, 1e12)))
-        shares = shares / shares.sum()
-    if not np.isfinite(shares).all():
-        # The limit of alpha -> 0: all mass on one client.
-        shares = np.eye(count)[rng.integers(count)]
-    return shares

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pflcli.data import Samples
 from pflcli.schemes import Indices, needs_clients
 
 
@@ -16,13 +15,7 @@ class Config:
     """No options."""
 
 
-def split(
-    y: NDArray[np.int64],
-    owner: NDArray[Any] | None,
-    clients: int | None,
-    cfg: Config,
-    rng: np.random.Generator,
-) -> list[Indices]:
+def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts whose sizes differ by at most one."""
-    count = needs_clients("iid", clients, len(y))
-    return [np.sort(part) for part in np.array_split(rng.permutation(len(y)), count)]
+    count = needs_clients("iid", clients, len(samples.y))
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(samples.y)), count)]

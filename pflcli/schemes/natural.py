@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.schemes import Indices
 
@@ -20,17 +19,11 @@ class Config:
     """No options."""
 
 
-def split(
-    y: NDArray[np.int64],
-    owner: NDArray[Any] | None,
-    clients: int | None,
-    cfg: Config,
-    rng: np.random.Generator,
-) -> list[Indices]:
+def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return each owner's samples, in the order of their names."""
-    if owner is None:
+    if samples.owner is None:
         raise UsageError("this dataset has no natural clients", "--scheme dirichlet --clients 100")
-    found, place = np.unique(owner, return_inverse=True)
+    found, place = np.unique(samples.owner, return_inverse=True)
     if clients is not None and clients > len(found):
         raise UsageError(f"{clients} clients are more than the {len(found)} owners", f"--clients {len(found)}")
     chosen = range(len(found)) if clients is None else np.sort(rng.permutation(len(found))[:clients])

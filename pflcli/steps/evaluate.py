@@ -41,6 +41,7 @@ class Scored:
     n: NDArray[np.int64]
     client: dict[str, NDArray[np.float64]]
     tuned: dict[str, NDArray[np.float64]]
+    new: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
 
 
@@ -142,7 +143,8 @@ def _score(artifact: Artifact, label: str, split: str) -> Scored:
         "calibration_error": np.asarray([scores.calibration_error(p[a:b], y[a:b]) for a, b in spans]),
     }
     seed = int(artifact.manifest.request["seed"])
-    return Scored(label, seed, artifact, answers, np.diff(bounds), client, predictions.tuned(artifact))
+    new = predictions.new(artifact)
+    return Scored(label, seed, artifact, answers, np.diff(bounds), client, predictions.tuned(artifact), new)
 
 
 def _paired(scored: list[Scored], baseline: str) -> list[Scored]:
@@ -194,13 +196,7 @@ def _method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     weighted = [scores.weighted_mean(item.client["accuracy"], item.n) for item in items]
     put("accuracy", "fraction", "clients by samples", clients, weighted)
     put("accuracy_mean", "fraction", "clients alike", clients, [float(np.nanmean(a)) for a in accuracies])
-    put(
-        "bottom_decile",
-        "fraction",
-        "(m/10)-th worst client",
-        clients,
-        [scores.bottom_decile(a) for a in accuracies],
-    )
+    put("bottom_decile", "fraction", "(m/10)-th worst client", clients, [scores.bottom_decile(a) for a in accuracies])
     put("worst", "fraction", "worst client", clients, [float(np.nanmin(a)) for a in accuracies])
     put("accuracy_std", "fraction", "clients alike", clients, [float(np.nanstd(a)) for a in accuracies])
     put(
@@ -225,23 +221,16 @@ def _method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         if any(np.any(gain) for gain, _ in gains):
             draw = rng.generator(0, "bootstrap", label)
             metrics["gain"]["interval"] = scores.bootstrap_gain(gains, _DRAWS, draw)
-        put(
-            "better_off",
-            "fraction",
-            "clients alike",
-            clients,
-            [float((gain > 0).mean()) for gain, _ in gains],
-        )
+        put("better_off", "fraction", "clients alike", clients, [float((gain > 0).mean()) for gain, _ in gains])
         put("worse_off", "fraction", "clients alike", clients, [float((gain < 0).mean()) for gain, _ in gains])
+    for group, chosen in _seen_and_unseen(items).items():
+        count = sum(int((n > 0).sum()) for _, n in chosen)
+        put(f"accuracy_{group}", "fraction", "clients by samples", count, [scores.weighted_mean(*c) for c in chosen])
+        worst = [scores.bottom_decile(accuracy) for accuracy, _ in chosen]
+        put(f"bottom_decile_{group}", "fraction", "(m/10)-th worst client", count, worst)
     facts = [item.artifact.manifest for item in items]
     for link in ("up", "down", "peer"):
-        put(
-            f"bytes_{link}",
-            "bytes",
-            "total of a run",
-            len(items),
-            [f.summary[f"bytes_{link}"] for f in facts],
-        )
+        put(f"bytes_{link}", "bytes", "total of a run", len(items), [f.summary[f"bytes_{link}"] for f in facts])
     total = [sum(fact.summary[f"bytes_{link}"] for link in ("up", "down", "peer")) / 1e6 for fact in facts]
     put("megabytes", "MB", "total of a run, all links", len(items), total)
     spent = [fact.made["seconds"] + fact.made.get("seconds_inputs", 0) for fact in facts]
@@ -254,17 +243,30 @@ def _method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
+def _seen_and_unseen(items: Sequence[Scored]) -> dict[str, list[tuple[NDArray[Any], NDArray[Any]]]]:
+    """Return accuracies and sizes of clients that could train the global model and of those that joined later."""
+    groups = {"seen": False, "unseen": True} if all(item.new is not None for item in items) else {}
+    return {
+        group: [(item.client["accuracy"][item.new == late], item.n[item.new == late]) for item in items]
+        for group, late in groups.items()
+    }
+
+
 def _table(scored: Sequence[Scored], split: str) -> bytes:
     tuned = sorted({name for item in scored for name in item.tuned})
+    late = any(item.new is not None for item in scored)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "seed", "client", f"n_{split}", *_PER_CLIENT, "baseline_accuracy", "gain", *tuned])
+    heading = ["method", "seed", "client", f"n_{split}", *_PER_CLIENT, "baseline_accuracy", "gain", *tuned]
+    writer.writerow(heading + ["unseen"] * late)
     for item in scored:
         for client in range(len(item.n)):
             values: list[Any] = [item.client[name][client] for name in _PER_CLIENT]
             base = math.nan if item.baseline is None else item.baseline[client]
             values += [base, item.client["accuracy"][client] - base]
             values += [item.tuned[name][client] if name in item.tuned else math.nan for name in tuned]
+            if late:
+                values.append(math.nan if item.new is None else float(item.new[client]))
             cells = ["" if math.isnan(value) else f"{value:.6g}" for value in values]
             writer.writerow([item.label, item.seed, client, int(item.n[client]), *cells])
     return text.getvalue().encode()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.data import Samples
 from pflcli.errors import UsageError
+from pflcli.metrics import heterogeneity
 from pflcli.schemes import redistribute
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -32,6 +36,7 @@ def partition(
     clients: int | None = None,
     min_samples: int = 0,
     fractions: tuple[float, float, float] = FRACTIONS,
+    new_clients: float = 0.0,
     root: Path | str | None = None,
     download: bool = False,
     seed: int = 0,
@@ -39,8 +44,9 @@ def partition(
 ) -> Outcome:
     """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
 
-    ``fractions`` of train, validation and test add up to 1. ``root`` is the folder with the dataset's files, where
-    it does not come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
+    ``fractions`` of train, validation and test add up to 1. ``new_clients`` is the fraction of clients that join after
+    the global model is trained (kNN-Per, Table 3), drawn uniformly. ``root`` is the folder with the dataset's files,
+    where it does not come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
     """
     manner = manner or Manner()
     if clients is not None and clients < 1:
@@ -50,6 +56,8 @@ def partition(
     if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
         shown = ",".join(f"{part:g}" for part in fractions)
         raise UsageError(f"fractions {shown} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
+    if not 0 <= new_clients < 1:
+        raise UsageError(f"--new-clients {new_clients:g} is not a fraction from 0 to below 1", "--new-clients 0.2")
     loader = registry.load("datasets", dataset)
     splitter = registry.load("schemes", scheme)
     cfg = config.build(splitter.Config, options or {}, f"scheme {scheme}")
@@ -66,18 +74,23 @@ def partition(
             "clients": clients,
             "min_samples": min_samples,
             "fractions": list(fractions),
+            "new_clients": new_clients,
             "seed": seed,
         },
         code={f"schemes/{scheme}": registry.code_hash("schemes", scheme)},
     )
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        parts = splitter.split(samples.y, samples.owner, clients, cfg, rng.generator(seed, "partition", scheme))
+        parts = splitter.split(samples, clients, cfg, rng.generator(seed, "partition", scheme))
         if min_samples:
             parts = redistribute(parts, min_samples, rng.generator(seed, "redistribute"))
         result = _assemble(samples, parts, fractions, seed)
+        if hasattr(splitter, "cluster"):
+            result = _clustered(result, splitter, cfg, seed)
+        if new_clients:
+            result = replace(result, new=_new(result.sizes, new_clients, seed))
         artifact.write(work, result)
-        summary = _summary(result, len(samples.y))
+        summary = _summary(result, len(samples.y), seed)
         _remark(summary, manner)
         return summary, {}
 
@@ -94,6 +107,8 @@ def _content(samples: Samples) -> str:
         digest.update(np.ascontiguousarray(array).data)
     if samples.owner is not None:
         digest.update("\n".join(samples.owner.tolist()).encode())
+    if samples.coarse is not None:
+        digest.update(f"coarse {samples.coarse.tolist()}".encode())
     return digest.hexdigest()
 
 
@@ -120,6 +135,30 @@ def _assemble(
     )
 
 
+def _clustered(result: artifact.Partition, splitter: ModuleType, cfg: Any, seed: int) -> artifact.Partition:
+    """Return the partition with every client's samples as its group sees them."""
+    cluster: NDArray[np.int64] = splitter.cluster(len(result.names), cfg)
+    x, y = result.x.copy(), result.y.copy()
+    holder = np.repeat(cluster, result.sizes.sum(axis=1))
+    for group in np.unique(cluster).tolist():
+        rows = holder == group
+        draw = rng.generator(seed, "transform")
+        x[rows], y[rows] = splitter.transform(x[rows], y[rows], group, result.classes, cfg, draw)
+    return replace(result, x=x, y=y, cluster=cluster)
+
+
+def _new(sizes: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Draw who joins late, (m,); raises UsageError if nobody with training samples is left."""
+    new = np.zeros(len(sizes), dtype=np.bool_)
+    new[rng.generator(seed, "new").permutation(len(sizes))[: max(1, round(fraction * len(sizes)))]] = True
+    if not sizes[~new, 0].any():
+        raise UsageError(
+            f"--new-clients {fraction:g} of {len(sizes)} clients leaves nobody with samples to train the global model",
+            "--new-clients 0.2",
+        )
+    return new
+
+
 def _names(samples: Samples, parts: list[NDArray[np.int64]]) -> list[str]:
     owners = [] if samples.owner is None else [np.unique(samples.owner[part]) for part in parts]
     if owners and all(len(owner) == 1 for owner in owners):
@@ -127,8 +166,10 @@ def _names(samples: Samples, parts: list[NDArray[np.int64]]) -> list[str]:
     return [f"client-{client:04d}" for client in range(len(parts))]
 
 
-def _summary(result: artifact.Partition, total: int) -> dict[str, Any]:
-    sizes = result.sizes.sum(axis=1)
+def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any]:
+    sizes, counts = result.sizes.sum(axis=1), result.label_counts
+    overall = heterogeneity.from_overall(counts)
+    between = heterogeneity.between_clients(counts, rng.generator(seed, "pairs"))
     return {
         "clients": len(result.names),
         "samples": len(result.y),
@@ -141,7 +182,15 @@ def _summary(result: artifact.Partition, total: int) -> dict[str, Any]:
         "largest": int(sizes.max()),
         "empty": np.flatnonzero(sizes == 0).tolist(),
         "without_test": int((result.sizes[:, 2] == 0).sum()),
+        "label_divergence": {"from_overall": _rounded(overall), "between_clients": _rounded(between)},
+        **({} if result.cluster is None else {"clusters": np.bincount(result.cluster).tolist()}),
+        **({} if result.new is None else {"new_clients": int(result.new.sum())}),
     }
+
+
+def _rounded(value: float) -> float | None:
+    """Return four decimals, the same on every processor; None for nan, which JSON does not have."""
+    return None if math.isnan(value) else round(value, 4)
 
 
 def _remark(summary: dict[str, Any], manner: Manner) -> None:
@@ -149,6 +198,13 @@ def _remark(summary: dict[str, Any], manner: Manner) -> None:
         f"{summary['samples']} samples of {summary['classes']} classes, {summary['clients']} clients with "
         f"{summary['smallest']} / {summary['median']:g} / {summary['largest']} samples (min / median / max)"
     )
+    if summary["label_divergence"]["between_clients"] is not None:
+        overall, between = summary["label_divergence"].values()
+        manner.watch.say(
+            f"label divergence {overall:.2f} from overall, {between:.2f} between clients (0 iid, 1 disjoint)"
+        )
+    if summary.get("new_clients"):
+        manner.watch.say(f"{summary['new_clients']} clients are new: they take no part in training the global model")
     if summary["empty"]:
         some = ", ".join(map(str, summary["empty"][:10])) + (", ..." if len(summary["empty"]) > 10 else "")
         manner.watch.say(f"{len(summary['empty'])} clients came out empty: {some} (--min-samples 10 fills them)")

@@ -95,7 +95,7 @@ def personalize(
         joined = progress.joined()
         tuned = {name: values.numpy() for name, values in joined.pop("tuned", {}).items()}
         answers = {split: _framed(run, data, split, parts) for split, parts in joined.items()}
-        predictions.write(work, predictions.Predictions(answers, tuned))
+        predictions.write(work, predictions.Predictions(answers, tuned, data.new))
         training.keep(state, work)
         if rows:
             work.write("rounds.csv", training.table(rows))

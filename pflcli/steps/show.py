@@ -6,7 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, follow, open_artifact
+from pflcli.errors import InputError, UsageError
+from pflcli.report.holdings import holdings
 
 
 def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> dict[str, Any]:
@@ -16,6 +19,26 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
     """
     artifact = open_artifact(path)
     return _facts(artifact, lineage=lineage, verify=verify)
+
+
+def plot(path: Path | str, out: Path | str) -> None:
+    """Draw who holds what in the partition at ``path`` into the PNG file ``out``, which is replaced if it exists.
+
+    Raises UsageError if ``out`` is no name of a PNG, InputError if ``path`` is no partition or ``out`` not writable.
+    """
+    out = Path(out)
+    if out.suffix.lower() != ".png":
+        raise UsageError(f"{out} is not the name of a PNG file", f"--plot {out.with_suffix('.png')}")
+    artifact = open_artifact(path, "partition")
+    held = partitions.read(artifact)
+    request = artifact.manifest.request
+    options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
+    title = f"{request['dataset']}, {request['scheme']}{f' ({options})' if options else ''}, {len(held.names)} clients"
+    picture = holdings(held.label_counts, title, held.cluster, held.new)
+    try:
+        out.write_bytes(picture)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from None
 
 
 def _facts(artifact: Artifact, *, lineage: bool, verify: bool) -> dict[str, Any]:

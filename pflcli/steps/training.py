@@ -46,7 +46,7 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     device = machine.device(manner.device)
     workers = machine.threads(manner.threads)
     torch.set_num_threads(workers)
-    federation = Federation.of(data.x, data.y, data.offsets, data.classes, device)
+    federation = Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new)
     net = models.create(plan.model, federation.in_shape, data.classes, seed)
     way, jobs = machine.engine(manner.engine), machine.jobs(manner.jobs)
     engine = Engine(net, federation, seed=seed, threads=workers, way=way, jobs=jobs, memory=machine.memory())

@@ -1,0 +1,112 @@
+"""A picture of a partition: how much each client holds, and of which classes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SEEN, _NEW = "#0072B2", "#D55E00"
+_FEW = 120
+"""Up to so many clients a bubble each can be told apart; more are drawn as a heat map."""
+
+
+def holdings(
+    counts: NDArray[np.int64],
+    title: str,
+    cluster: NDArray[np.int64] | None = None,
+    new: NDArray[np.bool_] | None = None,
+) -> bytes:
+    """Return a PNG: above, each client's number of samples; below, its samples of each class.
+
+    ``counts`` (m, C): samples by client and class. Few clients stand in their order, many by their most frequent class,
+    those of a ``cluster`` (m,) together. Clients that are ``new`` (m,) have another colour.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    clients, classes = counts.shape
+    few = clients <= _FEW
+    order = _order(counts, cluster, by_class=not few)
+    counts = counts[order]
+    late = np.zeros(clients, dtype=np.bool_) if new is None else new[order]
+    width = float(np.clip(2.0 + 0.11 * clients, 6.0, 15.0))
+    height = float(np.clip(0.24 * classes, 2.4, 9.0))
+    figure, (size, held) = pyplot.subplots(
+        2, 1, sharex=True, figsize=(width, height + 2.3), height_ratios=[1.2, height], layout="constrained"
+    )
+    totals = counts.sum(axis=1)
+    for chosen, colour, label in ((~late, _SEEN, "train the global model"), (late, _NEW, "new: join later")):
+        size.bar(np.flatnonzero(chosen), totals[chosen], width=0.8 if few else 1.0, color=colour, label=label)
+    if late.any():
+        size.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, fontsize=9)
+    size.set(ylabel="samples")
+    size.grid(axis="y", alpha=0.25)
+    figure.suptitle(title, fontsize=11)
+    if few:
+        place = 72 * min((width - 1.2) / clients, 1.5 * height / classes)
+        _bubbles(held, counts, np.where(late, _NEW, _SEEN), widest=place)
+    else:
+        _heat(figure, held, counts)
+    held.set(ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(classes - 0.5, -0.5))
+    held.yaxis.get_major_locator().set_params(integer=True)
+    _name(held, cluster, clients, few)
+    for axis in (size, held):
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    memory = io.BytesIO()
+    figure.savefig(memory, format="png", dpi=130, metadata={"Software": None})
+    pyplot.close(figure)
+    return memory.getvalue()
+
+
+def _order(counts: NDArray[np.int64], cluster: NDArray[np.int64] | None, *, by_class: bool) -> NDArray[np.intp]:
+    """Return the clients (m,) as they stand from left to right."""
+    keys = [np.arange(len(counts))]
+    if by_class:
+        share = counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)
+        keys += [-share, counts.argmax(axis=1)]
+    if cluster is not None:
+        keys.append(cluster)
+    return np.lexsort(keys)
+
+
+def _bubbles(axis: Any, counts: NDArray[np.int64], colours: NDArray[np.str_], widest: float) -> None:
+    """Draw a bubble for each client and class, its area the number of samples; ``widest`` in points."""
+    most = max(int(counts.max()), 1)
+    client, label = np.nonzero(counts)
+    diameter = 0.95 * min(widest, 16.0)
+    area = diameter**2 * counts[client, label] / most
+    axis.scatter(client, label, s=area, c=colours[client].tolist(), alpha=0.75, linewidths=0)
+    axis.grid(alpha=0.2)
+    note = f"largest bubble: {most} samples"
+    axis.text(1, 1.01, note, transform=axis.transAxes, ha="right", va="bottom", fontsize=9)
+
+
+def _heat(figure: Any, axis: Any, counts: NDArray[np.int64]) -> None:
+    """Draw a field for each client and class, white where there is no sample."""
+    from matplotlib.colors import PowerNorm
+
+    shown = np.ma.masked_equal(counts.T, 0)
+    norm = PowerNorm(0.5, vmin=0, vmax=max(int(counts.max()), 1))
+    image = axis.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
+    figure.colorbar(image, ax=axis, label="samples", pad=0.01, aspect=30)
+
+
+def _name(axis: Any, cluster: NDArray[np.int64] | None, clients: int, few: bool) -> None:
+    """Label clients by their numbers or their groups."""
+    sorting = "" if few else ", by most frequent class"
+    if cluster is None:
+        axis.set(xlabel="client" if few else f"{clients} clients{sorting}")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        return
+    sizes = np.bincount(cluster)
+    ends = np.cumsum(sizes)
+    for end in ends[:-1]:
+        axis.axvline(end - 0.5, color="black", lw=1.0, zorder=3)
+    axis.set_xticks(ends - sizes / 2 - 0.5, [str(group) for group in range(len(sizes))])
+    axis.set(xlabel=f"{clients} clients, by group{sorting.replace(', by', ' and')}")
