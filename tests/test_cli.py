@@ -441,7 +441,12 @@ NEARLY = {
 # A command line, its exit code, and words that its message must hold.
 WRONG = {
     # 2: usage
-    "an unknown dataset far from any": ("partition zzz -o {out}", 2, "unknown dataset 'zzz'", "choose from: air-quality, cifar10"),
+    "an unknown dataset far from any": (
+        "partition zzz -o {out}",
+        2,
+        "unknown dataset 'zzz'",
+        "choose from: air-quality, cifar10",
+    ),
     "an unknown option far from any": (f"{W} --zzz", 2, "unknown option '--zzz'", "pfl partition --help"),
     "no output": ("train-global {small}/p", 2, "missing option '--out'", "pfl train-global --help"),
     "no input": ("train-global -o {out}", 2, "missing argument 'PARTITION'"),

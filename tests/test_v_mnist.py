@@ -25,14 +25,15 @@ def test_sizes_are_the_papers(balanced, total, deviation):
 
 
 @pytest.mark.parametrize("balanced", [True, False])
-@pytest.mark.parametrize(("digits", "clothes"), [(52_047, 70_000), (70_000, 60), (37, 1000), (18, 4), (0, 9)])
+@pytest.mark.parametrize(("digits", "clothes"), [(52_047, 70_000), (70_000, 60), (37, 1000), (18, 4), (0, 9), (14, 3)])
 def test_fewer_digits_make_smaller_clients_of_the_same_proportions(balanced, digits, clothes):
     sizes = v_mnist.sizes(balanced, digits, clothes)
     assert sizes[:5].sum() <= digits
     assert sizes[5].sum() <= clothes
     full = v_mnist.sizes(balanced, 70_000, 70_000)
     np.testing.assert_allclose(sizes, full * (sizes.sum() / full.sum()), atol=2)
-    assert sizes[:5].sum() == pytest.approx(digits, abs=6) or sizes[5].sum() >= clothes - 1
+    assert sizes[:5].sum() > digits - 15 or sizes[5].sum() > clothes - 3
+    assert not balanced or len(np.unique(sizes)) == 1
 
 
 def test_a_turn_by_right_angles_is_exact():

@@ -49,7 +49,7 @@ class Config:
     """Options of the dataset."""
 
     stride: Annotated[int, Ge(1)] = 6
-    """hours from one window to the next; 6 gives about as many a station as FedHAM has, 49 none that overlap"""
+    """hours from one window to the next; 6 gives about as many a station as FedHAM has, from 49 on none overlap"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:

@@ -84,6 +84,8 @@ _OTHER = "or --set background=fashion-mnist"
 def sizes(balanced: bool, digits: int, clothes: int) -> NDArray[np.int64]:
     """Return the clients' numbers of samples (6, 3): the paper's, or less if there are fewer digits or clothes."""
     total = min(TOTAL[balanced], digits * len(VARIATIONS) // (len(VARIATIONS) - 1), clothes * len(VARIATIONS))
+    if balanced:  # exactly one size
+        total -= total % (len(VARIATIONS) * CLIENTS)
     shares = np.tile(SHARES[balanced], len(VARIATIONS))
     ends = np.floor(np.cumsum(shares) / shares.sum() * total + 1e-6).astype(np.int64)
     clients: NDArray[np.int64] = np.diff(ends, prepend=0).reshape(len(VARIATIONS), CLIENTS)
