@@ -57,6 +57,26 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         raise UsageError(f"{owner}: {error}") from None
 
 
+def build_each(owners: Mapping[str, type[Any] | None], values: Mapping[str, Any]) -> list[Any]:
+    """Return one config for each of ``owners`` (None for an owner without options), each with the values it knows.
+
+    Raises UsageError for a key that none of them knows, naming all that have options.
+    """
+    known = {
+        owner: set() if cls is None else {field.name for field in dataclasses.fields(cls)}
+        for owner, cls in owners.items()
+    }
+    everything = set().union(*known.values())
+    for key in values:
+        if key not in everything:
+            asked = [owner for owner, cls in owners.items() if cls is not None]
+            raise UsageError(f"unknown option '{key}' for {' and '.join(asked)}", closest(key, everything))
+    return [
+        None if cls is None else build(cls, {key: value for key, value in values.items() if key in known[owner]}, owner)
+        for owner, cls in owners.items()
+    ]
+
+
 def _bare(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 

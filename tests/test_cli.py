@@ -19,6 +19,7 @@ from pflcli import registry
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.cli import app
 from pflcli.cli.options import COMMANDS
+from pflcli.steps.listing import listing
 from pflcli.steps.personalize import personalize
 
 APP = typer.main.get_command(app).commands
@@ -244,7 +245,13 @@ def test_a_list_says_which_data_is_there(pfl, tmp_path):
     found = {
         entry["name"]: entry["found"] for entry in strict(pfl("list", "datasets", "--json", "--root", tmp_path).out)
     }
-    assert found == {"writers": "with pfl", "fashion-mnist": "fashion_mnist.npz", "cifar10": "no (--root)"}
+    assert (found["writers"], found["fashion-mnist"]) == ("with pfl", "fashion_mnist.npz")
+    assert found["cifar10"] == "no: --root with cifar-10-batches-py or cifar10_12k.npz"
+    assert found["v-mnist"] == "no: --root with mnist and fashion-mnist and cifar10"
+    (tmp_path / "cifar10_12k.npz").touch()
+    (tmp_path / "train-images-idx3-ubyte.gz").touch()
+    found = {entry["name"]: entry["found"] for entry in listing("datasets", tmp_path)}
+    assert found["v-mnist"] == "train-images-idx3-ubyte*, fashion_mnist.npz, cifar10_12k.npz"
 
 
 def test_show_says_what_it_is(pfl, small):
@@ -434,7 +441,12 @@ NEARLY = {
 # A command line, its exit code, and words that its message must hold.
 WRONG = {
     # 2: usage
-    "an unknown dataset far from any": ("partition zzz -o {out}", 2, "unknown dataset 'zzz'", "choose from: cifar10"),
+    "an unknown dataset far from any": (
+        "partition zzz -o {out}",
+        2,
+        "unknown dataset 'zzz'",
+        "choose from: air-quality, cifar10",
+    ),
     "an unknown option far from any": (f"{W} --zzz", 2, "unknown option '--zzz'", "pfl partition --help"),
     "no output": ("train-global {small}/p", 2, "missing option '--out'", "pfl train-global --help"),
     "no input": ("train-global -o {out}", 2, "missing argument 'PARTITION'"),

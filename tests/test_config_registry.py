@@ -74,6 +74,32 @@ def test_what_does_not_fit_is_named(values, words):
         config.build(Config, values, "knn-per")
 
 
+@dataclass(frozen=True)
+class Other:
+    stride: int = 1
+
+
+def test_options_find_their_owner():
+    owners = {"scheme a": Config, "dataset b": Other, "dataset c": None}
+    assert config.build_each(owners, {"stride": "3", "count": "7"}) == [Config(count=7), Other(3), None]
+    assert config.build_each({"dataset c": None}, {}) == [None]
+    with pytest.raises(UsageError, match="unknown option 'strid' for scheme a and dataset b") as error:
+        config.build_each(owners, {"strid": "3"})
+    assert error.value.fix == ("did you mean 'stride'?",)
+    with pytest.raises(UsageError, match="stride=x does not fit dataset b"):
+        config.build_each(owners, {"stride": "x"})
+
+
+def test_no_dataset_shares_an_option_with_a_scheme():
+    """``pfl partition --set`` takes the options of both."""
+    schemes, datasets = (
+        {option.name for card in registry.cards(group) for option in card.options} for group in ("schemes", "datasets")
+    )
+    assert schemes
+    assert datasets
+    assert not schemes & datasets
+
+
 def test_assignments():
     assert config.assignments(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
     with pytest.raises(UsageError, match="key=value"):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pflcli
+from originals import SHARED, idx, needs_shared
 from pflcli import data, registry
 from pflcli.data import Samples, cifar10, fashion_mnist, writers
 from pflcli.errors import InputError, PflError, UsageError
-
-SHARED = Path(__file__).parents[2] / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of real data is not beside the project")
 
 
 def test_writers_come_with_the_package():
@@ -53,12 +50,6 @@ def test_what_is_not_there_is_asked_for(name, root, tmp_path):
     with pytest.raises(UsageError, match="does not come with pfl") as error:
         registry.load("datasets", name).load(tmp_path if root else None)
     assert "--root" in error.value.fix[0]
-
-
-def idx(path, array):
-    """Write the IDX format: magic with type and rank, sizes, bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
 
 
 def test_torchvision_layout(tmp_path):
@@ -115,7 +106,7 @@ def test_damaged_npz(tmp_path):
 
 BAD = {
     "lengths": (Samples(np.zeros((3, 2)), np.zeros(2, int), 1), "differ in length"),
-    "coarse": (Samples(np.zeros((2, 2)), np.zeros(2, int), 1, None, np.zeros(3, int)), "differ in length"),
+    "coarse": (Samples(np.zeros((2, 2)), np.zeros(2, int), 1, coarse=np.zeros(3, int)), "differ in length"),
     "nothing": (Samples(np.zeros((0, 2)), np.zeros(0, int), 1), "no samples"),
     "nan": (Samples(np.asarray([[0.0, 1.0], [2.0, np.nan]]), np.zeros(2, int), 1), "nan in row 1, column 1"),
     "infinity": (Samples(np.asarray([[np.inf, 1.0]]), np.zeros(1, int), 1), "inf in row 0, column 0"),

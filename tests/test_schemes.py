@@ -17,7 +17,7 @@ OWNER = np.asarray([f"o{i % 7}" for i in range(len(Y))])
 
 
 def samples(y, shape=(4, 4), dtype=np.uint8, owner=None, coarse=None):
-    return Samples(np.zeros((len(y), *shape), dtype), y, int(y.max()) + 1, owner, coarse)
+    return Samples(np.zeros((len(y), *shape), dtype), y, int(y.max()) + 1, owner, coarse=coarse)
 
 
 ALL = samples(Y, owner=OWNER, coarse=Y // 2)

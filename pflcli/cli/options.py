@@ -80,7 +80,7 @@ Config = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Option of the method or scheme, repeatable.", metavar="KEY=VALUE"),
+    typer.Option("--set", help="Option of the method, scheme or dataset, repeatable.", metavar="KEY=VALUE"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]

@@ -18,21 +18,30 @@ class Samples:
 
     ``x`` (n, ...) uint8 images (n, H, W) or (n, H, W, C), float32 features (n, d) or series of them (n, length, d), or
     int16 tokens (n, length); ``y`` (n,) labels 0..classes-1; ``owner`` (n,) names of who holds each sample, or None
-    where the dataset has no natural clients; ``coarse`` (n,) the coarser label above each ``y``, or None.
+    where the dataset has no natural clients.
+
+    ``ordered``: the rows of an owner follow each other in time and are split in that order, never at random; ``gap``
+    is then how many rows to leave out between two splits, so that no window of one overlaps a window of the next.
+    ``coarse`` (n,) is each sample's superclass, where classes come in groups.
     """
 
     x: NDArray[Any]
     y: NDArray[np.int64]
     classes: int
     owner: NDArray[np.str_] | None = None
+    ordered: bool = False
+    gap: int = 0
     coarse: NDArray[np.int64] | None = None
 
     def check(self, name: str) -> None:
-        """Raise InputError if arrays disagree in length, a value is not finite, or a label is out of range."""
-        beside = [len(known) for known in (self.owner, self.coarse) if known is not None]
-        lengths = {len(self.x), len(self.y), *beside}
+        """Raise InputError if arrays disagree in length, ``x`` is of no kind that models take, or a value is not sound.
+
+        Unsound are values that are not finite and labels out of range.
+        """
+        lengths = {len(array) for array in (self.x, self.y, self.owner, self.coarse) if array is not None}
         if len(lengths) != 1:
             raise InputError(f"{name}: x, y, owner and coarse differ in length: {sorted(lengths)}")
+        self._check_kind(name)
         if len(self.y) == 0:
             raise InputError(f"{name} holds no samples")
         if np.issubdtype(self.x.dtype, np.floating) and not np.isfinite(self.x).all():
@@ -42,6 +51,19 @@ class Samples:
         bad = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
         if len(bad):
             raise InputError(f"{name}: row {bad[0]} has label {self.y[bad[0]]}, outside 0..{self.classes - 1}")
+        if self.coarse is not None and self.coarse.min() < 0:
+            raise InputError(f"{name}: row {np.argmin(self.coarse)} has superclass {self.coarse.min()}, below 0")
+        if self.ordered and self.owner is None:
+            raise InputError(f"{name}: samples in order of time need an owner whose time it is")
+
+    def _check_kind(self, name: str) -> None:
+        kind, rank = self.x.dtype, self.x.ndim
+        images = kind == np.uint8 and rank in (3, 4)
+        if not (images or (np.issubdtype(kind, np.floating) and rank >= 2) or (kind == np.int16 and rank == 2)):
+            raise InputError(
+                f"{name}: x is {kind} {self.x.shape}, neither uint8 images (n, H, W) or (n, H, W, C), nor floating "
+                "features (n, ...), nor int16 tokens (n, length)"
+            )
 
 
 def read_npz(path: Path, *keys: str) -> list[NDArray[Any]]:
@@ -66,7 +88,9 @@ def train_and_test(path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
     return np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test]).astype(np.int64)
 
 
-def from_torchvision(cls: str, root: Path | None, *, download: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def from_torchvision(
+    cls: str, root: Path | None, *, download: bool, **options: Any
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Read a torchvision dataset's training and test part, joined; raises if its files are not in ``root``."""
     from pflcli.vision import torchvision
 
@@ -74,7 +98,7 @@ def from_torchvision(cls: str, root: Path | None, *, download: bool) -> tuple[ND
         raise UsageError(f"--download of {cls} needs a folder to put it in", "--root FOLDER --download")
     reader = getattr(torchvision().datasets, cls)
     try:
-        parts = [reader(str(root), train=train, download=download) for train in (True, False)]
+        parts = [reader(str(root), train=train, download=download, **options) for train in (True, False)]
     except Exception as error:  # a failed download, a checksum, a missing folder: each its own kind
         raise InputError(f"{cls} cannot be read from {root}: {error}", "--download fetches it") from None
     x = np.concatenate([np.asarray(part.data) for part in parts])
@@ -82,9 +106,12 @@ def from_torchvision(cls: str, root: Path | None, *, download: bool) -> tuple[ND
     return x, y
 
 
-def needs_root(name: str, *files: str) -> PflError:
-    """Return the error for a dataset whose files were not found."""
+def needs_root(name: str, *files: str, source: str = "") -> PflError:
+    """Return the error for a dataset whose files were not found.
+
+    ``source`` says where the files come from, if pfl cannot download them.
+    """
     return UsageError(
         f"{name} does not come with pfl: name the folder that holds {' or '.join(files)}",
-        "--root FOLDER, or --root FOLDER --download to fetch it",
+        f"--root FOLDER ({source})" if source else "--root FOLDER, or --root FOLDER --download to fetch it",
     )

@@ -43,16 +43,29 @@ def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
             "options": ", ".join(f"{o.name}={o.default}" for o in card.options),
         }
     elif card.group == "datasets":
-        embedded = (registry.folder("datasets") / f"{card.name.replace('-', '_')}.npz").is_file()
-        here = [name for name in facts.get("FILES", ()) if root is not None and (root / name).exists()]
         shown = {
             "classes": facts.get("CLASSES", ""),
             "shape": facts.get("SHAPE", ""),
             "licence": facts.get("LICENCE", ""),
-            "found": ", ".join([*(["with pfl"] if embedded else []), *here]) or "no (--root)",
+            "options": ", ".join(f"{o.name}={o.default}" for o in card.options),
+            "found": ", ".join(_found(card, root)) or f"no: --root with {_wanted(card)}",
         }
     elif card.group == "models":
         shown = {"representation": facts.get("REPRESENTATION", "")}
     else:
         shown = {"options": ", ".join(f"{o.name}={o.default}" for o in card.options)}
     return {"name": card.name, **shown, "summary": card.summary}
+
+
+def _found(card: registry.Card, root: Path | None) -> list[str]:
+    """Return where a dataset is found: with pfl, or in which files of ``root``; empty if it is not."""
+    sources = [_found(registry.card("datasets", name), root) for name in card.facts.get("MADE_FROM", ())]
+    if sources:
+        return [place for source in sources for place in source] if all(sources) else []
+    embedded = (registry.folder("datasets") / f"{card.name.replace('-', '_')}.npz").is_file()
+    here = [name for name in card.facts.get("FILES", ()) if root is not None and any(root.glob(name))]
+    return [*(["with pfl"] if embedded else []), *here]
+
+
+def _wanted(card: registry.Card) -> str:
+    return " and ".join(card.facts.get("MADE_FROM", ())) or " or ".join(card.facts.get("FILES", ()))

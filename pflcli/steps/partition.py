@@ -21,6 +21,7 @@ from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity
 from pflcli.schemes import redistribute
+from pflcli.steps.chronology import split_by_time
 from pflcli.steps.making import Manner, Outcome, make
 
 FRACTIONS = (0.6, 0.2, 0.2)
@@ -60,8 +61,10 @@ def partition(
         raise UsageError(f"--new-clients {new_clients:g} is not a fraction from 0 to below 1", "--new-clients 0.2")
     loader = registry.load("datasets", dataset)
     splitter = registry.load("schemes", scheme)
-    cfg = config.build(splitter.Config, options or {}, f"scheme {scheme}")
-    samples: Samples = loader.load(Path(root) if root is not None else None, download=download)
+    owners = {f"scheme {scheme}": splitter.Config, f"dataset {dataset}": getattr(loader, "Config", None)}
+    cfg, wanted = config.build_each(owners, options or {})
+    chosen = {} if wanted is None else {"cfg": wanted}
+    samples: Samples = loader.load(Path(root) if root is not None else None, download=download, **chosen)
     samples.check(dataset)
     draft = Draft(
         "partition",
@@ -71,6 +74,7 @@ def partition(
             "content": _content(samples),
             "scheme": scheme,
             "options": config.plain(cfg),
+            **({} if wanted is None else {"dataset_options": config.plain(wanted)}),
             "clients": clients,
             "min_samples": min_samples,
             "fractions": list(fractions),
@@ -92,6 +96,8 @@ def partition(
         artifact.write(work, result)
         summary = _summary(result, len(samples.y), seed)
         _remark(summary, manner)
+        if samples.ordered:
+            manner.watch.say(f"split by time; {samples.gap} samples after each cut are left out, as they overlap it")
         return summary, {}
 
     return make(out, draft, manner, build)
@@ -107,8 +113,10 @@ def _content(samples: Samples) -> str:
         digest.update(np.ascontiguousarray(array).data)
     if samples.owner is not None:
         digest.update("\n".join(samples.owner.tolist()).encode())
+    if samples.ordered:
+        digest.update(f"ordered, gap {samples.gap}".encode())
     if samples.coarse is not None:
-        digest.update(f"coarse {samples.coarse.tolist()}".encode())
+        digest.update(np.ascontiguousarray(samples.coarse).data)
     return digest.hexdigest()
 
 
@@ -116,7 +124,11 @@ def _assemble(
     samples: Samples, parts: list[NDArray[np.int64]], fractions: tuple[float, float, float], seed: int
 ) -> artifact.Partition:
     held: list[NDArray[np.int64]] = []
+    in_time = split_by_time(samples, fractions) if samples.ordered else None
     for client, part in enumerate(parts):
+        if in_time is not None:
+            held += [np.sort(part[in_time[part] == split]) for split in range(len(blocks.SPLITS))]
+            continue
         order = rng.generator(seed, "split", client).permutation(part)
         test = round(fractions[2] * len(order))
         validation = round(fractions[1] * len(order))

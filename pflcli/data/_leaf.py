@@ -1,0 +1,54 @@
+"""LEAF's files (Caldas et al., 2018), https://arxiv.org/abs/1812.01097: JSON with ``users`` and each one's data.
+
+``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``; a dataset may be spread over
+many such files, of which only one is held in memory at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pflcli.errors import InputError
+
+
+def files(root: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """Return the files, sorted by name, that match the first of ``patterns`` that matches any."""
+    for pattern in patterns:
+        found = sorted(path for path in root.glob(pattern) if path.is_file())
+        if found:
+            return found
+    return []
+
+
+def users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:
+    """Yield each user with its lists ``x`` and ``y``, and words that name the place in an error.
+
+    Raises InputError if a file is not such JSON, or numbers of samples disagree.
+    """
+    for path in paths:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{path} cannot be read as JSON: {error}") from None
+        for user, told in _announced(path, content):
+            data = content["user_data"].get(user)
+            if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in "xy"):
+                raise InputError(f"{path}: user_data of {user} has no lists x and y")
+            if not len(data["x"]) == len(data["y"]) == told:
+                raise InputError(
+                    f"{path}: {user} has {len(data['x'])} x and {len(data['y'])} y, num_samples says {told}"
+                )
+            yield user, data["x"], data["y"], f"{path}: {user}"
+
+
+def _announced(path: Path, content: Any) -> list[tuple[str, int]]:
+    kinds = {"users": list, "num_samples": list, "user_data": dict}
+    for key, kind in kinds.items():
+        if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+            raise InputError(f"{path} is not in LEAF's layout: it has no {kind.__name__} '{key}'")
+    if len(content["users"]) != len(content["num_samples"]):
+        raise InputError(f"{path}: {len(content['users'])} users, but {len(content['num_samples'])} num_samples")
+    return list(zip(map(str, content["users"]), content["num_samples"], strict=True))

@@ -1,0 +1,43 @@
+"""CIFAR-100, 60,000 colour images in 100 classes of 20 superclasses (Krizhevsky, 2009).
+
+https://www.cs.toronto.edu/~kriz/cifar.html. ``--root``: a folder with torchvision's ``cifar-100-python``, or
+``cifar100_12k.npz``, a balanced subset of 12,000 images. Training and test images are joined; the partition splits each
+client's samples anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.data import Samples, from_torchvision, needs_root, train_and_test
+
+CLASSES = 100
+SHAPE = "32x32x3"
+LICENCE = "none stated"
+FILES = ("cifar-100-python", "cifar100_12k.npz")
+COARSE = (
+    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10,
+    12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16,
+    12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14,
+    13,
+)  # fmt: skip
+"""The superclass of each class, as the dataset's own coarse labels have it (torchvision's reader drops them)."""
+
+
+def load(root: Path | None, *, download: bool = False) -> Samples:
+    """Return all images found, with superclasses; the full set is preferred to the subset."""
+    if download or (root is not None and (Path(root) / FILES[0]).is_dir()):
+        return _with_coarse(*from_torchvision("CIFAR100", root, download=download))
+    if root is not None and (Path(root) / FILES[1]).is_file():
+        return _with_coarse(*train_and_test(Path(root) / FILES[1]))
+    raise needs_root("cifar100", *FILES)
+
+
+def _with_coarse(x: NDArray[Any], y: NDArray[np.int64]) -> Samples:
+    samples = Samples(x, y, CLASSES)
+    samples.check("cifar100")
+    return Samples(x, y, CLASSES, coarse=np.asarray(COARSE, dtype=np.int64)[y])

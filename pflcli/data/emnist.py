@@ -1,0 +1,49 @@
+"""EMNIST, handwritten letters and digits in the format of MNIST (Cohen et al., 2017), https://arxiv.org/abs/1702.05373.
+
+``--root``: a folder with torchvision's ``EMNIST/raw``, with NIST's ``gzip`` folder, with the idx files themselves, or
+with ``emnist_letters_31k.npz``, a balanced subset of 31,200 letters. The idx files hold every image transposed; here
+they stand upright. Classes follow EMNIST's own order from 0, so that ``letters``, numbered 1..26 there, are 0..25.
+Training and test images are joined; the partition splits each client's samples anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pflcli.data import Samples, from_torchvision, needs_root, train_and_test
+from pflcli.data._idx import read_parts
+
+CLASSES = 26
+SHAPE = "28x28"
+LICENCE = "a work of the US Government"
+FILES = ("EMNIST/raw", "gzip/emnist-*-ubyte.gz", "emnist-*-ubyte*", "emnist_letters_31k.npz")
+CLASSES_OF = {"letters": 26, "balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "mnist": 10}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the dataset."""
+
+    split: Literal["letters", "balanced", "byclass", "bymerge", "digits", "mnist"] = "letters"
+    """which of EMNIST's own selections; letters are a to z with both cases merged"""
+
+
+def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
+    """Return all upright images of one selection; raises UsageError if its files are not in ``root``."""
+    split = (cfg or Config()).split
+    stem = f"emnist-{split}"
+    parts = None
+    if download:
+        parts = from_torchvision("EMNIST", root, download=True, split=split)
+    elif root is not None:
+        raw = Path(root) / "EMNIST" / "raw"
+        parts = read_parts([raw, raw / "gzip", Path(root) / "gzip", Path(root)], [f"{stem}-train", f"{stem}-test"])
+    if parts is not None:
+        x, y = parts
+        return Samples(x.transpose(0, 2, 1), y - 1 if split == "letters" else y, CLASSES_OF[split])
+    if root is not None and split == "letters" and (Path(root) / FILES[3]).is_file():
+        return Samples(*train_and_test(Path(root) / FILES[3]), CLASSES)
+    files = [f"EMNIST/raw/{stem}-train-images-idx3-ubyte", *([FILES[3]] if split == "letters" else [])]
+    raise needs_root(f"emnist (split={split})", *files)

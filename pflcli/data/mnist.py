@@ -1,0 +1,34 @@
+"""MNIST, 70,000 handwritten digits in 10 classes (LeCun et al., 1998), http://yann.lecun.com/exdb/mnist/.
+
+``--root``: a folder with torchvision's ``MNIST/raw``, or with the four idx files themselves, gzipped or not, or with
+``mnist_by_writer.npz`` (52,047 digits; dataset ``writers`` keeps their writers). Training and test images are joined;
+the partition splits each client's samples anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pflcli.data import Samples, from_torchvision, needs_root, read_npz
+from pflcli.data._idx import read_parts
+
+CLASSES = 10
+SHAPE = "28x28"
+LICENCE = "CC BY-SA 3.0"
+FILES = ("MNIST/raw", "train-images-idx3-ubyte*", "mnist_by_writer.npz")
+
+
+def load(root: Path | None, *, download: bool = False) -> Samples:
+    """Return all digits found, white on black; the full set is preferred to the subset."""
+    if download:
+        return Samples(*from_torchvision("MNIST", root, download=True), CLASSES)
+    if root is not None:
+        parts = read_parts([Path(root) / "MNIST" / "raw", Path(root)], ["train", "t10k"])
+        if parts is not None:
+            return Samples(*parts, CLASSES)
+        if (Path(root) / FILES[2]).is_file():
+            x, y = read_npz(Path(root) / FILES[2], "x", "y")
+            return Samples(x, y.astype(np.int64), CLASSES)
+    raise needs_root("mnist", *FILES)

@@ -1,0 +1,46 @@
+"""Where the real data is, and tiny files in the formats that datasets are given out in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of real data is not beside the project")
+
+X = np.random.default_rng(0).integers(0, 256, (9, 28, 28), dtype=np.uint8)
+Y = np.asarray([3, 1, 4, 1, 5, 9, 2, 6, 5], dtype=np.uint8)
+
+
+def idx(path, array):
+    """Write the IDX format: magic with type and rank, sizes, bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+def write_idx(folder, train, test, x=X, y=Y, *, zipped=False):
+    """Write the four files of nine images, six for training, with the stems ``train`` and ``test``."""
+    for stem, rows in ((train, slice(0, 6)), (test, slice(6, 9))):
+        for kind, array in (("images-idx3-ubyte", x[rows]), ("labels-idx1-ubyte", y[rows])):
+            path = folder / f"{stem}-{kind}"
+            idx(path, array)
+            if zipped:
+                path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+                path.unlink()
+
+
+def leaf(path, data, **changes):
+    """Write LEAF's layout for {user: (x, y)}."""
+    content = {
+        "users": list(data),
+        "num_samples": [len(y) for _, y in data.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in data.items()},
+        **changes,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
