@@ -13,7 +13,7 @@ from torch.nn import functional
 import worlds
 from pflcli import rng
 from pflcli.fl import params as P
-from pflcli.fl.neighbours import Neighbours, Stores, flat_index, votes
+from pflcli.fl.neighbours import Neighbours, Stores, flat_indexes, votes
 from pflcli.fl.run import Settings
 from pflcli.methods import knn_per
 
@@ -140,11 +140,10 @@ def test_neutral_setting_is_fedavg(name):
 def test_an_empty_store_is_fedavg():
     made = worlds.run("knn-per", options={"weight": 1.0})
     lone = made.stores
-    empty = flat_index(np.zeros((0, made.embeddings["test"].z.shape[1]), np.float32))
     count = len(made.clients)
-    made.stores = Stores(
-        empty * count, len(empty) * np.arange(count + 1), lone.y[:0], np.zeros(count + 1, int), np.zeros(count, int)
-    )
+    nobody = np.zeros(count + 1, int)
+    empty = np.zeros((0, made.embeddings["test"].z.shape[1]), np.float32)
+    made.stores = Stores(*flat_indexes([empty] * count), lone.y[:0], nobody, nobody[1:])
     found = worlds.answers("knn-per", made, {})["test"]
     expected = worlds.answers("fedavg", made, {"global": made.backbone})["test"]
     np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -225,10 +224,8 @@ def test_search_is_exact_and_clamped():
     sizes = [40, 3, 0, 17]
     z = [draw.normal(size=(n, 6)).astype(np.float32) for n in sizes]
     y = [draw.integers(0, 4, n) for n in sizes]
-    blobs = [flat_index(part) for part in z]
     made = Stores(
-        b"".join(blobs),
-        np.cumsum([0, *map(len, blobs)]),
+        *flat_indexes(z),
         np.concatenate(y),
         np.cumsum([0, *sizes]),
         np.asarray([25, 2, 0, 17]),

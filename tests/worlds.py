@@ -9,7 +9,7 @@ from pflcli import config, models, registry
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import SPLITS, Federation
-from pflcli.fl.neighbours import Stores, flat_index
+from pflcli.fl.neighbours import Stores, flat_indexes
 from pflcli.fl.run import Embedded, Run, Settings
 from pflcli.fl.table import Table
 
@@ -68,15 +68,14 @@ def embed(made: Run) -> dict[str, Embedded]:
 
 def stores(made: Run) -> Stores:
     """Build every client's store: training rows first, validation rows behind."""
-    blobs, labels, train = [], [], []
+    vectors, labels, train = [], [], []
     for client in made.clients:
         parts = [made.embeddings[split].take(np.asarray([client])) for split in ("train", "validation")]
-        blobs.append(flat_index(np.concatenate([part.z for part in parts])))
+        vectors.append(np.concatenate([part.z for part in parts]))
         labels.append(np.concatenate([part.y for part in parts]))
         train.append(len(parts[0].y))
     return Stores(
-        b"".join(blobs),
-        np.cumsum([0, *map(len, blobs)]),
+        *flat_indexes(vectors),
         np.concatenate(labels),
         np.cumsum([0, *map(len, labels)]),
         np.asarray(train),

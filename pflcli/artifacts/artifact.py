@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Input, Manifest
 from pflcli.errors import InputError
@@ -51,6 +54,12 @@ class Artifact:
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name]["sha256"]:
             raise self._damaged(name, "is not what was written")
         return content
+
+    def mapped(self, name: str) -> NDArray[np.uint8]:
+        """Return a file's bytes (n,) as a private mapping, after checking its hash: read when they are looked at."""
+        self.check(name)
+        path = self._known(name)
+        return np.memmap(path, np.uint8, mode="c") if path.stat().st_size else np.empty(0, np.uint8)
 
     @contextmanager
     def h5(self, name: str) -> Iterator[Any]:

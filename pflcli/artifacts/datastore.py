@@ -7,6 +7,7 @@ how many of a client's rows are training samples (they stand first, validation s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ _FIELDS = ("y", "sample", "offsets", "train", "bytes")
 class Packed:
     """Serialised stores with what lies beside them; see the module for shapes."""
 
-    blob: bytes
+    blob: NDArray[np.uint8]
     y: NDArray[np.int64]
     sample: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -32,17 +33,17 @@ class Packed:
     bytes: NDArray[np.int64]
 
 
-def write(work: Work, packed: Packed) -> None:
-    """Write both files."""
-    work.write("stores.faiss", packed.blob)
-    work.write("labels.h5", blocks.h5_bytes({name: getattr(packed, name) for name in _FIELDS}))
+def write(work: Work, indexes: Iterable[bytes | memoryview], **arrays: NDArray[np.int64]) -> None:
+    """Write both files: the serialised indexes piece by piece, and the arrays beside them (see ``Packed``)."""
+    work.stream("stores.faiss", indexes)
+    work.write("labels.h5", blocks.h5_bytes({name: arrays[name] for name in _FIELDS}))
 
 
 def read(artifact: Artifact) -> Packed:
     """Read both files; raises InputError if either is damaged or they do not match."""
     with artifact.h5("labels.h5") as file:
         arrays = {name: file[name][...] for name in _FIELDS}
-    packed = Packed(blob=artifact.read("stores.faiss"), **arrays)
+    packed = Packed(blob=artifact.mapped("stores.faiss"), **arrays)
     blocks.check(f"{artifact.path}/labels.h5", packed.offsets, len(packed.y), len(packed.sample))
     blocks.check(f"{artifact.path}/stores.faiss", packed.bytes, len(packed.blob))
     if not len(packed.offsets) == len(packed.bytes) == len(packed.train) + 1:

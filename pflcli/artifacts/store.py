@@ -162,11 +162,11 @@ class Work:
         """Write one file of the artifact; raises InputError if the disk refuses it."""
         self.stream(name, [content])
 
-    def stream(self, name: str, chunks: Iterable[bytes]) -> None:
+    def stream(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write one file of the artifact in pieces: the whole may not fit into memory."""
         digest, size = hashlib.sha256(), 0
 
-        def counted() -> Iterator[bytes]:
+        def counted() -> Iterator[bytes | memoryview]:
             nonlocal size
             for chunk in chunks:
                 digest.update(chunk)
@@ -249,7 +249,7 @@ class Work:
                     shutil.rmtree(item, ignore_errors=True)
 
 
-def _write(path: Path, chunks: Iterable[bytes]) -> None:
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     with path.open("wb") as file:
         file.writelines(chunks)
         file.flush()

@@ -15,7 +15,7 @@ from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
-from pflcli.fl.neighbours import flat_index
+from pflcli.fl.neighbours import flat_pieces
 from pflcli.steps import training
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -45,7 +45,7 @@ def build_datastore(
         splits = embeddings.read(origin)
         parts = [splits[split] for split in ("train", "validation")]
         count = len(parts[0].offsets) - 1
-        blobs: list[bytes] = []
+        stores: list[NDArray[np.float32]] = []
         held: list[tuple[NDArray[np.int64], ...]] = []
         train: list[int] = []
         with manner.watch.progress("build-datastore", count) as advance:
@@ -55,7 +55,7 @@ def build_datastore(
                     for part, split in zip(parts, ("train", "validation"), strict=True)
                 ]
                 pairs = list(zip(parts, kept, strict=True))
-                blobs.append(flat_index(np.concatenate([part.z[rows] for part, rows in pairs])))
+                stores.append(np.concatenate([part.z[rows] for part, rows in pairs]))
                 held.append(
                     tuple(
                         np.concatenate([getattr(part, name)[rows] for part, rows in pairs]) for name in ("y", "sample")
@@ -63,20 +63,22 @@ def build_datastore(
                 )
                 train.append(len(kept[0]))
                 advance(1, "")
-        packed = datastore.Packed(
-            blob=b"".join(blobs),
-            y=np.concatenate([y for y, _ in held]),
-            sample=np.concatenate([sample for _, sample in held]),
+        indexes, ends = flat_pieces(stores)
+        y, sample = (np.concatenate([pair[place] for pair in held]) for place in (0, 1))
+        datastore.write(
+            work,
+            indexes,
+            y=y,
+            sample=sample,
             offsets=blocks.offsets([len(y) for y, _ in held]),
             train=np.asarray(train, dtype=np.int64),
-            bytes=blocks.offsets([len(blob) for blob in blobs]),
+            bytes=ends,
         )
-        datastore.write(work, packed)
-        manner.watch.say(f"{count} stores of {len(packed.y)} samples, {len(packed.blob) / 1e6:.1f} MB")
+        manner.watch.say(f"{count} stores of {len(y)} samples, {ends[-1] / 1e6:.1f} MB")
         summary = {
             "clients": count,
-            "samples": len(packed.y),
-            "bytes": len(packed.blob),
+            "samples": len(y),
+            "bytes": int(ends[-1]),
             "capacity": capacity,
         }
         return summary, {}

@@ -68,13 +68,13 @@ def _vision() -> str:
 def _faiss() -> str:
     import numpy as np
 
-    from pflcli.fl.neighbours import Stores, flat_index
+    from pflcli.fl.neighbours import Stores, flat_indexes
 
     points = np.eye(3, dtype=np.float32)
-    blob = flat_index(points)
-    ends = np.asarray([0, 3])
-    stores = Stores(blob, np.asarray([0, len(blob)]), np.arange(3), ends, np.asarray([3]))
-    found = stores.search([0], points, ends, 1, train_only=False)
+    blob, ends = flat_indexes([points])
+    rows = np.asarray([0, 3])
+    stores = Stores(blob, ends, np.arange(3), rows, np.asarray([3]))
+    found = stores.search([0], points, rows, 1, train_only=False)
     if found.label[:, 0].tolist() != [0, 1, 2]:
         raise RuntimeError(f"the nearest of three points came out as {found.label[:, 0].tolist()}")
     return "search is exact"

@@ -138,7 +138,7 @@ def _provide(run: Run, kin: Mapping[str, Artifact | None]) -> None:
         run.embeddings = {name: Embedded(part.z, part.logits, part.y, part.offsets) for name, part in splits.items()}
     if kin["datastore"] is not None:
         packed = datastore.read(kin["datastore"])
-        run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train)
+        run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)
 
 
 def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress, work: Work, manner: Manner) -> None:
