@@ -94,7 +94,7 @@ for line in ("--help", "list methods", "list", "list methods knn-per", "list dat
         main(line.split())
     except SystemExit as end:
         assert end.code == 0, line
-heavy = {"torch", "torchvision", "faiss", "h5py", "matplotlib", "safetensors"} & set(sys.modules)
+heavy = {"torch", "torchvision", "faiss", "h5py", "matplotlib", "safetensors", "pandas", "pyarrow", "PIL"} & set(sys.modules)
 assert not heavy, heavy
 """
 

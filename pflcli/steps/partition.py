@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pflcli.artifacts.store import Work
 from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.schemes import redistribute
+from pflcli.steps import import_data
 from pflcli.steps.making import Manner, Outcome, make
 
 FRACTIONS = (0.6, 0.2, 0.2)
@@ -39,8 +41,9 @@ def partition(
 ) -> Outcome:
     """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
 
-    ``fractions`` of train, validation and test add up to 1. ``root`` is the folder with the dataset's files, where
-    it does not come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
+    ``dataset`` is a name, or the folder of an imported one. ``fractions`` of train, validation and test add up to 1.
+    ``root`` is the folder with the dataset's files, where it does not come with pfl. Raises UsageError for what cannot
+    be, InputError for damaged files.
     """
     manner = manner or Manner()
     if clients is not None and clients < 1:
@@ -50,15 +53,16 @@ def partition(
     if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
         shown = ",".join(f"{part:g}" for part in fractions)
         raise UsageError(f"fractions {shown} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
-    loader = registry.load("datasets", dataset)
+    source = import_data.artifact(dataset)
+    load = registry.load("datasets", dataset).load if source is None else partial(import_data.load, source)
     splitter = registry.load("schemes", scheme)
     cfg = config.build(splitter.Config, options or {}, f"scheme {scheme}")
-    samples: Samples = loader.load(Path(root) if root is not None else None, download=download)
+    samples: Samples = load(Path(root) if root is not None else None, download=download)
     samples.check(dataset)
     draft = Draft(
         "partition",
         {
-            "dataset": dataset,
+            "dataset": dataset if source is None else "imported",
             "samples": len(samples.y),
             "content": _content(samples),
             "scheme": scheme,
@@ -68,6 +72,7 @@ def partition(
             "fractions": list(fractions),
             "seed": seed,
         },
+        () if source is None else (source.as_input("dataset", Path(out)),),
         code={f"schemes/{scheme}": registry.code_hash("schemes", scheme)},
     )
 
