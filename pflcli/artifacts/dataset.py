@@ -55,16 +55,16 @@ def _encoded(names: list[str] | tuple[str, ...]) -> NDArray[Any]:
 def read(artifact: Artifact) -> Dataset:
     """Read a dataset; raises InputError if its file is damaged or inconsistent."""
     with artifact.h5(FILE) as file:
-        owners = np.asarray(file["owners"].asstr()[...], dtype=np.str_) if "owners" in file else None
+        owners = np.asarray(file["owners"].asstr("utf-8")[...], dtype=np.str_) if "owners" in file else None
         held = np.empty(0, np.int64) if owners is None else file["owner"][...]
         if owners is not None and len(held) and not (held.min() >= 0 and held.max() < len(owners)):
             raise InputError(f"{artifact.path / FILE} is inconsistent: an owner lies outside 0..{len(owners) - 1}")
         return Dataset(
             x=file["x"][...],
             y=file["y"][...],
-            classes=[str(name) for name in file["classes"].asstr()[...]],
+            classes=[str(name) for name in file["classes"].asstr("utf-8")[...]],
             owner=None if owners is None else owners[held],
-            features=tuple(file["features"].asstr()[...]) if "features" in file else (),
+            features=tuple(file["features"].asstr("utf-8")[...]) if "features" in file else (),
             mean=file["mean"][...] if "mean" in file else None,
             sd=file["sd"][...] if "sd" in file else None,
         )

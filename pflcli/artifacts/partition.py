@@ -75,7 +75,9 @@ def read(artifact: Artifact) -> Partition:
             y=file["y"][...],
             sample=file["sample"][...],
             offsets=file["offsets"][...],
-            names=[str(name) for name in (file["names"].asstr()[...] if "names" in file else file.attrs["names"])],
+            names=[
+                str(name) for name in (file["names"].asstr("utf-8")[...] if "names" in file else file.attrs["names"])
+            ],
             classes=int(file.attrs["classes"]),
         )
     partition.check(str(artifact.path / "samples.h5"))

@@ -14,7 +14,9 @@ from pflcli.cli import options as o
 def command(
     data: Annotated[
         Path,
-        typer.Argument(help="A .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or a folder CLIENT/LABEL/IMAGE."),
+        typer.Argument(
+            help="A .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or a folder CLIENT/LABEL/IMAGE.", metavar="DATA"
+        ),
     ],
     out: o.Out,
     client: Annotated[

@@ -18,9 +18,10 @@ Arrays = dict[str, NDArray[Any]]
 def read_npz(path: Path, client: str | None, label: str | None, features: str | None) -> Raw:
     """Read an NPZ file, without unpickling; raises InputError if it is damaged or does not hold what is asked for."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} is one array, not an NPZ file", "np.savez('data.npz', x=x, y=y, owner=owner)")
+        loaded: Any = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise InputError(f"{path} is one array, not an NPZ file", "np.savez('data.npz', x=x, y=y, owner=owner)")
+        with loaded as file:
             return _raw(path.name, list(file.files), lambda name: _unpickled(path, name, file), client, label, features)
     except PflError:
         raise

@@ -48,7 +48,7 @@ def cleaned(raw: Raw, name: str, *, missing: str = "error", standardize: bool = 
     pictures = x.dtype == np.uint8 and x.ndim > 2
     if pictures and standardize:
         raise UsageError("--standardize is for features; pixels are scaled to [0, 1] anyway", "leave it out")
-    if not pictures and x.dtype.kind != "f":
+    if not pictures and x.dtype not in (np.float32, np.float64):
         x = x.astype(np.float64)
     rows = np.flatnonzero(~_gaps(raw, x, missing))
     if not len(rows):
@@ -138,7 +138,7 @@ def _standardized(
     axes = tuple(range(x.ndim - 1))
     mean, sd = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
     # The deviation of a constant is not 0 but what rounding leaves of it.
-    constant = x.max(axis=axes) == x.min(axis=axes)
+    constant = (x.max(axis=axes) == x.min(axis=axes)) | (sd == 0)
     sd = np.where(constant, 0.0, sd)
     return np.where(constant, 0.0, (x - mean) / np.where(constant, 1.0, sd)), mean, sd
 
@@ -165,8 +165,8 @@ def _hints(x: NDArray[np.float64], features: tuple[str, ...]) -> list[str]:
     varied = [at for at in np.flatnonzero(large) if (flat[:, at] != flat[0, at]).any()]
     if varied and (large[varied].max() > 10 * large[varied].min() or large[varied].max() > 10):
         small, big = min(varied, key=lambda at: large[at]), max(varied, key=lambda at: large[at])
+        spread = "" if small == big else f"'{names[small]}' to {large[small]:.3g}, "
         hints.append(
-            f"features differ in scale ('{names[small]}' goes to {large[small]:.3g}, '{names[big]}' to "
-            f"{large[big]:.3g}): --standardize makes them alike, which SGD needs"
+            f"SGD needs features of one scale; they go {spread}'{names[big]}' to {large[big]:.3g}: try --standardize"
         )
     return hints

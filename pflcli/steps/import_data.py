@@ -145,9 +145,7 @@ def _form(path: Path) -> str:
         raise InputError(f"{path} does not exist")
     if path.is_dir():
         if manifests.ours(path):
-            raise InputError(
-                f"{path} is {open_artifact(path).kind} that pfl made, not data to import", f"pfl show {path}"
-            )
+            raise InputError(f"{path} is an artifact of pfl ({open_artifact(path).kind}), not data to import")
         return "images"
     suffix = path.suffix.lower()
     if suffix not in FORMS:
@@ -199,20 +197,24 @@ _SHOWN = 12
 
 def _remark(summary: dict[str, Any], remarks: Sequence[str], manner: Manner) -> None:
     say = manner.watch.say
-    kind = "features" if summary["type"] == "float32" else "pixels"
     whose = "nobody's yet (pfl partition --scheme dirichlet --clients 100)"
     if summary["clients"] is not None:
         whose = (
-            f"{summary['clients']} clients with {summary['smallest']} / {summary['median']:g} / {summary['largest']} "
-            "samples (min / median / max)"
+            f"{_count(summary['clients'], 'client')} with "
+            f"{summary['smallest']} / {summary['median']:g} / {summary['largest']} samples (min / median / max)"
         )
     shape = "x".join(map(str, summary["shape"]))
+    kind = "pixels" if summary["type"] == "uint8" else "feature" if shape == "1" else "features"
     say(f"{summary['samples']} samples of {len(summary['classes'])} classes, {shape} {kind}, {whose}")
     say(f"classes: {_few([f'{name} {count}' for name, count in summary['classes'].items()])}")
     if summary["features"]:
         say(f"features: {_few(summary['features'])}")
     for remark in remarks:
         say(remark)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _few(words: Sequence[str]) -> str:
@@ -228,7 +230,8 @@ def artifact(dataset: str) -> Artifact | None:
         return None
     if Path(dataset).is_file() and Path(dataset).name != manifests.NAME:
         raise InputError(
-            f"{dataset} is to be imported before it is partitioned", f"pfl import {dataset} -o DIR, and partition DIR"
+            f"{dataset} is a file, to be imported first",
+            f"pfl import {dataset} --client COL --label COL -o DIR && pfl partition DIR -o OTHER",
         )
     return open_artifact(dataset, "dataset")
 
