@@ -148,6 +148,11 @@ def test_labels_become_classes_and_keep_their_names(put, take, case):
     assert (found.classes, found.y.tolist()) == (classes, y)
 
 
+def test_integers_beyond_64_bits_lack_values_too(put, take):
+    path = put("who,class,a\nx,1,123456789012345678901234567890\ny,0,NA\nz,0,7\n")
+    assert take(path, **COLUMNS, missing="drop").x.tolist() == [[np.float32(1.2345678901234568e29)], [7]]
+
+
 def test_clients_keep_their_names(put, take):
     found = take(put("who,class,a\n007,0,1\n7,1,2\nNA,0,3\n123456789012345678901,0,3\n"), **COLUMNS)
     assert found.owner.tolist() == ["007", "7", "NA", "123456789012345678901"]

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.errors import InputError, UsageError
-
-MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "-")
-"""What stands for a missing number. In labels and clients, only an empty cell and NaN do."""
+from pflcli.readers.tables import MISSING
 
 
 class Delimited:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from pflcli.errors import InputError, UsageError
 from pflcli.readers import NOBODY, Raw, text, unknown
 
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "-")
+"""What stands for a missing number. In labels and clients, only an empty cell and NaN do."""
+
 
 class Table(Protocol):
     """A table on disk; columns are known by their position, rows count from 0."""
@@ -139,7 +142,8 @@ def _numbers(column: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     if column.dtype.kind in "mMc":
         return np.full(len(column), np.nan), column.notna().to_numpy(np.bool_)
     numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    empty = column.isna().to_numpy(np.bool_) | (column.astype(str).str.strip() == "").to_numpy(np.bool_)
+    # Again, as pandas leaves these where integers are beyond 64 bits.
+    empty = (column.isna() | column.astype(str).str.strip().isin(MISSING)).to_numpy(np.bool_)
     return numbers, np.isnan(numbers) & ~empty
 
 
@@ -155,7 +159,8 @@ _HINTS = {
 def _not_a_number(table: Table, row: int, column: int) -> InputError:
     cell = table.cell(row, column)
     hints = [hint for pattern, hint in _HINTS.items() if re.fullmatch(pattern, cell.strip())]
-    shown = cell if len(cell) <= 40 else cell[:37] + "..."
+    line = " ".join(cell.split())
+    shown = line if len(line) <= 40 else line[:37] + "..."
     return InputError(
         f"{_place(table, row, table.columns[column])}: '{shown}' is not a number",
         *(hints or ["mend it, or turn words into numbers (such as a column of 0 and 1 for each)"]),
