@@ -71,6 +71,7 @@ SPELLINGS = {
     "a byte order mark": ("\ufeff" + PLAIN, {}),
     "lines of Windows": (PLAIN.replace("\n", "\r\n"), {}),
     "lines of old": (PLAIN.replace("\n", "\r"), {}),
+    "lines of old, and spaces": ("who,class,a,b\r  \r ann,yes,1.5,-2\r bob,no,0.1,3e2\rann,no,7,0\r", {}),
     "no end of line": (PLAIN.rstrip("\n"), {}),
     "blank lines": (PLAIN.replace("\n", "\n\n  \n"), {}),
     "quotes": ('"who","class","a","b"\n"ann","yes","1.5",-2\nbob,"no",0.1,"3e2"\nann,no,7,0\n', {}),
@@ -581,7 +582,7 @@ def test_other_modes(tmp_path, take):
     exif = turned.getexif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees to the right
     turned.save(root / "a/x/turned.png", exif=exif)
-    refused(root, ["turned.png has 5x4 pixels", "opaque.png 4x5", "--resize 32"], tmp_path / "b")
+    refused(root, ["turned.png has 5x4 pixels (width x height)", "opaque.png 4x5", "--resize 32"], tmp_path / "b")
 
 
 def test_what_lies_beside_images_is_said(pfl, album, tmp_path):

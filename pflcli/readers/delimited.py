@@ -24,6 +24,7 @@ class Delimited:
         if given is not None and (len(given) != 1 or given in '"\r\n'):
             raise UsageError(f"--delimiter '{delimiter}' is not one character", "--delimiter ';' or --delimiter tab")
         self.delimiter = given or ("\t" if path.suffix.lower() == ".tsv" else ",")
+        self._newlines: str | tuple[str, ...] = ()
         self._records = self._checked()
 
     @cached_property
@@ -91,6 +92,7 @@ class Delimited:
                     if cells and not (len(cells) == 1 and cells[0].isspace()):
                         yield line, cells
                     line = reader.line_num + 1
+                self._newlines = file.newlines or ()
         except UnicodeDecodeError as error:
             raise self._not_utf8(error) from None
         except csv.Error as error:
@@ -114,21 +116,23 @@ class Delimited:
         """Return columns as pandas Series by position; see ``tables.Table``."""
         import pandas as pd
 
+        # pandas before 3 reads a lone carriage return before a space again and again.
+        old = "\r" in ([self._newlines] if isinstance(self._newlines, str) else self._newlines)
         marks: dict[Any, list[str]] = {at: list(MISSING) for at in others}
         try:
-            frame: Any = pd.read_csv(
-                self.path,
-                sep=self.delimiter,
-                header=0,
-                names=list(range(len(self.columns))),
-                usecols=[*texts, *others],
-                dtype=dict.fromkeys(texts, str),
-                na_values=marks,
-                keep_default_na=False,
-                index_col=False,
-                low_memory=False,
-                encoding="utf-8-sig",
-            )
+            with self.path.open(encoding="utf-8-sig", newline=None if old else "") as file:
+                frame: Any = pd.read_csv(
+                    file,
+                    sep=self.delimiter,
+                    header=0,
+                    names=list(range(len(self.columns))),
+                    usecols=[*texts, *others],
+                    dtype=dict.fromkeys(texts, str),
+                    na_values=marks,
+                    keep_default_na=False,
+                    index_col=False,
+                    low_memory=False,
+                )
         except (ValueError, pd.errors.ParserError) as error:
             raise InputError(f"{self.name} cannot be read as CSV: {error}") from None
         if len(frame) != self._records:

@@ -75,7 +75,7 @@ def read(found: Found, resize: int | None, advance: Callable[[int, str], None]) 
         if pixels and image.shape != pixels[0].shape:
             sizes = ["x".join(map(str, shape[1::-1])) for shape in (image.shape, pixels[0].shape)]
             raise InputError(
-                f"{path} has {sizes[0]} pixels, {found.paths[0]} {sizes[1]}",
+                f"{path} has {sizes[0]} pixels (width x height), {found.paths[0]} {sizes[1]}",
                 "--resize 32 brings all of them to 32x32",
             )
         pixels.append(image)
