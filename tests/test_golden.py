@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pflcli.artifacts import datastore, embeddings, partition, predictions
+from pflcli.artifacts import dataset, datastore, embeddings, partition, predictions
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.backbone import tensors
 from pflcli.artifacts.manifest import SCHEMAS
@@ -31,6 +31,13 @@ def test_every_kind_is_whole_and_read(at):
     held = partition.read(open_artifact(at / "partition"))
     assert held.sizes.sum() == 80
     assert set(tensors(open_artifact(at / "backbone"))) >= {"head.weight", "body.1.weight"}
+    own = dataset.read(open_artifact(at / "dataset"))
+    assert (own.features, own.classes, own.x.shape, set(own.owner)) == (
+        ("height", "age"),
+        ["no", "yes"],
+        (12, 2),
+        {*"ab"},
+    )
     z = embeddings.read(open_artifact(at / "embeddings"))["test"]
     packed = datastore.read(open_artifact(at / "datastore"))
     stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train)

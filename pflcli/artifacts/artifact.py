@@ -18,6 +18,7 @@ from pflcli.artifacts.manifest import Input, Manifest
 from pflcli.errors import InputError
 
 _MAKE = {
+    "dataset": "pfl import DATA -o DIR",
     "partition": "pfl partition DATASET -o DIR",
     "backbone": "pfl train-global PARTITION -o DIR",
     "embeddings": "pfl extract BACKBONE -o DIR",
@@ -123,6 +124,8 @@ def parent(artifact: Artifact, kind: str) -> Artifact | None:
     if artifact.kind == kind:
         return artifact
     for reference in artifact.manifest.inputs:
+        if reference.kind == "dataset" != kind:
+            continue  # a partition holds the samples themselves, and outlives what they were imported from
         found = parent(follow(artifact, reference), kind)
         if found is not None:
             return found

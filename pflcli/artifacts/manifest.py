@@ -13,6 +13,7 @@ from pflcli.errors import InputError
 
 NAME = "manifest.json"
 SCHEMAS = {
+    "dataset": 1,
     "partition": 1,
     "backbone": 1,
     "embeddings": 1,

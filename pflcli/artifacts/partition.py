@@ -102,7 +102,9 @@ def read(artifact: Artifact) -> Partition:
             y=file["y"][...],
             sample=file["sample"][...],
             offsets=file["offsets"][...],
-            names=[str(name) for name in (file["names"].asstr()[...] if "names" in file else file.attrs["names"])],
+            names=[
+                str(name) for name in (file["names"].asstr("utf-8")[...] if "names" in file else file.attrs["names"])
+            ],
             classes=int(file.attrs["classes"]),
             cluster=file["cluster"][...] if "cluster" in file else None,
             new=file["new"][...] if "new" in file else None,

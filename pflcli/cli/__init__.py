@@ -12,6 +12,7 @@ from pflcli.cli import (
     doctor,
     evaluate,
     extract,
+    import_data,
     listing,
     partition,
     personalize,
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 
 _CHAIN, _LOOK = "The chain", "Look"
+app.command("import", rich_help_panel=_CHAIN)(import_data.command)
 app.command("partition", rich_help_panel=_CHAIN)(partition.command)
 app.command("train-global", rich_help_panel=_CHAIN)(train_global.command)
 app.command("extract", rich_help_panel=_CHAIN)(extract.command)

@@ -15,7 +15,8 @@ from pflcli.errors import UsageError, closest
 from pflcli.steps.making import Manner
 
 COMMANDS = (
-    "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "show", "list", "doctor",
+    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "show", "list",
+    "doctor",
 )  # fmt: skip
 
 

@@ -16,7 +16,10 @@ from pflcli.errors import UsageError
 def command(
     dataset: Annotated[
         str,
-        typer.Argument(help="Dataset, see `pfl list datasets`.", autocompletion=lambda: registry.names("datasets")),
+        typer.Argument(
+            help="Dataset, see `pfl list datasets`, or an imported one.",
+            autocompletion=lambda: registry.names("datasets"),
+        ),
     ],
     out: o.Out,
     scheme: Annotated[

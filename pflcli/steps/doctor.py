@@ -14,6 +14,8 @@ _PACKAGES = (
     "torchvision",
     "faiss-cpu",
     "numpy",
+    "pandas",
+    "pillow",
     "h5py",
     "safetensors",
     "typer",

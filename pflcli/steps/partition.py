@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity
 from pflcli.schemes import redistribute
+from pflcli.steps import import_data
 from pflcli.steps.chronology import split_by_time
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -45,9 +47,10 @@ def partition(
 ) -> Outcome:
     """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
 
-    ``fractions`` of train, validation and test add up to 1. ``new_clients`` is the fraction of clients that join after
-    the global model is trained (kNN-Per, Table 3), drawn uniformly. ``root`` is the folder with the dataset's files,
-    where it does not come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
+    ``dataset`` is a name, or the folder of an imported one. ``fractions`` of train, validation and test add up to 1.
+    ``new_clients`` is the fraction of clients that join after the global model is trained (kNN-Per, Table 3), drawn
+    uniformly. ``root`` is the folder with the dataset's files, where it does not come with pfl. Raises UsageError for
+    what cannot be, InputError for damaged files.
     """
     manner = manner or Manner()
     if clients is not None and clients < 1:
@@ -59,17 +62,22 @@ def partition(
         raise UsageError(f"fractions {shown} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
     if not 0 <= new_clients < 1:
         raise UsageError(f"--new-clients {new_clients:g} is not a fraction from 0 to below 1", "--new-clients 0.2")
-    loader = registry.load("datasets", dataset)
+    source = import_data.artifact(dataset)
+    if source is None:
+        loader = registry.load("datasets", dataset)
+        load, wants = loader.load, getattr(loader, "Config", None)
+    else:
+        load, wants = partial(import_data.load, source), None
     splitter = registry.load("schemes", scheme)
-    owners = {f"scheme {scheme}": splitter.Config, f"dataset {dataset}": getattr(loader, "Config", None)}
+    owners = {f"scheme {scheme}": splitter.Config, f"dataset {dataset}": wants}
     cfg, wanted = config.build_each(owners, options or {})
     chosen = {} if wanted is None else {"cfg": wanted}
-    samples: Samples = loader.load(Path(root) if root is not None else None, download=download, **chosen)
+    samples: Samples = load(Path(root) if root is not None else None, download=download, **chosen)
     samples.check(dataset)
     draft = Draft(
         "partition",
         {
-            "dataset": dataset,
+            "dataset": dataset if source is None else "imported",
             "samples": len(samples.y),
             "content": _content(samples),
             "scheme": scheme,
@@ -81,6 +89,7 @@ def partition(
             "new_clients": new_clients,
             "seed": seed,
         },
+        () if source is None else (source.as_input("dataset", Path(out)),),
         code={f"schemes/{scheme}": registry.code_hash("schemes", scheme)},
     )
 

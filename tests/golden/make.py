@@ -14,6 +14,7 @@ from pflcli.artifacts.manifest import SCHEMAS
 from pflcli.steps.build_datastore import build_datastore
 from pflcli.steps.evaluate import evaluate
 from pflcli.steps.extract import extract
+from pflcli.steps.import_data import import_data
 from pflcli.steps.partition import partition
 from pflcli.steps.personalize import personalize
 from pflcli.steps.train_global import train_global
@@ -28,6 +29,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "fashion_mnist.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
         partition("fashion-mnist", at / "partition", scheme="dirichlet", clients=4, root=folder)
+        rows = [f"{'ab'[i % 2]},{('no', 'yes')[i % 3 == 0]},{i / 8},{i % 5}" for i in range(12)]
+        (Path(folder) / "table.csv").write_text("\n".join(["who,label,height,age", *rows]) + "\n")
+        import_data(Path(folder) / "table.csv", at / "dataset", client="who", label="label", standardize=True)
     settings = {"model": "mlp", "rounds": 2, "participation": 0.5, "batch_size": 8}
     train_global(at / "partition", at / "backbone", settings=settings)
     extract(at / "backbone", at / "embeddings")

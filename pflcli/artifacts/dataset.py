@@ -1,0 +1,70 @@
+"""A user's own data, checked and converted, before it is partitioned.
+
+``samples.h5``: ``x`` (n, ...) uint8 images or float32 features, ``y`` (n,) int64 labels 0..C-1, ``classes`` (C,) their
+names; where samples have owners, ``owner`` (n,) int64 into ``owners`` (m,), their names; where features have names,
+``features`` (d,); where they were standardized, ``mean`` and ``sd`` (d,) float64 of what they were before, 0 in ``sd``
+for a constant. Names are UTF-8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts import blocks
+from pflcli.artifacts.artifact import Artifact
+from pflcli.artifacts.store import Work
+from pflcli.errors import InputError
+
+FILE = "samples.h5"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples, their classes and who holds them; ``owner`` (n,) are names here. See the module for the rest."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    classes: list[str]
+    owner: NDArray[np.str_] | None = None
+    features: tuple[str, ...] = ()
+    mean: NDArray[np.float64] | None = None
+    sd: NDArray[np.float64] | None = None
+
+
+def write(work: Work, dataset: Dataset) -> None:
+    """Write ``samples.h5``."""
+    arrays: dict[str, NDArray[Any]] = {"x": dataset.x, "y": dataset.y, "classes": _encoded(dataset.classes)}
+    if dataset.owner is not None:
+        names, arrays["owner"] = np.unique(dataset.owner, return_inverse=True)
+        arrays["owners"] = np.char.encode(names, "utf-8")
+    if dataset.features:
+        arrays["features"] = _encoded(dataset.features)
+    if dataset.mean is not None and dataset.sd is not None:
+        arrays |= {"mean": dataset.mean, "sd": dataset.sd}
+    work.write(FILE, blocks.h5_bytes(arrays))
+
+
+def _encoded(names: list[str] | tuple[str, ...]) -> NDArray[Any]:
+    return np.char.encode(np.asarray(names, dtype=np.str_), "utf-8")
+
+
+def read(artifact: Artifact) -> Dataset:
+    """Read a dataset; raises InputError if its file is damaged or inconsistent."""
+    with artifact.h5(FILE) as file:
+        owners = np.asarray(file["owners"].asstr("utf-8")[...], dtype=np.str_) if "owners" in file else None
+        held = np.empty(0, np.int64) if owners is None else file["owner"][...]
+        if owners is not None and len(held) and not (held.min() >= 0 and held.max() < len(owners)):
+            raise InputError(f"{artifact.path / FILE} is inconsistent: an owner lies outside 0..{len(owners) - 1}")
+        return Dataset(
+            x=file["x"][...],
+            y=file["y"][...],
+            classes=[str(name) for name in file["classes"].asstr("utf-8")[...]],
+            owner=None if owners is None else owners[held],
+            features=tuple(file["features"].asstr("utf-8")[...]) if "features" in file else (),
+            mean=file["mean"][...] if "mean" in file else None,
+            sd=file["sd"][...] if "sd" in file else None,
+        )

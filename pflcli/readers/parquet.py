@@ -1,0 +1,73 @@
+"""Parquet, read by pyarrow, which is an extra: ``pip install 'pflcli[parquet]'``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pflcli.errors import InputError, UsageError
+
+
+class Parquet:
+    """A Parquet file; rows are counted from 1 in messages."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path``; raises UsageError without pyarrow, InputError for a damaged file."""
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise UsageError(
+                "reading Parquet needs pyarrow, which is not installed", "pip install 'pflcli[parquet]'"
+            ) from None
+        self.path = path
+        self.name = path.name
+        try:
+            self._file: Any = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._damaged(error) from None
+        # What pandas keeps its row numbers in bears no name of the user's.
+        names = self._file.schema_arrow.names
+        self.columns = ["" if name.startswith("__index_level_") else name for name in names]
+
+    def _damaged(self, error: Exception) -> InputError:
+        return InputError(f"{self.path} cannot be read as Parquet: {error}", "is it whole?")
+
+    def load(self, texts: Sequence[int], others: Sequence[int]) -> dict[int, Any]:
+        """Return columns as pandas Series by position; see ``tables.Table``."""
+        return {at: self._plain(at, as_text=at in texts) for at in (*texts, *others)}
+
+    def _column(self, at: int) -> Any:
+        import pyarrow as pa
+
+        try:
+            return self._file.read(columns=[self.columns[at]]).column(self.columns[at])
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def _plain(self, at: int, *, as_text: bool) -> Any:
+        import pyarrow as pa
+
+        column = self._column(at)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if as_text and not pa.types.is_floating(column.type):
+            # Integers that lack a value would become floats in pandas, which large ids do not survive.
+            try:
+                column = column.cast(pa.string())
+            except pa.ArrowException:
+                raise InputError(
+                    f"{self.name}: column '{self.columns[at]}' holds {column.type}, which names nothing"
+                ) from None
+        elif pa.types.is_decimal(column.type):
+            column = column.cast(pa.float64())
+        return column.to_pandas()
+
+    def place(self, row: int) -> str:
+        """Say which row it is, from 1."""
+        return f"{self.name}, row {row + 1} (of 1 to {self._file.metadata.num_rows})"
+
+    def cell(self, row: int, column: int) -> str:
+        """Return what stands in a cell."""
+        return str(self._column(column)[row].as_py())
