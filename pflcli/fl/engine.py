@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from pflcli.errors import ComputationError
 from pflcli.fl import chain, operators
 from pflcli.fl import params as P
+from pflcli.fl.allocator import keep_freed_memory
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
@@ -72,6 +73,7 @@ class Engine:
         jobs: int = 0,
         memory: int = 8 << 30,
     ) -> None:
+        keep_freed_memory()
         self.seed = seed
         self.threads = threads
         self.jobs = jobs

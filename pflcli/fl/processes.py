@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli.errors import ComputationError, PflError
+from pflcli.fl.allocator import keep_freed_memory
 from pflcli.fl.arena import Arena, Layout, attach
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
@@ -134,6 +135,7 @@ class _Worker:
 def serve(pipe: connection.Connection) -> None:
     """Train the units that come through ``pipe`` until it is closed."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     hello: _Hello = pickle.loads(pipe.recv_bytes())
     samples = attach(hello.samples)
     data = replace(hello.federation, x=samples["x"], y=samples["y"])
