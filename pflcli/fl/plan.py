@@ -44,6 +44,8 @@ class Model:
     def __init__(self, net: nn.Module) -> None:
         self._net = net
         self._names = set(net.state_dict())
+        self.parameters = frozenset(name for name, _ in net.named_parameters())
+        """names of what a gradient moves, unlike buffers"""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits (n, C)."""

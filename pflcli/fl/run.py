@@ -138,6 +138,11 @@ class Run:
         count = max(1, round(self.settings.participation * len(able)))
         return np.sort(self.rng("cohort", t).choice(able, size=count, replace=False))
 
+    def portions(self, clients: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+        """Cut clients into portions that may be held at once, with ``size`` bytes each."""
+        room = self.engine.room(size)
+        return (clients[first : first + room] for first in range(0, len(clients), room))
+
     def local_sgd(
         self,
         clients: Sequence[int] | NDArray[np.int64],
