@@ -1,0 +1,68 @@
+"""FedProx, FedSGD, Ditto: gradient steps with a pull, against plain autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+import worlds
+from pflcli import rng
+
+ABLE = [0, 1, 2, 3, 4, 6]  # client 5 has no samples
+
+
+def steps(start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, splits=("train",)):
+    """Gradient steps on one client's minibatches with ``pull (w - anchor)``, and nothing but autograd."""
+    w = {name: value.clone().requires_grad_() for name, value in start.items()}
+    rows, draw = torch.from_numpy(data.rows(client, *splits)), rng.generator(0, *key, client)
+    for _ in range(epochs):
+        for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(batch):
+            if len(part):
+                loss = functional.cross_entropy(logits(w, data.inputs(part)), data.y[part])
+                grads = torch.autograd.grad(loss, list(w.values()))
+                with torch.no_grad():
+                    for (name, value), grad in zip(w.items(), grads, strict=True):
+                        value -= lr * (grad + (pull * (value - anchor[name]) if anchor else 0))
+    return {name: value.detach() for name, value in w.items()}
+
+
+def logits(w, x):
+    z = torch.relu(torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"]) @ w["body.3.weight"].T + w["body.3.bias"])
+    return z @ w["head.weight"].T + w["head.bias"]
+
+
+def mean(models, n):
+    return {name: sum(k * model[name] for k, model in zip(n, models, strict=True)) / sum(n) for name in models[0]}
+
+
+def close(found, expected, atol=1e-6):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol)
+
+
+def test_fedprox_without_a_pull_is_fedavg():
+    runs = [worlds.run(name, options=o) for name, o in (("fedavg", {}), ("fedprox", {"mu": 0.0}))]
+    assert worlds.same(worlds.play("fedavg", runs[0]), worlds.play("fedprox", runs[1]))
+    assert runs[0].traffic == runs[1].traffic
+
+
+def test_fedprox_pulls_by_default():
+    """An implementation is known whose default weight is zero."""
+    runs = [worlds.run(name, epochs=2) for name in ("fedavg", "fedprox")]
+    assert not worlds.same(worlds.play("fedavg", runs[0]), worlds.play("fedprox", runs[1]))
+
+
+def test_fedprox_round_by_hand():
+    made = worlds.run("fedprox", participation=1.0, epochs=2, options={"mu": 0.7})
+    state = worlds.play("fedprox", made, last=2)["global"]
+    data, expected = made.federation, made.init
+    for t in range(2):
+        models = [steps(expected, data, c, ("sgd", t), epochs=2, anchor=expected, pull=0.7) for c in ABLE]
+        expected = mean(models, data.sizes("train")[ABLE].tolist())
+    close(state, expected)
+
+
+def test_fedprox_with_a_huge_pull_stays():
+    made = worlds.run("fedprox", participation=1.0, lr=1e-6, options={"mu": 1e6})
+    close(worlds.play("fedprox", made)["global"], made.init, atol=1e-4)
