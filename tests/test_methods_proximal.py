@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 from torch.nn import functional
 
 import worlds
 from pflcli import rng
+from pflcli.fl import params as P
 
 ABLE = [0, 1, 2, 3, 4, 6]  # client 5 has no samples
 
@@ -66,3 +69,21 @@ def test_fedprox_round_by_hand():
 def test_fedprox_with_a_huge_pull_stays():
     made = worlds.run("fedprox", participation=1.0, lr=1e-6, options={"mu": 1e6})
     close(worlds.play("fedprox", made)["global"], made.init, atol=1e-4)
+
+
+def test_fedsgd_is_fedavg_of_one_full_batch():
+    one = worlds.run("fedavg", epochs=1, batch_size=1000)
+    expected = worlds.play("fedavg", one)
+    made = worlds.run("fedsgd", epochs=7, batch_size=2, momentum=0.9)
+    assert worlds.same(worlds.play("fedsgd", made), expected)
+    assert made.traffic == one.traffic
+
+
+def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
+    made = worlds.run("fedsgd", participation=1.0)
+    found = worlds.play("fedsgd", made, last=1)["global"]
+    data = made.federation
+    rows = torch.from_numpy(np.concatenate([data.rows(c, "train") for c in ABLE]))
+    w = {name: value.clone().requires_grad_() for name, value in made.init.items()}
+    grads = torch.autograd.grad(functional.cross_entropy(logits(w, data.inputs(rows)), data.y[rows]), list(w.values()))
+    close(found, {name: (value - 0.1 * grad).detach() for (name, value), grad in zip(w.items(), grads, strict=True)})
