@@ -87,3 +87,55 @@ def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
     w = {name: value.clone().requires_grad_() for name, value in made.init.items()}
     grads = torch.autograd.grad(functional.cross_entropy(logits(w, data.inputs(rows)), data.y[rows]), list(w.values()))
     close(found, {name: (value - 0.1 * grad).detach() for (name, value), grad in zip(w.items(), grads, strict=True)})
+
+
+def test_ditto_leaves_the_global_model_to_fedavg():
+    runs = [worlds.run(name) for name in ("fedavg", "ditto")]
+    assert worlds.same(worlds.play("fedavg", runs[0])["global"], worlds.play("ditto", runs[1])["global"])
+    assert runs[0].traffic == runs[1].traffic  # personal models never travel
+
+
+def test_ditto_rounds_by_hand():
+    """Personal models are pulled to the model that was sent, persist, and move only in a client's own rounds."""
+    made = worlds.run("ditto", options={"lam": 0.6, "personal_epochs": 2, "lr": 0.05})
+    state = worlds.play("ditto", made)
+    data, shared, own = made.federation, made.init, dict.fromkeys(range(7), made.init)
+    for t in range(3):
+        cohort = made.cohort(t).tolist()
+        for c in cohort:
+            own[c] = steps(own[c], data, c, ("personal", t), epochs=2, lr=0.05, anchor=shared, pull=0.6)
+        shared = mean([steps(shared, data, c, ("sgd", t)) for c in cohort], data.sizes("train")[cohort].tolist())
+    close(state["global"], shared)
+    assert 0 < len(state["personal"].written) < len(ABLE)
+    for c, expected in own.items():
+        close(P.pick(state["personal"][[c]], 0), expected)
+
+
+def test_ditto_without_a_pull_is_training_alone():
+    made = worlds.run("ditto", participation=1.0, options={"lam": 0.0})
+    personal = worlds.play("ditto", made)["personal"]
+    for c in ABLE:
+        expected = made.init
+        for t in range(3):
+            expected = steps(expected, made.federation, c, ("personal", t))
+        close(P.pick(personal[[c]], 0), expected)
+
+
+def test_ditto_with_a_huge_pull_is_the_global_model():
+    made = worlds.run("ditto", participation=1.0, lr=1e-6, options={"lam": 1e6})
+    state = worlds.play("ditto", made)
+    for c in ABLE:  # lr lambda = 1: each step lands on what was sent, and steps past it by lr times the gradient
+        close(P.pick(state["personal"][[c]], 0), state["global"], atol=1e-4)
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_ditto_of_a_newcomer_starts_from_the_global_model(epochs):
+    made = worlds.run("ditto", options={"lam": 0.6, "newcomer_epochs": epochs})
+    state = worlds.play("ditto", made)
+    (new,) = [c for c in ABLE if c not in state["personal"].written and made.federation.sizes("test")[c]][:1]
+    found = worlds.answers("ditto", made, state, np.asarray([new]))["test"]
+    shared = state["global"]
+    key = ("personal", "newcomer")
+    model = steps(shared, made.federation, new, key, epochs=epochs, anchor=shared, pull=0.6)
+    x = made.federation.inputs(made.federation.block(new, "test"))
+    np.testing.assert_allclose(found, torch.softmax(logits(model, x), 1), atol=1e-6)
