@@ -8,40 +8,7 @@ import torch
 from torch.nn import functional
 
 import worlds
-from pflcli import rng
 from pflcli.fl import params as P
-
-ABLE = [0, 1, 2, 3, 4, 6]  # client 5 has no samples
-
-
-def steps(start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, splits=("train",)):
-    """Gradient steps on one client's minibatches with ``pull (w - anchor)``, and nothing but autograd."""
-    w = {name: value.clone().requires_grad_() for name, value in start.items()}
-    rows, draw = torch.from_numpy(data.rows(client, *splits)), rng.generator(0, *key, client)
-    for _ in range(epochs):
-        for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(batch):
-            if len(part):
-                loss = functional.cross_entropy(logits(w, data.inputs(part)), data.y[part])
-                grads = torch.autograd.grad(loss, list(w.values()))
-                with torch.no_grad():
-                    for (name, value), grad in zip(w.items(), grads, strict=True):
-                        value -= lr * (grad + (pull * (value - anchor[name]) if anchor else 0))
-    return {name: value.detach() for name, value in w.items()}
-
-
-def logits(w, x):
-    z = torch.relu(torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"]) @ w["body.3.weight"].T + w["body.3.bias"])
-    return z @ w["head.weight"].T + w["head.bias"]
-
-
-def mean(models, n):
-    return {name: sum(k * model[name] for k, model in zip(n, models, strict=True)) / sum(n) for name in models[0]}
-
-
-def close(found, expected, atol=1e-6):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol)
 
 
 def test_fedprox_without_a_pull_is_fedavg():
@@ -61,14 +28,14 @@ def test_fedprox_round_by_hand():
     state = worlds.play("fedprox", made, last=2)["global"]
     data, expected = made.federation, made.init
     for t in range(2):
-        models = [steps(expected, data, c, ("sgd", t), epochs=2, anchor=expected, pull=0.7) for c in ABLE]
-        expected = mean(models, data.sizes("train")[ABLE].tolist())
-    close(state, expected)
+        models = [worlds.steps(expected, data, c, ("sgd", t), epochs=2, anchor=expected, pull=0.7) for c in worlds.ABLE]
+        expected = worlds.mean(models, data.sizes("train")[worlds.ABLE].tolist())
+    worlds.close(state, expected)
 
 
 def test_fedprox_with_a_huge_pull_stays():
     made = worlds.run("fedprox", participation=1.0, lr=1e-6, options={"mu": 1e6})
-    close(worlds.play("fedprox", made)["global"], made.init, atol=1e-4)
+    worlds.close(worlds.play("fedprox", made)["global"], made.init, atol=1e-4)
 
 
 def test_fedsgd_is_fedavg_of_one_full_batch():
@@ -83,10 +50,14 @@ def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
     made = worlds.run("fedsgd", participation=1.0)
     found = worlds.play("fedsgd", made, last=1)["global"]
     data = made.federation
-    rows = torch.from_numpy(np.concatenate([data.rows(c, "train") for c in ABLE]))
+    rows = torch.from_numpy(np.concatenate([data.rows(c, "train") for c in worlds.ABLE]))
     w = {name: value.clone().requires_grad_() for name, value in made.init.items()}
-    grads = torch.autograd.grad(functional.cross_entropy(logits(w, data.inputs(rows)), data.y[rows]), list(w.values()))
-    close(found, {name: (value - 0.1 * grad).detach() for (name, value), grad in zip(w.items(), grads, strict=True)})
+    grads = torch.autograd.grad(
+        functional.cross_entropy(worlds.logits(w, data.inputs(rows)), data.y[rows]), list(w.values())
+    )
+    worlds.close(
+        found, {name: (value - 0.1 * grad).detach() for (name, value), grad in zip(w.items(), grads, strict=True)}
+    )
 
 
 def test_ditto_leaves_the_global_model_to_fedavg():
@@ -103,39 +74,40 @@ def test_ditto_rounds_by_hand():
     for t in range(3):
         cohort = made.cohort(t).tolist()
         for c in cohort:
-            own[c] = steps(own[c], data, c, ("personal", t), epochs=2, lr=0.05, anchor=shared, pull=0.6)
-        shared = mean([steps(shared, data, c, ("sgd", t)) for c in cohort], data.sizes("train")[cohort].tolist())
-    close(state["global"], shared)
-    assert 0 < len(state["personal"].written) < len(ABLE)
+            own[c] = worlds.steps(own[c], data, c, ("personal", t), epochs=2, lr=0.05, anchor=shared, pull=0.6)
+        shared = worlds.mean(
+            [worlds.steps(shared, data, c, ("sgd", t)) for c in cohort], data.sizes("train")[cohort].tolist()
+        )
+    worlds.close(state["global"], shared)
+    assert 0 < len(state["personal"].written) < len(worlds.ABLE)
     for c, expected in own.items():
-        close(P.pick(state["personal"][[c]], 0), expected)
+        worlds.close(P.pick(state["personal"][[c]], 0), expected)
 
 
 def test_ditto_without_a_pull_is_training_alone():
     made = worlds.run("ditto", participation=1.0, options={"lam": 0.0})
     personal = worlds.play("ditto", made)["personal"]
-    for c in ABLE:
+    for c in worlds.ABLE:
         expected = made.init
         for t in range(3):
-            expected = steps(expected, made.federation, c, ("personal", t))
-        close(P.pick(personal[[c]], 0), expected)
+            expected = worlds.steps(expected, made.federation, c, ("personal", t))
+        worlds.close(P.pick(personal[[c]], 0), expected)
 
 
 def test_ditto_with_a_huge_pull_is_the_global_model():
     made = worlds.run("ditto", participation=1.0, lr=1e-6, options={"lam": 1e6})
     state = worlds.play("ditto", made)
-    for c in ABLE:  # lr lambda = 1: each step lands on what was sent, and steps past it by lr times the gradient
-        close(P.pick(state["personal"][[c]], 0), state["global"], atol=1e-4)
+    for c in worlds.ABLE:  # lr lambda = 1: each step lands on what was sent, and steps past it by lr times the gradient
+        worlds.close(P.pick(state["personal"][[c]], 0), state["global"], atol=1e-4)
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_ditto_of_a_newcomer_starts_from_the_global_model(epochs):
     made = worlds.run("ditto", options={"lam": 0.6, "newcomer_epochs": epochs})
     state = worlds.play("ditto", made)
-    (new,) = [c for c in ABLE if c not in state["personal"].written and made.federation.sizes("test")[c]][:1]
+    (new,) = [c for c in worlds.ABLE if c not in state["personal"].written and made.federation.sizes("test")[c]][:1]
     found = worlds.answers("ditto", made, state, np.asarray([new]))["test"]
     shared = state["global"]
     key = ("personal", "newcomer")
-    model = steps(shared, made.federation, new, key, epochs=epochs, anchor=shared, pull=0.6)
-    x = made.federation.inputs(made.federation.block(new, "test"))
-    np.testing.assert_allclose(found, torch.softmax(logits(model, x), 1), atol=1e-6)
+    model = worlds.steps(shared, made.federation, new, key, epochs=epochs, anchor=shared, pull=0.6)
+    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)

@@ -1,0 +1,98 @@
+"""FedPer, FedRep, FedBABU, LG-FedAvg, FedBN: what is shared, what stays with a client, and what travels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import worlds
+from pflcli import rng
+from pflcli.errors import UsageError
+from pflcli.fl import params as P
+
+
+def body(params):
+    return P.part(params, "body.")
+
+
+def head(params):
+    return P.part(params, "head.")
+
+
+def sent(made):
+    """The names that travel from now on."""
+    names, count = set(), made.send
+    made.send = lambda link, params, copies=1: (names.update(params), count(link, params, copies))
+    return names
+
+
+TRAVELS = {
+    "fedper": "body.",
+}
+
+
+@pytest.mark.parametrize("method", TRAVELS)
+def test_only_its_part_travels(method):
+    made = worlds.run(method)
+    names = sent(made)
+    worlds.play(method, made)
+    part = P.part(made.init, TRAVELS[method])
+    assert names == set(part)
+    drawn = sum(len(made.cohort(t)) for t in range(3))
+    assert made.traffic == {"up": drawn * P.size(part), "down": drawn * P.size(part), "peer": 0}
+
+
+@pytest.mark.parametrize("method", TRAVELS)
+def test_a_model_without_a_body_is_refused(method):
+    made = worlds.run(method)
+    made.init = head(made.init)
+    with pytest.raises(UsageError, match="no parameters in its body"):
+        worlds.play(method, made)
+
+
+def test_fedper_rounds_by_hand():
+    made = worlds.run("fedper", epochs=2)
+    state = worlds.play("fedper", made)
+    data, shared, heads = made.federation, body(made.init), dict.fromkeys(range(7), head(made.init))
+    for t in range(3):
+        cohort = made.cohort(t).tolist()
+        trained = [worlds.steps({**shared, **heads[c]}, data, c, ("sgd", t), epochs=2) for c in cohort]
+        heads |= {c: head(model) for c, model in zip(cohort, trained, strict=True)}
+        shared = worlds.mean([body(model) for model in trained], data.sizes("train")[cohort].tolist())
+    worlds.close(state["body"], shared)
+    for c, expected in heads.items():
+        worlds.close(P.pick(state["heads"][[c]], 0), expected)
+    found = worlds.answers("fedper", made, state, np.asarray([0]))["test"]
+    assert 0 in state["heads"].written
+    np.testing.assert_allclose(found, worlds.probabilities({**shared, **heads[0]}, data, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedper"])
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_a_newcomer_trains_its_head_alone(method, epochs):
+    option = "newcomer_epochs" if method == "fedper" else "head_epochs"
+    made = worlds.run(method, options={option: epochs})
+    state = worlds.play(method, made)
+    new = next(c for c in worlds.ABLE if c not in state["heads"].written and made.federation.sizes("test")[c])
+    found = worlds.answers(method, made, state, np.asarray([new]))["test"]
+    key = ("sgd" if method == "fedper" else "head", "newcomer")
+    start = {**state["body"], **head(made.init)}
+    model = worlds.steps(start, made.federation, new, key, epochs=epochs, trainable="head.")
+    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)
+
+
+NORM = [f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
+
+
+def batch_norm_steps(net, start, data, client, key, trainable=""):
+    net.load_state_dict(start)
+    net.train()
+    optimizer = torch.optim.SGD([p for name, p in net.named_parameters() if name.startswith(trainable)], lr=0.1)
+    rows = torch.from_numpy(data.rows(client, "train"))
+    for part in rows[torch.from_numpy(rng.generator(0, *key, client).permutation(len(rows)))].split(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(data.inputs(part)), data.y[part]).backward()
+        optimizer.step()
+    return P.of(net)
