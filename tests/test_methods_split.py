@@ -30,6 +30,7 @@ def sent(made):
 
 TRAVELS = {
     "fedper": "body.",
+    "fedrep": "body.",
 }
 
 
@@ -69,7 +70,30 @@ def test_fedper_rounds_by_hand():
     np.testing.assert_allclose(found, worlds.probabilities({**shared, **heads[0]}, data, 0), atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["fedper"])
+def test_fedrep_rounds_by_hand():
+    made = worlds.run("fedrep", options={"head_epochs": 3, "body_epochs": 2})
+    state = worlds.play("fedrep", made)
+    data, shared, heads = made.federation, body(made.init), dict.fromkeys(range(7), head(made.init))
+    for t in range(3):
+        cohort, bodies = made.cohort(t).tolist(), []
+        for c in cohort:
+            start = {**shared, **heads[c]}
+            first = worlds.steps(start, data, c, ("head", t), epochs=3, trainable="head.")
+            worlds.close(body(first), shared, atol=0)
+            heads[c] = head(first)
+            second = worlds.steps(first, data, c, ("body", t), epochs=2, trainable="body.")
+            worlds.close(head(second), heads[c], atol=0)
+            bodies.append(body(second))
+        shared = worlds.mean(bodies, data.sizes("train")[cohort].tolist())
+    worlds.close(state["body"], shared, atol=1e-5)
+    for c, expected in heads.items():
+        worlds.close(P.pick(state["heads"][[c]], 0), expected, atol=1e-5)
+    found = worlds.answers("fedrep", made, state, np.asarray([0]))["test"]
+    assert 0 in state["heads"].written
+    np.testing.assert_allclose(found, worlds.probabilities({**shared, **heads[0]}, data, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_a_newcomer_trains_its_head_alone(method, epochs):
     option = "newcomer_epochs" if method == "fedper" else "head_epochs"
