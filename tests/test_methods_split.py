@@ -31,6 +31,7 @@ def sent(made):
 TRAVELS = {
     "fedper": "body.",
     "fedrep": "body.",
+    "fedbabu": "body.",
 }
 
 
@@ -93,6 +94,17 @@ def test_fedrep_rounds_by_hand():
     np.testing.assert_allclose(found, worlds.probabilities({**shared, **heads[0]}, data, 0), atol=1e-5)
 
 
+def test_fedrep_without_steps_on_heads_is_fedbabu():
+    """Both train bodies under the initial head."""
+    made = worlds.run("fedrep", participation=1.0, options={"head_epochs": 0})
+    first = worlds.play("fedrep", made, last=1)
+    expected = worlds.mean(
+        [worlds.steps(made.init, made.federation, c, ("body", 0), trainable="body.") for c in worlds.ABLE],
+        made.federation.sizes("train")[worlds.ABLE].tolist(),
+    )
+    worlds.close(first["body"], body(expected))
+
+
 @pytest.mark.parametrize("method", ["fedper", "fedrep"])
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_a_newcomer_trains_its_head_alone(method, epochs):
@@ -105,6 +117,37 @@ def test_a_newcomer_trains_its_head_alone(method, epochs):
     start = {**state["body"], **head(made.init)}
     model = worlds.steps(start, made.federation, new, key, epochs=epochs, trainable="head.")
     np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)
+
+
+def test_fedbabu_rounds_by_hand():
+    made = worlds.run("fedbabu", weight_decay=0.0)
+    found = worlds.play("fedbabu", made)["global"]
+    data, shared = made.federation, made.init
+    for t in range(3):
+        cohort = made.cohort(t).tolist()
+        trained = [worlds.steps(shared, data, c, ("sgd", t), trainable="body.") for c in cohort]
+        shared = worlds.mean(trained, data.sizes("train")[cohort].tolist())
+    worlds.close(found, shared)
+
+
+def test_fedbabu_never_touches_the_head_before_fine_tuning():
+    made = worlds.run("fedbabu", momentum=0.9, weight_decay=0.1)
+    found = worlds.play("fedbabu", made)["global"]
+    assert worlds.same(head(found), head(made.init))
+    assert not worlds.same(body(found), body(made.init))
+
+
+@pytest.mark.parametrize("refit", [True, False])
+@pytest.mark.parametrize("tune", ["all", "head", "body"])
+def test_fedbabu_fine_tunes_what_is_asked_for(tune, refit):
+    made = worlds.run("fedbabu", options={"epochs": 2, "lr": 0.05, "tune": tune, "refit": refit})
+    state = worlds.play("fedbabu", made)
+    found = worlds.answers("fedbabu", made, state, np.asarray([0]))
+    assert set(found) == ({"test"} if refit else {"validation", "test"})
+    plan = {"epochs": 2, "lr": 0.05, "trainable": "" if tune == "all" else f"{tune}."}
+    splits = ("train", "validation") if refit else ("train",)
+    model = worlds.steps(state["global"], made.federation, 0, ("sgd", "fine-tune"), splits=splits, **plan)
+    np.testing.assert_allclose(found["test"], worlds.probabilities(model, made.federation, 0), atol=1e-6)
 
 
 NORM = [f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
