@@ -28,11 +28,7 @@ def sent(made):
     return names
 
 
-TRAVELS = {
-    "fedper": "body.",
-    "fedrep": "body.",
-    "fedbabu": "body.",
-}
+TRAVELS = {"fedper": "body.", "fedrep": "body.", "fedbabu": "body.", "lg-fedavg": "head."}
 
 
 @pytest.mark.parametrize("method", TRAVELS)
@@ -148,6 +144,44 @@ def test_fedbabu_fine_tunes_what_is_asked_for(tune, refit):
     splits = ("train", "validation") if refit else ("train",)
     model = worlds.steps(state["global"], made.federation, 0, ("sgd", "fine-tune"), splits=splits, **plan)
     np.testing.assert_allclose(found["test"], worlds.probabilities(model, made.federation, 0), atol=1e-6)
+
+
+def test_lg_fedavg_rounds_by_hand(monkeypatch):
+    made = worlds.run("lg-fedavg", epochs=2, options={"warmup": 1})
+    monkeypatch.setattr(made.engine, "_part", P.size(made.init))  # one client at a time
+    state = worlds.play("lg-fedavg", made)
+    cohort, data, n = made.cohort(0).tolist(), made.federation, made.federation.sizes("train")
+    start = worlds.mean([worlds.steps(made.init, data, c, ("sgd", 0), epochs=2) for c in cohort], n[cohort].tolist())
+    shared, bodies = head(start), dict.fromkeys(range(7), body(start))
+    for t in (1, 2):
+        cohort = made.cohort(t).tolist()
+        trained = [worlds.steps({**bodies[c], **shared}, data, c, ("sgd", t), epochs=2) for c in cohort]
+        bodies |= {c: body(model) for c, model in zip(cohort, trained, strict=True)}
+        shared = worlds.mean([head(model) for model in trained], n[cohort].tolist())
+    worlds.close(state["head"], shared)
+    for c, expected in bodies.items():
+        worlds.close(P.pick(state["bodies"][[c]], 0), expected, atol=1e-5)
+    up = len(made.cohort(0)) * P.size(made.init) + 2 * len(cohort) * P.size(shared)
+    assert made.traffic["up"] == made.traffic["down"] == up
+
+
+def test_lg_fedavg_of_warm_up_alone_is_fedavg():
+    runs = [worlds.run(name, options=o) for name, o in (("fedavg", {}), ("lg-fedavg", {"warmup": 3}))]
+    states = [worlds.play(name, made) for name, made in zip(("fedavg", "lg-fedavg"), runs, strict=True)]
+    assert worlds.same(states[0]["global"], {**states[1]["body"], **states[1]["head"]})
+    found = [worlds.answers(*args) for args in zip(("fedavg", "lg-fedavg"), runs, states, strict=True)]
+    np.testing.assert_array_equal(found[0]["test"], found[1]["test"])
+    assert runs[0].traffic == runs[1].traffic
+
+
+def test_a_newcomer_of_lg_fedavg_trains_its_body_under_the_head():
+    made = worlds.run("lg-fedavg", options={"newcomer_epochs": 2})
+    state = worlds.play("lg-fedavg", made)
+    new = next(c for c in worlds.ABLE if c not in state["bodies"].written and made.federation.sizes("test")[c])
+    found = worlds.answers("lg-fedavg", made, state, np.asarray([new]))["test"]
+    start = {**body(made.init), **state["head"]}
+    model = worlds.steps(start, made.federation, new, ("sgd", "newcomer"), epochs=2, trainable="body.")
+    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)
 
 
 NORM = [f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
