@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 import worlds
-from pflcli import rng
+from pflcli import models, rng
 from pflcli.errors import UsageError
 from pflcli.fl import params as P
+from pflcli.fl.engine import Engine
+from pflcli.fl.federation import Federation
 
 
 def body(params):
@@ -184,7 +186,30 @@ def test_a_newcomer_of_lg_fedavg_trains_its_body_under_the_head():
     np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)
 
 
+def test_fedbn_without_batch_norm_is_fedavg():
+    runs = [worlds.run(name) for name in ("fedavg", "fedbn")]
+    expected, found = (worlds.play(*args) for args in zip(("fedavg", "fedbn"), runs, strict=True))
+    assert worlds.same(expected["global"], found["shared"])
+    assert list(found) == ["shared"]
+    assert runs[0].traffic == runs[1].traffic
+
+
 NORM = [f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
+
+
+def normalized(way="loop"):
+    """A run of a network with BatchNorm, on clients all of whose batches hold two samples or more."""
+    draw = np.random.default_rng(0)
+    sizes = np.asarray([(6, 0, 3), (5, 0, 2), (0, 0, 2), (3, 0, 2)])
+    x = draw.normal(size=(sizes.sum(), worlds.FEATURES)).astype(np.float32)
+    y = draw.integers(0, 2, len(x))
+    made = worlds.run("fedbn", rounds=2, participation=0.67, batch_size=3)
+    made.federation = Federation.of(x, y, np.cumsum([0, *sizes.ravel()]), 2)
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 4), nn.BatchNorm1d(4))
+    net = models.Net(layers, nn.Linear(4, 2))
+    made.engine, made.init = Engine(net, made.federation, seed=0, way=way), P.of(net)
+    return made, net
 
 
 def batch_norm_steps(net, start, data, client, key, trainable=""):
@@ -197,3 +222,43 @@ def batch_norm_steps(net, start, data, client, key, trainable=""):
         nn.functional.cross_entropy(net(data.inputs(part)), data.y[part]).backward()
         optimizer.step()
     return P.of(net)
+
+
+@pytest.mark.parametrize("way", ["loop", "stacked"])
+def test_fedbn_rounds_by_hand(way):
+    made, net = normalized(way)
+    names = sent(made)
+    state = worlds.play("fedbn", made)
+    data, shared, n = made.federation, made.init, made.federation.sizes("train")
+    own = {c: {name: made.init[name] for name in NORM} for c in range(4)}
+    for t in range(2):
+        cohort = made.cohort(t).tolist()
+        trained = [batch_norm_steps(net, {**shared, **own[c]}, data, c, ("sgd", t)) for c in cohort]
+        own |= {c: {name: model[name] for name in NORM} for c, model in zip(cohort, trained, strict=True)}
+        shared = worlds.mean(trained, n[cohort].tolist())
+    assert names == set(state["shared"]) == set(made.init) - set(NORM)
+    worlds.close(state["shared"], {name: shared[name] for name in names})
+    for c, expected in own.items():
+        worlds.close(P.pick(state["norms"][[c]], 0), expected)
+    found = worlds.answers("fedbn", made, state)["test"]
+    offsets = np.concatenate([[0], np.cumsum(data.sizes("test"))])
+    for c in state["norms"].written:
+        model = {**shared, **own[c]}
+        net.load_state_dict(model)
+        with torch.no_grad():
+            p = torch.softmax(net.eval()(data.inputs(data.block(c, "test"))), 1)
+        np.testing.assert_allclose(found[offsets[c] : offsets[c + 1]], p, atol=1e-5)
+
+
+def test_a_newcomer_of_fedbn_trains_its_normalization_alone():
+    made, net = normalized()
+    made.cfg = type(made.cfg)(newcomer_epochs=1)
+    state = worlds.play("fedbn", made, last=1)
+    (new,) = state["norms"].unwritten(np.asarray([0, 1, 3]))
+    found = worlds.answers("fedbn", made, state, np.asarray([new]))["test"]
+    start = {**state["shared"], **{name: made.init[name] for name in NORM}}
+    model = batch_norm_steps(net, start, made.federation, int(new), ("sgd", "newcomer"), trainable="body.2.")
+    net.load_state_dict(model)
+    with torch.no_grad():
+        p = torch.softmax(net.eval()(made.federation.inputs(made.federation.block(int(new), "test"))), 1)
+    np.testing.assert_allclose(found, p, atol=1e-6)
