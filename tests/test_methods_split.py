@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 import worlds
-from pflcli import models, rng
+from pflcli import rng
 from pflcli.errors import UsageError
 from pflcli.fl import params as P
-from pflcli.fl.engine import Engine
-from pflcli.fl.federation import Federation
 
 
 def body(params):
@@ -197,21 +195,6 @@ def test_fedbn_without_batch_norm_is_fedavg():
 NORM = [f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
 
 
-def normalized(way="loop"):
-    """A run of a network with BatchNorm, on clients all of whose batches hold two samples or more."""
-    draw = np.random.default_rng(0)
-    sizes = np.asarray([(6, 0, 3), (5, 0, 2), (0, 0, 2), (3, 0, 2)])
-    x = draw.normal(size=(sizes.sum(), worlds.FEATURES)).astype(np.float32)
-    y = draw.integers(0, 2, len(x))
-    made = worlds.run("fedbn", rounds=2, participation=0.67, batch_size=3)
-    made.federation = Federation.of(x, y, np.cumsum([0, *sizes.ravel()]), 2)
-    torch.manual_seed(0)
-    layers = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 4), nn.BatchNorm1d(4))
-    net = models.Net(layers, nn.Linear(4, 2))
-    made.engine, made.init = Engine(net, made.federation, seed=0, way=way), P.of(net)
-    return made, net
-
-
 def batch_norm_steps(net, start, data, client, key, trainable=""):
     net.load_state_dict(start)
     net.train()
@@ -226,7 +209,7 @@ def batch_norm_steps(net, start, data, client, key, trainable=""):
 
 @pytest.mark.parametrize("way", ["loop", "stacked"])
 def test_fedbn_rounds_by_hand(way):
-    made, net = normalized(way)
+    made, net = worlds.normalized("fedbn", way)
     names = sent(made)
     state = worlds.play("fedbn", made)
     data, shared, n = made.federation, made.init, made.federation.sizes("train")
@@ -251,7 +234,7 @@ def test_fedbn_rounds_by_hand(way):
 
 
 def test_a_newcomer_of_fedbn_trains_its_normalization_alone():
-    made, net = normalized()
+    made, net = worlds.normalized("fedbn")
     made.cfg = type(made.cfg)(newcomer_epochs=1)
     state = worlds.play("fedbn", made, last=1)
     (new,) = state["norms"].unwritten(np.asarray([0, 1, 3]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
 from pflcli import config, models, registry, rng
@@ -152,3 +153,18 @@ def close(found, expected, atol=1e-6):
 def probabilities(w, data, client, split="test"):
     """What a model answers for one client, (n, C)."""
     return torch.softmax(logits(w, data.inputs(data.block(client, split))), 1).numpy()
+
+
+def normalized(method, way="loop"):
+    """A run of a network with BatchNorm, on clients all of whose batches hold two samples or more."""
+    draw = np.random.default_rng(0)
+    sizes = np.asarray([(6, 0, 3), (5, 0, 2), (0, 0, 2), (3, 0, 2)])
+    x = draw.normal(size=(sizes.sum(), FEATURES)).astype(np.float32)
+    y = draw.integers(0, 2, len(x))
+    made = run(method, rounds=2, participation=0.67, batch_size=3)
+    made.federation = Federation.of(x, y, np.cumsum([0, *sizes.ravel()]), 2)
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
+    net = models.Net(layers, nn.Linear(4, 2))
+    made.engine, made.init = Engine(net, made.federation, seed=0, way=way), P.of(net)
+    return made, net

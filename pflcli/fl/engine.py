@@ -24,6 +24,7 @@ from pflcli.errors import ComputationError
 from pflcli.fl import chain, operators
 from pflcli.fl import params as P
 from pflcli.fl.federation import Federation
+from pflcli.fl.loop import has_batch_norm
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
 from pflcli.fl.processes import Processes
@@ -73,6 +74,7 @@ class Engine:
         memory: int = 8 << 30,
     ) -> None:
         self.parameters = tuple(name for name, _ in net.named_parameters())
+        self.joins_single = has_batch_norm(net)
         self.seed = seed
         self.threads = threads
         self.jobs = jobs
@@ -86,7 +88,7 @@ class Engine:
         self._like = {name: value.to(device) for name, value in P.of(net).items()}
         self._part = min(_PART[self._device], memory // 8)
         self.way = choose(net, self._device) if way == "auto" else way
-        with self._net() as nets:
+        with self.lend() as nets:
             self._processes = Processes(nets, federation, jobs) if jobs else None
         self.federation = self._processes.federation if self._processes else federation
 
@@ -97,7 +99,7 @@ class Engine:
             self._processes.close()
 
     @contextmanager
-    def _net(self) -> Iterator[dict[str, nn.Module]]:
+    def lend(self) -> Iterator[dict[str, nn.Module]]:
         """Lend a resident network, in the form of each way."""
         nets = self._nets.get()
         try:
@@ -118,6 +120,8 @@ class Engine:
         whatever it takes. Raises ComputationError if a client's parameters become non-finite.
         """
         ids = np.asarray(clients, dtype=np.int64)
+        if not len(ids):
+            return
         like = self._model_like(start, plan)
         room = self.room(P.size(like))
         for first in range(0, len(ids), room):
@@ -179,7 +183,7 @@ class Engine:
         units = [Unit(self.way, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
 
         def train(unit: Unit) -> NDArray[np.float64]:
-            with self._net() as nets:
+            with self.lend() as nets:
                 return perform(unit, nets[unit.way], self.federation, start, out)
 
         if self._processes:
@@ -198,7 +202,7 @@ class Engine:
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) of one model on rows of the federation, and with ``features`` its z (n, d)."""
-        with self._net() as nets, intra_op(1):
+        with self.lend() as nets, intra_op(1):
             net = _loaded(nets["loop"], params)
             return _joined(
                 list(self._pool.map(lambda part: self._forward(net, part, features), _chunks(rows, self._device)))
@@ -214,7 +218,7 @@ class Engine:
         """Return the probabilities (n, C) of each client's own model (m, ...) on its own split, in their order."""
 
         def answer(place: int) -> NDArray[np.float32]:
-            with self._net() as nets:
+            with self.lend() as nets:
                 net = _loaded(nets["loop"], P.pick(models, place))
                 rows = self.federation.rows(int(clients[place]), split)
                 return probabilities(

@@ -44,6 +44,12 @@ def part(params: Mapping[str, Tensor], prefix: str) -> Params:
     return found
 
 
+def upper(params: Mapping[str, Tensor], count: int) -> tuple[str, ...]:
+    """Return the prefixes of the last ``count`` layers, in the order of ``params``: that of the network."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] + "." for name in params))
+    return tuple(layers[-count:])
+
+
 def repeat(params: Mapping[str, Tensor], count: int) -> Stacked:
     """Return one model as a stack (count, ...), without a copy: to be read only."""
     return {name: value.expand(count, *value.shape) for name, value in params.items()}

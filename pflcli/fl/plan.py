@@ -146,3 +146,10 @@ def batches(order: Tensor, size: int, *, join_single: bool) -> list[Tensor]:
     if join_single and len(cut) > 1 and len(cut[-1]) == 1:
         cut[-2:] = [torch.cat(cut[-2:])]
     return [batch for batch in cut if len(batch)]
+
+
+def steps(sizes: NDArray[np.int64], size: int, *, join_single: bool) -> NDArray[np.int64]:
+    """Return how many minibatches ``batches`` makes of each number of samples (m,)."""
+    whole, rest = np.divmod(sizes, size)
+    joined = join_single & (rest == 1) & (whole > 0)
+    return np.asarray(whole + (rest > 0) - joined)
