@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ import worlds
 from pflcli import rng
 from pflcli.fl import params as P
 from pflcli.fl.plan import steps
+from pflcli.methods import fedhealth
 
 WAYS = ("loop", "stacked")
 
@@ -129,6 +132,58 @@ def test_steps_are_counted_as_they_are_cut():
     assert steps(sizes, 4, join_single=True).tolist() == [0, 1, 1, 1, 1, 2, 2]
 
 
+def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid_for():
+    made = worlds.run("fedhealth", options={"public": 0.3}, rounds=0)
+    rows = fedhealth._public(made)
+    for c in made.clients:
+        mine = made.federation.rows(int(c), "train")
+        assert np.isin(rows, mine).sum() == math.ceil(0.3 * len(mine))
+    assert len(set(rows.tolist())) == len(rows)
+    worlds.play("fedhealth", made)
+    assert made.traffic["up"] == len(rows) * (4 * worlds.FEATURES + 8)
+    assert made.traffic["down"] == len(rows) * 4 * worlds.FEATURES * 7
+    other = worlds.run("fedhealth", options={"public": 0.3}, rounds=0, seed=1)
+    assert not np.array_equal(rows, fedhealth._public(other))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cloud_model_is_trained_on_the_public_set(way):
+    made = worlds.run("fedhealth", way=way, options={"cloud_epochs": 3}, rounds=0)
+    found = worlds.play("fedhealth", made)["global"]
+    data = made.federation.pooled(fedhealth._public(made))
+    worlds.close(found, worlds.steps(made.init, data, 0, ("server", "cloud"), epochs=3))
+
+
+def test_fedhealth_rounds_are_fedavg_from_the_cloud_model():
+    made = worlds.run("fedhealth")
+    start = worlds.play("fedhealth", made, last=0)
+    found = worlds.play("fedhealth", made, state=start)["global"]
+    assert worlds.same(found, worlds.play("fedavg", worlds.run("fedavg"), state=start)["global"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fedhealth_transfer_by_hand(way):
+    options = {"weight": 30.0, "aligned": 3, "epochs": 2, "lr": 0.05, "public": 0.2}
+    made = worlds.run("fedhealth", way=way, options=options, rounds=1)
+    state = worlds.play("fedhealth", made)
+    found = worlds.answers("fedhealth", made, state, np.asarray([0, 6]))["test"]
+    data, public = made.federation, fedhealth._public(made)
+    public = data.x[public[made.rng("aligned").permutation(len(public))[:3]]]
+    expected = []
+    for c in (0, 6):
+        w = dict(state["global"])
+        for rows in minibatches(data, c, ("sgd", "transfer"), epochs=2, splits=("train", "validation")):
+            at = {name: value.clone().requires_grad_(not name.startswith("body.1.")) for name, value in w.items()}
+            z, far = (features(at, x) for x in (data.x[rows], public))
+            apart = (covariance(z) - covariance(far)).pow(2).sum() / (4 * 200**2)
+            loss = loss_of(at, data, rows) + 30.0 * apart
+            chosen = [name for name, value in at.items() if value.requires_grad]
+            grads = torch.autograd.grad(loss, [at[name] for name in chosen])
+            w |= {name: w[name] - 0.05 * grad for name, grad in zip(chosen, grads, strict=True)}
+        expected.append(worlds.probabilities(w, data, c))
+    np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-5)
+
+
 def features(w, x):
     h = torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"])
     return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"])
@@ -136,3 +191,12 @@ def features(w, x):
 
 def covariance(z):
     return torch.cov(z.T, correction=0)
+
+
+def test_fedhealth_without_alignment_is_fine_tuning_of_the_upper_layers():
+    made = worlds.run("fedhealth", options={"weight": 0.0, "upper": 1, "epochs": 2})
+    state = worlds.play("fedhealth", made)
+    found = worlds.answers("fedhealth", made, state, np.asarray([0]))["test"]
+    plan = {"epochs": 2, "trainable": "head.", "splits": ("train", "validation")}
+    model = worlds.steps(state["global"], made.federation, 0, ("sgd", "transfer"), **plan)
+    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, 0), atol=1e-6)
