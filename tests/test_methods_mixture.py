@@ -126,6 +126,45 @@ def test_a_newcomer_of_apfl_begins_at_the_global_model():
     np.testing.assert_allclose(found, worlds.probabilities(mixed, made.federation, new), atol=1e-5)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_scaffold_rounds_by_hand(way, monkeypatch):
+    made = worlds.run("scaffold", way=way, epochs=2, options={"server_lr": 0.7}, momentum=0.9)
+    monkeypatch.setattr(made.engine, "_part", 6 * P.size(made.init))  # two clients at a time
+    state = worlds.play("scaffold", made)
+    data, x = made.federation, made.init
+    zero = {name: torch.zeros_like(value) for name, value in x.items()}
+    c, own, total = zero, dict.fromkeys(range(7), zero), data.sizes("train").sum()
+    for t in range(3):
+        cohort, trained, change = made.cohort(t).tolist(), [], zero
+        for i in cohort:
+            y, met, count = x, zero, 0
+            for rows in minibatches(data, i, ("sgd", t), epochs=2):
+                grad = gradient(y, data, rows)
+                y = {n: v - 0.1 * (grad[n] - own[i][n] + c[n]) for n, v in y.items()}
+                met, count = {n: met[n] + grad[n] for n in met}, count + 1
+            fresh = {n: v / count for n, v in met.items()}
+            share = len(data.rows(i, "train")) / total
+            change = {n: change[n] + share * (fresh[n] - own[i][n]) for n in change}
+            own[i] = fresh
+            trained.append(y)
+        mean = worlds.mean(trained, weights(made, cohort))
+        x = {n: v + 0.7 * (mean[n] - v) for n, v in x.items()}
+        c = {n: v + change[n] for n, v in c.items()}
+    worlds.close(state["global"], x, atol=1e-5)
+    worlds.close(state["control"], c, atol=1e-4)
+    for i, expected in own.items():
+        worlds.close(P.pick(state["controls"][[i]], 0), expected, atol=1e-4)
+    drawn = sum(len(made.cohort(t)) for t in range(3))
+    assert made.traffic["up"] == made.traffic["down"] == 2 * drawn * P.size(x)
+
+
+def test_scaffold_begins_as_fedavg():
+    """Control variates of zero correct nothing."""
+    runs = [worlds.run(name) for name in ("fedavg", "scaffold")]
+    expected, found = (worlds.play(*args, last=1) for args in zip(("fedavg", "scaffold"), runs, strict=True))
+    worlds.close(found["global"], expected["global"])
+
+
 def test_steps_are_counted_as_they_are_cut():
     sizes = np.asarray([0, 1, 3, 4, 5, 8, 9])
     assert steps(sizes, 4, join_single=False).tolist() == [0, 1, 1, 1, 2, 2, 3]
