@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, rng
-from pflcli.errors import ComputationError
+from pflcli.errors import ComputationError, UsageError
 from pflcli.fl import chain
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine, choose
@@ -375,3 +375,59 @@ def test_a_worker_process_that_dies_is_an_error():
     with pytest.raises(ComputationError, match="ended by signal 9"):
         list(engine.local_sgd([0], P.of(net), plan, ("sgd", 0)))
     engine.close()
+
+
+def test_portions_hold_what_memory_does(monkeypatch):
+    monkeypatch.setattr("pflcli.fl.engine._PART", {"cpu": 100})
+    made = worlds.run()
+    clients = np.asarray([4, 0, 6, 2, 3])
+    assert [ids.tolist() for ids in made.portions(clients, 50)] == [[4, 0], [6, 2], [3]]
+    assert [ids.tolist() for ids in made.portions(clients, 1000)] == [[c] for c in clients]
+    assert list(made.portions(clients[:0], 50)) == []
+
+
+def test_a_model_is_taken_apart_and_repeated():
+    params = {"body.0.weight": torch.ones(2), "head.weight": torch.zeros(3, 2)}
+    assert list(P.part(params, "body.")) == ["body.0.weight"]
+    assert P.repeat(params, 4)["head.weight"].shape == (4, 3, 2)
+    with pytest.raises(UsageError, match="no parameters in its body"):
+        P.part({"head.weight": torch.zeros(1)}, "body.")
+
+
+def test_no_clients_train_to_nothing():
+    made = worlds.run()
+    none = made.clients[:0]
+    assert list(made.local_sgd(none, P.repeat(made.init, 0), t=0)) == []
+
+
+def test_upper_layers_are_counted_in_the_order_of_the_network():
+    names = ["body.2.weight", "body.2.bias", "body.10.weight", "head.weight", "head.bias"]
+    params = dict.fromkeys(names, torch.zeros(1))
+    assert P.upper(params, 2) == ("body.10.", "head.")
+    assert P.upper(params, 9) == ("body.2.", "body.10.", "head.")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_server_trains_on_rows_as_a_client_would(way):
+    made = worlds.run(way=way)
+    rows = np.concatenate([made.federation.rows(3, "train"), made.federation.rows(0, "test")])
+    found = made.server_sgd(rows, made.init, t=4, epochs=2, momentum=0.5)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.5)
+    net = models.create("mlp", made.federation.in_shape, worlds.CLASSES, 0)
+    expected = reference(net, made.federation.pooled(rows), 0, plan, ("server", 4), 0)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_divergence_at_the_server_is_an_error():
+    made = worlds.run()
+    with pytest.raises(ComputationError, match="the server's parameters"):
+        made.server_sgd(made.federation.rows(0, "train"), made.init, t="cloud", lr=1e20)
+
+
+def test_a_client_that_trains_twice_in_a_round_is_one():
+    made = worlds.run()
+    for name in ("head", "body"):
+        list(made.local_sgd([0, 2], made.init, t=0, name=name))
+    assert made.trained == {0, 2}
+    assert len(made.losses) == 4

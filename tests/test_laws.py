@@ -6,6 +6,7 @@ import copy
 
 import numpy as np
 import pytest
+from safetensors.torch import load, save
 
 import worlds
 from pflcli import registry
@@ -56,11 +57,19 @@ def test_stopped_and_resumed_gives_the_same_bytes(method):
     whole = worlds.play(method, made)
     stopped = worlds.play(method, worlds.run(method, rounds=4), last=2)
     resumed_run = worlds.run(method, rounds=4)
-    kept = training.nest(training.flatten(stopped), resumed_run)
+    kept = training.nest(load(save(training.flatten(stopped))), resumed_run)
     resumed = worlds.play(method, resumed_run, first=2, state=kept)
     assert worlds.same(whole, resumed)
     first, second = worlds.answers(method, made, whole), worlds.answers(method, resumed_run, resumed)
     assert all(np.array_equal(first[split], second[split]) for split in first)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_round_at_all_can_be_kept_and_answers(method):
+    made = worlds.run(method, rounds=0)
+    state = worlds.play(method, made)
+    save(training.flatten(state))
+    assert "test" in worlds.answers(method, made, state)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional
 
-from pflcli import config, models, registry
+from pflcli import config, models, registry, rng
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import SPLITS, Federation
@@ -16,6 +18,8 @@ from pflcli.fl.table import Table
 # Samples by client in train, validation and test: ordinary, one sample, no test, no validation, one class, empty.
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))
 ONE_CLASS = 4
+ABLE = [0, 1, 2, 3, 4, 6]
+"""Clients with training samples."""
 CLASSES = 3
 FEATURES = 5
 
@@ -110,3 +114,56 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def steps(
+    start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, trainable="", splits=("train",)
+):
+    """Gradient steps on one client's minibatches with ``pull (w - anchor)``, and nothing but autograd."""
+    w = {name: value.clone().requires_grad_() for name, value in start.items()}
+    rows, draw = torch.from_numpy(data.rows(client, *splits)), rng.generator(0, *key, client)
+    for _ in range(epochs):
+        for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(batch):
+            if len(part):
+                loss = functional.cross_entropy(logits(w, data.inputs(part)), data.y[part])
+                chosen = {name: value for name, value in w.items() if name.startswith(trainable)}
+                grads = torch.autograd.grad(loss, list(chosen.values()))
+                with torch.no_grad():
+                    for (name, value), grad in zip(chosen.items(), grads, strict=True):
+                        value -= lr * (grad + (pull * (value - anchor[name]) if anchor else 0))
+    return {name: value.detach() for name, value in w.items()}
+
+
+def logits(w, x):
+    z = torch.relu(torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"]) @ w["body.3.weight"].T + w["body.3.bias"])
+    return z @ w["head.weight"].T + w["head.bias"]
+
+
+def mean(models, n):
+    return {name: sum(k * model[name] for k, model in zip(n, models, strict=True)) / sum(n) for name in models[0]}
+
+
+def close(found, expected, atol=1e-6):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol)
+
+
+def probabilities(w, data, client, split="test"):
+    """What a model answers for one client, (n, C)."""
+    return torch.softmax(logits(w, data.inputs(data.block(client, split))), 1).numpy()
+
+
+def normalized(method, way="loop"):
+    """A run of a network with BatchNorm, on clients all of whose batches hold two samples or more."""
+    draw = np.random.default_rng(0)
+    sizes = np.asarray([(6, 0, 3), (5, 0, 2), (0, 0, 2), (3, 0, 2)])
+    x = draw.normal(size=(sizes.sum(), FEATURES)).astype(np.float32)
+    y = draw.integers(0, 2, len(x))
+    made = run(method, rounds=2, participation=0.67, batch_size=3)
+    made.federation = Federation.of(x, y, np.cumsum([0, *sizes.ravel()]), 2)
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
+    net = models.Net(layers, nn.Linear(4, 2))
+    made.engine, made.init = Engine(net, made.federation, seed=0, way=way), P.of(net)
+    return made, net

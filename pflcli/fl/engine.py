@@ -25,6 +25,7 @@ from pflcli.fl import chain, operators
 from pflcli.fl import params as P
 from pflcli.fl.allocator import keep_freed_memory
 from pflcli.fl.federation import Federation
+from pflcli.fl.loop import has_batch_norm
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
 from pflcli.fl.processes import Processes
@@ -74,6 +75,8 @@ class Engine:
         memory: int = 8 << 30,
     ) -> None:
         keep_freed_memory()
+        self.parameters = tuple(name for name, _ in net.named_parameters())
+        self.joins_single = has_batch_norm(net)
         self.seed = seed
         self.threads = threads
         self.jobs = jobs
@@ -87,7 +90,7 @@ class Engine:
         self._like = {name: value.to(device) for name, value in P.of(net).items()}
         self._part = min(_PART[self._device], memory // 8)
         self.way = choose(net, self._device) if way == "auto" else way
-        with self._net() as nets:
+        with self.lend() as nets:
             self._processes = Processes(nets, federation, jobs) if jobs else None
         self.federation = self._processes.federation if self._processes else federation
 
@@ -98,7 +101,7 @@ class Engine:
             self._processes.close()
 
     @contextmanager
-    def _net(self) -> Iterator[dict[str, nn.Module]]:
+    def lend(self) -> Iterator[dict[str, nn.Module]]:
         """Lend a resident network, in the form of each way."""
         nets = self._nets.get()
         try:
@@ -119,8 +122,10 @@ class Engine:
         whatever it takes. Raises ComputationError if a client's parameters become non-finite.
         """
         ids = np.asarray(clients, dtype=np.int64)
+        if not len(ids):
+            return
         like = self._model_like(start, plan)
-        room = max(1, self._part // max(P.size(like), 1))
+        room = self.room(P.size(like))
         for first in range(0, len(ids), room):
             places = np.arange(first, min(first + room, len(ids)))
             if isinstance(start, Table):
@@ -130,6 +135,10 @@ class Engine:
             else:
                 begin = start
             yield self._part_of(ids[places], begin, like, plan.of(places, like), key)
+
+    def room(self, size: int) -> int:
+        """Return how many clients' models, of ``size`` bytes each, may be held at once."""
+        return max(1, self._part // max(size, 1))
 
     def _model_like(self, start: Params | Stacked | Table, plan: LocalSGD) -> Params:
         """Return one client's start, for its names and shapes."""
@@ -176,7 +185,7 @@ class Engine:
         units = [Unit(self.way, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
 
         def train(unit: Unit) -> NDArray[np.float64]:
-            with self._net() as nets:
+            with self.lend() as nets:
                 return perform(unit, nets[unit.way], self.federation, start, out)
 
         if self._processes:
@@ -195,7 +204,7 @@ class Engine:
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) of one model on rows of the federation, and with ``features`` its z (n, d)."""
-        with self._net() as nets, intra_op(1):
+        with self.lend() as nets, intra_op(1):
             net = _loaded(nets["loop"], params)
             return _joined(
                 list(self._pool.map(lambda part: self._forward(net, part, features), _chunks(rows, self._device)))
@@ -211,7 +220,7 @@ class Engine:
         """Return the probabilities (n, C) of each client's own model (m, ...) on its own split, in their order."""
 
         def answer(place: int) -> NDArray[np.float32]:
-            with self._net() as nets:
+            with self.lend() as nets:
                 net = _loaded(nets["loop"], P.pick(models, place))
                 rows = self.federation.rows(int(clients[place]), split)
                 return probabilities(

@@ -68,6 +68,11 @@ class Federation:
         blocks = (self.block(client, split) for split in splits)
         return np.concatenate([np.arange(block.start, block.stop) for block in blocks])
 
+    def pooled(self, rows: NDArray[np.int64]) -> Federation:
+        """Return a federation of one client, whose training samples are these rows, whoever's they are."""
+        taken, n = torch.from_numpy(rows).to(self.y.device), len(rows)
+        return Federation(self.x[taken], self.y[taken], np.asarray([0, n, n, n]), self.classes)
+
     def sizes(self, *splits: str) -> NDArray[np.int64]:
         """Return how many samples each client holds in these splits together, (m,)."""
         table = np.diff(self.offsets).reshape(-1, len(SPLITS))

@@ -44,6 +44,8 @@ class Model:
     def __init__(self, net: nn.Module) -> None:
         self._net = net
         self._names = set(net.state_dict())
+        self.parameters = frozenset(name for name, _ in net.named_parameters())
+        """names of what a gradient moves, unlike buffers"""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits (n, C)."""
@@ -144,3 +146,10 @@ def batches(order: Tensor, size: int, *, join_single: bool) -> list[Tensor]:
     if join_single and len(cut) > 1 and len(cut[-1]) == 1:
         cut[-2:] = [torch.cat(cut[-2:])]
     return [batch for batch in cut if len(batch)]
+
+
+def steps(sizes: NDArray[np.int64], size: int, *, join_single: bool) -> NDArray[np.int64]:
+    """Return how many minibatches ``batches`` makes of each number of samples (m,)."""
+    whole, rest = np.divmod(sizes, size)
+    joined = join_single & (rest == 1) & (whole > 0)
+    return np.asarray(whole + (rest > 0) - joined)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pflcli import rng
 from pflcli.errors import ComputationError
+from pflcli.fl import central
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine, Part, probabilities
 from pflcli.fl.federation import Federation
@@ -107,6 +108,8 @@ class Run:
     stores: Stores | None = None
     traffic: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0, "peer": 0})
     losses: list[tuple[float, float]] = field(default_factory=list)
+    trained: set[int] = field(default_factory=set)
+    """clients that trained in this round, however often"""
     sealed: bool = False
     """while clients personalize, nothing may be sent"""
     storage: Callable[[int], Storage] = Memory
@@ -128,9 +131,11 @@ class Run:
         return {name: value.clone() for name, value in self.init.items()}
 
     def table(self, default: Params) -> Table:
-        """Return a model for every client, each ``default`` until it is written."""
+        """Return a model for every client, each a copy of ``default`` until it is written."""
         self.tables += 1
-        return Table(default, len(self.clients), self.storage(self.tables - 1))
+        return Table(
+            {name: value.clone() for name, value in default.items()}, len(self.clients), self.storage(self.tables - 1)
+        )
 
     def cohort(self, t: int) -> NDArray[np.int64]:
         """Draw the clients of round ``t``, sorted: uniformly among the seen ones that have training samples."""
@@ -138,6 +143,11 @@ class Run:
         able = seen[self.federation.sizes("train")[seen] > 0]
         count = max(1, round(self.settings.participation * len(able)))
         return np.sort(self.rng("cohort", t).choice(able, size=count, replace=False))
+
+    def portions(self, clients: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+        """Cut clients into portions that may be held at once, with ``size`` bytes each."""
+        room = self.engine.room(size)
+        return (clients[first : first + room] for first in range(0, len(clients), room))
 
     def local_sgd(
         self,
@@ -156,6 +166,33 @@ class Run:
         round, and if a round sets the learning rate. ``lr`` is one rate, a function of the local epoch, or a rate for
         each client (m,). The other options of LocalSGD go to ``plan``; the training settings give those not named.
         """
+        local = self._plan(t, epochs, lr, plan)
+        for part in self.engine.local_sgd(clients, start, local, (name, t)):
+            self.trained.update(part.clients.tolist())
+            self.losses += zip(part.loss.tolist(), part.weights.tolist(), strict=True)
+            yield part
+
+    def server_sgd(
+        self,
+        rows: NDArray[np.int64],
+        start: Params,
+        *,
+        t: int | str,
+        name: str = "server",
+        epochs: int | None = None,
+        lr: float | Callable[[int], float] | None = None,
+        **plan: Any,
+    ) -> Params:
+        """Train one model at the server on rows of the federation, with options as of ``local_sgd``."""
+        return central.train(self.engine, rows, start, self._plan(t, epochs, lr, plan), (name, t))
+
+    def _plan(
+        self,
+        t: int | str,
+        epochs: int | None,
+        lr: float | Callable[[int], float] | NDArray[np.float64] | None,
+        plan: dict[str, Any],
+    ) -> LocalSGD:
         settings = self.settings
         epochs = settings.epochs if epochs is None else epochs
         if lr is None:
@@ -170,10 +207,7 @@ class Run:
             "weight_decay": settings.weight_decay,
             "precision": settings.precision,
         }
-        local = LocalSGD(epochs=epochs, lr=rates, **{**defaults, **plan})
-        for part in self.engine.local_sgd(clients, start, local, (name, t)):
-            self.losses += zip(part.loss.tolist(), part.weights.tolist(), strict=True)
-            yield part
+        return LocalSGD(epochs=epochs, lr=rates, **{**defaults, **plan})
 
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.

@@ -159,6 +159,7 @@ def _note(rows: list[Row]) -> str:
 def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple[Any, Row]:
     before, began = dict(run.traffic), time.monotonic()
     run.losses.clear()
+    run.trained.clear()
     try:
         state = method.train_round(run, state, t)
     except ComputationError as error:
@@ -169,7 +170,7 @@ def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple
     shared = state.get("global") if due else None
     row = {
         "round": t + 1,
-        "clients": len(run.losses),
+        "clients": len(run.trained),
         "lr": run.settings.lr_at(t),
         "loss": loss,
         "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,

@@ -1,0 +1,32 @@
+"""Training at the server, on samples that clients gave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pflcli.errors import ComputationError
+from pflcli.fl import params as P
+from pflcli.fl.engine import Engine, intra_op
+from pflcli.fl.params import Params
+from pflcli.fl.plan import LocalSGD
+from pflcli.fl.unit import Unit, perform
+
+
+def train(engine: Engine, rows: NDArray[np.int64], start: Params, plan: LocalSGD, key: tuple[Any, ...]) -> Params:
+    """Train one model from ``start`` on rows of the federation, as a client that holds them would.
+
+    ``key`` names the draw of minibatches. Raises ComputationError if parameters become non-finite.
+    """
+    out = {name: torch.empty_like(value)[None] for name, value in start.items()}
+    unit = Unit(engine.way, 0, 1, np.zeros(1, np.int64), plan, engine.seed, key)
+    with engine.lend() as nets, intra_op(1):
+        perform(unit, nets[engine.way], engine.federation.pooled(rows), start, out)
+    if not all(bool(value.isfinite().all()) for value in out.values()):
+        raise ComputationError(
+            f"the server's parameters became non-finite ({' '.join(map(str, key))})", "a smaller --lr may help"
+        )
+    return P.pick(out, 0)

@@ -1,0 +1,125 @@
+"""APFL: each client mixes a model of its own into the global one, weight by weight.
+
+Deng et al. (2020), https://arxiv.org/abs/2003.13461, Algorithm 1. Client i holds a local model v and a copy w of the
+global one; its personal model is alpha v + (1 - alpha) w, a mixture of weights as in the paper, where others mix
+outputs. Each minibatch moves both at once, w by grad F(w) and v by alpha grad F(alpha v + (1 - alpha) w); w is
+averaged as in FedAvg and alone travels. With `adaptive` a client takes one step of gradient descent on alpha, over all
+its training samples, at the beginning of its round, and clips it to [0, 1]. Running statistics of BatchNorm are those
+of v.
+
+Local models begin at the common initialisation. A client answers with its local model, as its last round left it,
+mixed into the last global model. One that never took part begins a local model at the last global one when it
+personalizes, and trains it as in a round. All answers come from training samples alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from annotated_types import Ge, Le
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.fl import params as P
+from pflcli.fl.params import Params, Stacked
+from pflcli.fl.plan import Batch, Model
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "APFL"
+YEAR = 2020
+
+State = dict[str, Any]
+
+_LOCAL = "local:"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    alpha: Annotated[float, Ge(0), Le(1)] = 0.5
+    """share of the local model: 0 is FedAvg, 1 is training alone; the authors' code takes 0.5"""
+    adaptive: bool = False
+    """whether each client learns its alpha, which `alpha` then begins"""
+    alpha_lr: Annotated[float, Ge(0)] = 0.0
+    """learning rate of alpha; 0 takes that of the round"""
+    newcomer_epochs: Annotated[int, Ge(0)] = 5
+    """local epochs, when they personalize, of clients that never took part; 0 leaves them the global model"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model, for the server and for every client, and everyone's alpha."""
+    start = run.start()
+    alpha = next(iter(start.values())).new_full((len(run.clients),), run.cfg.alpha)
+    return {"global": start, "local": run.table(start), "alpha": alpha}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train the local and the global model of a cohort together, average the latter."""
+    cohort, start, local, alpha = run.cohort(t), state["global"], state["local"], state["alpha"].clone()
+    run.send("down", start, copies=len(cohort))
+    mean = P.Mean()
+    for ids in run.portions(cohort, 2 * P.size(start)):
+        if run.cfg.adaptive:
+            alpha[ids] = _adapted(run, ids, local[ids], start, alpha[ids], t)
+        both = {**P.repeat(start, len(ids)), **_named(local[ids])}
+        for part in run.local_sgd(ids, both, t=t, objective=_loss, own={"alpha": alpha[ids]}):
+            local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
+            mean.add({name: part.params[name] for name in start}, part.weights)
+    run.send("up", start, copies=len(cohort))
+    return {"global": mean.value(), "local": local, "alpha": alpha}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's local model, mixed into the global one."""
+    start, local, alpha = state["global"], state["local"], state["alpha"]
+    new = local.unwritten(clients)
+    both = {**P.repeat(start, len(new)), **_named(P.repeat(start, len(new)))}
+    rate, epochs = run.settings.lr_at(run.settings.rounds - 1), run.cfg.newcomer_epochs
+    parts = run.local_sgd(new, both, t="newcomer", epochs=epochs, lr=rate, objective=_loss, own={"alpha": alpha[new]})
+    trained = (replace(part, params={n: part.params[_LOCAL + n] for n in start}) for part in parts)
+    own = local.replaced(clients, trained)
+    share = {name: alpha[clients].view(-1, *[1] * (value.ndim - 1)) for name, value in own.items()}
+    mixed = {n: share[n] * own[n] + (1 - share[n]) * start[n] if n in run.engine.parameters else own[n] for n in own}
+    predictor = run.predictor(clients, mixed)
+    chosen = {"alpha": alpha[clients].double().cpu().numpy()} if run.cfg.adaptive else {}
+    return replace(predictor, tuned=chosen)
+
+
+def _named(local: Stacked) -> Stacked:
+    return {_LOCAL + name: value for name, value in local.items()}
+
+
+def _mixed(model: Model, alpha: Tensor, local: Params, shared: Params) -> Params:
+    """Return alpha v + (1 - alpha) w, with the buffers of v."""
+    return {n: alpha * v + (1 - alpha) * shared[n] if n in model.parameters else v for n, v in local.items()}
+
+
+def _loss(model: Model, params: Params, batch: Batch) -> Tensor:
+    """Return F(w) + F(alpha v + (1 - alpha) w), whose second term moves v alone."""
+    local = {name.removeprefix(_LOCAL): value for name, value in params.items() if name.startswith(_LOCAL)}
+    shared = {name: params[name] for name in local}
+    fixed = {name: value.detach() for name, value in shared.items()}
+    personal = _mixed(model, batch.own["alpha"], local, fixed)
+    return batch.cross_entropy(model(shared, batch.x)) + batch.cross_entropy(model(personal, batch.x))
+
+
+def _of_alpha(model: Model, params: Params, batch: Batch) -> Tensor:
+    """Return F(alpha v + (1 - alpha) w) as a function of alpha."""
+    return batch.cross_entropy(model(_mixed(model, params["alpha"], batch.own, batch.shared), batch.x))
+
+
+def _adapted(run: Run, ids: NDArray[np.int64], local: Stacked, shared: Params, alpha: Tensor, t: int) -> Tensor:
+    """Return alpha (m,) after one step over all training samples of each client."""
+    whole, rate = int(run.federation.sizes("train").max()), run.cfg.alpha_lr or run.settings.lr_at(t)
+    plan: dict[str, Any] = {"batch_size": whole, "momentum": 0.0, "weight_decay": 0.0}
+    start = {"alpha": alpha}
+    parts = run.local_sgd(
+        ids, start, t=t, name="alpha", epochs=1, lr=rate, objective=_of_alpha, own=local, shared=shared, **plan
+    )
+    return torch.cat([part.params["alpha"] for part in parts]).clamp(0, 1)

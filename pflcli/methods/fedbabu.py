@@ -1,0 +1,72 @@
+"""FedBABU: the federation trains the body alone, under a random head that never changes; clients fine-tune afterwards.
+
+Oh et al. (2022), https://arxiv.org/abs/2106.06042, Algorithm 1: everyone knows the initial head, which is as good as
+any while it is the same for all, so that only bodies travel and are averaged, weighted by samples. Then each client
+fine-tunes the model on its own samples: body and head in the paper, for 5 epochs. Every client can, also one that
+never took part. Weight decay does not reach the head, which in the authors' code it would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl import params as P
+from pflcli.fl.params import Params
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedBABU"
+YEAR = 2022
+
+State = dict[str, Params]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    epochs: Annotated[int, Ge(0)] = 5
+    """local epochs of fine-tuning; 0 answers with the random head"""
+    lr: Annotated[float, Ge(0)] = 0.0
+    """learning rate of fine-tuning; 0 takes that of the last round"""
+    tune: Literal["all", "head", "body"] = "all"
+    """what fine-tuning trains"""
+    refit: bool = True
+    """fine-tune on training and validation samples; false keeps validation samples apart"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model."""
+    return {"global": run.start()}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train the bodies of a cohort under the initial head, average them."""
+    cohort, start = run.cohort(t), state["global"]
+    body = P.part(start, "body.")
+    run.send("down", body, copies=len(cohort))
+    mean = P.Mean()
+    for part in run.local_sgd(cohort, start, t=t, trainable="body."):
+        mean.add(P.part(part.params, "body."), part.weights)
+    run.send("up", body, copies=len(cohort))
+    return {"global": {**start, **mean.value()}}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Fine-tune the model on each client and answer with the result."""
+    tuned = run.local_sgd(
+        clients,
+        state["global"],
+        t="fine-tune",
+        epochs=run.cfg.epochs,
+        lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
+        trainable="" if run.cfg.tune == "all" else f"{run.cfg.tune}.",
+        splits=("train", "validation") if run.cfg.refit else ("train",),
+    )
+    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)

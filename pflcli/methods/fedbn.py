@@ -1,0 +1,84 @@
+"""FedBN: FedAvg in which every client keeps its own batch normalization.
+
+Li et al. (2021), https://arxiv.org/abs/2102.07623, Algorithm 1: scales, shifts and running statistics of BatchNorm
+layers neither travel nor are averaged, for clients whose inputs differ in distribution. All other parameters are those
+of FedAvg. A model that has no BatchNorm has nothing to keep: the method then is FedAvg, exactly.
+
+A client answers with its own BatchNorm layers, as its last round left them, in the last global model. They begin at the
+common initialisation; a client that never took part trains them alone, in the last global model, when it personalizes.
+All answers come from training samples alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl import params as P
+from pflcli.fl.params import Params
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedBN"
+YEAR = 2021
+
+State = dict[str, Any]
+
+_MARK = "running_mean"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    newcomer_epochs: Annotated[int, Ge(0)] = 5
+    """local epochs on BatchNorm, when they personalize, of clients that never took part; 0 leaves it as it began"""
+
+
+def _layers(params: Params) -> tuple[str, ...]:
+    """Return the prefix of each BatchNorm layer, which is what has running statistics."""
+    return tuple(name.removesuffix(_MARK) for name in params if name.endswith(f".{_MARK}"))
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model: what is shared, and the normalization of every client."""
+    start = run.start()
+    layers = _layers(start)
+    own = {name: value for name, value in start.items() if name.startswith(layers)}
+    shared = {name: value for name, value in start.items() if name not in own}
+    return {"shared": shared, "norms": run.table(own)} if own else {"shared": shared}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train a cohort, each with its own normalization, and average what is shared."""
+    cohort, shared, norms = run.cohort(t), state["shared"], state.get("norms")
+    run.send("down", shared, copies=len(cohort))
+    start = shared if norms is None else {**P.repeat(shared, len(cohort)), **norms[cohort]}
+    mean = P.Mean()
+    for part in run.local_sgd(cohort, start, t=t):
+        mean.add({name: part.params[name] for name in shared}, part.weights)
+        if norms is not None:
+            norms[part.clients] = part.params
+    run.send("up", shared, copies=len(cohort))
+    return {**state, "shared": mean.value()}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's normalization in the global model."""
+    shared, norms = state["shared"], state.get("norms")
+    if norms is None:
+        return run.predictor(clients, shared)
+    trained = run.local_sgd(
+        norms.unwritten(clients),
+        {**shared, **norms.default},
+        t="newcomer",
+        epochs=run.cfg.newcomer_epochs,
+        lr=run.settings.lr_at(run.settings.rounds - 1),
+        trainable=_layers(norms.default),
+    )
+    return run.predictor(clients, {**P.repeat(shared, len(clients)), **norms.replaced(clients, trained)})

@@ -1,0 +1,122 @@
+"""FedHealth: a cloud model from public samples, FedAvg from there, then transfer to each client's own distribution.
+
+Chen et al. (2020), https://arxiv.org/abs/1907.09173, Algorithm 1. The server trains a model on a public set; clients
+and server improve it by FedAvg; at last each client fine-tunes the upper layers while the lower ones stay frozen, on
+its cross-entropy plus `weight` times the CORAL loss |C_own - C_public|^2 / (4 d^2) between the covariances of d
+features of its minibatch and of public samples (Sun & Saenko, 2016, https://arxiv.org/abs/1607.01719; divided by n
+here, so that a single sample has one). Where there is no public set, FedHAM (Gao et al., 2023) takes 10 % of every
+client's training samples for it, and so does this: they travel to the server, and their inputs to every client, which
+is counted; clients keep learning from theirs. Features are the input of the head.
+
+Any client can transfer, whether it took part or not. That is done after training, so it learns from validation
+samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.fl import params as P
+from pflcli.fl.params import Params
+from pflcli.fl.plan import Batch, Model
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedHealth"
+YEAR = 2020
+
+State = dict[str, Params]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    public: Annotated[float, Gt(0), Le(1)] = 0.1
+    """share of each client's training samples in the public set, rounded up"""
+    cloud_epochs: Annotated[int, Ge(0)] = 5
+    """epochs of the cloud model on the public set, before the rounds"""
+    upper: Annotated[int, Ge(1)] = 2
+    """layers that transfer trains, counted from the last: 1 is the head, where CORAL has nothing to move"""
+    weight: Annotated[float, Ge(0)] = 1.0
+    """weight of the CORAL loss; 0 is fine-tuning of the upper layers"""
+    aligned: Annotated[int, Ge(1)] = 128
+    """public samples with whose features each step compares, drawn once"""
+    epochs: Annotated[int, Ge(0)] = 5
+    """local epochs of transfer"""
+    lr: Annotated[float, Ge(0)] = 0.0
+    """learning rate of transfer; 0 takes that of the last round"""
+    refit: bool = True
+    """transfer on training and validation samples; false keeps validation samples apart"""
+
+
+def setup(run: Run) -> State:
+    """Return the cloud model, trained on what clients gave of their samples."""
+    rows = _public(run)
+    given = {"x": run.federation.x[rows], "y": run.federation.y[rows]}
+    run.send("up", given)
+    run.send("down", {"x": given["x"]}, copies=len(run.clients))
+    return {"global": run.server_sgd(rows, run.start(), t="cloud", epochs=run.cfg.cloud_epochs)}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Send the global model to a cohort, train locally, average what comes back."""
+    cohort, start = run.cohort(t), state["global"]
+    run.send("down", start, copies=len(cohort))
+    mean = P.Mean()
+    for part in run.local_sgd(cohort, start, t=t):
+        mean.add(part.params, part.weights)
+    run.send("up", start, copies=len(cohort))
+    return {"global": mean.value()}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Fine-tune the upper layers on each client, aligned with the public samples."""
+    rows = _public(run)
+    some = run.rng("aligned").permutation(len(rows))[: run.cfg.aligned]
+    tuned = run.local_sgd(
+        clients,
+        P.repeat(state["global"], len(clients)),
+        t="transfer",
+        epochs=run.cfg.epochs,
+        lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
+        trainable=P.upper(run.init, run.cfg.upper),
+        splits=("train", "validation") if run.cfg.refit else ("train",),
+        objective=partial(_aligned, weight=run.cfg.weight),
+        shared={"public": run.federation.inputs(torch.from_numpy(rows[some]))},
+    )
+    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)
+
+
+def _public(run: Run) -> NDArray[np.int64]:
+    """Return the rows (n,) of the public set; each client's draw is its own."""
+    drawn = []
+    for client in run.clients:
+        rows = run.federation.rows(int(client), "train")
+        count = math.ceil(run.cfg.public * len(rows))
+        drawn.append(np.sort(run.rng("public", int(client)).choice(rows, size=count, replace=False)))
+    return np.concatenate(drawn)
+
+
+def _aligned(model: Model, params: Params, batch: Batch, *, weight: float) -> Tensor:
+    """Return the cross-entropy plus ``weight`` times the CORAL loss."""
+    z, public = model.features(params, batch.x), model.features(params, batch.shared["public"])
+    even = torch.full_like(batch.y, 1 / len(batch.y), dtype=z.dtype) if batch.weight is None else batch.weight
+    apart = _covariance(z, even) - _covariance(public, torch.full_like(public[:, 0], 1 / len(public)))
+    return batch.cross_entropy(model.head(params, z)) + weight * (apart**2).sum() / (4 * z.shape[1] ** 2)
+
+
+def _covariance(z: Tensor, weight: Tensor) -> Tensor:
+    """Return the covariance (d, d) of features (n, d) with weights (n,) that add up to one."""
+    centred = z - weight @ z
+    return (weight[:, None] * centred).T @ centred

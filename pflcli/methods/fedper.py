@@ -1,0 +1,69 @@
+"""FedPer: a common body, and a head of every client's own that never leaves it.
+
+Arivazhagan et al. (2019), https://arxiv.org/abs/1912.00818, Algorithms 1 and 2: in a round the cohort is sent the body,
+trains body and head together, and sends the body back, of which the server takes the mean weighted by samples. Only
+the body's bytes travel. The personalization layers are the head of the model here, its last linear layer.
+
+A client answers with its own head, as its last round left it, on the last global body. Heads begin at the common
+initialisation; a client that never took part trains its head on the last body, which stays as it is, when it
+personalizes. All answers come from training samples alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl import params as P
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedPer"
+YEAR = 2019
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    newcomer_epochs: Annotated[int, Ge(0)] = 5
+    """local epochs on the head, when they personalize, of clients that never took part; 0 leaves the initial head"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial body, and heads."""
+    start = run.start()
+    return {"body": P.part(start, "body."), "heads": run.table(P.part(start, "head."))}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train body and head of each client of a cohort together, average the bodies."""
+    cohort, body, heads = run.cohort(t), state["body"], state["heads"]
+    run.send("down", body, copies=len(cohort))
+    mean = P.Mean()
+    for part in run.local_sgd(cohort, {**P.repeat(body, len(cohort)), **heads[cohort]}, t=t):
+        heads[part.clients] = part.params
+        mean.add(P.part(part.params, "body."), part.weights)
+    run.send("up", body, copies=len(cohort))
+    return {"body": mean.value(), "heads": heads}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's head on the global body."""
+    body, heads = state["body"], state["heads"]
+    trained = run.local_sgd(
+        heads.unwritten(clients),
+        {**body, **heads.default},
+        t="newcomer",
+        epochs=run.cfg.newcomer_epochs,
+        lr=run.settings.lr_at(run.settings.rounds - 1),
+        trainable="head.",
+    )
+    return run.predictor(clients, {**P.repeat(body, len(clients)), **heads.replaced(clients, trained)})

@@ -1,0 +1,54 @@
+"""FedProx: FedAvg whose clients are held near the global model by a proximal term.
+
+Li et al. (2020), https://arxiv.org/abs/1812.06127, Algorithm 2: client i minimises F_i(w) + mu/2 |w - w^t|^2, so that
+mu (w - w^t) is added to each gradient. Every client does the same number of epochs here; the paper's clients may do
+fewer. Cohorts and weights are those of FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl.params import Mean, Params
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedProx"
+YEAR = 2020
+
+State = dict[str, Params]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    mu: Annotated[float, Ge(0)] = 0.01
+    """weight of the proximal term; 0 is FedAvg; the paper tries 0.001 to 1"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model."""
+    return {"global": run.start()}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train a cohort near the global model that it was sent, average what comes back."""
+    cohort, start = run.cohort(t), state["global"]
+    run.send("down", start, copies=len(cohort))
+    mean = Mean()
+    for part in run.local_sgd(cohort, start, t=t, prox=(start, run.cfg.mu)):
+        mean.add(part.params, part.weights)
+    run.send("up", start, copies=len(cohort))
+    return {"global": mean.value()}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with the global model for every client."""
+    return run.predictor(clients, state["global"])

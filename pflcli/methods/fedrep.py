@@ -1,0 +1,77 @@
+"""FedRep: clients fit their own head to the common body first, then the body to their head.
+
+Collins et al. (2021), https://arxiv.org/abs/2102.07078, Algorithm 1: in a round the cohort is sent the body; each
+client takes `head_epochs` of steps on its head while the body stays, then `body_epochs` on the body while the head
+stays, and sends the body back. Only the body's bytes travel. The authors' code takes 10 epochs on the head and 1 or 5
+on the body, with momentum 0.5. BatchNorm normalises by the batch in both phases; of the first it keeps no statistics.
+
+A client answers with its own head, as its last round left it, on the last global body. Heads begin at the common
+initialisation; a client that never took part trains its head on the last body, as in a round, when it personalizes. All
+answers come from training samples alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl import params as P
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedRep"
+YEAR = 2021
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    head_epochs: Annotated[int, Ge(0)] = 10
+    """local epochs a round on the head, and on that of a client that never took part when it personalizes"""
+    body_epochs: Annotated[int, Ge(0)] = 0
+    """local epochs a round on the body; 0 takes those of the training settings"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial body, and heads."""
+    start = run.start()
+    return {"body": P.part(start, "body."), "heads": run.table(P.part(start, "head."))}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train the heads of a cohort, then its bodies, and average the bodies."""
+    cohort, body, heads = run.cohort(t), state["body"], state["heads"]
+    run.send("down", body, copies=len(cohort))
+    bodies, epochs = P.repeat(body, len(cohort)), run.cfg.head_epochs
+    start = {**bodies, **heads[cohort]}
+    for part in run.local_sgd(cohort, start, t=t, name="head", epochs=epochs, trainable="head."):
+        heads[part.clients] = part.params
+    epochs, mean = run.cfg.body_epochs or run.settings.epochs, P.Mean()
+    start = {**bodies, **heads[cohort]}
+    for part in run.local_sgd(cohort, start, t=t, name="body", epochs=epochs, trainable="body."):
+        mean.add(P.part(part.params, "body."), part.weights)
+    run.send("up", body, copies=len(cohort))
+    return {"body": mean.value(), "heads": heads}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's head on the global body."""
+    body, heads = state["body"], state["heads"]
+    trained = run.local_sgd(
+        heads.unwritten(clients),
+        {**body, **heads.default},
+        t="newcomer",
+        name="head",
+        epochs=run.cfg.head_epochs,
+        lr=run.settings.lr_at(run.settings.rounds - 1),
+        trainable="head.",
+    )
+    return run.predictor(clients, {**P.repeat(body, len(clients)), **heads.replaced(clients, trained)})

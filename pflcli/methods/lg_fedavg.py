@@ -1,0 +1,83 @@
+"""LG-FedAvg: a body of every client's own under a common head, the mirror image of FedPer.
+
+Liang et al. (2020), https://arxiv.org/abs/2001.01523, Algorithm 1: clients learn their own representation and train
+it together with the global head that they are sent; heads travel and are averaged, weighted by samples. The authors
+begin with a model that FedAvg made, which is `warmup`: bodies then start from that of its last round. The head is the
+model's last linear layer here.
+
+A client answers with its own body, as its last round left it, under the last global head. A client that never took part
+trains the body, from where all bodies began, under that head, which stays as it is, when it personalizes. All answers
+come from training samples alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl import params as P
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "LG-FedAvg"
+YEAR = 2020
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    warmup: Annotated[int, Ge(0)] = 0
+    """first rounds, which are FedAvg and send the whole model"""
+    newcomer_epochs: Annotated[int, Ge(0)] = 5
+    """local epochs on the body, when they personalize, of clients that never took part after the warm-up"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial body and head."""
+    start = run.start()
+    return {"body": P.part(start, "body."), "head": P.part(start, "head.")}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train bodies and heads of a cohort together; average the heads, in the warm-up the bodies too."""
+    cohort, head, mean = run.cohort(t), state["head"], P.Mean()
+    if t < run.cfg.warmup:
+        whole = {**state["body"], **head}
+        run.send("down", whole, copies=len(cohort))
+        for part in run.local_sgd(cohort, whole, t=t):
+            mean.add(part.params, part.weights)
+        run.send("up", whole, copies=len(cohort))
+        return {"body": P.part(mean.value(), "body."), "head": P.part(mean.value(), "head.")}
+    bodies = state["bodies"] if "bodies" in state else run.table(state["body"])
+    run.send("down", head, copies=len(cohort))
+    for ids in run.portions(cohort, P.size(bodies.default)):
+        for part in run.local_sgd(ids, {**bodies[ids], **P.repeat(head, len(ids))}, t=t):
+            bodies[part.clients] = part.params
+            mean.add(P.part(part.params, "head."), part.weights)
+    run.send("up", head, copies=len(cohort))
+    return {"body": state["body"], "head": mean.value(), "bodies": bodies}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's body under the global head."""
+    body, head = state["body"], state["head"]
+    if "bodies" not in state:
+        return run.predictor(clients, {**body, **head})
+    trained = run.local_sgd(
+        state["bodies"].unwritten(clients),
+        {**body, **head},
+        t="newcomer",
+        epochs=run.cfg.newcomer_epochs,
+        lr=run.settings.lr_at(run.settings.rounds - 1),
+        trainable="body.",
+    )
+    own = state["bodies"].replaced(clients, trained)
+    return run.predictor(clients, {**own, **P.repeat(head, len(clients))})

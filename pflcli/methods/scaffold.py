@@ -1,0 +1,94 @@
+"""SCAFFOLD: FedAvg whose clients correct the drift of their own steps by control variates.
+
+Karimireddy et al. (2020), https://arxiv.org/abs/1910.06378, Algorithm 1, option II. Client i steps along grad F(y) -
+c_i + c from the global model x, and after K steps that led to y its control variate becomes c_i - c + (x - y) / (K
+lr), the mean of the gradients that it met. The server moves x by `server_lr` times the mean of y - x, and c by the
+mean change of all control variates, those that did not change included. Means are weighted by samples, as in FedAvg;
+with equal clients they are the paper's. Model and control variate travel both ways, so a round sends twice what FedAvg
+sends. Local steps have no momentum, for which the mean of the gradients could not be told from y.
+
+It is a global model: control variates begin at zero and change no answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from annotated_types import Gt
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.fl import params as P
+from pflcli.fl.params import Params
+from pflcli.fl.plan import Batch, Model, steps
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "SCAFFOLD"
+YEAR = 2020
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    server_lr: Annotated[float, Gt(0)] = 1.0
+    """how far the server goes towards the mean of the clients' models; the paper takes 1"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model, and control variates of zero for the server and every client."""
+    start = run.start()
+    zero = {name: torch.zeros_like(start[name]) for name in run.engine.parameters}
+    return {"global": start, "control": zero, "controls": run.table(zero)}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Take corrected steps on each client of a cohort, average the models and the control variates."""
+    cohort, start, control, controls = run.cohort(t), state["global"], state["control"], state["controls"]
+    run.send("down", start, copies=len(cohort))
+    run.send("down", control, copies=len(cohort))
+    sizes = run.federation.sizes("train")
+    count = run.settings.epochs * steps(sizes, run.settings.batch_size, join_single=run.engine.joins_single)
+    mean, change = P.Mean(), {name: torch.zeros_like(value) for name, value in control.items()}
+    for ids in run.portions(cohort, 3 * P.size(start)):
+        held = controls[ids]
+        drift = {name: value - held[name] for name, value in control.items()}
+        begin = P.repeat(start, len(ids))
+        (part,) = run.local_sgd(ids, begin, t=t, momentum=0.0, objective=_corrected, own=drift)
+        mean.add(part.params, part.weights)
+        scale, share = 1 / (count[ids] * run.settings.lr_at(t)), sizes[ids] / sizes.sum()
+        met = {name: (start[name] - part.params[name]) * _wide(scale, drift[name]) for name in control}
+        controls[ids] = {name: value - drift[name] for name, value in met.items()}
+        for name, value in met.items():  # c_i after less c_i before is what was met, less c
+            change[name] += ((value - control[name]) * _wide(share, value)).sum(dim=0)
+    run.send("up", start, copies=len(cohort))
+    run.send("up", control, copies=len(cohort))
+    model = mean.value()
+    for name in run.engine.parameters if run.cfg.server_lr != 1 else ():
+        model[name] = start[name] + run.cfg.server_lr * (model[name] - start[name])
+    return {"global": model, "control": {n: v + change[n] for n, v in control.items()}, "controls": controls}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with the global model for every client."""
+    return run.predictor(clients, state["global"])
+
+
+def _wide(values: NDArray[np.float64], like: Tensor) -> Tensor:
+    """Return values (m,) with as many axes as ``like`` (m, ...)."""
+    return torch.from_numpy(values).to(like).view(-1, *[1] * (like.ndim - 1))
+
+
+def _corrected(model: Model, params: Params, batch: Batch) -> Tensor:
+    """Return the loss, to whose gradient the client's correction c - c_i is added."""
+    loss = batch.cross_entropy(model(params, batch.x))
+    for name, value in batch.own.items():
+        loss = loss + (value * (params[name] - params[name].detach())).sum()  # adds nothing but its gradient
+    return loss

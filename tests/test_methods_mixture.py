@@ -1,0 +1,241 @@
+"""APFL, Per-FedAvg, pFedMe, SCAFFOLD, FedHealth: local objectives of their own, against plain autograd."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import worlds
+from pflcli import rng
+from pflcli.fl import params as P
+from pflcli.fl.plan import steps
+from pflcli.methods import fedhealth
+
+WAYS = ("loop", "stacked")
+
+
+def loss_of(w, data, rows):
+    return functional.cross_entropy(worlds.logits(w, data.inputs(rows)), data.y[rows])
+
+
+def gradient(w, data, rows):
+    """The gradient of the loss at ``w`` on some rows, by name."""
+    at = {name: value.detach().clone().requires_grad_() for name, value in w.items()}
+    return dict(zip(at, torch.autograd.grad(loss_of(at, data, rows), list(at.values())), strict=True))
+
+
+def moved(w, direction, by):
+    return {name: value - by * direction[name] for name, value in w.items()}
+
+
+def minibatches(data, client, key, *, epochs=1, size=4, splits=("train",)):
+    """The rows of each of a client's minibatches."""
+    rows, draw = torch.from_numpy(data.rows(client, *splits)), rng.generator(0, *key, client)
+    for _ in range(epochs):
+        yield from (part for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(size) if len(part))
+
+
+def weights(made, cohort):
+    return made.federation.sizes("train")[cohort].tolist()
+
+
+def apfl_steps(v, w, alpha, data, client, key, epochs=1, lr=0.1):
+    """Both models move at once, v by the chain rule at the mixture of weights."""
+    for rows in minibatches(data, client, key, epochs=epochs):
+        mixed = {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
+        at_mixture, at_global = gradient(mixed, data, rows), gradient(w, data, rows)
+        v, w = moved(v, at_mixture, lr * alpha), moved(w, at_global, lr)
+    return v, w
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_apfl_rounds_by_hand(way, adaptive, monkeypatch):
+    made = worlds.run("apfl", way=way, epochs=2, options={"alpha": 0.3, "adaptive": adaptive, "alpha_lr": 5.0})
+    monkeypatch.setattr(made.engine, "_part", 4 * P.size(made.init))  # two clients at a time
+    state = worlds.play("apfl", made)
+    data, w, alpha = made.federation, made.init, np.full(7, 0.3)
+    v = dict.fromkeys(range(7), w)
+    for t in range(3):
+        cohort, trained = made.cohort(t).tolist(), []
+        for c in cohort:
+            if adaptive:
+                mixed = {name: alpha[c] * v[c][name] + (1 - alpha[c]) * w[name] for name in w}
+                grad = gradient({n: x.float() for n, x in mixed.items()}, data, torch.from_numpy(data.rows(c, "train")))
+                slope = sum(((v[c][name] - w[name]) * grad[name]).sum().item() for name in w)
+                alpha[c] = min(max(alpha[c] - 5.0 * slope, 0), 1)
+            v[c], local = apfl_steps(v[c], w, float(alpha[c]), data, c, ("sgd", t), epochs=2)
+            trained.append(local)
+        w = worlds.mean(trained, weights(made, cohort))
+    worlds.close(state["global"], w, atol=1e-5)
+    np.testing.assert_allclose(state["alpha"].numpy(), alpha, atol=1e-4)
+    assert (np.ptp(alpha) > 0.01) == adaptive
+    for c, expected in v.items():
+        worlds.close(P.pick(state["local"][[c]], 0), expected, atol=1e-4)
+    c = 0
+    assert c in state["local"].written
+    mixed = {name: (alpha[c] * v[c][name] + (1 - alpha[c]) * w[name]).float() for name in w}
+    found = worlds.answers("apfl", made, state, np.asarray([c]))["test"]
+    np.testing.assert_allclose(found, worlds.probabilities(mixed, data, c), atol=1e-4)
+
+
+def test_apfl_leaves_the_global_model_to_fedavg():
+    runs = [worlds.run(name) for name in ("fedavg", "apfl")]
+    expected, found = (worlds.play(*args)["global"] for args in zip(("fedavg", "apfl"), runs, strict=True))
+    worlds.close(found, expected)
+    assert runs[0].traffic == runs[1].traffic
+
+
+def test_apfl_at_zero_answers_as_fedavg():
+    made = worlds.run("apfl", options={"alpha": 0.0})
+    state = worlds.play("apfl", made)
+    found = worlds.answers("apfl", made, state)["test"]
+    np.testing.assert_allclose(found, worlds.answers("fedavg", made, state)["test"], atol=1e-6)
+
+
+def test_apfl_at_one_is_training_alone():
+    made = worlds.run("apfl", participation=1.0, options={"alpha": 1.0})
+    state = worlds.play("apfl", made)
+    for c in worlds.ABLE:
+        expected = made.init
+        for t in range(3):
+            expected = worlds.steps(expected, made.federation, c, ("sgd", t))
+        worlds.close(P.pick(state["local"][[c]], 0), expected)
+
+
+def test_alpha_never_leaves_its_range():
+    made = worlds.run("apfl", participation=1.0, options={"adaptive": True, "alpha_lr": 1e4})
+    alpha = worlds.play("apfl", made)["alpha"]
+    assert alpha.min() >= 0
+    assert alpha.max() <= 1
+    assert len(alpha.unique()) > 1
+
+
+def test_a_newcomer_of_apfl_begins_at_the_global_model():
+    made = worlds.run("apfl", options={"alpha": 0.3, "newcomer_epochs": 2})
+    state = worlds.play("apfl", made)
+    new = next(c for c in worlds.ABLE if c not in state["local"].written and made.federation.sizes("test")[c])
+    w = state["global"]
+    v, _ = apfl_steps(w, w, 0.3, made.federation, new, ("sgd", "newcomer"), epochs=2)
+    mixed = {name: 0.3 * v[name] + 0.7 * w[name] for name in w}
+    found = worlds.answers("apfl", made, state, np.asarray([new]))["test"]
+    np.testing.assert_allclose(found, worlds.probabilities(mixed, made.federation, new), atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_scaffold_rounds_by_hand(way, monkeypatch):
+    made = worlds.run("scaffold", way=way, epochs=2, options={"server_lr": 0.7}, momentum=0.9)
+    monkeypatch.setattr(made.engine, "_part", 6 * P.size(made.init))  # two clients at a time
+    state = worlds.play("scaffold", made)
+    data, x = made.federation, made.init
+    zero = {name: torch.zeros_like(value) for name, value in x.items()}
+    c, own, total = zero, dict.fromkeys(range(7), zero), data.sizes("train").sum()
+    for t in range(3):
+        cohort, trained, change = made.cohort(t).tolist(), [], zero
+        for i in cohort:
+            y, met, count = x, zero, 0
+            for rows in minibatches(data, i, ("sgd", t), epochs=2):
+                grad = gradient(y, data, rows)
+                y = {n: v - 0.1 * (grad[n] - own[i][n] + c[n]) for n, v in y.items()}
+                met, count = {n: met[n] + grad[n] for n in met}, count + 1
+            fresh = {n: v / count for n, v in met.items()}
+            share = len(data.rows(i, "train")) / total
+            change = {n: change[n] + share * (fresh[n] - own[i][n]) for n in change}
+            own[i] = fresh
+            trained.append(y)
+        mean = worlds.mean(trained, weights(made, cohort))
+        x = {n: v + 0.7 * (mean[n] - v) for n, v in x.items()}
+        c = {n: v + change[n] for n, v in c.items()}
+    worlds.close(state["global"], x, atol=1e-5)
+    worlds.close(state["control"], c, atol=1e-4)
+    for i, expected in own.items():
+        worlds.close(P.pick(state["controls"][[i]], 0), expected, atol=1e-4)
+    drawn = sum(len(made.cohort(t)) for t in range(3))
+    assert made.traffic["up"] == made.traffic["down"] == 2 * drawn * P.size(x)
+
+
+def test_scaffold_begins_as_fedavg():
+    """Control variates of zero correct nothing."""
+    runs = [worlds.run(name) for name in ("fedavg", "scaffold")]
+    expected, found = (worlds.play(*args, last=1) for args in zip(("fedavg", "scaffold"), runs, strict=True))
+    worlds.close(found["global"], expected["global"])
+
+
+def test_steps_are_counted_as_they_are_cut():
+    sizes = np.asarray([0, 1, 3, 4, 5, 8, 9])
+    assert steps(sizes, 4, join_single=False).tolist() == [0, 1, 1, 1, 2, 2, 3]
+    assert steps(sizes, 4, join_single=True).tolist() == [0, 1, 1, 1, 1, 2, 2]
+
+
+def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid_for():
+    made = worlds.run("fedhealth", options={"public": 0.3}, rounds=0)
+    rows = fedhealth._public(made)
+    for c in made.clients:
+        mine = made.federation.rows(int(c), "train")
+        assert np.isin(rows, mine).sum() == math.ceil(0.3 * len(mine))
+    assert len(set(rows.tolist())) == len(rows)
+    worlds.play("fedhealth", made)
+    assert made.traffic["up"] == len(rows) * (4 * worlds.FEATURES + 8)
+    assert made.traffic["down"] == len(rows) * 4 * worlds.FEATURES * 7
+    other = worlds.run("fedhealth", options={"public": 0.3}, rounds=0, seed=1)
+    assert not np.array_equal(rows, fedhealth._public(other))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cloud_model_is_trained_on_the_public_set(way):
+    made = worlds.run("fedhealth", way=way, options={"cloud_epochs": 3}, rounds=0)
+    found = worlds.play("fedhealth", made)["global"]
+    data = made.federation.pooled(fedhealth._public(made))
+    worlds.close(found, worlds.steps(made.init, data, 0, ("server", "cloud"), epochs=3))
+
+
+def test_fedhealth_rounds_are_fedavg_from_the_cloud_model():
+    made = worlds.run("fedhealth")
+    start = worlds.play("fedhealth", made, last=0)
+    found = worlds.play("fedhealth", made, state=start)["global"]
+    assert worlds.same(found, worlds.play("fedavg", worlds.run("fedavg"), state=start)["global"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fedhealth_transfer_by_hand(way):
+    options = {"weight": 30.0, "aligned": 3, "epochs": 2, "lr": 0.05, "public": 0.2}
+    made = worlds.run("fedhealth", way=way, options=options, rounds=1)
+    state = worlds.play("fedhealth", made)
+    found = worlds.answers("fedhealth", made, state, np.asarray([0, 6]))["test"]
+    data, public = made.federation, fedhealth._public(made)
+    public = data.x[public[made.rng("aligned").permutation(len(public))[:3]]]
+    expected = []
+    for c in (0, 6):
+        w = dict(state["global"])
+        for rows in minibatches(data, c, ("sgd", "transfer"), epochs=2, splits=("train", "validation")):
+            at = {name: value.clone().requires_grad_(not name.startswith("body.1.")) for name, value in w.items()}
+            z, far = (features(at, x) for x in (data.x[rows], public))
+            apart = (covariance(z) - covariance(far)).pow(2).sum() / (4 * 200**2)
+            loss = loss_of(at, data, rows) + 30.0 * apart
+            chosen = [name for name, value in at.items() if value.requires_grad]
+            grads = torch.autograd.grad(loss, [at[name] for name in chosen])
+            w |= {name: w[name] - 0.05 * grad for name, grad in zip(chosen, grads, strict=True)}
+        expected.append(worlds.probabilities(w, data, c))
+    np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-5)
+
+
+def features(w, x):
+    h = torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"])
+    return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"])
+
+
+def covariance(z):
+    return torch.cov(z.T, correction=0)
+
+
+def test_fedhealth_without_alignment_is_fine_tuning_of_the_upper_layers():
+    made = worlds.run("fedhealth", options={"weight": 0.0, "upper": 1, "epochs": 2})
+    state = worlds.play("fedhealth", made)
+    found = worlds.answers("fedhealth", made, state, np.asarray([0]))["test"]
+    plan = {"epochs": 2, "trainable": "head.", "splits": ("train", "validation")}
+    model = worlds.steps(state["global"], made.federation, 0, ("sgd", "transfer"), **plan)
+    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, 0), atol=1e-6)

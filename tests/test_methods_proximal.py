@@ -1,0 +1,113 @@
+"""FedProx, FedSGD, Ditto: gradient steps with a pull, against plain autograd."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import worlds
+from pflcli.fl import params as P
+
+
+def test_fedprox_without_a_pull_is_fedavg():
+    runs = [worlds.run(name, options=o) for name, o in (("fedavg", {}), ("fedprox", {"mu": 0.0}))]
+    assert worlds.same(worlds.play("fedavg", runs[0]), worlds.play("fedprox", runs[1]))
+    assert runs[0].traffic == runs[1].traffic
+
+
+def test_fedprox_pulls_by_default():
+    """An implementation is known whose default weight is zero."""
+    runs = [worlds.run(name, epochs=2) for name in ("fedavg", "fedprox")]
+    assert not worlds.same(worlds.play("fedavg", runs[0]), worlds.play("fedprox", runs[1]))
+
+
+def test_fedprox_round_by_hand():
+    made = worlds.run("fedprox", participation=1.0, epochs=2, options={"mu": 0.7})
+    state = worlds.play("fedprox", made, last=2)["global"]
+    data, expected = made.federation, made.init
+    for t in range(2):
+        models = [worlds.steps(expected, data, c, ("sgd", t), epochs=2, anchor=expected, pull=0.7) for c in worlds.ABLE]
+        expected = worlds.mean(models, data.sizes("train")[worlds.ABLE].tolist())
+    worlds.close(state, expected)
+
+
+def test_fedprox_with_a_huge_pull_stays():
+    made = worlds.run("fedprox", participation=1.0, lr=1e-6, options={"mu": 1e6})
+    worlds.close(worlds.play("fedprox", made)["global"], made.init, atol=1e-4)
+
+
+def test_fedsgd_is_fedavg_of_one_full_batch():
+    one = worlds.run("fedavg", epochs=1, batch_size=1000)
+    expected = worlds.play("fedavg", one)
+    made = worlds.run("fedsgd", epochs=7, batch_size=2, momentum=0.9)
+    assert worlds.same(worlds.play("fedsgd", made), expected)
+    assert made.traffic == one.traffic
+
+
+def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
+    made = worlds.run("fedsgd", participation=1.0)
+    found = worlds.play("fedsgd", made, last=1)["global"]
+    data = made.federation
+    rows = torch.from_numpy(np.concatenate([data.rows(c, "train") for c in worlds.ABLE]))
+    w = {name: value.clone().requires_grad_() for name, value in made.init.items()}
+    grads = torch.autograd.grad(
+        functional.cross_entropy(worlds.logits(w, data.inputs(rows)), data.y[rows]), list(w.values())
+    )
+    worlds.close(
+        found, {name: (value - 0.1 * grad).detach() for (name, value), grad in zip(w.items(), grads, strict=True)}
+    )
+
+
+def test_ditto_leaves_the_global_model_to_fedavg():
+    runs = [worlds.run(name) for name in ("fedavg", "ditto")]
+    assert worlds.same(worlds.play("fedavg", runs[0])["global"], worlds.play("ditto", runs[1])["global"])
+    assert runs[0].traffic == runs[1].traffic  # personal models never travel
+
+
+def test_ditto_rounds_by_hand():
+    """Personal models are pulled to the model that was sent, persist, and move only in a client's own rounds."""
+    made = worlds.run("ditto", options={"lam": 0.6, "personal_epochs": 2, "lr": 0.05})
+    state = worlds.play("ditto", made)
+    data, shared, own = made.federation, made.init, dict.fromkeys(range(7), made.init)
+    for t in range(3):
+        cohort = made.cohort(t).tolist()
+        for c in cohort:
+            own[c] = worlds.steps(own[c], data, c, ("personal", t), epochs=2, lr=0.05, anchor=shared, pull=0.6)
+        shared = worlds.mean(
+            [worlds.steps(shared, data, c, ("sgd", t)) for c in cohort], data.sizes("train")[cohort].tolist()
+        )
+    worlds.close(state["global"], shared)
+    assert 0 < len(state["personal"].written) < len(worlds.ABLE)
+    for c, expected in own.items():
+        worlds.close(P.pick(state["personal"][[c]], 0), expected)
+
+
+def test_ditto_without_a_pull_is_training_alone():
+    made = worlds.run("ditto", participation=1.0, options={"lam": 0.0})
+    personal = worlds.play("ditto", made)["personal"]
+    for c in worlds.ABLE:
+        expected = made.init
+        for t in range(3):
+            expected = worlds.steps(expected, made.federation, c, ("personal", t))
+        worlds.close(P.pick(personal[[c]], 0), expected)
+
+
+def test_ditto_with_a_huge_pull_is_the_global_model():
+    made = worlds.run("ditto", participation=1.0, lr=1e-6, options={"lam": 1e6})
+    state = worlds.play("ditto", made)
+    for c in worlds.ABLE:  # lr lambda = 1: each step lands on what was sent, and steps past it by lr times the gradient
+        worlds.close(P.pick(state["personal"][[c]], 0), state["global"], atol=1e-4)
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_ditto_of_a_newcomer_starts_from_the_global_model(epochs):
+    made = worlds.run("ditto", options={"lam": 0.6, "newcomer_epochs": epochs})
+    state = worlds.play("ditto", made)
+    (new,) = [c for c in worlds.ABLE if c not in state["personal"].written and made.federation.sizes("test")[c]][:1]
+    found = worlds.answers("ditto", made, state, np.asarray([new]))["test"]
+    shared = state["global"]
+    key = ("personal", "newcomer")
+    model = worlds.steps(shared, made.federation, new, key, epochs=epochs, anchor=shared, pull=0.6)
+    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)
