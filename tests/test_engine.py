@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, rng
-from pflcli.errors import ComputationError
+from pflcli.errors import ComputationError, UsageError
 from pflcli.fl import chain
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine, choose
@@ -375,3 +375,20 @@ def test_a_worker_process_that_dies_is_an_error():
     with pytest.raises(ComputationError, match="ended by signal 9"):
         list(engine.local_sgd([0], P.of(net), plan, ("sgd", 0)))
     engine.close()
+
+
+def test_portions_hold_what_memory_does(monkeypatch):
+    monkeypatch.setattr("pflcli.fl.engine._PART", {"cpu": 100})
+    made = worlds.run()
+    clients = np.asarray([4, 0, 6, 2, 3])
+    assert [ids.tolist() for ids in made.portions(clients, 50)] == [[4, 0], [6, 2], [3]]
+    assert [ids.tolist() for ids in made.portions(clients, 1000)] == [[c] for c in clients]
+    assert list(made.portions(clients[:0], 50)) == []
+
+
+def test_a_model_is_taken_apart_and_repeated():
+    params = {"body.0.weight": torch.ones(2), "head.weight": torch.zeros(3, 2)}
+    assert list(P.part(params, "body.")) == ["body.0.weight"]
+    assert P.repeat(params, 4)["head.weight"].shape == (4, 3, 2)
+    with pytest.raises(UsageError, match="no parameters in its body"):
+        P.part({"head.weight": torch.zeros(1)}, "body.")

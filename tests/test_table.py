@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,3 +116,14 @@ print(json.dumps([grown, float(table[ids[:6]]["w"].min())]))
     scale = 1 if sys.platform == "darwin" else 1024
     assert grown * scale < 60 * 9e6 / 2
     assert least == 1
+
+
+def test_newcomers_answer_in_place_of_the_default():
+    table = Table(DEFAULT, 5, Memory())
+    table[[3]] = stack(1)
+    assert table.unwritten(np.asarray([4, 3, 0])).tolist() == [4, 0]
+    parts = [SimpleNamespace(clients=np.asarray([0]), params=stack(8))]
+    parts.append(SimpleNamespace(clients=np.asarray([4]), params=stack(9)))
+    found = table.replaced(np.asarray([4, 3, 0]), parts)
+    assert worlds.same(found, stack(9, 1, 8))
+    assert table.written.tolist() == [3]

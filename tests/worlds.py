@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from pflcli import config, models, registry
+from pflcli import config, models, registry, rng
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import SPLITS, Federation
@@ -16,6 +17,9 @@ from pflcli.fl.table import Table
 # Samples by client in train, validation and test: ordinary, one sample, no test, no validation, one class, empty.
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))
 ONE_CLASS = 4
+ABLE = [0, 1, 2, 3, 4, 6]
+"""Clients with training samples."""
+CLUSTER = np.asarray([0, 1, 0, 1, 0, 1, 1])
 CLASSES = 3
 FEATURES = 5
 
@@ -29,7 +33,20 @@ def federation(seed: int = 0) -> Federation:
     y = draw.integers(0, CLASSES, offsets[-1])
     y[client == ONE_CLASS] = 1
     x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y] + 0.3 * client[:, None]
-    return Federation.of(x.astype(np.float32), y, offsets, CLASSES)
+    return Federation.of(x.astype(np.float32), y, offsets, CLASSES, cluster=CLUSTER)
+
+
+def clustered(groups: int = 3, members: int = 4, samples: int = 30, seed: int = 0) -> Federation:
+    """Three noisy classes that every group of clients calls by names of its own; client c is of group c % groups."""
+    draw = np.random.default_rng(seed)
+    clients, splits = groups * members, (samples, 5, 30)
+    cluster = np.arange(clients) % groups
+    offsets = np.concatenate([[0], np.cumsum(np.tile(splits, clients))])
+    y = draw.integers(0, CLASSES, offsets[-1])
+    x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y]
+    # For up to three groups these are the cyclic orders: no two agree on any class.
+    names = (y + np.repeat(cluster, sum(splits))) % CLASSES
+    return Federation.of(x.astype(np.float32), names, offsets, CLASSES, cluster=cluster)
 
 
 def run(
@@ -39,16 +56,18 @@ def run(
     threads: int = 1,
     way: str = "auto",
     options: dict | None = None,
+    data: Federation | None = None,
     **settings: object,
 ) -> Run:
     """A run of ``method`` with all that it may need: a backbone (unlike the start), embeddings and stores."""
-    data = federation()
+    data = federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
     net = models.create("mlp", data.in_shape, CLASSES, seed)
     engine = Engine(net, data, seed=seed, threads=threads, way=way)
     code = registry.load("methods", method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     made = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, P.of(net))
+    made.fresh = lambda number: P.of(models.create("mlp", data.in_shape, CLASSES, seed + 100 * number))
     made.backbone = P.of(models.create("mlp", data.in_shape, CLASSES, seed + 1))
     made.embeddings = embed(made)
     made.stores = stores(made)
@@ -111,3 +130,41 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def steps(
+    start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, trainable="", splits=("train",)
+):
+    """Gradient steps on one client's minibatches with ``pull (w - anchor)``, and nothing but autograd."""
+    w = {name: value.clone().requires_grad_() for name, value in start.items()}
+    rows, draw = torch.from_numpy(data.rows(client, *splits)), rng.generator(0, *key, client)
+    for _ in range(epochs):
+        for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(batch):
+            if len(part):
+                loss = functional.cross_entropy(logits(w, data.inputs(part)), data.y[part])
+                chosen = {name: value for name, value in w.items() if name.startswith(trainable)}
+                grads = torch.autograd.grad(loss, list(chosen.values()))
+                with torch.no_grad():
+                    for (name, value), grad in zip(chosen.items(), grads, strict=True):
+                        value -= lr * (grad + (pull * (value - anchor[name]) if anchor else 0))
+    return {name: value.detach() for name, value in w.items()}
+
+
+def logits(w, x):
+    z = torch.relu(torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"]) @ w["body.3.weight"].T + w["body.3.bias"])
+    return z @ w["head.weight"].T + w["head.bias"]
+
+
+def mean(models, n):
+    return {name: sum(k * model[name] for k, model in zip(n, models, strict=True)) / sum(n) for name in models[0]}
+
+
+def close(found, expected, atol=1e-6):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol)
+
+
+def probabilities(w, data, client, split="test"):
+    """What a model answers for one client, (n, C)."""
+    return torch.softmax(logits(w, data.inputs(data.block(client, split))), 1).numpy()

@@ -72,6 +72,7 @@ class Engine:
         jobs: int = 0,
         memory: int = 8 << 30,
     ) -> None:
+        self.parameters = tuple(name for name, _ in net.named_parameters())
         self.seed = seed
         self.threads = threads
         self.jobs = jobs
@@ -118,7 +119,7 @@ class Engine:
         """
         ids = np.asarray(clients, dtype=np.int64)
         like = self._model_like(start, plan)
-        room = max(1, self._part // max(P.size(like), 1))
+        room = self.room(P.size(like))
         for first in range(0, len(ids), room):
             places = np.arange(first, min(first + room, len(ids)))
             if isinstance(start, Table):
@@ -128,6 +129,10 @@ class Engine:
             else:
                 begin = start
             yield self._part_of(ids[places], begin, like, plan.of(places, like), key)
+
+    def room(self, size: int) -> int:
+        """Return how many clients' models, of ``size`` bytes each, may be held at once."""
+        return max(1, self._part // max(size, 1))
 
     def _model_like(self, start: Params | Stacked | Table, plan: LocalSGD) -> Params:
         """Return one client's start, for its names and shapes."""

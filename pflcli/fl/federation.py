@@ -18,13 +18,14 @@ class Federation:
     """All clients' samples; block (client, split) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
 
     ``x`` (n, ...) uint8 images with channels first, float32 features or int16 tokens; ``y`` (n,) int64; both on the
-    run's device.
+    run's device. ``cluster`` (m,) is the true cluster of each client, where it is known.
     """
 
     x: Tensor
     y: Tensor
     offsets: NDArray[np.int64]
     classes: int
+    cluster: NDArray[np.int64] | None = None
 
     @classmethod
     def of(
@@ -34,12 +35,13 @@ class Federation:
         offsets: NDArray[np.int64],
         classes: int,
         device: str = "cpu",
+        cluster: NDArray[np.int64] | None = None,
     ) -> Federation:
         """Take arrays as a partition holds them; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
         tensor = torch.from_numpy(x)
         if tensor.dtype == torch.uint8:
             tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-        return cls(tensor.contiguous().to(device), torch.from_numpy(y).to(device), offsets, classes)
+        return cls(tensor.contiguous().to(device), torch.from_numpy(y).to(device), offsets, classes, cluster)
 
     @property
     def clients(self) -> NDArray[np.int64]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.fl.params import Params, Stacked
+
+if TYPE_CHECKING:
+    from pflcli.fl.engine import Part
 
 
 class Storage(Protocol):
@@ -88,6 +91,19 @@ class Table:
                     like = self.default[name]
                     held = torch.from_numpy(buffer[piece]).view(like.dtype) if like.numel() else like
                     stacked[name][place].copy_(held.view(like.shape))
+        return stacked
+
+    def unwritten(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of the clients that hold the default, in their order."""
+        return clients[self._row[clients] < 0]
+
+    def replaced(self, clients: NDArray[np.int64], parts: Iterable[Part]) -> Stacked:
+        """Return the clients' models, stacked (n, ...), in which trained ``parts`` replace the table's own rows."""
+        stacked, place = self[clients], {int(client): n for n, client in enumerate(clients)}
+        for part in parts:
+            rows = [place[int(client)] for client in part.clients]
+            for name, value in stacked.items():
+                value[rows] = part.params[name]
         return stacked
 
     def __setitem__(self, clients: Sequence[int] | NDArray[np.int64], stacked: Stacked) -> None:
