@@ -1,4 +1,4 @@
-"""PANM, PENS and gossip: rounds by hand, neutral settings, the faults of public code, and clusters that are found."""
+"""PANM and gossip: rounds by hand, neutral settings, the faults of public code, and clusters that are found."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_panm_matching_leaves_the_most_similar_unless_it_may_isolate(monkeypatch
         assert np.flatnonzero(after[i]).tolist() == ([] if isolated else [nearest])
 
 
-@pytest.mark.parametrize("method", ["panm"])
+@pytest.mark.parametrize("method", ["panm", "gossip"])
 def test_no_neighbours_is_training_alone(method):
     """Each client trains on from its own model, round after round, and nothing is sent."""
     made = worlds.run(method, participation=1.0, options={"k": 0})
@@ -252,3 +252,35 @@ def test_panm_by_default_leaves_its_sizes_to_the_federation():
     assert panm._sizes(worlds.run("panm", rounds=1))[2] == 1
     many = worlds.run("panm", data=worlds.clustered(2, 20, samples=2), options={"k": 7})
     assert panm._sizes(many)[:2] == (7, 10)
+
+
+def test_gossip_with_everybody_is_fedavg():
+    made = worlds.run("gossip", participation=1.0, options={"k": 6})
+    state, shared = worlds.play("gossip", made), worlds.run("fedavg", participation=1.0)
+    expected = worlds.play("fedavg", shared)["global"]
+    for i in ABLE:
+        worlds.close(P.pick(state["model"][[i]], 0), expected)
+    # Whoever has no samples is not asked; each of six receives five models.
+    assert made.traffic["peer"] == 3 * 6 * 5 * P.size(made.init)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_gossip_round_by_hand(uniform):
+    made = worlds.run("gossip", participation=1.0, options={"k": 2, "uniform": uniform})
+    state = worlds.play("gossip", made, last=1)
+    sent = trained(made, dict.fromkeys(ABLE, made.init), ABLE, 0)
+    for i in ABLE:
+        partners = drawn(made, ("asked", 0, i), [c for c in ABLE if c != i], 2)
+        plain = worlds.mean([sent[c] for c in (i, *partners)], [1] * 3)
+        worlds.close(P.pick(state["model"][[i]], 0), plain if uniform else weighted(made, sent, i, partners), atol=1e-5)
+        assert np.flatnonzero(graph(made, state)[0][i]).tolist() == partners
+
+
+def test_others_are_drawn_uniformly():
+    made = worlds.run("gossip", participation=1.0, rounds=1, options={"k": 2})
+    met = np.zeros((7, 7))
+    for t in range(300):
+        for i in ABLE:
+            met[i, drawn(made, ("asked", t, i), [c for c in ABLE if c != i], 2)] += 1
+    off = ~np.eye(7, dtype=bool)[ABLE][:, ABLE]
+    np.testing.assert_allclose(met[ABLE][:, ABLE][off] / 300, 2 / 5, atol=0.12)

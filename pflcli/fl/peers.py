@@ -57,7 +57,7 @@ def losses(
     """
     found = {i: np.empty(len(ids)) for i, ids in asked.items()}
     rows = {i: drawn(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in asked}
-    for j in np.unique(np.concatenate(list(asked.values()))):
+    for j in np.unique(np.concatenate([run.clients[:0], *asked.values()])):
         who = [i for i, ids in asked.items() if j in ids]
         values = run.losses_of(P.pick(state["sent"][[j]], 0), [rows[i] for i in who])
         for i, loss in zip(who, values, strict=True):
