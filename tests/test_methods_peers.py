@@ -1,4 +1,4 @@
-"""PANM and gossip: rounds by hand, neutral settings, the faults of public code, and clusters that are found."""
+"""PANM, PENS and gossip: rounds by hand, neutral settings, the faults of public code, and clusters that are found."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 import worlds
+from pflcli.errors import UsageError
 from pflcli.fl import params as P
 from pflcli.fl import peers
 from pflcli.methods import panm
@@ -284,3 +285,52 @@ def test_others_are_drawn_uniformly():
             met[i, drawn(made, ("asked", t, i), [c for c in ABLE if c != i], 2)] += 1
     off = ~np.eye(7, dtype=bool)[ABLE][:, ABLE]
     np.testing.assert_allclose(met[ABLE][:, ABLE][off] / 300, 2 / 5, atol=0.12)
+
+
+def test_pens_by_hand():
+    """Two rounds of asking and counting; then neighbours taken more often than by chance."""
+    made = worlds.run("pens", participation=1.0, rounds=4, options={"n": 3, "m": 1, "t1": 2, "partners": 1})
+    state = worlds.play("pens", made)
+    own, asked, taken = dict.fromkeys(ABLE, made.init), np.zeros((7, 7)), np.zeros((7, 7))
+    received = 0
+    for t in range(4):
+        sent = trained(made, own, ABLE, t)
+        own, before = {}, taken * 3 > asked
+        for i in ABLE:
+            if t < 2 or not before[i].any():
+                tried = drawn(made, ("asked", t, i), [c for c in ABLE if c != i], 3)
+                chosen = [min(tried, key=lambda c: loss(sent[c], made.federation, i))]
+                asked[i, tried] += 1
+                taken[i, chosen] += 1
+                received += 3
+            else:
+                chosen = drawn(made, ("neighbours", t, i), np.flatnonzero(before[i]), 1)
+                received += 1
+            own[i] = weighted(made, sent, i, chosen)
+        np.testing.assert_array_equal(graph(made, state)[t], taken * 3 > asked)
+    for i in ABLE:
+        worlds.close(P.pick(state["model"][[i]], 0), own[i], atol=2e-5)
+    assert made.traffic["peer"] == received * P.size(made.init)
+    assert graph(made, state)[-1][ABLE].any(axis=1).all()
+
+
+def test_pens_that_takes_all_that_it_asks_has_no_neighbours():
+    """Who is always taken is not taken more often than by chance, whatever sums of fractions come to."""
+    made = worlds.run("pens", participation=1.0, rounds=12, options={"n": 2, "m": 2, "t1": 12})
+    assert not graph(made, worlds.play("pens", made)).any()
+
+
+def test_pens_finds_the_clusters():
+    made = worlds.run(
+        "pens", data=worlds.clustered(), rounds=12, participation=1.0, epochs=3, batch_size=10, options={"n": 6}
+    )
+    precision, recall = neighbourhood.precision_recall(
+        graph(made, worlds.play("pens", made))[-1], made.federation.cluster
+    )
+    assert precision > 0.75
+    assert recall > 0.9
+
+
+def test_pens_cannot_take_more_than_it_asks():
+    with pytest.raises(UsageError, match="m=3 models cannot be taken of the n=2"):
+        worlds.run("pens", options={"n": 2, "m": 3})
