@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli.errors import InputError
+
 SPLITS = ("train", "validation", "test")
 
 
@@ -47,6 +49,14 @@ class Federation:
     def clients(self) -> NDArray[np.int64]:
         """Return all client ids (m,)."""
         return np.arange((len(self.offsets) - 1) // len(SPLITS))
+
+    def true_clusters(self) -> NDArray[np.int64]:
+        """Return the true cluster of each client (m,), numbered from 0; raises InputError if they are not known."""
+        if self.cluster is None:
+            raise InputError(
+                "the partition does not know the true clusters of its clients", "pfl partition ... --scheme clusters"
+            )
+        return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
 
     @property
     def in_shape(self) -> tuple[int, ...]:
