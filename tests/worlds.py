@@ -20,6 +20,7 @@ SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 
 ONE_CLASS = 4
 ABLE = [0, 1, 2, 3, 4, 6]
 """Clients with training samples."""
+CLUSTER = np.asarray([0, 1, 0, 1, 0, 1, 1])
 CLASSES = 3
 FEATURES = 5
 
@@ -33,7 +34,20 @@ def federation(seed: int = 0) -> Federation:
     y = draw.integers(0, CLASSES, offsets[-1])
     y[client == ONE_CLASS] = 1
     x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y] + 0.3 * client[:, None]
-    return Federation.of(x.astype(np.float32), y, offsets, CLASSES)
+    return Federation.of(x.astype(np.float32), y, offsets, CLASSES, cluster=CLUSTER)
+
+
+def clustered(groups: int = 3, members: int = 4, samples: int = 30, seed: int = 0) -> Federation:
+    """Three noisy classes that every group of clients calls by names of its own; client c is of group c % groups."""
+    draw = np.random.default_rng(seed)
+    clients, splits = groups * members, (samples, 5, 30)
+    cluster = np.arange(clients) % groups
+    offsets = np.concatenate([[0], np.cumsum(np.tile(splits, clients))])
+    y = draw.integers(0, CLASSES, offsets[-1])
+    x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y]
+    # For up to three groups these are the cyclic orders: no two agree on any class.
+    names = (y + np.repeat(cluster, sum(splits))) % CLASSES
+    return Federation.of(x.astype(np.float32), names, offsets, CLASSES, cluster=cluster)
 
 
 def run(
@@ -43,16 +57,18 @@ def run(
     threads: int = 1,
     way: str = "auto",
     options: dict | None = None,
+    data: Federation | None = None,
     **settings: object,
 ) -> Run:
     """A run of ``method`` with all that it may need: a backbone (unlike the start), embeddings and stores."""
-    data = federation()
+    data = federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
     net = models.create("mlp", data.in_shape, CLASSES, seed)
     engine = Engine(net, data, seed=seed, threads=threads, way=way)
     code = registry.load("methods", method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     made = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, P.of(net))
+    made.fresh = lambda number: P.of(models.create("mlp", data.in_shape, CLASSES, seed + 100 * number))
     made.backbone = P.of(models.create("mlp", data.in_shape, CLASSES, seed + 1))
     made.embeddings = embed(made)
     made.stores = stores(made)

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli.errors import InputError
+
 SPLITS = ("train", "validation", "test")
 
 
@@ -18,7 +20,8 @@ class Federation:
     """All clients' samples; block (client, split) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
 
     ``x`` (n, ...) uint8 images with channels first, float32 features or int16 tokens; ``y`` (n,) int64; both on the
-    run's device. ``new`` (m,) marks clients that take no part in training a global model, or is None if all do.
+    run's device. ``new`` (m,) marks clients that take no part in training a global model, or is None if all do;
+    ``cluster`` (m,) is the true cluster of each client, where it is known.
     """
 
     x: Tensor
@@ -26,6 +29,7 @@ class Federation:
     offsets: NDArray[np.int64]
     classes: int
     new: NDArray[np.bool_] | None = None
+    cluster: NDArray[np.int64] | None = None
 
     @classmethod
     def of(
@@ -36,17 +40,26 @@ class Federation:
         classes: int,
         device: str = "cpu",
         new: NDArray[np.bool_] | None = None,
+        cluster: NDArray[np.int64] | None = None,
     ) -> Federation:
         """Take arrays as a partition holds them; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
         tensor = torch.from_numpy(x)
         if tensor.dtype == torch.uint8:
             tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-        return cls(tensor.contiguous().to(device), torch.from_numpy(y).to(device), offsets, classes, new)
+        return cls(tensor.contiguous().to(device), torch.from_numpy(y).to(device), offsets, classes, new, cluster)
 
     @property
     def clients(self) -> NDArray[np.int64]:
         """Return all client ids (m,)."""
         return np.arange((len(self.offsets) - 1) // len(SPLITS))
+
+    def true_clusters(self) -> NDArray[np.int64]:
+        """Return the true cluster of each client (m,), numbered from 0; raises InputError if they are not known."""
+        if self.cluster is None:
+            raise InputError(
+                "the partition does not know the true clusters of its clients", "pfl partition ... --scheme clusters"
+            )
+        return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
 
     @property
     def seen(self) -> NDArray[np.int64]:

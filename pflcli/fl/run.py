@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from annotated_types import Ge, Gt, Le, Lt
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from pflcli import rng
 from pflcli.errors import ComputationError
@@ -116,6 +118,8 @@ class Run:
     """where the rows of the table of this number are kept"""
     tables: int = 0
     """how many tables there are"""
+    fresh: Callable[[int], Params] | None = None
+    """makes further initial parameters, by their number from 1"""
 
     @property
     def clients(self) -> NDArray[np.int64]:
@@ -129,6 +133,13 @@ class Run:
     def start(self) -> Params:
         """Return the common initial parameters."""
         return {name: value.clone() for name, value in self.init.items()}
+
+    def starts(self, count: int) -> Stacked:
+        """Return ``count`` initial models drawn independently, stacked; the first are the common parameters."""
+        if count > 1 and self.fresh is None:
+            raise ComputationError("this run has one set of initial parameters")
+        drawn = [self.fresh(number) for number in range(1, count)] if self.fresh else []
+        return P.stack([self.init, *drawn])
 
     def table(self, default: Params) -> Table:
         """Return a model for every client, each a copy of ``default`` until it is written."""
@@ -243,6 +254,17 @@ class Run:
     def _shared(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
         rows = np.concatenate([self.federation.rows(int(client), split) for client in clients])
         return probabilities(self.engine.infer(params, rows)[0])
+
+    def losses_of(self, params: Params, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+        """Return the mean cross-entropy of one model on each set of rows, (s,), in one pass; nan for no rows."""
+        sizes = np.asarray([len(part) for part in rows])
+        if not sizes.sum():
+            return np.full(len(rows), np.nan)
+        joined = np.concatenate(rows)
+        labels = self.federation.y[torch.from_numpy(joined).to(self.federation.y.device)]
+        each = functional.cross_entropy(self.engine.infer(params, joined)[0].double(), labels, reduction="none")
+        sums = np.bincount(np.repeat(np.arange(len(rows)), sizes), weights=each.cpu().numpy(), minlength=len(rows))
+        return np.asarray(np.divide(sums, sizes, out=np.full(len(rows), np.nan), where=sizes > 0))
 
     def accuracy(self, params: Params, split: str) -> float:
         """Return the accuracy of one model over all seen clients' samples of a split (nan if there are none)."""

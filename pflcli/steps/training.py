@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from pflcli import config, models, registry
+from pflcli import config, models, registry, rng
 from pflcli.artifacts import tensors
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
@@ -46,7 +46,7 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     device = machine.device(manner.device)
     workers = machine.threads(manner.threads)
     torch.set_num_threads(workers)
-    federation = Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new)
+    federation = Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new, data.cluster)
     net = models.create(plan.model, federation.in_shape, data.classes, seed)
     way, jobs = machine.engine(manner.engine), machine.jobs(manner.jobs)
     engine = Engine(net, federation, seed=seed, threads=workers, way=way, jobs=jobs, memory=machine.memory())
@@ -54,7 +54,12 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     hands = f"{jobs} processes" if jobs else f"{workers} threads"
     manner.watch.detail(f"{plan.model} on {device}, {engine.way} engine, {hands}")
     # The engine's federation: with processes the samples lie in shared memory, and only there.
-    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init)
+
+    def fresh(number: int) -> P.Params:
+        drawn = models.create(plan.model, federation.in_shape, data.classes, rng.integer(seed, "start", number))
+        return {name: value.to(device) for name, value in P.of(drawn).items()}
+
+    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, fresh=fresh)
 
 
 @dataclass

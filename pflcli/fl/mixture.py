@@ -1,0 +1,110 @@
+"""Which similarities belong to the better of two Gaussians: the hard EM by which PANM matches neighbours.
+
+Li & Wu (2022), "Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor
+Matching", Eq. 6 to 9: fit both components to the labels, give every value to the more likely one, until nothing
+changes. The poster calls these steps E and M; they are the M and the (hard) E of the textbooks.
+
+As printed, neighbours start in component 1 while component 0, whose members are kept, is the one with the higher mean;
+so what is kept is the other cluster. Here neighbours start in component 0, and components are ordered by mean after
+every fit. Nor does the poster say what to do with the fits of few values, which have no variance: see ``kept``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Labels = NDArray[np.bool_]
+
+_FEWEST = 3
+"""Values under which two Gaussians say nothing."""
+
+_MOST = 50
+"""Rounds of EM; it is at rest after a few."""
+
+_FLOOR = 1e-3
+"""Least variance of a component, as a share of that of all values."""
+
+_SAME = 1e-12
+"""Range of values, relative to their size, within which they are the same."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Two components, 0 and 1: ``mean``, ``variance`` and ``share`` of the values, (2,) each."""
+
+    mean: Array
+    variance: Array
+    share: Array
+
+
+def kept(y: Array, near: Labels, *, as_printed: bool = False) -> Labels:
+    """Return which similarities ``y`` (n,) belong to the cluster of those that are ``near`` (n,).
+
+    Where EM says nothing what is near stays so: fewer than 3 values, nobody or everybody near. Values that cannot be
+    told apart, and components of which one becomes empty, are one cluster, all of it kept. ``as_printed`` starts with
+    the labels that the poster prints and leaves them their order: a negative control.
+    """
+    if len(y) < _FEWEST or near.all() or not near.any():
+        return near.copy()
+    y = finite(y)
+    if np.ptp(y) <= _SAME * max(1.0, float(np.abs(y).max())):
+        return np.ones(len(y), dtype=bool)
+    zero = ~near if as_printed else near.copy()
+    seen = set()
+    for _ in range(_MOST):
+        seen.add(zero.tobytes())
+        mixture = fit(y, zero)
+        ordered = as_printed or mixture.mean[0] >= mixture.mean[1]
+        if not ordered:
+            mixture, zero = _swapped(mixture), ~zero
+        zero = assign(y, mixture, zero, clamp=not as_printed)
+        if zero.all() or not zero.any():
+            return np.ones(len(y), dtype=bool)
+        # Floors and clamps can make EM go round in circles: a labelling met before ends it, as a fixpoint does.
+        if zero.tobytes() in seen:
+            break
+    return zero
+
+
+def finite(y: Array) -> Array:
+    """Return ``y`` with +inf as the largest finite value, -inf and nan as the smallest; 1 and 0 if none is finite."""
+    known = y[np.isfinite(y)]
+    high, low = (known.max(), known.min()) if len(known) else (1.0, 0.0)
+    return np.where(np.isfinite(y), y, np.where(y == np.inf, high, low))
+
+
+def fit(y: Array, zero: Labels) -> Mixture:
+    """Return the components that make ``y`` (n,) most likely, component 0 having the values that ``zero`` marks.
+
+    A variance is at least a share of that of all values, and that of a component of one value a quarter of it.
+    """
+    total = float(y.var())
+    parts = (y[zero], y[~zero])
+    variance = [part.var() if len(part) > 1 else total / 4 for part in parts]
+    return Mixture(
+        np.asarray([part.mean() for part in parts]),
+        np.maximum(variance, _FLOOR * total),
+        np.asarray([len(part) / len(y) for part in parts]),
+    )
+
+
+def assign(y: Array, mixture: Mixture, before: Labels, *, clamp: bool = True) -> Labels:
+    """Return which values are more likely of component 0; ties stay as ``before``.
+
+    ``clamp``: a value at or above the mean of component 0 is of it, one at or below the other's is not. Without it, the
+    broader component, of whichever mean, would take both ends.
+    """
+    score = np.log(mixture.share) - 0.5 * np.log(mixture.variance)
+    score = score - 0.5 * (y[:, None] - mixture.mean) ** 2 / mixture.variance  # (n, 2)
+    found = np.where(score[:, 0] == score[:, 1], before, score[:, 0] > score[:, 1])
+    if clamp:
+        found = (found & (y > mixture.mean[1])) | (y >= mixture.mean[0])
+    return np.asarray(found, dtype=bool)
+
+
+def _swapped(mixture: Mixture) -> Mixture:
+    return Mixture(mixture.mean[::-1], mixture.variance[::-1], mixture.share[::-1])

@@ -1,0 +1,61 @@
+"""Gossip: peers average with random others, whoever these are.
+
+After Hegedűs et al. (2019), "Gossip Learning as a Decentralized Alternative to Federated Learning", and the random
+baseline of PENS (Onoszko et al., 2021), https://arxiv.org/abs/2107.08517, in rounds: a client trains, receives the
+models of k others drawn uniformly, and averages them with its own. With all others as k and all clients in every round
+this is FedAvg without a server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl import peers
+from pflcli.fl.peers import State
+from pflcli.fl.run import Predictor, Run
+
+KIND = "peer"
+NEEDS = ()
+PAPER = "Gossip learning"
+YEAR = 2019
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    k: Annotated[int, Ge(0)] = 5
+    """others to average with in a round; 0 is training alone"""
+    uniform: bool = False
+    """average without regard to numbers of samples"""
+    newcomer_epochs: Annotated[int, Ge(0)] = 5
+    """local epochs, when they personalize, of clients that never took part and so train alone"""
+
+
+def setup(run: Run) -> State:
+    """Return every client's models."""
+    return peers.setup(run)
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train, receive k models, average."""
+    cohort = run.cohort(t)
+    reachable = peers.train(run, state, cohort, t)
+    partners = np.zeros((len(cohort), len(run.clients)), dtype=bool)
+    for place, i in enumerate(cohort):
+        partners[place, peers.drawn(run.rng("asked", t, i), reachable[reachable != i], run.cfg.k)] = True
+    run.send("peer", run.init, copies=int(partners.sum()))
+    peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
+    met = np.zeros((len(run.clients), len(run.clients)), dtype=bool)
+    met[cohort] = partners
+    return {**state, "graph": peers.recorded(state["graph"], met)}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's own model."""
+    return peers.predictor(run, state, clients, run.cfg.newcomer_epochs)

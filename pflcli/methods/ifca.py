@@ -1,0 +1,71 @@
+"""IFCA: k models, of which each client trains the one that suits it best.
+
+Ghosh et al. (2020), https://arxiv.org/abs/2006.04088, Algorithm 1 with model averaging. The server sends all k models;
+a client takes the one with the lowest loss on its training samples, trains it and sends it back; the server averages
+those of each model. A model that nobody takes stays as it is. Models start from initial weights drawn independently:
+from the same ones, all clients would take the first for ever. With one model this is FedAvg.
+
+The choice for the answers is made on training samples of the last models, too; the authors' code makes it on test
+samples. `shared` is the paper's weight sharing (section 6): parameters that all models have in common.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.fl import clusters
+from pflcli.fl import params as P
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "IFCA"
+YEAR = 2020
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    k: Annotated[int, Ge(1)] = 4
+    """models; 1 is FedAvg"""
+    shared: str = ""
+    """parameters whose name starts with this, such as `body.`, are averaged over all clients"""
+
+
+def setup(run: Run) -> State:
+    """Return k models drawn independently, and the cluster of every client: none as yet, -1."""
+    models = run.starts(run.cfg.k)
+    if run.cfg.shared:
+        for name in P.part(run.init, run.cfg.shared):
+            models[name][:] = run.init[name]
+    return {"models": models, "cluster": torch.full((len(run.clients),), -1)}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Send all models to a cohort, of which each trains the best for it; average by model."""
+    cohort, models = run.cohort(t), state["models"]
+    own = {n: v for n, v in run.init.items() if not (run.cfg.shared and n.startswith(run.cfg.shared))}
+    run.send("down", own, copies=run.cfg.k * len(cohort))
+    run.send("down", {n: v for n, v in run.init.items() if n not in own}, copies=len(cohort))
+    chosen = clusters.best(run, models, cohort)
+    models = clusters.averaged(run, models, cohort, chosen, t, run.cfg.shared)
+    run.send("up", run.init, copies=len(cohort))
+    cluster = state["cluster"].cpu().clone()
+    cluster[cohort] = torch.from_numpy(chosen)
+    return {"models": models, "cluster": cluster}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with the model that suits each client's training samples best; without any, with the most common one."""
+    known = state["cluster"].cpu().numpy()
+    common = int(np.bincount(known[known >= 0], minlength=1).argmax())
+    return run.predictor(clients, clusters.of(state["models"], clusters.best(run, state["models"], clients, common)))

@@ -1,0 +1,51 @@
+"""Oracle: FedAvg within the true clusters of clients, which nobody is told in practice.
+
+What methods that look for clusters are held against, as in PANM (Li & Wu, 2022), https://arxiv.org/abs/2203.12285: it
+needs a partition that knows its clusters, such as one of scheme `clusters`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pflcli.fl import clusters
+from pflcli.fl import params as P
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "PANM, upper bound"
+YEAR = 2022
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options beyond the training settings."""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model for every cluster; raises InputError if they are not known."""
+    cluster = run.federation.true_clusters()
+    models = P.stack([run.start()] * (int(cluster.max()) + 1))
+    return {"models": models, "cluster": torch.from_numpy(cluster)}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Send each of a cohort the model of its cluster, train locally, average within clusters."""
+    cohort = run.cohort(t)
+    run.send("down", run.init, copies=len(cohort))
+    models = clusters.averaged(run, state["models"], cohort, state["cluster"].cpu().numpy()[cohort], t)
+    run.send("up", run.init, copies=len(cohort))
+    return {**state, "models": models}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with the model of each client's cluster."""
+    return run.predictor(clients, clusters.of(state["models"], state["cluster"].cpu().numpy()[clients]))

@@ -1,0 +1,167 @@
+"""PANM: peers find those with the same task by themselves, whatever the number of clusters.
+
+Li & Wu (2022), "Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor
+Matching", MLSys poster. First a client keeps the k most similar of those it asks and those it had (confident neighbour
+initialisation, Eq. 5); from round t1 on it asks some of its neighbours and some others, and keeps whom two Gaussians
+give to its cluster (heuristic neighbour matching, Eq. 6 to 10, `fl/mixture.py`). In between it averages with k of them.
+
+Similarity is 1 / loss of a peer's model on one's own samples (Eq. 1: PANMLoss), or the cosine of the last local updates
+mixed with that of the way from the common initialisation (Eq. 2 to 4: PANMGrad). `grad-centred` is PANMGrad less what
+all that are compared have in common, which otherwise comes to outweigh the rest (an extension). PANMGrad needs several
+local epochs: after one, updates are mostly noise. Eq. 10's new neighbours serve from the round that finds them on.
+
+A contact sends its model, and with gradients its last update beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Le
+from numpy.typing import NDArray
+
+from pflcli.fl import mixture, peers, similarity
+from pflcli.fl import params as P
+from pflcli.fl.peers import State
+from pflcli.fl.run import Predictor, Run
+
+KIND = "peer"
+NEEDS = ()
+PAPER = "PANM"
+YEAR = 2022
+
+Array = NDArray[np.float64]
+
+_XI = 512
+"""Samples at most on which a client tries its peers' models, the same for all of a round."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    metric: Literal["loss", "grad", "grad-centred"] = "loss"
+    """similarity of clients: of losses (PANMLoss), of gradients (PANMGrad), or of these less what is common"""
+    k: Annotated[int, Ge(0)] | None = None
+    """neighbours to average with; 0 is training alone, none takes 5, or 3 for 20 clients and fewer"""
+    l: Annotated[int, Ge(0)] = 0  # noqa: E741 (the poster's name)
+    """others, and from t1 on neighbours too, to ask in a round; 0 takes the larger of k and 5, 10 from 40 clients on"""
+    alpha: Annotated[float, Ge(0), Le(1)] = 0.5
+    """weight of the last update, against the way from the beginning, in the similarity of gradients"""
+    t1: Annotated[int, Ge(0)] = 0
+    """rounds of neighbour initialisation; 0 takes a quarter of the rounds, at least 1 and at most 10"""
+    tau: Annotated[int, Ge(1)] = 1
+    """rounds from one neighbour matching to the next; 5 halve the traffic at little cost"""
+    aggregate: Literal["neighbours", "bag"] = "neighbours"
+    """average with k random ones of those matched, or with all of them (the poster's Eq. 10, more traffic)"""
+    uniform: bool = False
+    """average without regard to numbers of samples"""
+    sim: Literal["inverse", "negative", "negative-log"] = "inverse"
+    """similarity of a loss F: 1 / F (the poster), -F or -log F, nearer to Gaussian"""
+    em: Literal["matching", "poster"] = "matching"
+    """poster starts EM as printed, which keeps the other cluster: a negative control"""
+    allow_isolated: bool = False
+    """let a matching leave no neighbour; otherwise the most similar stays"""
+    newcomer_epochs: Annotated[int, Ge(0)] = 5
+    """local epochs, when they personalize, of clients that never took part and so train alone"""
+
+
+def setup(run: Run) -> State:
+    """Return every client's models and neighbours, none as yet, and for gradients its last update."""
+    state = peers.setup(run)
+    if run.cfg.metric != "loss":
+        state["update"] = run.table({name: torch.zeros_like(run.init[name]) for name in run.engine.parameters})
+    return {**state, "bag": torch.zeros((len(run.clients), len(run.clients)), dtype=torch.bool)}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train, ask peers, keep the alike ones, and average with k of them."""
+    cohort, bag = run.cohort(t), state["bag"].cpu().numpy().copy()
+    reachable = peers.train(run, state, cohort, t)
+    if "update" in state:
+        for ids in run.portions(cohort, P.size(run.init)):
+            old, new = state["model"][ids], state["sent"][ids]
+            state["update"][ids] = {name: new[name] - old[name] for name in run.engine.parameters}
+    asked = {int(i): _asked(run, bag[i], reachable[reachable != i], int(i), t) for i in cohort}
+    scores = _similarities(run, state, asked, t)
+    partners = np.zeros((len(cohort), len(bag)), dtype=bool)
+    for place, (i, ids) in enumerate(asked.items()):
+        if len(ids):
+            bag[i] = _updated(run, bag[i], ids, scores[i], t)
+        mine = np.flatnonzero(bag[i])
+        whole = run.cfg.aggregate == "bag"
+        chosen = mine if whole else peers.drawn(run.rng("neighbours", t, i), mine, _sizes(run)[0])
+        partners[place, chosen] = True
+        run.send("peer", run.init, copies=len(np.union1d(ids, chosen)))
+        if "update" in state:
+            run.send("peer", state["update"].default, copies=len(ids))
+    peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
+    return {**state, "bag": torch.from_numpy(bag), "graph": peers.recorded(state["graph"], bag)}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's own model."""
+    return peers.predictor(run, state, clients, run.cfg.newcomer_epochs)
+
+
+def _sizes(run: Run) -> tuple[int, int, int]:
+    """Return k, l and t1, those left open by the numbers of clients and rounds."""
+    cfg, clients = run.cfg, len(run.clients)
+    k = cfg.k if cfg.k is not None else 3 if clients <= 20 else 5
+    return k, cfg.l or max(k, 5 if clients < 40 else 10), cfg.t1 or max(1, min(10, run.settings.rounds // 4))
+
+
+def _matching(run: Run, bag: NDArray[np.bool_], t: int) -> bool:
+    """Whether a client with these neighbours (m,) is past their initialisation; one without any never is."""
+    return t >= _sizes(run)[2] and bool(bag.any())
+
+
+def _asked(run: Run, bag: NDArray[np.bool_], others: NDArray[np.int64], i: int, t: int) -> NDArray[np.int64]:
+    """Return whom a client asks in a round: its neighbours, or l of them when it matches, and l of the others."""
+    k, count, t1 = _sizes(run)
+    matching = _matching(run, bag, t)
+    if k == 0 or (matching and (t - t1) % run.cfg.tau):
+        return others[:0]
+    draw, near, far = run.rng("asked", t, i), others[bag[others]], others[~bag[others]]
+    return np.concatenate([peers.drawn(draw, near, count) if matching else near, peers.drawn(draw, far, count)])
+
+
+def _updated(run: Run, bag: NDArray[np.bool_], asked: NDArray[np.int64], y: Array, t: int) -> NDArray[np.bool_]:
+    """Return a client's neighbours (m,) after those it ``asked`` were as similar as ``y`` (n,)."""
+    new, order = bag.copy(), asked[np.argsort(-mixture.finite(y), kind="stable")]
+    new[asked] = False
+    if not _matching(run, bag, t):
+        new[order[: _sizes(run)[0]]] = True
+        return new
+    new[asked[mixture.kept(y, bag[asked], as_printed=run.cfg.em == "poster")]] = True
+    if not new.any() and not run.cfg.allow_isolated:
+        new[order[0]] = True
+    return new
+
+
+def _similarities(run: Run, state: State, asked: dict[int, NDArray[np.int64]], t: int) -> dict[int, Array]:
+    """Return how similar to each client those are that it asked."""
+    if run.cfg.metric != "loss":
+        return {i: _cosines(run, state, np.asarray([i, *ids])) for i, ids in asked.items() if len(ids)}
+    losses = peers.losses(run, state, asked, _XI, t)
+    return {i: _SIMILARITY[run.cfg.sim](values) for i, values in losses.items()}
+
+
+_SIMILARITY: dict[str, Callable[[Array], Array]] = {
+    "inverse": lambda loss: 1 / (loss + 1e-8),
+    "negative": lambda loss: -loss,
+    "negative-log": lambda loss: -np.log(loss + 1e-8),
+}
+
+
+def _cosines(run: Run, state: State, ids: NDArray[np.int64]) -> Array:
+    """Return the similarity of the first client's gradients with those of the others (n - 1,), Eq. 4."""
+    names, centred = run.engine.parameters, run.cfg.metric == "grad-centred"
+    last = similarity.vectors(state["update"][ids], names)
+    way = similarity.vectors(state["sent"][ids], names, run.init)
+    cosines = [similarity.to_first(rows, centred=centred) for rows in (last, way)]
+    return np.asarray(run.cfg.alpha * cosines[0] + (1 - run.cfg.alpha) * cosines[1])

@@ -1,0 +1,41 @@
+"""How well clients' neighbours match the true clusters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def adjacency(packed: Array, clients: int) -> NDArray[np.bool_]:
+    """Return who has whom as neighbours (..., m, m) from bits (..., m, m / 8 rounded up), as methods keep them."""
+    found: NDArray[np.bool_] = np.unpackbits(packed, axis=-1, count=clients).astype(bool)
+    return found
+
+
+def together(cluster: Array) -> NDArray[np.bool_]:
+    """Return who shares a cluster with whom (m, m), oneself left out."""
+    same: NDArray[np.bool_] = cluster[:, None] == cluster
+    np.fill_diagonal(same, False)
+    return same
+
+
+def precision_recall(neighbours: Array, cluster: Array) -> tuple[float, float]:
+    """Return precision and recall of ``neighbours`` (m, m) against the true ``cluster`` (m,), means over clients.
+
+    A client's precision is the share of its neighbours that are of its cluster, its recall the share of the others of
+    its cluster that are its neighbours. Precision leaves out clients without neighbours, recall those that are alone in
+    their cluster; nan if that leaves nobody. Nobody is a neighbour of itself.
+    """
+    same = together(cluster)
+    held = neighbours & ~np.eye(len(cluster), dtype=bool)
+    hits, chosen, others = (np.sum(table, axis=1) for table in (held & same, held, same))
+    precision, recall = (hits[n > 0] / n[n > 0] for n in (chosen, others))
+    return (
+        float(precision.mean()) if len(precision) else math.nan,
+        float(recall.mean()) if len(recall) else math.nan,
+    )
