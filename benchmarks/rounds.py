@@ -29,7 +29,6 @@ from subjects import ceiling, children, work
 
 from pflcli.fl.engine import WAYS
 
-
 PEERS = ("flower", "fluke", "apple")
 
 

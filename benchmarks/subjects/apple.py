@@ -22,9 +22,10 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from subjects import work
 from torch import Tensor, nn
 from torch.nn import functional
+
+from subjects import work
 
 
 class Classifier(nn.Module):

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from subjects import work
 from torch import Tensor, nn
 from torch.nn import functional
+
+from subjects import work
 
 
 @dataclass(frozen=True)

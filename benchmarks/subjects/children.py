@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from subjects import work
 
 FOLDER = Path(__file__).parents[1]

@@ -22,9 +22,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from subjects import work
 from torch import Tensor, nn
 from torch.nn import functional
+
+from subjects import work
 
 client_app, server_app = ClientApp(), ServerApp()
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import time
 
 import torch
-from subjects import work
 
 from pflcli.vision import torchvision
+from subjects import work
 
 torchvision()
 

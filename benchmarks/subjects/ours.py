@@ -8,7 +8,6 @@ import time
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line sets it
 
 import numpy as np
-from subjects import work
 
 from pflcli.artifacts import blocks
 from pflcli.artifacts.partition import Partition
@@ -16,6 +15,7 @@ from pflcli.fl.run import Run
 from pflcli.methods import fedavg
 from pflcli.steps import training
 from pflcli.steps.making import Manner
+from subjects import work
 
 
 def prepared(task: work.Task) -> Run:

@@ -7,9 +7,10 @@ import time
 
 import numpy as np
 import torch
-from subjects import work
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
+
+from subjects import work
 
 
 def main() -> None:
