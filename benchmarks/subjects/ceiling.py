@@ -31,7 +31,7 @@ class Arithmetic:
 
 
 def of_round(model: str) -> Arithmetic:
-    """Count a round's operations, 2 a multiply-add: forward, weight gradients and, but in the first layer, the input's."""
+    """Count a round's operations, 2 a multiply-add: forward, weight gradients and, past the first layer, inputs'."""
     task = work.Task(model, 0, 1, 1, False, "")
     net, counts = work.net(task).eval(), {nn.Conv2d: 0.0, nn.Linear: 0.0}
     seen: list[nn.Module] = []
@@ -67,7 +67,7 @@ def rates(threads: int) -> Arithmetic:
 
 def _best(run: Callable[[], object]) -> float:
     times = []
-    for _ in range(10):
+    for _ in range(40):
         began = time.perf_counter()
         run()
         times.append(time.perf_counter() - began)

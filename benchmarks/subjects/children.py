@@ -46,6 +46,8 @@ def run(python: str, module: str, task: work.Task) -> Outcome:
     surroundings = os.environ | {
         "PYTHONPATH": f"{FOLDER}{os.pathsep}{FOLDER.parent}",
         "OMP_NUM_THREADS": str(task.threads),
+        # Threads that spin while they wait cost a busy machine many times over: no subject's do.
+        "OMP_WAIT_POLICY": "PASSIVE",
     }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
