@@ -1,162 +1,240 @@
-"""Seconds a FedAvg round: pfl against a plain PyTorch loop, side by side in one run, and against the machine's ceiling.
+"""Seconds a FedAvg round: pfl's ways, a plain PyTorch loop and other libraries side by side, and the machine's ceiling.
 
-    python benchmarks/rounds.py [--models cnn,mobilenet-v2,mlp] [--rounds 5] [--threads 2]
+    python benchmarks/rounds.py [--models cnn,mlp] [--python peers=VENV/bin/python] [--rounds 4] [--repeats 3] [--json]
+    python benchmarks/rounds.py --check
 
-100 clients of 250 samples, 10 a round, batch 32, one local epoch, random images. The plain loop is written as most
-repositories write it: deepcopy of the global model, a DataLoader, an optimizer, a mean of state_dicts. It runs with
-``--threads`` intra-op threads. Rounds alternate, so that drift of the machine hits both; the median is printed.
+Every measurement is a process of its own (``subjects/``) that trains a warm-up round, not counted, and then
+``--rounds`` more. Subjects take turns, ``--repeats`` times, so that drift of the machine hits all; a ratio is that of
+medians within one turn, and the median over turns is printed with the smallest and the largest. Each library first
+shows, in a turn that is not counted, with which of its arrangements of workers and threads it is faster. Memory is the
+largest sum of proportional set sizes of a subject's processes, looked at twice a second.
 
-The ceiling is the arithmetic of a round (forward and backward: 3 x 2 x multiply-adds of convolutions and linear layers)
-at the best rate of a large matrix product, measured in the same run on all threads.
+The ceiling is the arithmetic of a round at the best rates of large convolutions and matrix products on all threads,
+measured before each turn. ``--check`` shows that all do the same work: from the same weights, over the same
+minibatches, every library must arrive at pfl's model after a round.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import json
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from subjects import ceiling, children, work
 
-from pflcli.artifacts import blocks
-from pflcli.artifacts.partition import Partition
-from pflcli.fl.run import Run
-from pflcli.methods import fedavg
-from pflcli.models import create
-from pflcli.steps import training
-from pflcli.steps.making import Manner
+from pflcli.fl.engine import WAYS
 
-CLIENTS, SAMPLES = 100, 250
-SHAPES = {"cnn": ((28, 28), 62), "mlp": ((28, 28), 62), "mobilenet-v2": ((32, 32, 3), 10)}
-SETTINGS = {"participation": 0.1, "batch_size": 32, "epochs": 1, "lr": 0.01}
+PEERS = ("flower", "fluke", "apple")
 
 
-def world(model: str) -> Partition:
-    """Random images of the model's usual size."""
-    shape, classes = SHAPES[model]
-    draw = np.random.default_rng(0)
-    n = CLIENTS * SAMPLES
-    sizes = np.tile([SAMPLES, 0, 0], CLIENTS)
-    return Partition(
-        x=draw.integers(0, 256, (n, *shape), dtype=np.uint8),
-        y=draw.integers(0, classes, n),
-        sample=np.arange(n),
-        offsets=blocks.offsets(sizes),
-        names=[str(client) for client in range(CLIENTS)],
-        classes=classes,
-    )
+@dataclass
+class Subject:
+    """A library or a way of pfl: where it runs, its arrangements (workers, threads), and what was measured."""
+
+    name: str
+    module: str
+    arrangements: list[tuple[int, int]]
+    distribution: str = ""
+    way: str = "auto"
+    version: str = ""
+    seconds: list[list[float]] = field(default_factory=list)
+    memory: int = 0
+    took: str = ""
 
 
-def ours(run: Run) -> Callable[[int], object]:
-    """A round of pfl's FedAvg."""
-    state = fedavg.setup(run)
-    return lambda t: fedavg.train_round(run, state, t)
-
-
-def plain(run: Run, model: str) -> Callable[[int], object]:
-    """A round as most repositories write it."""
-    data = run.federation
-    net = create(model, data.in_shape, data.classes, 0)
-    sets = [
-        TensorDataset(data.inputs(data.block(int(c), "train")), data.y[data.block(int(c), "train")])
-        for c in run.clients
+def subjects(threads: int, names: list[str]) -> list[Subject]:
+    """Return those with these names (all if none), pfl's own way first."""
+    spread, joined, single = (threads, 1), (1, threads), (1, 1)
+    found = [Subject("pfl", "ours", [joined])]
+    found += [Subject(f"pfl-{way}", "ours", [joined], way=way) for way in WAYS if way != "auto"]
+    found += [
+        Subject("plain", "plain", [joined, single], "torch"),
+        Subject("flower", "flower", [spread, joined], "flwr"),
+        Subject("fluke", "fluke", [joined, single], "fluke-fl"),
+        Subject("apple", "apple", [spread, joined], "pfl"),
     ]
-
-    def once(t: int) -> None:
-        total: dict[str, torch.Tensor] = {}
-        cohort = run.cohort(t)
-        for client in cohort:
-            local = copy.deepcopy(net).train()
-            optimizer = torch.optim.SGD(local.parameters(), lr=0.01)
-            for x, y in DataLoader(sets[client], batch_size=32, shuffle=True):
-                optimizer.zero_grad()
-                functional.cross_entropy(local(x), y).backward()
-                optimizer.step()
-            for name, value in local.state_dict().items():
-                total[name] = total.get(name, 0) + value * (1 / len(cohort))
-        net.load_state_dict(total)
-
-    return once
+    return [subject for subject in found if not names or subject.name in {"pfl", *names}]
 
 
-def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
-    """Multiply-adds of the convolutions and linear layers for one sample, forward."""
-    count = 0
-
-    def see(module: nn.Module, _: object, out: torch.Tensor) -> None:
-        nonlocal count
-        weight = module.weight
-        assert isinstance(weight, torch.Tensor)
-        count += weight.numel() * (out.shape[2] * out.shape[3] if out.ndim == 4 else 1)
-
-    hooks = [m.register_forward_hook(see) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    net.eval()(torch.zeros(1, *shape))
-    for hook in hooks:
-        hook.remove()
-    return count
+def installed(subject: Subject, python: str) -> bool:
+    """Note the version of a subject's distribution; if there is none, say how to install it."""
+    if not subject.distribution:
+        return True
+    ask = f"from importlib.metadata import version; print(version({subject.distribution!r}))"
+    answer = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+    subject.version = answer.stdout.strip()
+    if answer.returncode:
+        say(
+            f"{subject.name} is skipped: {subject.distribution} is not installed; python -m venv VENV && "
+            f"VENV/bin/pip install -r benchmarks/requirements.txt, then --python peers=VENV/bin/python"
+        )
+    return answer.returncode == 0
 
 
-def gemm_rate(threads: int) -> float:
-    """Best FLOP/s of a large float32 matrix product."""
-    torch.set_num_threads(threads)
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    times = []
-    for _ in range(10):
-        began = time.perf_counter()
-        a @ b
-        times.append(time.perf_counter() - began)
-    return 2 * 1024**3 / min(times)
+def say(text: str) -> None:
+    """Tell whoever watches."""
+    print(text, file=sys.stderr, flush=True)
 
 
-def timed(once: Callable[[int], object], t: int) -> float:
-    """Seconds of one round."""
-    began = time.perf_counter()
-    once(t)
-    return time.perf_counter() - began
+def tried(subject: Subject, python: str, task: work.Task) -> children.Outcome | None:
+    """Run a subject once, or say why it does not run."""
+    try:
+        return children.run(python, subject.module, task)
+    except children.Failed as reason:
+        say(f"{subject.name} is skipped for {task.model}: {reason}")
+        return None
+
+
+def arranged(some: list[Subject], pythons: dict[str, str], model: str) -> list[Subject]:
+    """Return the subjects that run, each with its faster arrangement first."""
+    fit, own = [], ""
+    for subject in some:
+        trials: list[tuple[float, tuple[int, int]]] = []
+        for workers, threads in subject.arrangements:
+            task = work.Task(model, 2, workers, threads, False, "", subject.way)
+            outcome = tried(subject, pythons[subject.module], task)
+            if outcome is None:
+                continue
+            trials.append((min(outcome.facts["seconds"]), (workers, threads)))
+            say(f"  {subject.name} {workers}x{threads} {trials[-1][0]:.3f} s")
+            subject.took = outcome.facts["way"]
+        if subject.name == "pfl":
+            own = subject.took
+        if trials and not (subject.name != "pfl" and subject.took and subject.took == own):
+            subject.arrangements = [arrangement for _, arrangement in sorted(trials)]
+            fit.append(subject)
+    return fit
+
+
+def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
+    """Let the subjects take turns on one model."""
+    say(f"{model}: which arrangement is faster")
+    some = arranged(some, pythons, model)
+    rates = ceiling.rates(args.threads)
+    for turn in range(args.repeats):
+        now = ceiling.rates(args.threads)
+        rates = ceiling.Arithmetic(max(rates.convolutions, now.convolutions), max(rates.products, now.products))
+        for subject in some:
+            task = work.Task(model, args.rounds, *subject.arrangements[0], False, "", subject.way)
+            outcome = children.run(pythons[subject.module], subject.module, task)
+            subject.seconds.append(outcome.facts["seconds"])
+            subject.memory = max(subject.memory, outcome.memory)
+            say(f"  turn {turn + 1} {subject.name} {statistics.median(subject.seconds[-1]):.3f} s")
+    arithmetic, rows = ceiling.of_round(model), []
+    for subject in some:
+        median = statistics.median(second for turn in subject.seconds for second in turn)
+        ratios = [
+            statistics.median(theirs) / statistics.median(ours)
+            for theirs, ours in zip(subject.seconds, some[0].seconds, strict=True)
+        ]
+        rows.append(
+            {
+                "subject": f"pfl ({subject.took})" if subject.took else f"{subject.name} {subject.version}",
+                "workers": "x".join(map(str, subject.arrangements[0])),
+                "seconds": median,
+                "ratio": statistics.median(ratios),
+                "ratios": sorted(ratios),
+                "gflops": arithmetic.total / median / 1e9,
+                "of_ceiling": arithmetic.seconds(rates) / median,
+                "memory_mb": subject.memory / 1e6,
+                "rounds": subject.seconds,
+            }
+        )
+    return {
+        "model": model,
+        "arithmetic_gflop": arithmetic.total / 1e9,
+        "ceiling_seconds": arithmetic.seconds(rates),
+        "convolution_gflops": rates.convolutions / 1e9,
+        "product_gflops": rates.products / 1e9,
+        "subjects": rows,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return a Markdown table of one model."""
+    setting = work.SETTINGS[found["model"]]
+    lines = [
+        f"`{found['model']}`: {setting.cohort} of {setting.clients} clients, {setting.samples} samples, batches of "
+        f"{setting.batch}; ceiling {found['ceiling_seconds']:.3f} s (convolutions {found['convolution_gflops']:.0f}, "
+        f"matrix products {found['product_gflops']:.0f} GFLOP/s)",
+        "",
+        "| subject | workers x threads | s a round | times pfl | of ceiling | peak MB |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in found["subjects"]:
+        low, high = row["ratios"][0], row["ratios"][-1]
+        lines.append(
+            f"| {row['subject']} | {row['workers']} | {row['seconds']:.3f} | {row['ratio']:.2f} ({low:.2f}-{high:.2f}) "
+            f"| {row['of_ceiling']:.0%} | {row['memory_mb']:.0f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def check(model: str, some: list[Subject], pythons: dict[str, str]) -> list[dict[str, Any]]:
+    """Compare every subject's model after one round with that of pfl's first way, and count its batches.
+
+    ``difference`` is the largest over all parameters, ``change`` the largest by which the round changed one.
+    """
+    task = work.Task(model, 1, 1, 1, True, "")
+    start = {name: value.detach().numpy() for name, value in work.net(task).named_parameters()}
+    cut = [min(task.setting.batch, task.setting.samples - first) for first in task.setting.firsts] * task.clients
+    rows, ours = [], start
+    for subject in some:
+        for workers, threads in subject.arrangements[:1]:
+            asked = work.Task(model, 1, workers, threads, True, "", subject.way)
+            outcome = tried(subject, pythons[subject.module], asked)
+            if outcome is None:
+                continue
+            theirs = {name: outcome.parameters[name] for name in start}
+            ours = theirs if ours is start else ours
+            difference = max(float(np.abs(theirs[name] - ours[name]).max()) for name in start)
+            change = max(float(np.abs(theirs[name] - start[name]).max()) for name in start)
+            same = not outcome.steps or sorted(outcome.steps) == sorted(cut)
+            counted = f"{len(outcome.steps)} batches" if outcome.steps else "batches not seen"
+            verdict = "same" if same and difference < 1e-3 * change else "DIFFERENT"
+            say(f"  {model} {subject.name}: {verdict}, {counted}, difference {difference:.1e} of {change:.1e}")
+            rows.append({"model": model, "subject": subject.name, "same": verdict == "same", "batches": outcome.steps})
+            rows[-1] |= {"difference": difference, "change": change}
+    return rows
 
 
 def main() -> None:
-    """Measure every model."""
+    """Measure, or check, every model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="cnn,mobilenet-v2,mlp")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", default=",".join(work.SETTINGS), help="separated by commas")
+    parser.add_argument("--subjects", default="", help="separated by commas; pfl is always among them")
+    parser.add_argument("--rounds", type=int, default=4, help="counted rounds of a process")
+    parser.add_argument("--repeats", type=int, default=3, help="turns")
+    parser.add_argument("--threads", type=int, default=2, help="cores to use")
+    parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--check", action="store_true", help="compare the models after one round instead of times")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    names = args.models.split(",")
-    if len(names) > 1:
-        # Thread pools that one model leaves behind slow down the next: a process for each.
-        for name in names:
-            command = [sys.executable, __file__, "--models", name, "--rounds", args.rounds, "--threads", args.threads]
-            subprocess.run([str(word) for word in command], check=True)
-        return
-    rate = gemm_rate(args.threads)
-    print(f"{args.threads} threads, matrix product {rate / 1e9:.0f} GFLOP/s")
-    print(f"{'model':14}{'pfl s':>10}{'plain s':>10}{'plain/pfl':>11}{'ceiling s':>11}{'of ceiling':>12}")
-    for model in names:
-        plan = training.settings({}, {**SETTINGS, "model": model})
-        run = training.prepare(world(model), fedavg, None, plan, 0, Manner(threads=args.threads))
-        functions = {"pfl": ours(run), "plain": plain(run, model)}
-        seconds: dict[str, list[float]] = {name: [] for name in functions}
-        for t in range(args.rounds + 1):
-            for name, once in functions.items():
-                torch.set_num_threads(args.threads)
-                seconds[name].append(timed(once, t))
-        # The first round of each pays for memory and is not counted.
-        median = {name: statistics.median(values[1:]) for name, values in seconds.items()}
-        net = create(model, run.federation.in_shape, run.federation.classes, 0)
-        ceiling = 3 * 2 * multiply_adds(net, run.federation.in_shape) * 10 * SAMPLES / rate
-        print(
-            f"{model:14}{median['pfl']:10.3f}{median['plain']:10.3f}{median['plain'] / median['pfl']:10.2f}x"
-            f"{ceiling:11.3f}{ceiling / median['pfl']:11.0%}"
-        )
+    pythons = dict.fromkeys(("ours", "plain", "flower", "fluke", "apple"), sys.executable)
+    for given in args.python:
+        name, _, path = given.partition("=")
+        if not path or name not in {*pythons, "peers"}:
+            parser.error(f"--python {given}: NAME is flower, fluke, apple, or peers for all three")
+        pythons |= dict.fromkeys(PEERS if name == "peers" else [name], path)
+    found = []
+    for model in args.models.split(","):
+        some = [
+            subject
+            for subject in subjects(args.threads, [name for name in args.subjects.split(",") if name])
+            if installed(subject, pythons[subject.module])
+        ]
+        found.append(check(model, some, pythons) if args.check else measure(model, some, pythons, args))
+        if not args.check and not args.json:
+            print(table(found[-1]), flush=True)
+    if args.json:
+        print(json.dumps({"check" if args.check else "models": found}, indent=1))
+    if args.check and not all(row["same"] for rows in found for row in rows):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+"""fluke: its FedAVG with its own clients, server and FastDataLoader, one client after the other; no evaluation."""
+
+# ruff: noqa: E402, fluke can be imported only after torchvision has been made to fit
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from pflcli.vision import torchvision
+from subjects import work
+
+torchvision()
+
+from fluke import DDict, FlukeENV
+from fluke.algorithms.fedavg import FedAVG
+from fluke.client import Client
+from fluke.config import OptimizerConfigurator
+from fluke.data import FastDataLoader
+from fluke.server import Server
+from fluke.utils import FederationObserver
+
+
+class Clock(FederationObserver):
+    """Notes when rounds begin and end."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def start_round(self, round: int, global_model: object) -> None:
+        """Begin a round."""
+        self._began = time.perf_counter()
+
+    def end_round(self, round: int) -> None:
+        """End a round."""
+        self.seconds.append(time.perf_counter() - self._began)
+
+
+def main() -> None:
+    """Train and report."""
+    task = work.Task.given()
+    torch.set_num_threads(task.threads)
+    setting, net = task.setting, work.net(task)
+    if task.check:
+        work.Steps.count(net)
+    env = FlukeENV()
+    env.set_seed(work.SEED)
+    env.set_device("cpu")
+    env.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
+    optimizer = OptimizerConfigurator(DDict(name="SGD", lr=work.LR))
+    clients = [
+        Client(
+            index,
+            FastDataLoader(x, y, num_labels=setting.classes, batch_size=setting.batch, shuffle=not task.check),
+            None,
+            optimizer,
+            torch.nn.CrossEntropyLoss(),
+            local_epochs=1,
+        )
+        for index, (x, y) in enumerate(work.tensors(task))
+    ]
+    server = Server(net, None, clients, weighted=True)
+    algorithm = FedAVG(len(clients), None, DDict(), clients=clients, server=server)
+    clock = Clock()
+    algorithm.set_callbacks(clock)
+    algorithm.run(task.repeats, setting.cohort / task.clients)
+    work.report(task, clock.seconds, server.model.state_dict(), work.Steps.seen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""pfl: rounds of its FedAvg, by the way that the task names."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from pflcli.artifacts import blocks
+from pflcli.artifacts.partition import Partition
+from pflcli.fl.run import Run
+from pflcli.methods import fedavg
+from pflcli.steps import training
+from pflcli.steps.making import Manner
+from subjects import work
+
+
+def prepared(task: work.Task) -> Run:
+    """Return pfl's run of the task, ready for its rounds."""
+    setting = task.setting
+    x, y = work.samples(task)
+    world = Partition(
+        x=x,
+        y=y,
+        sample=np.arange(len(y)),
+        offsets=blocks.offsets(np.tile([setting.samples, 0, 0], task.clients)),
+        names=[str(client) for client in range(task.clients)],
+        classes=setting.classes,
+    )
+    plan = {
+        "model": task.model,
+        "participation": setting.cohort / task.clients,
+        "batch_size": setting.batch,
+        "epochs": 1,
+        "lr": work.LR,
+    }
+    manner = Manner(device="cpu", engine=task.way, threads=task.threads)
+    return training.prepare(world, fedavg, None, training.settings({}, plan), work.SEED, manner)
+
+
+def main() -> None:
+    """Train and report."""
+    task = work.Task.given()
+    run = prepared(task)
+    state, seconds = fedavg.setup(run), []
+    for t in range(task.repeats):
+        began = time.perf_counter()
+        state = fedavg.train_round(run, state, t)
+        seconds.append(time.perf_counter() - began)
+    work.report(task, seconds, state["global"], [], way=run.engine.way)
+
+
+if __name__ == "__main__":
+    main()

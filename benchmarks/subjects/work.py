@@ -1,0 +1,154 @@
+"""The work that every library does: data, model, cohort and steps, the same numbers in every environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pflcli import rng
+from pflcli.models import Net, create
+
+SEED = 0
+LR = 0.01
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Clients of equal size, ``cohort`` of them a round: one local epoch of SGD in batches of ``batch``."""
+
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    samples: int
+    cohort: int
+    batch: int
+
+    @property
+    def firsts(self) -> range:
+        """Where the minibatches of one client begin."""
+        return range(0, self.samples, self.batch)
+
+
+SETTINGS = {
+    "cnn": Setting((28, 28), 62, 100, 250, 10, 32),
+    "mobilenet-v2": Setting((32, 32, 3), 10, 100, 250, 10, 32),
+    "mlp": Setting((28, 28), 10, 100, 50, 100, 10),
+    "logistic": Setting((28, 28), 10, 100, 50, 100, 10),
+}
+"""By model. The last two are where the cost of starting operators rules: many small clients, all of them each round."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process is asked for.
+
+    ``workers`` processes with ``threads`` intra-op threads each. With ``check``, the clients are one cohort, all take
+    part in a single round, and minibatches come in pfl's order: every library must then arrive at the same model.
+    """
+
+    model: str
+    rounds: int
+    workers: int
+    threads: int
+    check: bool
+    out: str
+    way: str = "auto"
+
+    @classmethod
+    def given(cls) -> Task:
+        """Return the task on the command line."""
+        return cls(**json.loads(sys.argv[1]))
+
+    @property
+    def json(self) -> str:
+        """The task as it stands on the command line."""
+        return json.dumps(asdict(self))
+
+    @property
+    def setting(self) -> Setting:
+        """The setting that belongs to the model."""
+        return SETTINGS[self.model]
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return self.setting.cohort if self.check else self.setting.clients
+
+    @property
+    def repeats(self) -> int:
+        """How many rounds to train: the first of them is not counted, unless it is the only one."""
+        return 1 if self.check else self.rounds + 1
+
+
+def samples(task: Task) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return random images (n, ...) and labels (n,) of all clients, one block each."""
+    setting, draw = task.setting, np.random.default_rng(SEED)
+    n = task.clients * setting.samples
+    return draw.integers(0, 256, (n, *setting.shape), dtype=np.uint8), draw.integers(0, setting.classes, n)
+
+
+def tensors(task: Task) -> list[tuple[Tensor, Tensor]]:
+    """Return each client's inputs, float32 in [0, 1] with channels first, and labels; to check, in pfl's order."""
+    x, y = samples(task)
+    images = torch.from_numpy(x)
+    images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
+    inputs, labels = images.float().div(255).contiguous(), torch.from_numpy(y)
+    size, found = task.setting.samples, []
+    for client in range(task.clients):
+        rows = np.arange(client * size, (client + 1) * size)
+        if task.check:
+            rows = rows[rng.generator(SEED, "sgd", 0, client).permutation(size)]
+        found.append((inputs[rows], labels[rows]))
+    return found
+
+
+def net(task: Task) -> Net:
+    """Return the model with pfl's initial weights."""
+    shape = task.setting.shape
+    in_shape = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2])
+    return create(task.model, in_shape, task.setting.classes, SEED)
+
+
+class Steps:
+    """Counts the training batches that a model sees; copies of the model count here too."""
+
+    seen: ClassVar[list[int]] = []
+
+    @classmethod
+    def count(cls, model: nn.Module) -> None:
+        """Count from now on."""
+        model.register_forward_pre_hook(_see)
+
+
+def _see(model: nn.Module, given: tuple[Tensor, ...]) -> None:
+    if torch.is_grad_enabled():
+        Steps.seen.append(len(given[0]))
+
+
+def report(
+    task: Task,
+    seconds: list[float],
+    parameters: Mapping[str, Tensor],
+    steps: list[int],
+    *,
+    rank: int = 0,
+    way: str = "",
+) -> None:
+    """Write the seconds of the rounds; to check, the model's parameters and the sizes of the batches of one round."""
+    out = Path(task.out)
+    if rank == 0:
+        counted = seconds if task.check else seconds[1:]
+        out.with_suffix(".json").write_text(json.dumps({"seconds": counted, "way": way}))
+    if task.check:
+        out.with_suffix(f".{rank}.steps").write_text(json.dumps(steps))
+        if rank == 0:
+            np.savez(out.with_suffix(".npz"), **{name: value.detach().numpy() for name, value in parameters.items()})
