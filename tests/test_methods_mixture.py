@@ -13,7 +13,7 @@ import worlds
 from pflcli import rng
 from pflcli.fl import params as P
 from pflcli.fl.plan import steps
-from pflcli.methods import fedhealth
+from pflcli.methods import fedhealth, per_fedavg
 
 WAYS = ("loop", "stacked")
 
@@ -124,6 +124,43 @@ def test_a_newcomer_of_apfl_begins_at_the_global_model():
     mixed = {name: 0.3 * v[name] + 0.7 * w[name] for name in w}
     found = worlds.answers("apfl", made, state, np.asarray([new]))["test"]
     np.testing.assert_allclose(found, worlds.probabilities(mixed, made.federation, new), atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_per_fedavg_round_by_hand(way):
+    made = worlds.run("per-fedavg", way=way, participation=1.0, epochs=2, options={"alpha": 0.2})
+    found = worlds.play("per-fedavg", made, last=1)["global"]
+    data, trained = made.federation, []
+    for c in worlds.ABLE:
+        w = made.init
+        for rows in minibatches(data, c, ("sgd", 0), epochs=2, size=8):
+            first, second = (rows[::2], rows[1::2]) if len(rows) >= 4 else (rows, rows)
+            w = moved(w, gradient(moved(w, gradient(w, data, first), 0.2), data, second), 0.1)
+        trained.append(w)
+    worlds.close(found, worlds.mean(trained, weights(made, worlds.ABLE)), atol=1e-5)
+    assert made.traffic["up"] == made.traffic["down"] == 6 * P.size(made.init)
+
+
+def test_the_outer_gradient_is_of_other_samples_than_the_inner():
+    batch = per_fedavg.Batch(torch.arange(10.0), torch.arange(10))
+    first, second = per_fedavg._halves(batch)
+    assert sorted([*first.y.tolist(), *second.y.tolist()]) == list(range(10))
+    padded = per_fedavg.Batch(batch.x, batch.y, torch.tensor([1 / 7] * 7 + [0.0] * 3))
+    first, second = (half.weight for half in per_fedavg._halves(padded))
+    assert first.gt(0).tolist() == [True, False] * 3 + [True] + [False] * 3
+    assert second.gt(0).tolist() == [False, True] * 3 + [False] * 4
+    assert [first.sum().item(), second.sum().item()] == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_per_fedavg_fine_tunes_at_rate_alpha(refit):
+    made = worlds.run("per-fedavg", options={"alpha": 0.2, "epochs": 2, "refit": refit})
+    state = worlds.play("per-fedavg", made)
+    found = worlds.answers("per-fedavg", made, state, np.asarray([0]))
+    assert set(found) == ({"test"} if refit else {"validation", "test"})
+    splits = ("train", "validation") if refit else ("train",)
+    model = worlds.steps(state["global"], made.federation, 0, ("sgd", "fine-tune"), epochs=2, lr=0.2, splits=splits)
+    np.testing.assert_allclose(found["test"], worlds.probabilities(model, made.federation, 0), atol=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)
