@@ -53,6 +53,7 @@ def run(
     code = registry.load("methods", method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     made = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, P.of(net))
+    made.fresh = lambda number: P.of(models.create("mlp", data.in_shape, CLASSES, seed + 100 * number))
     made.backbone = P.of(models.create("mlp", data.in_shape, CLASSES, seed + 1))
     made.embeddings = embed(made)
     made.stores = stores(made)

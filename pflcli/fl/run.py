@@ -116,6 +116,8 @@ class Run:
     """where the rows of the table of this number are kept"""
     tables: int = 0
     """how many tables there are"""
+    fresh: Callable[[int], Params] | None = None
+    """makes further initial parameters, by their number from 1"""
 
     @property
     def clients(self) -> NDArray[np.int64]:
@@ -129,6 +131,13 @@ class Run:
     def start(self) -> Params:
         """Return the common initial parameters."""
         return {name: value.clone() for name, value in self.init.items()}
+
+    def starts(self, count: int) -> Stacked:
+        """Return ``count`` initial models drawn independently, stacked; the first are the common parameters."""
+        if count > 1 and self.fresh is None:
+            raise ComputationError("this run has one set of initial parameters")
+        drawn = [self.fresh(number) for number in range(1, count)] if self.fresh else []
+        return P.stack([self.init, *drawn])
 
     def table(self, default: Params) -> Table:
         """Return a model for every client, each a copy of ``default`` until it is written."""

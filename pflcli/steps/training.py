@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from pflcli import config, models, registry
+from pflcli import config, models, registry, rng
 from pflcli.artifacts import tensors
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
@@ -54,7 +54,12 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     hands = f"{jobs} processes" if jobs else f"{workers} threads"
     manner.watch.detail(f"{plan.model} on {device}, {engine.way} engine, {hands}")
     # The engine's federation: with processes the samples lie in shared memory, and only there.
-    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init)
+
+    def fresh(number: int) -> P.Params:
+        drawn = models.create(plan.model, federation.in_shape, data.classes, rng.integer(seed, "start", number))
+        return {name: value.to(device) for name, value in P.of(drawn).items()}
+
+    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, fresh=fresh)
 
 
 @dataclass
