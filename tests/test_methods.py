@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import rng
+from pflcli.errors import UsageError
 from pflcli.fl import params as P
 from pflcli.fl.neighbours import Neighbours, Stores, flat_indexes, votes
 from pflcli.fl.run import Settings
@@ -120,6 +121,25 @@ def test_fedavg_plus_starts_from_the_backbone():
         with torch.no_grad():
             expected.append(torch.softmax(model.head(model.body(data.x[data.block(client, "test")])), 1))
     np.testing.assert_allclose(found, torch.cat(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "trainable"), [({"upper": 2}, ("body.3.", "head.")), ({"trainable": "head."}, "head.")]
+)
+def test_fedavg_plus_may_train_upper_layers_alone(options, trainable):
+    made = worlds.run("fedavg-plus", options={"epochs": 2, **options})
+    found = worlds.answers("fedavg-plus", made, {}, np.asarray([0]))["test"]
+    plan = {"epochs": 2, "trainable": trainable, "splits": ("train", "validation")}
+    model = worlds.steps(made.backbone, made.federation, 0, ("sgd", "fine-tune"), **plan)
+    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, 0), atol=1e-6)
+
+
+def test_fedavg_plus_refuses_a_choice_that_trains_nothing():
+    made = worlds.run("fedavg-plus", options={"trainable": "haed."})
+    with pytest.raises(UsageError, match="no parameters under"):
+        worlds.answers("fedavg-plus", made, {})
+    with pytest.raises(UsageError, match="give one"):
+        worlds.run("fedavg-plus", options={"trainable": "head.", "upper": 1})
 
 
 NEUTRAL = {

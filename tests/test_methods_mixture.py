@@ -13,7 +13,7 @@ import worlds
 from pflcli import rng
 from pflcli.fl import params as P
 from pflcli.fl.plan import steps
-from pflcli.methods import fedhealth
+from pflcli.methods import fedhealth, per_fedavg
 
 WAYS = ("loop", "stacked")
 
@@ -127,6 +127,43 @@ def test_a_newcomer_of_apfl_begins_at_the_global_model():
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_per_fedavg_round_by_hand(way):
+    made = worlds.run("per-fedavg", way=way, participation=1.0, epochs=2, options={"alpha": 0.2})
+    found = worlds.play("per-fedavg", made, last=1)["global"]
+    data, trained = made.federation, []
+    for c in worlds.ABLE:
+        w = made.init
+        for rows in minibatches(data, c, ("sgd", 0), epochs=2, size=8):
+            first, second = (rows[::2], rows[1::2]) if len(rows) >= 4 else (rows, rows)
+            w = moved(w, gradient(moved(w, gradient(w, data, first), 0.2), data, second), 0.1)
+        trained.append(w)
+    worlds.close(found, worlds.mean(trained, weights(made, worlds.ABLE)), atol=1e-5)
+    assert made.traffic["up"] == made.traffic["down"] == 6 * P.size(made.init)
+
+
+def test_the_outer_gradient_is_of_other_samples_than_the_inner():
+    batch = per_fedavg.Batch(torch.arange(10.0), torch.arange(10))
+    first, second = per_fedavg._halves(batch)
+    assert sorted([*first.y.tolist(), *second.y.tolist()]) == list(range(10))
+    padded = per_fedavg.Batch(batch.x, batch.y, torch.tensor([1 / 7] * 7 + [0.0] * 3))
+    first, second = (half.weight for half in per_fedavg._halves(padded))
+    assert first.gt(0).tolist() == [True, False] * 3 + [True] + [False] * 3
+    assert second.gt(0).tolist() == [False, True] * 3 + [False] * 4
+    assert [first.sum().item(), second.sum().item()] == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_per_fedavg_fine_tunes_at_rate_alpha(refit):
+    made = worlds.run("per-fedavg", options={"alpha": 0.2, "epochs": 2, "refit": refit})
+    state = worlds.play("per-fedavg", made)
+    found = worlds.answers("per-fedavg", made, state, np.asarray([0]))
+    assert set(found) == ({"test"} if refit else {"validation", "test"})
+    splits = ("train", "validation") if refit else ("train",)
+    model = worlds.steps(state["global"], made.federation, 0, ("sgd", "fine-tune"), epochs=2, lr=0.2, splits=splits)
+    np.testing.assert_allclose(found["test"], worlds.probabilities(model, made.federation, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_scaffold_rounds_by_hand(way, monkeypatch):
     made = worlds.run("scaffold", way=way, epochs=2, options={"server_lr": 0.7}, momentum=0.9)
     monkeypatch.setattr(made.engine, "_part", 6 * P.size(made.init))  # two clients at a time
@@ -169,6 +206,46 @@ def test_steps_are_counted_as_they_are_cut():
     sizes = np.asarray([0, 1, 3, 4, 5, 8, 9])
     assert steps(sizes, 4, join_single=False).tolist() == [0, 1, 1, 1, 2, 2, 3]
     assert steps(sizes, 4, join_single=True).tolist() == [0, 1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pfedme_rounds_by_hand(way):
+    options = {"lam": 2.0, "inner_steps": 3, "inner_lr": 0.05, "lr": 0.2, "beta": 0.6}
+    made = worlds.run("pfedme", way=way, options=options)
+    found = worlds.play("pfedme", made)["global"]
+    data, shared = made.federation, made.init
+    for t in range(3):
+        cohort, trained = made.cohort(t).tolist(), []
+        for c in cohort:
+            w = shared
+            for rows in minibatches(data, c, ("sgd", t)):
+                theta = w
+                for _ in range(3):
+                    grad = gradient(theta, data, rows)
+                    theta = {n: v - 0.05 * (grad[n] + 2.0 * (v - w[n])) for n, v in theta.items()}
+                w = {n: v - 0.2 * 2.0 * (v - theta[n]) for n, v in w.items()}
+            trained.append(w)
+        mean = worlds.mean(trained, weights(made, cohort))
+        shared = {n: v + 0.6 * (mean[n] - v) for n, v in shared.items()}
+    worlds.close(found, shared, atol=1e-5)
+
+
+def test_one_small_step_towards_theta_is_a_step_of_fedavg():
+    """theta = w - inner_lr grad F(w), so w moves by lr lambda inner_lr grad F(w): lr 0.1 in all."""
+    made = worlds.run("pfedme", options={"lam": 4.0, "inner_steps": 1, "inner_lr": 0.05, "lr": 0.5})
+    worlds.close(worlds.play("pfedme", made)["global"], worlds.play("fedavg", worlds.run("fedavg"))["global"])
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_pfedme_answers_with_theta(refit):
+    made = worlds.run("pfedme", options={"epochs": 2, "refit": refit})
+    state = worlds.play("pfedme", made)
+    found = worlds.answers("pfedme", made, state, np.asarray([0]))
+    assert set(found) == ({"test"} if refit else {"validation", "test"})
+    plan = {"epochs": 2, "lr": 0.05, "splits": ("train", "validation") if refit else ("train",)}
+    shared = state["global"]
+    model = worlds.steps(shared, made.federation, 0, ("sgd", "theta"), anchor=shared, pull=15.0, **plan)
+    np.testing.assert_allclose(found["test"], worlds.probabilities(model, made.federation, 0), atol=1e-6)
 
 
 def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid_for():
@@ -239,3 +316,20 @@ def test_fedhealth_without_alignment_is_fine_tuning_of_the_upper_layers():
     plan = {"epochs": 2, "trainable": "head.", "splits": ("train", "validation")}
     model = worlds.steps(state["global"], made.federation, 0, ("sgd", "transfer"), **plan)
     np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["apfl", "fedhealth", "per-fedavg", "pfedme", "scaffold"])
+def test_ways_agree_under_batch_norm(method):
+    found = []
+    for way in WAYS:
+        made, _ = worlds.normalized(method, way)
+        state = worlds.play(method, made)
+        found.append((state, worlds.answers(method, made, state)["test"]))
+    worlds.close(found[0][0]["global"], found[1][0]["global"], atol=1e-5)
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
+    statistics = found[0][0]["global"]["body.2.running_mean"]
+    assert statistics.abs().sum() > 0
+    if method == "apfl":
+        local = P.pick(found[0][0]["local"][[0]], 0)
+        assert not torch.equal(local["body.2.running_mean"], statistics)
+        assert local["body.2.running_mean"].abs().sum() > 0

@@ -46,7 +46,7 @@ def test_only_its_part_travels(method):
 def test_a_model_without_a_body_is_refused(method):
     made = worlds.run(method)
     made.init = head(made.init)
-    with pytest.raises(UsageError, match="no parameters in its body"):
+    with pytest.raises(UsageError, match="no parameters under"):
         worlds.play(method, made)
 
 

@@ -23,7 +23,7 @@ def train(engine: Engine, rows: NDArray[np.int64], start: Params, plan: LocalSGD
     """
     out = {name: torch.empty_like(value)[None] for name, value in start.items()}
     unit = Unit(engine.way, 0, 1, np.zeros(1, np.int64), plan, engine.seed, key)
-    with engine.lend() as nets, intra_op(1):
+    with engine._net() as nets, intra_op(1):
         perform(unit, nets[engine.way], engine.federation.pooled(rows), start, out)
     if not all(bool(value.isfinite().all()) for value in out.values()):
         raise ComputationError(

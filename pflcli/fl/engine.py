@@ -90,7 +90,7 @@ class Engine:
         self._like = {name: value.to(device) for name, value in P.of(net).items()}
         self._part = min(_PART[self._device], memory // 8)
         self.way = choose(net, self._device) if way == "auto" else way
-        with self.lend() as nets:
+        with self._net() as nets:
             self._processes = Processes(nets, federation, jobs) if jobs else None
         self.federation = self._processes.federation if self._processes else federation
 
@@ -101,7 +101,7 @@ class Engine:
             self._processes.close()
 
     @contextmanager
-    def lend(self) -> Iterator[dict[str, nn.Module]]:
+    def _net(self) -> Iterator[dict[str, nn.Module]]:
         """Lend a resident network, in the form of each way."""
         nets = self._nets.get()
         try:
@@ -185,7 +185,7 @@ class Engine:
         units = [Unit(self.way, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
 
         def train(unit: Unit) -> NDArray[np.float64]:
-            with self.lend() as nets:
+            with self._net() as nets:
                 return perform(unit, nets[unit.way], self.federation, start, out)
 
         if self._processes:
@@ -204,7 +204,7 @@ class Engine:
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) of one model on rows of the federation, and with ``features`` its z (n, d)."""
-        with self.lend() as nets, intra_op(1):
+        with self._net() as nets, intra_op(1):
             net = _loaded(nets["loop"], params)
             return _joined(
                 list(self._pool.map(lambda part: self._forward(net, part, features), _chunks(rows, self._device)))
@@ -220,7 +220,7 @@ class Engine:
         """Return the probabilities (n, C) of each client's own model (m, ...) on its own split, in their order."""
 
         def answer(place: int) -> NDArray[np.float32]:
-            with self.lend() as nets:
+            with self._net() as nets:
                 net = _loaded(nets["loop"], P.pick(models, place))
                 rows = self.federation.rows(int(clients[place]), split)
                 return probabilities(

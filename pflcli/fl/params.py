@@ -34,13 +34,14 @@ def pick(stacked: Stacked, index: int) -> Params:
 
 
 def part(params: Mapping[str, Tensor], prefix: str) -> Params:
-    """Return the parameters and buffers whose name starts with ``prefix``, ``body.`` or ``head.``.
+    """Return the parameters and buffers whose name starts with ``prefix``, such as ``body.`` or ``head.``.
 
     Raises UsageError if there is none: the body of a logistic model is its input.
     """
     found = {name: value for name, value in params.items() if name.startswith(prefix)}
     if not found:
-        raise UsageError(f"the model has no parameters in its {prefix.rstrip('.')}", "--model mlp")
+        layers = ", ".join(layer.rstrip(".") for layer in upper(params, len(params)))
+        raise UsageError(f"the model has no parameters under '{prefix}'", f"its layers are: {layers}")
     return found
 
 

@@ -1,6 +1,8 @@
 """FedAvg+: the global model, fine-tuned by each client on its own samples.
 
-Jiang et al. (2019), https://arxiv.org/abs/1909.12488; a baseline of kNN-Per (Marfoq et al., 2022), section 5.
+Jiang et al. (2019), https://arxiv.org/abs/1909.12488; a baseline of kNN-Per (Marfoq et al., 2022), section 5. With
+`upper` it is the federated transfer learning (FTL) that FedHAM (Gao et al., 2023) compares with: the upper layers are
+trained, the lower ones stay.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
+from pflcli.fl import params as P
 from pflcli.fl.run import Predictor, Run
 
 KIND = "posthoc"
@@ -30,21 +33,29 @@ class Config:
     """learning rate of fine-tuning; 0 takes that of the last round"""
     trainable: str = ""
     """fine-tune only parameters whose name starts with this, such as `head.`"""
+    upper: Annotated[int, Ge(0)] = 0
+    """fine-tune only so many layers, counted from the last; 0 fine-tunes all, 1 the head"""
     refit: bool = True
     """learn from training and validation samples; false keeps validation samples apart"""
+
+    def __post_init__(self) -> None:
+        if self.trainable and self.upper:
+            raise ValueError("trainable and upper both say what to fine-tune; give one")
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the backbone on each client and answer with the result."""
     assert run.backbone is not None
     splits = ("train", "validation") if run.cfg.refit else ("train",)
+    chosen = P.upper(run.init, run.cfg.upper) if run.cfg.upper else run.cfg.trainable
+    P.part(run.init, run.cfg.trainable)  # refuses a misspelt name, which would train nothing
     tuned = run.local_sgd(
         clients,
         run.backbone,
         t="fine-tune",
         epochs=run.cfg.epochs,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
-        trainable=run.cfg.trainable,
+        trainable=chosen,
         splits=splits,
     )
     return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)

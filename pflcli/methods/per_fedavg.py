@@ -1,0 +1,103 @@
+"""Per-FedAvg: the federation learns a model from which each client is one step away from its own.
+
+Fallah et al. (2020), https://arxiv.org/abs/2002.07948, Algorithm 1, by first-order MAML (their Per-FedAvg (FO)): a
+local step draws two minibatches, takes a step of rate alpha on the first, and moves the model by the gradient of the
+second at the point where that step led: w <- w - lr grad F(w - alpha grad F(w; D); D'). The Hessian's term is left
+out. Two minibatches are the even and the odd places of one twice as large, so an epoch has half as many steps as in
+FedAvg; fewer than four samples serve as both. The averaging is that of FedAvg.
+
+When it personalizes, a client takes `epochs` of steps of rate alpha from the last global model, whether it ever took
+part or not; the paper takes one step. That is done after training, so it learns from validation samples too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad
+
+from pflcli.fl.params import Mean, Params, repeat
+from pflcli.fl.plan import Batch, Model
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "Per-FedAvg"
+YEAR = 2020
+
+State = dict[str, Params]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    alpha: Annotated[float, Ge(0)] = 0.01
+    """learning rate of the inner step, and of fine-tuning (the paper's 0.01)"""
+    epochs: Annotated[int, Ge(0)] = 5
+    """local epochs of fine-tuning, as many as those of `fedavg-plus`; the paper takes one step"""
+    refit: bool = True
+    """fine-tune on training and validation samples; false keeps validation samples apart"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model."""
+    return {"global": run.start()}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Take meta-steps on each client of a cohort, average what comes back."""
+    cohort, start = run.cohort(t), state["global"]
+    run.send("down", start, copies=len(cohort))
+    meta, mean = partial(_adapted_loss, alpha=run.cfg.alpha), Mean()
+    size = 2 * run.settings.batch_size
+    for part in run.local_sgd(cohort, repeat(start, len(cohort)), t=t, batch_size=size, objective=meta):
+        mean.add(part.params, part.weights)
+    run.send("up", start, copies=len(cohort))
+    return {"global": mean.value()}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Fine-tune the global model on each client and answer with the result."""
+    tuned = run.local_sgd(
+        clients,
+        state["global"],
+        t="fine-tune",
+        epochs=run.cfg.epochs,
+        lr=run.cfg.alpha,
+        splits=("train", "validation") if run.cfg.refit else ("train",),
+    )
+    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)
+
+
+def _adapted_loss(model: Model, params: Params, batch: Batch, *, alpha: float) -> Tensor:
+    """Return the loss on one half of a batch after a step on the other, whose gradient counts as a constant."""
+    inner, outer = _halves(batch)
+    weights = {name: value for name, value in params.items() if name in model.parameters}
+    buffers = {name: value for name, value in params.items() if name not in weights}
+
+    def loss(weights: Params, buffers: Params) -> Tensor:
+        return inner.cross_entropy(model({**weights, **buffers}, inner.x))
+
+    step = grad(loss)(weights, buffers)
+    moved = {name: value - alpha * step[name].detach() for name, value in weights.items()}
+    return outer.cross_entropy(model({**moved, **buffers}, outer.x))
+
+
+def _halves(batch: Batch) -> tuple[Batch, Batch]:
+    """Return the even and the odd places of a batch, or all of it twice if it has fewer than four samples."""
+    if batch.weight is None:
+        if len(batch.x) < 4:
+            return batch, batch
+        return replace(batch, x=batch.x[::2], y=batch.y[::2]), replace(batch, x=batch.x[1::2], y=batch.y[1::2])
+    odd = torch.arange(len(batch.weight), device=batch.weight.device) % 2 == 1
+    few = (batch.weight > 0).sum() < 4
+    even_weight, odd_weight = batch.weight * (few | ~odd), batch.weight * (few | odd)
+    return replace(batch, weight=even_weight / even_weight.sum()), replace(batch, weight=odd_weight / odd_weight.sum())

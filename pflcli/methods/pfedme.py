@@ -1,0 +1,106 @@
+"""pFedMe: each client's model is the best one near the global model, which descends on how good that is.
+
+Dinh et al. (2020), https://arxiv.org/abs/2006.08848, Algorithm 1. The personal model is theta_i(w) = argmin F_i(theta)
++ lambda/2 |theta - w|^2, and the federation minimises the mean of these minima, its Moreau envelope, over w. A local
+step draws a minibatch, approaches theta by `inner_steps` of gradient descent from w, and moves w by lr lambda (w -
+theta); the server takes w <- (1 - beta) w + beta (mean of the cohort's). Means are weighted by samples. The
+first-order weight of a step is lr, as in FedAvg, but it goes beyond theta where lr lambda > 1.
+
+A client answers with theta_i of the last global model, which it approaches by `epochs` of proximal steps over all its
+samples, whether it ever took part or not. That is done after training, so it learns from validation samples too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Gt
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad
+
+from pflcli.fl.params import Mean, Params, repeat
+from pflcli.fl.plan import Batch, Model
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "pFedMe"
+YEAR = 2020
+
+State = dict[str, Params]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    lam: Annotated[float, Gt(0)] = 15.0
+    """lambda, the pull of the global model (the paper's 15)"""
+    inner_steps: Annotated[int, Ge(1)] = 5
+    """steps towards theta on each minibatch (the paper's K = 5)"""
+    inner_lr: Annotated[float, Gt(0)] = 0.05
+    """learning rate of these steps, and when clients personalize; stable while it is below 2 / lambda"""
+    lr: Annotated[float, Ge(0)] = 0.0
+    """learning rate of the global model; 0 takes that of the round"""
+    beta: Annotated[float, Gt(0)] = 1.0
+    """how far the server goes towards the mean of the clients' models (the paper's 1)"""
+    epochs: Annotated[int, Ge(0)] = 5
+    """local epochs towards theta when clients personalize; 0 answers with the global model"""
+    refit: bool = True
+    """approach theta on training and validation samples; false keeps validation samples apart"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model."""
+    return {"global": run.start()}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Descend on each client's envelope, average what comes back."""
+    cohort, start, cfg = run.cohort(t), state["global"], run.cfg
+    run.send("down", start, copies=len(cohort))
+    envelope = partial(_envelope, lam=cfg.lam, count=cfg.inner_steps, rate=cfg.inner_lr)
+    mean, rate = Mean(), cfg.lr or run.settings.lr_at(t)
+    for part in run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, objective=envelope):
+        mean.add(part.params, part.weights)
+    run.send("up", start, copies=len(cohort))
+    model = mean.value()
+    for name in run.engine.parameters if cfg.beta != 1 else ():
+        model[name] = start[name] + cfg.beta * (model[name] - start[name])
+    return {"global": model}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with the best model of each client near the global one."""
+    tuned = run.local_sgd(
+        clients,
+        state["global"],
+        t="theta",
+        epochs=run.cfg.epochs,
+        lr=run.cfg.inner_lr,
+        prox=(state["global"], run.cfg.lam),
+        splits=("train", "validation") if run.cfg.refit else ("train",),
+    )
+    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)
+
+
+def _envelope(model: Model, params: Params, batch: Batch, *, lam: float, count: int, rate: float) -> Tensor:
+    """Return F(theta) + lambda/2 |theta - w|^2 with theta held fixed: its gradient is lambda (w - theta)."""
+    anchor = {name: value.detach() for name, value in params.items() if name in model.parameters}
+    buffers = {name: value for name, value in params.items() if name not in anchor}
+
+    def loss(theta: Params, buffers: Params) -> Tensor:
+        return batch.cross_entropy(model({**theta, **buffers}, batch.x))
+
+    theta = dict(anchor)
+    for _ in range(count):
+        step = grad(loss)(theta, buffers)
+        theta = {n: v - rate * (step[n].detach() + lam * (v - anchor[n])) for n, v in theta.items()}
+    total = loss(theta, buffers).detach()
+    for name, value in theta.items():
+        total = total + lam / 2 * ((params[name] - value) ** 2).sum()
+    return total
