@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pflcli.errors import UsageError
+
 Params = dict[str, Tensor]
 """One model's parameters and buffers by name."""
 
@@ -29,6 +31,28 @@ def size(params: Mapping[str, Tensor]) -> int:
 def pick(stacked: Stacked, index: int) -> Params:
     """Return client ``index``'s parameters out of a stack, as views."""
     return {name: value[index] for name, value in stacked.items()}
+
+
+def part(params: Mapping[str, Tensor], prefix: str) -> Params:
+    """Return the parameters and buffers whose name starts with ``prefix``, ``body.`` or ``head.``.
+
+    Raises UsageError if there is none: the body of a logistic model is its input.
+    """
+    found = {name: value for name, value in params.items() if name.startswith(prefix)}
+    if not found:
+        raise UsageError(f"the model has no parameters in its {prefix.rstrip('.')}", "--model mlp")
+    return found
+
+
+def upper(params: Mapping[str, Tensor], count: int) -> tuple[str, ...]:
+    """Return the prefixes of the last ``count`` layers, in the order of ``params``: that of the network."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] + "." for name in params))
+    return tuple(layers[-count:])
+
+
+def repeat(params: Mapping[str, Tensor], count: int) -> Stacked:
+    """Return one model as a stack (count, ...), without a copy: to be read only."""
+    return {name: value.expand(count, *value.shape) for name, value in params.items()}
 
 
 def stack(models: Sequence[Params]) -> Stacked:
