@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import copy
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from pflcli.fl.unit import WAYS as _WAYS
 from pflcli.fl.unit import Unit, perform
 
 WAYS = ("auto", *_WAYS)
+
+T = TypeVar("T")
 
 _PART = {"cpu": 128 << 20, "cuda": 4 << 30}
 """Bytes of parameters in one part of a cohort, where memory allows: bounds a round whatever the cohort's size."""
@@ -204,6 +206,11 @@ class Engine:
             z = net.body(self.federation.inputs(torch.from_numpy(rows)))  # type: ignore[operator]
             logits = net.head(z)  # type: ignore[operator]
         return logits, z if features else logits[:, :0]
+
+    def each(self, work: Callable[[int], T], count: int) -> list[T]:
+        """Return ``work`` of 0 to ``count`` - 1, done side by side, each with one intra-op thread of its own."""
+        with intra_op(1):
+            return list(self._pool.map(work, range(count)))
 
     def infer_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> NDArray[np.float32]:
         """Return the probabilities (n, C) of each client's own model (m, ...) on its own split, in their order."""
