@@ -325,6 +325,39 @@ def test_an_objective_is_minimised_over_whatever_the_start_holds(way):
             torch.testing.assert_close(value, a[name].detach(), rtol=1e-5, atol=1e-6)
 
 
+def ragged(model, params, batch):
+    """The loss of some samples, whose number is drawn: no batch of clients could take this together."""
+    some = batch.rng.integers(1, len(batch.y) + 1)
+    losses = functional.cross_entropy(model(params, batch.x[:some]), batch.y[:some], reduction="none")
+    return losses[losses > 0.1 * batch.own["share"]].sum()
+
+
+def test_an_objective_runs_for_one_client_at_a_time_if_it_asks_to():
+    data, net = worlds.federation(), network("other", worlds.federation())
+    start, own = P.stack([P.of(net)] * 3), {"share": torch.tensor([1.0, 2.0, 3.0])}
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], objective=ragged, own=own, one_by_one=True)
+    found = []
+    for way, jobs in (("loop", 0), ("stacked", 0), ("stacked", 1)):
+        engine = Engine(net, data, seed=0, way=way, jobs=jobs)
+        (part,) = engine.local_sgd([6, 2, 0], start, plan, ("sgd", 0))
+        engine.close()
+        found.append(part.params)
+    assert worlds.same(found[0], found[1])
+    assert worlds.same(found[0], found[2])
+    model, draw = copy.deepcopy(net), rng.generator(0, "sgd", 0, 2)
+    rows = torch.from_numpy(data.rows(2, "train"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for batch in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
+            some = batch[: draw.integers(1, len(batch) + 1)]
+            losses = functional.cross_entropy(model(data.inputs(some)), data.y[some], reduction="none")
+            optimizer.zero_grad()
+            losses[losses > 0.2].sum().backward()
+            optimizer.step()
+    for name, value in P.pick(found[0], 1).items():
+        torch.testing.assert_close(value, P.of(model)[name], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_half_precision_is_close_and_weights_stay_single(way):
     data = worlds.federation()

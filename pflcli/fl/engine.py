@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import copy
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.errors import ComputationError
 from pflcli.fl import chain, operators
 from pflcli.fl import params as P
 from pflcli.fl.allocator import keep_freed_memory
@@ -34,6 +33,8 @@ from pflcli.fl.unit import WAYS as _WAYS
 from pflcli.fl.unit import Unit, perform
 
 WAYS = ("auto", *_WAYS)
+
+T = TypeVar("T")
 
 _PART = {"cpu": 128 << 20, "cuda": 4 << 30}
 """Bytes of parameters in one part of a cohort, where memory allows: bounds a round whatever the cohort's size."""
@@ -165,11 +166,11 @@ class Engine:
             # A stack lies in one piece, and of clients with about as many steps.
             together = self._together(P.size(like), len(clients))
             spans = [(first, min(first + together, len(clients))) for first in range(0, len(clients), together)]
-            begin = _taken(start, order) if is_stacked(start, like) else start
+            begin = P.take(start, order) if is_stacked(start, like) else start
             losses = self._train(clients[order], spans, begin, out, plan.of(order, like), key)
             back = np.argsort(order)
-            out, losses = _taken(out, back), losses[back]
-        _check_finite(clients, out, key)
+            out, losses = P.take(out, back), losses[back]
+        P.check_finite(clients, out, key)
         return Part(clients, out, sizes.astype(np.float64), losses)
 
     def _train(
@@ -216,6 +217,11 @@ class Engine:
             logits = net.head(z)  # type: ignore[operator]
         return logits, z if features else logits[:, :0]
 
+    def each(self, work: Callable[[int], T], count: int) -> list[T]:
+        """Return ``work`` of 0 to ``count`` - 1, done side by side, each with one intra-op thread of its own."""
+        with intra_op(1):
+            return list(self._pool.map(work, range(count)))
+
     def infer_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> NDArray[np.float32]:
         """Return the probabilities (n, C) of each client's own model (m, ...) on its own split, in their order."""
 
@@ -237,13 +243,6 @@ def _loaded(net: nn.Module, params: Params) -> nn.Module:
         for name, value in net.state_dict().items():
             value.copy_(params[name])
     return net.eval()
-
-
-def _taken(stacked: Stacked, places: NDArray[np.int64]) -> Stacked:
-    """Return the rows of a stack in another order."""
-    if (places == np.arange(len(places))).all():
-        return stacked
-    return {name: value[torch.from_numpy(places).to(value.device)] for name, value in stacked.items()}
 
 
 def choose(net: nn.Module, device: str) -> str:
@@ -279,16 +278,3 @@ def _chunks(rows: NDArray[np.int64], device: str) -> list[NDArray[np.int64]]:
 def _joined(outputs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     logits, z = zip(*outputs, strict=True)
     return torch.cat(logits), torch.cat(z)
-
-
-def _check_finite(clients: NDArray[np.int64], params: Stacked, key: tuple[Any, ...]) -> None:
-    """Raise ComputationError if a client's parameters are not all finite."""
-    finite = torch.ones(len(clients), dtype=torch.bool)
-    for value in params.values():
-        # A sum is finite only if every term is, and costs no mask the size of the parameters.
-        finite &= value.reshape(len(clients), -1).sum(dim=1).isfinite().cpu() if value.is_floating_point() else True
-    for client in clients[~finite.numpy()]:
-        raise ComputationError(
-            f"the parameters of client {client} became non-finite ({' '.join(map(str, key))})",
-            "a smaller --lr may help",
-        )

@@ -62,7 +62,7 @@ def train(
                 if plan.objective is None:
                     loss = functional.cross_entropy(net(x[batch]), y[batch])
                 else:
-                    loss = plan.objective(model, state, Batch(x[batch], y[batch], None, plan.own, plan.shared))
+                    loss = plan.objective(model, state, Batch(x[batch], y[batch], None, plan.own, plan.shared, draw))
             grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
                 update(weights, list(grads), plan.rate(0, epoch))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.errors import UsageError
+from pflcli.errors import ComputationError, UsageError
 
 Params = dict[str, Tensor]
 """One model's parameters and buffers by name."""
@@ -59,6 +60,26 @@ def repeat(params: Mapping[str, Tensor], count: int) -> Stacked:
 def stack(models: Sequence[Params]) -> Stacked:
     """Stack models along a new first axis."""
     return {name: torch.stack([model[name] for model in models]) for name in models[0]}
+
+
+def take(stacked: Stacked, places: NDArray[np.int64]) -> Stacked:
+    """Return the rows of a stack in another order."""
+    if (places == np.arange(len(places))).all():
+        return stacked
+    return {name: value[torch.from_numpy(places).to(value.device)] for name, value in stacked.items()}
+
+
+def check_finite(clients: NDArray[np.int64], params: Stacked, key: tuple[Any, ...]) -> None:
+    """Raise ComputationError if a client's parameters are not all finite."""
+    finite = torch.ones(len(clients), dtype=torch.bool)
+    for value in params.values():
+        # A sum is finite only if every term is, and costs no mask the size of the parameters.
+        finite &= value.reshape(len(clients), -1).sum(dim=1).isfinite().cpu() if value.is_floating_point() else True
+    for client in clients[~finite.numpy()]:
+        raise ComputationError(
+            f"the parameters of client {client} became non-finite ({' '.join(map(str, key))})",
+            "a smaller --lr may help",
+        )
 
 
 class Mean:

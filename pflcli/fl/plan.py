@@ -20,7 +20,8 @@ from pflcli.fl.params import Params, Stacked
 class Batch:
     """A minibatch: ``x`` (n, ...), ``y`` (n,), the client's ``own`` constants, and those that all ``shared``.
 
-    ``weight`` (n,) adds up to one and is zero for padding; None is the plain mean.
+    ``weight`` (n,) adds up to one and is zero for padding; None is the plain mean. ``rng`` is the client's generator
+    where clients train one by one.
     """
 
     x: Tensor
@@ -28,6 +29,7 @@ class Batch:
     weight: Tensor | None = None
     own: Params = field(default_factory=dict)
     shared: Params = field(default_factory=dict)
+    rng: np.random.Generator | None = None
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over samples of ``values`` (n,)."""
@@ -79,7 +81,8 @@ class LocalSGD:
     mu)`` adds mu (w - anchor) to the gradient; the anchor is one model, or a stack in the clients' order.
     ``trainable`` restricts training to parameters whose name starts with it; ``splits`` are what the client learns
     from. ``objective`` replaces the cross-entropy of the model: its parameters are whatever the start holds, a stack,
-    and ``own`` (m, ...) and ``shared`` are its constants.
+    and ``own`` (m, ...) and ``shared`` are its constants. With ``one_by_one`` it runs for one client at a time in
+    either way, by autograd: it may then branch on its data, change shapes with them, and draw from ``batch.rng``.
     """
 
     epochs: int
@@ -95,6 +98,7 @@ class LocalSGD:
     objective: Objective | None = None
     own: Stacked = field(default_factory=dict)
     shared: Params = field(default_factory=dict)
+    one_by_one: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", np.asarray(self.lr, dtype=np.float64))

@@ -1,0 +1,98 @@
+"""A binary tree over a client's classes, so that two-way classifiers answer for many classes.
+
+Achituve et al. (2021), https://arxiv.org/abs/2106.15482, section 4: k-means with two centres splits the classes' mean
+embeddings, and the parts again, down to single classes. A tree is a matrix over the federation's C classes with a row
+for each inner node: +1 and -1 for the classes of its two branches, 0 for those that are not below it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_RESTARTS = 10
+"""Draws of the first two centres, of which the tightest split is kept."""
+
+
+def build(z: NDArray[np.float32], y: NDArray[np.int64], classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the tree (max(C - 1, 0), C) over the classes of samples ``z`` (n, d), ``y`` (n,); unused rows are zero.
+
+    The root is row 0, and a node comes before those below it. Branch +1 holds the smallest class of the node.
+    """
+    tree = np.zeros((max(classes - 1, 0), classes), dtype=np.int64)
+    present = np.unique(y)
+    means = {int(c): z[y == c].mean(axis=0, dtype=np.float64) for c in present}
+    waiting, row = [present], 0
+    while waiting:
+        node = waiting.pop()
+        if len(node) < 2:
+            continue
+        part = two_means(np.stack([means[int(c)] for c in node]), rng)
+        branches = node[part == part[0]], node[part != part[0]]
+        for branch, sign in zip(branches, (1, -1), strict=True):
+            tree[row, branch] = sign
+        row += 1
+        waiting += branches[::-1]
+    return tree
+
+
+def two_means(x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Return which of two parts, neither empty, each row of ``x`` (n, d), n >= 2, belongs to, by k-means.
+
+    Centres begin at two rows, the second drawn by its squared distance from the first (k-means++, Arthur &
+    Vassilvitskii 2007). Rows that are all alike are cut in the middle.
+    """
+    best, least = np.arange(len(x)) >= len(x) / 2, np.inf
+    for _ in range(1 if len(x) == 2 else _RESTARTS):
+        first = x[rng.integers(len(x))]
+        squared = np.square(x - first).sum(axis=1)
+        if squared.sum() == 0:
+            break
+        centres = np.stack([first, x[rng.choice(len(x), p=squared / squared.sum())]])
+        part = np.zeros(len(x), dtype=bool)
+        while True:
+            distance = np.square(x[:, None] - centres).sum(axis=2)  # (n, 2)
+            # Two centres never lose a part: each is the mean of its own rows, which cannot all be nearer to the other.
+            moved = distance[:, 1] < distance[:, 0]
+            if (moved == part).all():
+                break
+            part = moved
+            centres = np.stack([x[~part].mean(axis=0), x[part].mean(axis=0)])
+        if (inertia := distance.min(axis=1).sum()) < least:
+            best, least = part, inertia
+    return best
+
+
+def leaves(tree: Tensor, positive: Tensor, count: Tensor) -> Tensor:
+    """Return the probabilities (q, C) of all classes: the products of the branches on the way to each leaf.
+
+    ``positive`` (q, nodes) is the probability of branch +1 at each row of ``tree`` (nodes, C). Classes of which the
+    client holds none of its n samples, ``count`` (C,), get 1 / (n + C) each, the rule of succession; the leaves share
+    out the rest. Without samples all classes are alike.
+    """
+    p = positive[:, :, None]
+    product = torch.where(tree > 0, p, torch.where(tree < 0, 1 - p, 1.0)).prod(dim=1)
+    absent = count == 0
+    each = 1 / (count.sum() + len(count))
+    return torch.where(absent, each, product * (1 - each * absent.sum()))
+
+
+def halves(y: Tensor) -> Tensor:
+    """Return a mask (n,) of every second sample of each class, beginning with its first."""
+    seen = torch.nn.functional.one_hot(y).cumsum(dim=0).gather(1, y[:, None])[:, 0]
+    return seen % 2 == 1
+
+
+def stratified(y: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the places of at most ``size`` samples, in their order, of each class its share and, if that fits, one."""
+    if len(y) <= size:
+        return np.arange(len(y))
+    order = rng.permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    # A class's samples are spread evenly over [0, 1); the first of each lies at 0, so that every class is kept.
+    count = np.bincount(y)
+    rank = np.arange(len(y)) - np.repeat(np.cumsum(count) - count, count)
+    first = np.argsort(rank / count[y[order]], kind="stable")[:size]
+    return np.sort(order[first])

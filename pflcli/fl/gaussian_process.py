@@ -1,0 +1,137 @@
+"""Two-class Gaussian process classification with Pólya-Gamma augmentation.
+
+Polson, Scott & Windle (2013), https://arxiv.org/abs/1205.0310: given omega ~ PG(1, f), the logistic likelihood of a
+label s = +1 or -1 is Gaussian in f, so f given omega and omega given f are both drawn in closed form. Model and
+predictive of Achituve et al. (2021), https://arxiv.org/abs/2106.15482, sections 3 and 4.
+
+With kappa = s / 2, W = diag(omega) and B = I + W^1/2 K W^1/2, (K + W^-1)^-1 = W^1/2 B^-1 W^1/2. B has no eigenvalue
+below one, however small omega is, where K + W^-1 has no bound above.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+_TERMS = 16
+"""Terms of the Pólya-Gamma series that are drawn; the rest stands in by its mean."""
+
+_POINTS = 20
+"""Of Gauss-Hermite quadrature."""
+
+_QUERIES = 256
+"""Samples that are predicted at a time."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A GP of mean zero with kernel ``scale`` exp(-|a - b|^2 / (2 ``length``^2)), and a sampler of its posterior.
+
+    ``jitter`` is added to the variance of samples that it is conditioned on. ``chains`` Gibbs chains take ``sweeps``.
+    """
+
+    scale: float = 8.0
+    length: float = 1.0
+    jitter: float = 1e-3
+    chains: int = 20
+    sweeps: int = 5
+
+    def kernel(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the covariances (n, q) of rows ``a`` (n, d) and ``b`` (q, d)."""
+        squared = a.square().sum(dim=1)[:, None] + b.square().sum(dim=1) - 2 * a @ b.T
+        return self.scale * torch.exp(squared.clamp_min(0) / (-2 * self.length**2))
+
+
+class Posterior:
+    """A GP given samples ``z`` (n, d) with labels ``sign`` (n,) of +1 or -1; a gradient reaches ``z`` by the kernel.
+
+    The chains' omega (chains, n) are drawn with ``rng`` and are constants.
+    """
+
+    def __init__(self, prior: Prior, z: Tensor, sign: Tensor, rng: np.random.Generator) -> None:
+        self.prior, self._z = prior, z
+        k = prior.kernel(z, z) + prior.jitter * torch.eye(len(z), dtype=z.dtype, device=z.device)
+        self.omega = gibbs(k.detach(), sign, prior.chains, prior.sweeps, rng)
+        self._root = self.omega.sqrt()
+        self._factor = _cholesky(_b(k, self._root))
+        target = sign.to(z.dtype) / 2 / self._root
+        self._weight = self._root * _solve(self._factor, target)  # (chains, n): (K + W^-1)^-1 W^-1 kappa
+
+    def latent(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance (chains, q) of f at rows ``z`` (q, d)."""
+        cross = self.prior.kernel(self._z, z)  # (n, q)
+        reduced = torch.linalg.solve_triangular(self._factor, self._root[:, :, None] * cross, upper=False)
+        variance = self.prior.scale - reduced.square().sum(dim=1)
+        return self._weight @ cross, variance.clamp_min(1e-6)
+
+    def log_probability(self, z: Tensor, sign: Tensor) -> Tensor:
+        """Return the log-probabilities (q,) that rows ``z`` (q, d) have the labels ``sign`` (q,), over all chains."""
+        pieces = zip(torch.split(z, _QUERIES), torch.split(sign, _QUERIES), strict=True)
+        return torch.cat([log_expected_sigmoid(*self.latent(part), labels) for part, labels in pieces])
+
+
+def log_expected_sigmoid(mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
+    """Return log E[sigmoid(s f)] (q,) for f ~ N(mean, variance), (chains, q), averaged over chains; ``sign`` (q,).
+
+    By Gauss-Hermite quadrature, at most 2e-4 off for standard deviations up to 3; that of a kernel of scale 8 is 2.8.
+    """
+    at, weight = (torch.from_numpy(part).to(mean) for part in np.polynomial.hermite.hermgauss(_POINTS))
+    f = mean[..., None] + torch.sqrt(2 * variance)[..., None] * at  # (chains, q, points)
+    log_weight = (weight / math.sqrt(math.pi)).log() - math.log(len(mean))
+    return torch.logsumexp(logsigmoid(sign[:, None] * f) + log_weight, dim=(0, 2))
+
+
+@torch.no_grad()
+def gibbs(k: Tensor, sign: Tensor, chains: int, sweeps: int, rng: np.random.Generator) -> Tensor:
+    """Return omega (chains, n) after ``sweeps`` from its mean under f = 0, for covariances ``k`` (n, n) of f."""
+    # In float64: the covariance of many samples that are nearly alike has no factor in float32.
+    factor = _cholesky(k.double()).to(k.dtype)
+    omega = k.new_full((chains, len(k)), 0.25)
+    for _ in range(sweeps):
+        root = omega.sqrt()
+        # A draw from the prior, corrected by what it misses of the (noisy) targets: Matheron's rule.
+        prior = _normal(rng, omega) @ factor.T
+        missing = sign / 2 / root - root * prior - _normal(rng, omega)
+        f = prior + (root * _solve(_cholesky(_b(k, root)), missing)) @ k
+        omega = polya_gamma(f, rng)
+    return omega
+
+
+def polya_gamma(c: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return one draw from PG(1, c) for each value of ``c``.
+
+    The series sum_k g_k / (2 pi^2 ((k - 1/2)^2 + c^2 / (4 pi^2))), g_k ~ Exp(1), k = 1, 2, ... (Polson et al., Eq. 1).
+    Its first 16 terms are drawn; all others are replaced by their expectation, known from that of the whole,
+    tanh(c / 2) / (2 c). So the mean is exact, and of the variance less than 1e-4 is lost at |c| < 6, 1 % at 30.
+    """
+    g = torch.from_numpy(rng.standard_exponential((_TERMS, *c.shape), dtype=np.float32)).to(c)
+    rank = torch.arange(_TERMS, dtype=c.dtype, device=c.device).view(-1, *[1] * c.ndim) + 0.5
+    share = 1 / (2 * math.pi**2 * rank.square() + c.square() / 2)  # (terms, ...)
+    size = c.abs().clamp_min(1e-3)
+    rest = torch.tanh(size / 2) / (2 * size) - share.sum(dim=0)
+    return (g * share).sum(dim=0) + rest.clamp_min(0)
+
+
+def _normal(rng: np.random.Generator, like: Tensor) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(like.shape, dtype=np.float32)).to(like)
+
+
+def _b(k: Tensor, root: Tensor) -> Tensor:
+    """Return I + W^1/2 K W^1/2 (chains, n, n) for ``root`` (chains, n), the diagonals of W^1/2."""
+    return root[:, :, None] * k * root[:, None, :] + torch.eye(len(k), dtype=k.dtype, device=k.device)
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Return the lower factor, of nan where there is none: the engine then names the client that diverged."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return torch.where((failed == 0)[..., None, None], factor, torch.nan)
+
+
+def _solve(factor: Tensor, right: Tensor) -> Tensor:
+    """Return B^-1 ``right`` (chains, n)."""
+    return torch.cholesky_solve(right[..., None], factor)[..., 0]

@@ -1,0 +1,156 @@
+"""pFedGP: a common embedding network; every client classifies by Gaussian processes over its own samples.
+
+Achituve et al. (2021), https://arxiv.org/abs/2106.15482, the full variant (section 4). A client's classes form a binary
+tree by k-means on their mean embeddings; each inner node is a two-class GP on L2-normalised embeddings, its posterior
+drawn by Gibbs sampling with Pólya-Gamma augmentation. In a round the cohort is sent the body, takes a few steps on the
+predictive likelihood (one half of each class given the other) and sends it back; the server takes the plain mean. The
+paper trains by `--lr 0.05 --momentum 0.9 --weight-decay 0.001` and clips gradients at norm 50, which is left out here.
+
+A class that a client holds no sample of gets 1 / (n + C), as by the rule of succession, n being its samples and C the
+classes; its tree shares out the rest. So a client without samples answers 1 / C. One without two classes, or without
+two samples of any, has nothing to train the body on and sends nothing back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from pflcli.fl import class_tree
+from pflcli.fl import params as P
+from pflcli.fl.gaussian_process import Posterior, Prior
+from pflcli.fl.params import Params
+from pflcli.fl.plan import Batch, Model
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "pFedGP"
+YEAR = 2021
+
+State = dict[str, Params]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    steps: Annotated[int, Ge(1)] = 3
+    """passes over a client's samples in a round, each one step if they fit into a batch"""
+    batch_size: Annotated[int, Ge(2)] = 512
+    """samples of a step, whatever the training settings; time grows with its cube"""
+    capacity: Annotated[int, Ge(2)] = 1000
+    """samples that a client answers from, of more a stratified draw; time grows with its cube"""
+    scale: Annotated[float, Gt(0)] = 8.0
+    """variance of the GP"""
+    length: Annotated[float, Gt(0)] = 1.0
+    """length scale of the RBF kernel, between embeddings of norm 1"""
+    chains: Annotated[int, Ge(1)] = 20
+    """Gibbs chains in training"""
+    answer_chains: Annotated[int, Ge(1)] = 30
+    """Gibbs chains of the answers"""
+    sweeps: Annotated[int, Ge(1)] = 5
+    """Gibbs steps of each chain"""
+    refit: bool = True
+    """answer from training and validation samples; false keeps validation samples apart"""
+
+    def prior(self, chains: int) -> Prior:
+        """Return the GP of an inner node."""
+        return Prior(scale=self.scale, length=self.length, chains=chains, sweeps=self.sweeps)
+
+
+def setup(run: Run) -> State:
+    """Return the common initial body."""
+    return {"body": P.part(run.start(), "body.")}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Train the body of each client of a cohort through its own tree, and average the bodies."""
+    body, cohort = state["body"], run.cohort(t)
+    run.send("down", body, copies=len(cohort))
+    able, trees, mean = [], [], P.Mean()
+    for client in cohort.tolist():
+        y = run.federation.y[run.federation.block(client, "train")].cpu().numpy()
+        if 1 < len(np.unique(y)) < len(y):
+            z = _embedded(run, body, run.federation.rows(client, "train")).cpu().numpy()
+            trees.append(class_tree.build(z, y, run.federation.classes, run.rng("tree", t, client)))
+            able.append(client)
+    if not able:
+        return state
+    for part in run.local_sgd(
+        able,
+        P.repeat(body, len(able)),
+        t=t,
+        epochs=run.cfg.steps,
+        batch_size=run.cfg.batch_size,
+        objective=partial(predictive_loss, run.cfg.prior(run.cfg.chains)),
+        one_by_one=True,
+        own={"tree": torch.from_numpy(np.stack(trees)).to(run.federation.y.device)},
+    ):
+        mean.add(part.params, np.ones(len(part.clients)))
+    run.send("up", body, copies=len(able))
+    return {"body": mean.value()}
+
+
+def predictive_loss(prior: Prior, model: Model, params: Params, batch: Batch) -> Tensor:
+    """Return the mean of -log p(y) over one half of a batch, given the other: at each node on the way to the class."""
+    assert batch.rng is not None
+    z = normalize(model.features(params, batch.x).float(), dim=1)
+    given, total = class_tree.halves(batch.y), z.sum() * 0
+    with torch.autocast(z.device.type, enabled=False):  # factors need all digits
+        for node in batch.own["tree"]:
+            sign = node[batch.y]
+            known, asked = (sign != 0) & given, (sign != 0) & ~given
+            if asked.any():
+                found = Posterior(prior, z[known], sign[known], batch.rng).log_probability(z[asked], sign[asked])
+                total = total - found.sum()
+    return total / max(1, int((~given).sum()))
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's tree over its own samples, embedded by the common body."""
+    learned = ("train", "validation") if run.cfg.refit else ("train",)
+    splits = ("test",) if run.cfg.refit else ("validation", "test")
+    data, embedded = run.federation, []
+    for client in clients:
+        known = data.rows(int(client), *learned)
+        asked = [data.rows(int(client), split) for split in splits]
+        embedded.append([_embedded(run, state["body"], rows) for rows in (known, *asked)])
+
+    def answer(place: int) -> list[NDArray[np.float32]]:
+        client, (z, *asked) = int(clients[place]), embedded[place]
+        y = torch.cat([data.y[data.block(client, split)] for split in learned])
+        p = _answered(run, z, y, torch.cat(asked), run.rng("answer", client))
+        return [piece.numpy() for piece in torch.split(p.float().cpu(), [len(part) for part in asked])]
+
+    found = run.engine.each(answer, len(clients))
+    joined = {split: np.concatenate(pieces) for split, *pieces in zip(splits, *found, strict=True)}
+    return Predictor(lambda split: {"p": joined[split]}, splits)
+
+
+def _embedded(run: Run, body: Params, rows: NDArray[np.int64]) -> Tensor:
+    """Return normalised embeddings (n, d); rows of one client at a time, whose bits do not depend on its company."""
+    return normalize(run.engine.infer({**run.init, **body}, rows, features=True)[1], dim=1)
+
+
+def _answered(run: Run, z: Tensor, y: Tensor, asked: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return the probabilities (q, C) of ``asked`` (q, d), given one client's samples ``z`` (n, d), ``y`` (n,)."""
+    classes, labels = run.federation.classes, y.cpu().numpy()
+    tree = torch.from_numpy(class_tree.build(z.cpu().numpy(), labels, classes, rng)).to(y.device)
+    kept = torch.from_numpy(class_tree.stratified(labels, run.cfg.capacity, rng)).to(y.device)
+    prior = run.cfg.prior(run.cfg.answer_chains)
+    positive = asked.new_full((len(asked), len(tree)), 0.5, dtype=torch.float64)
+    for row, node in enumerate(tree if len(asked) else ()):
+        below = kept[node[y[kept]] != 0]
+        if len(below):
+            posterior = Posterior(prior, z[below], node[y[below]], rng)
+            positive[:, row] = posterior.log_probability(asked, torch.ones_like(asked[:, 0])).double().exp()
+    return class_tree.leaves(tree, positive, torch.bincount(y, minlength=classes))
