@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from pflcli import config, models, registry
+from pflcli import config, models
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 def settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
     """Return the training settings ``base`` with ``changes``; raises UsageError for one that does not fit."""
     built: Settings = config.build(Settings, {**base, **changes}, "the training settings")
-    registry.card("models", built.model)
+    models.check(built.model)
     return built
 
 
@@ -45,7 +45,8 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     workers = machine.threads(manner.threads)
     torch.set_num_threads(workers)
     federation = Federation.of(data.x, data.y, data.offsets, data.classes, device)
-    net = models.create(plan.model, federation.in_shape, data.classes, seed)
+    tokens = federation.x.dtype not in (torch.uint8, torch.float32)
+    net = models.create(plan.model, federation.in_shape, data.classes, seed, tokens=tokens)
     engine = Engine(net, federation, seed=seed, threads=workers, way=machine.engine(manner.engine))
     init = {name: value.to(device) for name, value in P.of(net).items()}
     manner.watch.detail(f"{plan.model} on {device}, {engine.way} engine, {workers} threads")
