@@ -30,6 +30,10 @@ def command(
     milestones: o.Milestones = None,
     gamma: o.Gamma = None,
     eval_every: o.EvalEvery = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="State dict to start from (.safetensors, .pt).", metavar="FILE", show_default="random"),
+    ] = None,
     options: o.Set = None,
     seed: o.Seed = None,
     device: o.Device = "auto",
@@ -66,6 +70,7 @@ def command(
             gamma=gamma,
             eval_every=eval_every,
         ),
+        weights=weights,
         seed=seed,
         manner=o.manner(
             force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, device=device, threads=threads, engine=engine

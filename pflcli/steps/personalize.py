@@ -24,6 +24,7 @@ from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.steps import machine, training
 from pflcli.steps.making import Manner, Outcome, make
+from pflcli.steps.weights import INITIAL
 
 CHAIN = {
     "partition": "",
@@ -66,6 +67,8 @@ def personalize(
     plan = training.settings(base, settings or {})
     seed = training.draws(seed, nearest)
     request = {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed}
+    if backbone is not None and "weights" in backbone.manifest.request:
+        request["weights"] = backbone.manifest.request["weights"]  # models begin where the backbone began
     trained = hasattr(code, "train_round")
     made_by_it = trained and backbone is not None and dict(backbone.manifest.request) == request
     needed = [kind for kind in CHAIN if (made_by_it and kind == "backbone") or kind in _closure(code.NEEDS)]
@@ -83,6 +86,8 @@ def personalize(
         data = partitions.read(partition)
         run = training.prepare(data, code, cfg, plan, seed, manner)
         _provide(run, kin)
+        if backbone is not None and "weights" in request:
+            run.init = {name: value.to(run.federation.x.device) for name, value in tensors(backbone, INITIAL).items()}
         progress = training.resumed(run, code, work, manner)
         if made_by_it:
             assert backbone is not None
