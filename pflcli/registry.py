@@ -59,9 +59,10 @@ def names(group: str) -> list[str]:
 def _path(group: str, name: str) -> Path:
     if group not in GROUPS:
         raise UsageError(f"unknown kind '{group}'", closest(group, GROUPS))
-    if name not in names(group):
+    file = name.partition(":")[0]  # `torchvision:resnet50` is one of many that a file builds
+    if file not in names(group):
         raise UsageError(f"unknown {GROUPS[group]} '{name}'", closest(name, names(group)), f"pfl list {group}")
-    return folder(group) / f"{name.replace('-', '_')}.py"
+    return folder(group) / f"{file.replace('-', '_')}.py"
 
 
 def load(group: str, name: str) -> ModuleType:

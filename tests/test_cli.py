@@ -531,6 +531,12 @@ WRONG = {
     ),
     "a partition for predictions": ("evaluate {small}/p -o {out}", 3, "is a partition where predictions was meant"),
     "an evaluation to personalize": ("personalize local {small}/ev -o {out}", 3, "{small}/ev is an evaluation where"),
+    "another model than the backbone's": (
+        "personalize fedavg-plus {small}/b --model cnn -o {out}",
+        2,
+        "{small}/b is a",
+        "pfl personalize fedavg-plus {small}/p --model cnn -o {out}\n",
+    ),
     "a backbone where neighbours are needed": (
         "personalize knn-per {small}/b -o {out}",
         3,

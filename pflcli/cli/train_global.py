@@ -31,6 +31,10 @@ def command(
     milestones: o.Milestones = None,
     gamma: o.Gamma = None,
     eval_every: o.EvalEvery = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="State dict to start from (.safetensors, .pt).", metavar="FILE", show_default="random"),
+    ] = None,
     options: o.Set = None,
     seed: o.Seed = None,
     device: o.Device = "auto",
@@ -69,6 +73,7 @@ def command(
             gamma=gamma,
             eval_every=eval_every,
         ),
+        weights=weights,
         seed=seed,
         manner=o.manner(
             force=force,

@@ -247,6 +247,8 @@ def _loaded(net: nn.Module, params: Params) -> nn.Module:
 
 def choose(net: nn.Module, device: str) -> str:
     """Return the way that is faster for a model on a device; ``benchmarks/engines.py`` backs the rule."""
+    if any(isinstance(module, nn.RNNBase) for module in net.modules()):
+        return "loop"  # torch.func has no batching rule for recurrent layers
     if device == "cuda":
         return "stacked"
     return "stacked" if chain.layers(net) is not None else "loop"

@@ -1,4 +1,8 @@
-"""Backbones, one file each: ``build(in_shape, classes) -> Net``."""
+"""Backbones, one file each: ``build(in_shape, classes) -> Net``, and ``TAKES``, the kinds of samples that fit.
+
+A name with a colon, ``torchvision:resnet50``, stands for one member of a family: its file's ``build`` takes the member
+too, and ``members()`` names them all.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from pflcli import registry, rng
-from pflcli.errors import UsageError
+from pflcli.errors import UsageError, closest
+
+KINDS = {"images": 3, "series": 2, "features": 1, "tokens": 1}
+"""Kinds of samples with their dimensions: images (C, H, W), series (L, d), features (d,), tokens (L,) of integers."""
+
+_EMBEDDING = 8
+"""Dimensions of a token's embedding: LEAF (Caldas et al., 2018), https://arxiv.org/abs/1812.01097."""
 
 
 class Net(nn.Module):
@@ -28,18 +38,64 @@ class Net(nn.Module):
         return out
 
 
-def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int) -> Net:
-    """Build a backbone with the initial weights that belong to ``seed``; the global generator is left as it was."""
+def check(name: str) -> None:
+    """Raise UsageError, with the nearest name, if there is no such model; builds nothing."""
+    family, colon, member = name.partition(":")
+    if family not in registry.names("models"):
+        from pflcli.models.torchvision import members
+
+        theirs = f"torchvision's own: --model torchvision:{name}" if name in members() else ""
+        raise UsageError(f"unknown model '{name}'", closest(name, registry.names("models")), theirs, "pfl list models")
+    module = registry.load("models", family)
+    known: list[str] = module.members() if hasattr(module, "members") else []
+    if colon and not known:
+        raise UsageError(f"model {family} is one model, not a family: '{name}'", f"--model {family}")
+    if known and not colon:
+        raise UsageError(f"model {family} is a family: name a member of it", f"--model {family}:{known[0]}")
+    if known and member not in known:
+        raise UsageError(f"{family} has no model '{member}'", closest(member, known))
+
+
+def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tokens: bool | None = None) -> Net:
+    """Build a backbone with the initial weights that belong to ``seed``; the global generator is left as it was.
+
+    ``tokens`` says whether samples are integers that stand for symbols; None leaves it open. Raises UsageError, with
+    models that fit, for samples of a kind or size that the model does not take.
+    """
+    check(name)
+    kinds = [kind for kind, dimensions in KINDS.items() if dimensions == len(in_shape)]
+    if tokens is not None:
+        kinds = [kind for kind in kinds if (kind == "tokens") == tokens]
+    if not set(kinds) & set(_takes(name)):
+        fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_takes(other))]
+        given = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
+        raise UsageError(f"model {name} takes {' or '.join(_takes(name))}, not {given}", " or ".join(fit[:3]))
     module = registry.load("models", name)
+    member = name.partition(":")[2:] if ":" in name else ()
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(rng.integer(seed, "init", name))
-        net: Net = module.build(in_shape, classes)
+        net: Net = module.build(in_shape, classes, *member)
     return net
+
+
+def _takes(name: str) -> tuple[str, ...]:
+    return tuple(registry.card("models", name).facts.get("TAKES", KINDS))
+
+
+def _shape(in_shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, in_shape))
 
 
 def image_shape(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """Return (channels, height, width); raises UsageError if the samples are not images of at least that size."""
     if len(in_shape) != 3 or min(in_shape[1:]) < smallest:
-        shape = "x".join(map(str, in_shape))
-        raise UsageError(f"model {name} takes images of at least {smallest}x{smallest}, not {shape}", "--model mlp")
+        wanted = f"images of at least {smallest}x{smallest}"
+        raise UsageError(f"model {name} takes {wanted}, not {_shape(in_shape)}", "--model mlp")
     return in_shape
+
+
+def as_series(in_shape: tuple[int, ...], vocabulary: int) -> tuple[nn.Module, int]:
+    """Return what turns samples into series (n, L, d), and d: embeddings of tokens (L,); series (L, d) stay."""
+    if len(in_shape) == KINDS["tokens"]:
+        return nn.Embedding(vocabulary, _EMBEDDING), _EMBEDDING
+    return nn.Identity(), in_shape[1]

@@ -11,6 +11,7 @@ from torch import nn
 from pflcli.models import Net, image_shape
 
 REPRESENTATION = "512"
+TAKES = ("images",)
 
 
 def build(in_shape: tuple[int, ...], classes: int) -> Net:

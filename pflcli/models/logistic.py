@@ -9,6 +9,7 @@ from torch import nn
 from pflcli.models import Net
 
 REPRESENTATION = "the input"
+TAKES = ("images", "series", "features")
 
 
 def build(in_shape: tuple[int, ...], classes: int) -> Net:

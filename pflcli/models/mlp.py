@@ -12,6 +12,7 @@ from torch import nn
 from pflcli.models import Net
 
 REPRESENTATION = "200"
+TAKES = ("images", "series", "features")
 
 
 def build(in_shape: tuple[int, ...], classes: int) -> Net:

@@ -12,6 +12,9 @@ from pflcli.models import Net, image_shape
 from pflcli.vision import torchvision
 
 REPRESENTATION = "1280"
+TAKES = ("images",)
+PREFIXES = {"features.": "body.0."}
+"""torchvision's names and ours, for ``--weights``; the head is found by itself."""
 
 
 def build(in_shape: tuple[int, ...], classes: int) -> Net:

@@ -51,7 +51,7 @@ def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
             "found": ", ".join(_found(card, root)) or f"no: --root with {_wanted(card)}",
         }
     elif card.group == "models":
-        shown = {"representation": facts.get("REPRESENTATION", "")}
+        shown = {"takes": ", ".join(facts.get("TAKES", ())), "representation": facts.get("REPRESENTATION", "")}
     else:
         shown = {"options": ", ".join(f"{o.name}={o.default}" for o in card.options)}
     return {"name": card.name, **shown, "summary": card.summary}

@@ -17,12 +17,13 @@ from pflcli.artifacts.artifact import Artifact, open_artifact, parent
 from pflcli.artifacts.backbone import tensors
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
-from pflcli.errors import ComputationError, InputError
+from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.steps import machine, training
 from pflcli.steps.making import Manner, Outcome, make
+from pflcli.steps.weights import INITIAL
 
 CHAIN = {
     "partition": "",
@@ -63,8 +64,16 @@ def personalize(
     backbone = kin["backbone"]
     base = backbone.manifest.request["settings"] if backbone is not None else {}
     plan = training.settings(base, settings or {})
+    if backbone is not None and plan.model != base["model"]:
+        partition = kin["partition"]
+        raise UsageError(
+            f"{backbone.path} is a {base['model']}, not a {plan.model}",
+            f"pfl personalize {method} {partition.path if partition else 'PARTITION'} --model {plan.model} -o {out}",
+        )
     seed = training.draws(seed, nearest)
     request = {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed}
+    if backbone is not None and "weights" in backbone.manifest.request:
+        request["weights"] = backbone.manifest.request["weights"]  # models begin where the backbone began
     trained = hasattr(code, "train_round")
     made_by_it = trained and backbone is not None and dict(backbone.manifest.request) == request
     needed = [kind for kind in CHAIN if (made_by_it and kind == "backbone") or kind in _closure(code.NEEDS)]
@@ -82,6 +91,8 @@ def personalize(
         data = partitions.read(partition)
         run = training.prepare(data, code, cfg, plan, seed, manner)
         _provide(run, kin)
+        if backbone is not None and "weights" in request:
+            run.init = {name: value.to(run.federation.x.device) for name, value in tensors(backbone, INITIAL).items()}
         progress = training.resumed(run, code, work, manner)
         if made_by_it:
             assert backbone is not None

@@ -18,6 +18,7 @@ from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
 from pflcli.fl.run import LINKS
 from pflcli.steps import machine, training
+from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, make
 
 
@@ -28,13 +29,15 @@ def train_global(
     method: str = "fedavg",
     options: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    weights: Path | str | None = None,
     seed: int | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
     """Train one global model over the clients of the partition ``source``.
 
-    ``settings`` are fields of ``fl.run.Settings``, ``options`` those of the method. Raises UsageError for a method that
-    makes no global model, ComputationError if training diverges.
+    ``settings`` are fields of ``fl.run.Settings``, ``options`` those of the method, ``weights`` a file with the initial
+    parameters. Raises UsageError for a method that makes no global model, InputError for weights that do not fit,
+    ComputationError if training diverges.
     """
     manner = manner or Manner()
     partition = open_artifact(source, "partition")
@@ -44,9 +47,11 @@ def train_global(
     cfg = config.build(code.Config, options or {}, method)
     plan = training.settings({}, settings or {})
     seed = training.draws(seed, partition)
+    begin = initial.read(weights) if weights is not None else None
+    request = {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed}
     draft = Draft(
         "backbone",
-        {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed},
+        request if begin is None else {**request, "weights": begin.digest},
         (partition.as_input("partition", Path(out)),),
         code={
             f"methods/{method}": registry.code_hash("methods", method),
@@ -56,16 +61,19 @@ def train_global(
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         run = training.prepare(partitions.read(partition), code, cfg, plan, seed, manner)
+        if begin is not None:
+            run.init = initial.fit(begin, plan.model, run.init, manner.watch.say)
+            work.write(initial.INITIAL, bytes(save(training.flatten(run.init))))
         progress = training.resumed(run, code, work, manner)
         training.rounds(run, method, code, progress, work, manner)
-        weights, rows = progress.state["global"], progress.rows
-        work.write(WEIGHTS, bytes(save(training.flatten(weights))))
+        shared, rows = progress.state["global"], progress.rows
+        work.write(WEIGHTS, bytes(save(training.flatten(shared))))
         work.write("rounds.csv", training.table(rows))
-        accuracy = rows[-1]["validation_accuracy"] if rows else run.accuracy(weights, "validation")
+        accuracy = rows[-1]["validation_accuracy"] if rows else run.accuracy(shared, "validation")
         summary = {
             "rounds": len(rows),
             "reported": "last round",
-            "parameters": sum(value.numel() for value in weights.values()),
+            "parameters": sum(value.numel() for value in shared.values()),
             "validation_accuracy": None if math.isnan(accuracy) else accuracy,
             **{f"bytes_{link}": total for link, total in run.traffic.items()},
         }
@@ -75,6 +83,7 @@ def train_global(
             "device": machine.device(manner.device),
             "engine": run.engine.way,
             "threads": run.engine.threads,
+            **({"weights": str(weights)} if weights is not None else {}),
         }
 
     return make(out, draft, manner, build)

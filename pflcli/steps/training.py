@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from pflcli import config, models, registry, rng
+from pflcli import config, models, rng
 from pflcli.artifacts import tensors
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 def settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
     """Return the training settings ``base`` with ``changes``; raises UsageError for one that does not fit."""
     built: Settings = config.build(Settings, {**base, **changes}, "the training settings")
-    registry.card("models", built.model)
+    models.check(built.model)
     return built
 
 
@@ -47,7 +47,8 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     workers = machine.threads(manner.threads)
     torch.set_num_threads(workers)
     federation = Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new, data.cluster)
-    net = models.create(plan.model, federation.in_shape, data.classes, seed)
+    shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
+    net = models.create(plan.model, shape, data.classes, seed, tokens=tokens)
     way, jobs = machine.engine(manner.engine), machine.jobs(manner.jobs)
     engine = Engine(net, federation, seed=seed, threads=workers, way=way, jobs=jobs, memory=machine.memory())
     init = {name: value.to(device) for name, value in P.of(net).items()}
@@ -56,7 +57,7 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     # The engine's federation: with processes the samples lie in shared memory, and only there.
 
     def fresh(number: int) -> P.Params:
-        drawn = models.create(plan.model, federation.in_shape, data.classes, rng.integer(seed, "start", number))
+        drawn = models.create(plan.model, shape, data.classes, rng.integer(seed, "start", number), tokens=tokens)
         return {name: value.to(device) for name, value in P.of(drawn).items()}
 
     return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, fresh=fresh)

@@ -1,0 +1,36 @@
+"""ResNet-18 with GroupNorm in the place of BatchNorm, which suffers where clients' data differ.
+
+He et al. (2016), https://arxiv.org/abs/1512.03385; Hsieh et al. (2020), https://arxiv.org/abs/1910.00189; two groups a
+layer as Reddi et al. (2021), https://arxiv.org/abs/2003.00295. torchvision's network, from scratch; images below 64x64
+meet a 3x3 convolution and no pooling at first, where larger ones meet 7x7, stride 2 and pooling. Representation 512-d.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from pflcli.models import Net, image_shape
+from pflcli.models.torchvision import split, take_channels
+from pflcli.vision import torchvision
+
+REPRESENTATION = "512"
+TAKES = ("images",)
+
+_SMALL = 64
+"""Height or width below which the first convolution keeps the resolution."""
+
+
+def build(in_shape: tuple[int, ...], classes: int) -> Net:
+    """Build for images (channels, height, width) of any size from 8x8."""
+    channels, height, width = image_shape("resnet-18", in_shape, 8)
+    net = torchvision().models.resnet18(num_classes=classes, norm_layer=_two_groups)
+    if min(height, width) < _SMALL:
+        net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+        net.maxpool = nn.Identity()
+    take_channels(net, channels)
+    return split(net, "resnet-18")
+
+
+def _two_groups(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(2, channels)
