@@ -1,4 +1,4 @@
-"""Oracle and IFCA: rounds by hand, neutral settings, and the faults of public code."""
+"""Oracle, IFCA and clustered FL: rounds by hand, neutral settings, and the faults of public code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import worlds
 from pflcli.errors import InputError
 from pflcli.fl import clusters
 from pflcli.fl import params as P
+from pflcli.methods import clustered_fl
 
 ABLE = worlds.ABLE
+NOBODY = np.full(7, -1)
 
 
 def loss(model, data, client):
@@ -113,21 +115,150 @@ def test_ifca_models_start_apart():
     assert len({value.item() for value in models["head.weight"].sum(dim=(1, 2))}) == 4
     made = worlds.run("ifca", participation=1.0)
     common = P.stack([made.init] * 4)
-    assert clusters.best(made, common, made.clients).tolist() == [0] * 7
+    assert clusters.best(made, common, made.clients, NOBODY).tolist() == [0] * 7
+
+
+def test_a_client_without_samples_is_given_the_most_common_model():
+    made = worlds.run("ifca")
+    found = clusters.best(made, made.starts(3), np.asarray([5]), np.asarray([2, -1, 0, 2, -1, -1, -1]))
+    assert found.tolist() == [2]
 
 
 def test_ifca_chooses_without_a_look_at_test_samples():
     made = worlds.run("ifca")
     state = worlds.play("ifca", made)
-    before = clusters.best(made, state["models"], made.clients)
+    before = clusters.best(made, state["models"], made.clients, NOBODY)
     for client in made.clients:
         for split in ("validation", "test"):
             made.federation.y[made.federation.block(client, split)] = 0
-    assert clusters.best(made, state["models"], made.clients).tolist() == before.tolist()
+    assert clusters.best(made, state["models"], made.clients, NOBODY).tolist() == before.tolist()
 
 
 def test_ifca_finds_the_clusters():
     data = worlds.clustered()
     made = worlds.run("ifca", data=data, options={"k": 3}, rounds=10, participation=1.0, epochs=2)
     found = worlds.play("ifca", made)["cluster"].numpy()
+    assert len({(int(a), int(b)) for a, b in zip(found, data.cluster, strict=True)}) == len(set(found)) == 3
+
+
+@pytest.mark.parametrize("options", [{"eps1": 0.0}, {"warmup": 9}, {"gamma": 1.0, "warmup": 0, "eps1": 9.0}])
+def test_clustered_fl_that_never_splits_is_fedavg(options):
+    runs = [worlds.run("fedavg"), worlds.run("clustered-fl", options={"warmup": 0, **options})]
+    expected, found = (worlds.play(name, made) for name, made in zip(("fedavg", "clustered-fl"), runs, strict=True))
+    assert worlds.same(expected["global"], P.pick(found["models"], 0))
+    assert len(found["models"]["head.weight"]) == 1
+    assert runs[0].traffic == runs[1].traffic
+
+
+def cut(products, members=ABLE, largest=0.0, t=0, **options):
+    """Which of the clients a cluster with these products of updates lets go."""
+    made = worlds.run("clustered-fl", options={"warmup": 0, **options})
+    far, mean = clustered_fl._split(made, np.asarray(members), np.asarray(products, dtype=float), largest, t)
+    return far.tolist(), mean
+
+
+def test_clustered_fl_thresholds_by_hand():
+    """Clients 0, 2 and 3 have 12, 7 and 6 samples; two pull one way, the third the other."""
+    updates = np.asarray([[1.0, 0.1], [1.0, -0.1], [-3.0, 0.0]])
+    products, members = updates @ updates.T, [0, 2, 3]
+    mean, longest = float(np.linalg.norm(np.asarray([12, 7, 6]) @ updates / 25)), 3.0
+    split = ([False, False, True], pytest.approx(mean))
+    whole = ([False] * 3, pytest.approx(mean))
+    assert cut(products, members) == split
+    assert cut(products, members, eps1=mean / longest * 1.01) == split
+    assert cut(products, members, eps1=mean / longest * 0.99) == whole
+    assert cut(products, members, largest=2.0, eps2=1.49) == split
+    assert cut(products, members, largest=2.0, eps2=1.51) == whole
+    absolute = {"thresholds": "absolute", "largest": 2.0}
+    assert cut(products, members, eps1=mean * 1.01, eps2=2.99, **absolute) == split
+    assert cut(products, members, eps1=mean * 0.99, eps2=2.99, **absolute) == whole
+    assert cut(products, members, eps1=mean * 1.01, eps2=3.01, **absolute) == whole
+    assert cut(products, members, **absolute) == split  # the authors' 0.4 and 1.6
+    assert cut(products, members, warmup=3, t=2) == whole
+    assert cut(products, members, warmup=3, t=3) == split
+    across = -1 / np.sqrt(1.01)
+    assert cut(products, members, gamma=np.sqrt((1 - across) / 2) * 0.999) == split
+    assert cut(products, members, gamma=min(np.sqrt((1 - across) / 2) * 1.001, 1.0)) == whole
+    within = 0.99 / 1.01
+    assert cut(products, members, gap=(within - across) * 0.999) == split
+    assert cut(products, members, gap=min((within - across) * 1.001, 2.0)) == whole
+    assert cut(products[:2, :2], members[:2], eps1=9.0)[0] == [False] * 2  # two clients stay together
+
+
+def test_clustered_fl_leaves_noise_together_unless_told_as_in_the_paper():
+    noise = np.random.default_rng(0).normal(size=(6, 400))
+    assert not any(cut(noise @ noise.T, eps1=9.0)[0])
+    assert any(cut(noise @ noise.T, eps1=9.0, gap=0.0)[0])
+
+
+def test_clustered_fl_lets_ids_go_and_not_positions(monkeypatch):
+    """An implementation is known that takes positions within a cluster for the names of clients."""
+    data = worlds.clustered(2, 4)
+    far = iter([[0, 1, 0, 0, 1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1]])
+
+    def split(run, members, products, largest, t):
+        found = np.asarray(next(far), dtype=bool) if len(members) >= 4 else np.zeros(len(members), bool)
+        return found, 0.0
+
+    monkeypatch.setattr(clustered_fl, "_split", split)
+    made = worlds.run("clustered-fl", data=data, rounds=2, participation=1.0)
+    state = worlds.play("clustered-fl", made, last=1)
+    assert state["cluster"].tolist() == [0, 1, 0, 0, 1, 0, 1, 1]
+    halves = [P.pick(state["models"], c) for c in (0, 1)]
+    assert worlds.same(*halves)  # both go on from the same model
+    state = clustered_fl.train_round(made, state, 1)
+    # Cluster 0 is 0, 2, 3, 5, of which 2 and 3 leave; cluster 1 is 1, 4, 6, 7, of which 6 and 7 leave.
+    assert state["cluster"].tolist() == [0, 1, 2, 2, 1, 0, 3, 3]
+    for c, members in ((0, [0, 2, 3, 5]), (1, [1, 4, 6, 7])):
+        sent = {i: worlds.steps(halves[c], data, i, ("sgd", 1)) for i in members}
+        expected = mean_of(made, sent, members)
+        worlds.close(P.pick(state["models"], c), expected, atol=1e-5)
+        worlds.close(P.pick(state["models"], 2 + c), expected, atol=1e-5)
+
+
+def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
+    seen = []
+
+    def split(run, members, products, largest, t):
+        seen.append((members.tolist(), products))
+        return np.zeros(len(members), bool), 0.0
+
+    monkeypatch.setattr(clustered_fl, "_split", split)
+    made = worlds.run("clustered-fl", participation=0.34, rounds=4)
+    worlds.play("clustered-fl", made)
+    model, last = made.init, {}
+    for t in range(4):
+        cohort = made.cohort(t).tolist()
+        sent = {i: worlds.steps(model, made.federation, i, ("sgd", t)) for i in cohort}
+        last |= {i: torch.cat([(sent[i][n] - model[n]).flatten() for n in model]).double() for i in cohort}
+        model = mean_of(made, sent, cohort)
+        members, products = seen[t]
+        assert members == sorted(last)
+        expected = [[float(last[a] @ last[b]) for b in members] for a in members]
+        np.testing.assert_allclose(products, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_client_that_joins_after_a_split_takes_the_model_of_the_lowest_loss():
+    made = worlds.run("clustered-fl", participation=0.34, rounds=9)
+    state = worlds.play("clustered-fl", made, last=1)
+    state["models"] = made.starts(3)
+    (t, new), size = next((t, i) for t in range(1, 9) for i in made.cohort(t) if i not in made.cohort(0)), made.init
+    count, before = len(made.cohort(t)), made.traffic["down"]
+    arriving = [i for i in made.cohort(t) if state["cluster"][i] < 0]
+    after = clustered_fl.train_round(made, state, t)
+    models = [P.pick(made.starts(3), c) for c in range(3)]
+    assert after["cluster"][new] == min(range(3), key=lambda c: loss(models[c], made.federation, new))
+    assert made.traffic["down"] - before == (count + 2 * len(arriving)) * P.size(size)
+    stranger = next(i for i in (0, 3, 4, 6) if after["cluster"][i] < 0)
+    choice = min(range(3), key=lambda c: loss(P.pick(after["models"], c), made.federation, stranger))
+    found = worlds.answers("clustered-fl", made, after, np.asarray([stranger]))["test"]
+    expected = worlds.probabilities(P.pick(after["models"], choice), made.federation, stranger)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("linkage", ["complete", "single"])
+def test_clustered_fl_finds_three_clusters_by_two_splits(linkage):
+    data, options = worlds.clustered(), {"warmup": 5, "linkage": linkage, "gap": 0.4}
+    made = worlds.run("clustered-fl", data=data, options=options, rounds=14, participation=1.0, epochs=3, batch_size=10)
+    found = worlds.play("clustered-fl", made)["cluster"].numpy()
     assert len({(int(a), int(b)) for a, b in zip(found, data.cluster, strict=True)}) == len(set(found)) == 3

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pflcli.fl import params as P
+from pflcli.fl.engine import Part
 from pflcli.fl.params import Mean, Stacked
 from pflcli.fl.run import Run
 
@@ -17,18 +20,29 @@ def of(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
 
 
 def averaged(
-    run: Run, models: Stacked, cohort: NDArray[np.int64], cluster: NDArray[np.int64], t: int, shared: str = ""
+    run: Run,
+    models: Stacked,
+    cohort: NDArray[np.int64],
+    cluster: NDArray[np.int64],
+    t: int,
+    *,
+    shared: str = "",
+    see: Callable[[Part, Stacked], None] | None = None,
 ) -> Stacked:
     """Return the clusters' models (k, ...) after a round of FedAvg within each.
 
     ``cluster`` (n,) is that of each client of the cohort. A cluster of which nobody takes part keeps its model.
-    Parameters whose name starts with ``shared``, if that is not empty, become the mean over the whole cohort.
+    Parameters whose name starts with ``shared``, if that is not empty, become the mean over the whole cohort. ``see``
+    is shown each part that was trained, with the models that its clients started from.
     """
     means, common = [Mean() for _ in next(iter(models.values()))], Mean()
     place = dict(zip(cohort.tolist(), cluster.tolist(), strict=True))
     for ids in run.portions(cohort, P.size(run.init)):
         mine = np.asarray([place[i] for i in ids.tolist()])
-        for part in run.local_sgd(ids, of(models, mine), t=t):
+        begin = of(models, mine)
+        for part in run.local_sgd(ids, begin, t=t):
+            if see:
+                see(part, begin)
             theirs = np.asarray([place[i] for i in part.clients.tolist()])
             for c in np.unique(theirs):
                 members = np.flatnonzero(theirs == c)
@@ -45,11 +59,13 @@ def averaged(
     return found
 
 
-def best(run: Run, models: Stacked, clients: NDArray[np.int64], otherwise: int = 0) -> NDArray[np.int64]:
+def best(run: Run, models: Stacked, clients: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the model (n,) under which each client's training samples have the lowest loss; ties go to the first.
 
-    A client without training samples is given ``otherwise``.
+    A client without training samples is given the one that most have of the ``known`` clusters of all (m,), of which
+    -1 is none.
     """
+    otherwise = np.bincount(known[known >= 0], minlength=1).argmax()
     rows = [run.federation.rows(int(client), "train") for client in clients]
     count = len(next(iter(models.values())))
     losses = np.stack([run.losses_of(P.pick(models, c), rows) for c in range(count)])  # (k, n)

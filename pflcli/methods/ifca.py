@@ -56,16 +56,14 @@ def train_round(run: Run, state: State, t: int) -> State:
     own = {n: v for n, v in run.init.items() if not (run.cfg.shared and n.startswith(run.cfg.shared))}
     run.send("down", own, copies=run.cfg.k * len(cohort))
     run.send("down", {n: v for n, v in run.init.items() if n not in own}, copies=len(cohort))
-    chosen = clusters.best(run, models, cohort)
-    models = clusters.averaged(run, models, cohort, chosen, t, run.cfg.shared)
+    cluster = state["cluster"].cpu().numpy().copy()
+    cluster[cohort] = clusters.best(run, models, cohort, cluster)
+    models = clusters.averaged(run, models, cohort, cluster[cohort], t, shared=run.cfg.shared)
     run.send("up", run.init, copies=len(cohort))
-    cluster = state["cluster"].cpu().clone()
-    cluster[cohort] = torch.from_numpy(chosen)
-    return {"models": models, "cluster": cluster}
+    return {"models": models, "cluster": torch.from_numpy(cluster)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with the model that suits each client's training samples best; without any, with the most common one."""
-    known = state["cluster"].cpu().numpy()
-    common = int(np.bincount(known[known >= 0], minlength=1).argmax())
-    return run.predictor(clients, clusters.of(state["models"], clusters.best(run, state["models"], clients, common)))
+    chosen = clusters.best(run, state["models"], clients, state["cluster"].cpu().numpy())
+    return run.predictor(clients, clusters.of(state["models"], chosen))
