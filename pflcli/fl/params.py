@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +27,33 @@ def size(params: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in params.values())
 
 
+def on_cpu(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested dict of tensors with all of them on the CPU: resumed, a state lies on the run's device."""
+    return {name: on_cpu(value) if isinstance(value, Mapping) else value.cpu() for name, value in held.items()}
+
+
 def pick(stacked: Stacked, index: int) -> Params:
     """Return client ``index``'s parameters out of a stack, as views."""
     return {name: value[index] for name, value in stacked.items()}
 
 
+def repeat(params: Mapping[str, Tensor], count: int) -> Stacked:
+    """Return one model as a stack (count, ...), without a copy: to be read only."""
+    return {name: value.expand(count, *value.shape) for name, value in params.items()}
+
+
 def stack(models: Sequence[Params]) -> Stacked:
     """Stack models along a new first axis."""
     return {name: torch.stack([model[name] for model in models]) for name in models[0]}
+
+
+def finite(stacked: Stacked) -> NDArray[np.bool_]:
+    """Return which models (m,) of a stack hold finite numbers only."""
+    # A sum is finite only if every term is, and costs no mask the size of the parameters.
+    rows = [
+        value.reshape(len(value), -1).sum(dim=1).isfinite() for value in stacked.values() if value.is_floating_point()
+    ]
+    return np.asarray(torch.stack(rows).all(dim=0).cpu())
 
 
 class Mean:

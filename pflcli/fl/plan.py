@@ -44,6 +44,8 @@ class Model:
     def __init__(self, net: nn.Module) -> None:
         self._net = net
         self._names = set(net.state_dict())
+        self.parameters = frozenset(name for name, _ in net.named_parameters())
+        """names of what a gradient moves, unlike buffers"""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits (n, C)."""
@@ -77,7 +79,9 @@ class LocalSGD:
     mu)`` adds mu (w - anchor) to the gradient; the anchor is one model, or a stack in the clients' order.
     ``trainable`` restricts training to parameters whose name starts with it; ``splits`` are what the client learns
     from. ``objective`` replaces the cross-entropy of the model: its parameters are whatever the start holds, a stack,
-    and ``own`` (m, ...) and ``shared`` are its constants.
+    and ``own`` (m, ...) and ``shared`` are its constants. With ``frozen_norm`` BatchNorm normalises by its running
+    statistics and leaves them as they are. Divergence is an error unless ``may_diverge``: then the method has to look
+    for parameters that are not finite.
     """
 
     epochs: int
@@ -93,6 +97,8 @@ class LocalSGD:
     objective: Objective | None = None
     own: Stacked = field(default_factory=dict)
     shared: Params = field(default_factory=dict)
+    frozen_norm: bool = False
+    may_diverge: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", np.asarray(self.lr, dtype=np.float64))
