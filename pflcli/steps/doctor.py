@@ -16,6 +16,7 @@ _PACKAGES = (
     "numpy",
     "h5py",
     "safetensors",
+    "scikit-learn",
     "typer",
     "rich",
     "matplotlib",
