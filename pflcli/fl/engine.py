@@ -120,7 +120,7 @@ class Engine:
         """Train clients from ``start`` (one model, a stack in their order, or a table) and yield them in parts.
 
         ``key`` names the draw of minibatches, together with the client. With an objective ``start`` is a stack of
-        whatever it takes. Raises ComputationError if a client's parameters become non-finite.
+        whatever it takes. Raises ComputationError if a client's parameters become non-finite, unless they may.
         """
         ids = np.asarray(clients, dtype=np.int64)
         if not len(ids):
@@ -170,7 +170,8 @@ class Engine:
             losses = self._train(clients[order], spans, begin, out, plan.of(order, like), key)
             back = np.argsort(order)
             out, losses = P.take(out, back), losses[back]
-        P.check_finite(clients, out, key)
+        if not plan.may_diverge:
+            P.check_finite(clients, out, key)
         return Part(clients, out, sizes.astype(np.float64), losses)
 
     def _train(
@@ -224,17 +225,25 @@ class Engine:
 
     def infer_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> NDArray[np.float32]:
         """Return the probabilities (n, C) of each client's own model (m, ...) on its own split, in their order."""
+        return np.concatenate([probabilities(logits) for logits, _ in self._each(clients, models, split, False)])
 
-        def answer(place: int) -> NDArray[np.float32]:
+    def represent(self, clients: NDArray[np.int64], models: Stacked, split: str) -> Tensor:
+        """Return the mean representation (m, d) that each client's own model (m, ...) has of its own split.
+
+        A client without samples there gets zeros.
+        """
+        each = self._each(clients, models, split, True)
+        return torch.stack([(z.double().sum(dim=0) / max(len(z), 1)).float() for _, z in each])
+
+    def _each(self, clients: NDArray[np.int64], models: Stacked, split: str, z: bool) -> list[tuple[Tensor, Tensor]]:
+        def answer(place: int) -> tuple[Tensor, Tensor]:
             with self._net() as nets:
                 net = _loaded(nets["loop"], P.pick(models, place))
                 rows = self.federation.rows(int(clients[place]), split)
-                return probabilities(
-                    _joined([self._forward(net, piece, False) for piece in _chunks(rows, self._device)])[0]
-                )
+                return _joined([self._forward(net, piece, z) for piece in _chunks(rows, self._device)])
 
         with intra_op(1):
-            return np.concatenate(list(self._pool.map(answer, range(len(clients)))))
+            return list(self._pool.map(answer, range(len(clients))))
 
 
 def _loaded(net: nn.Module, params: Params) -> nn.Module:

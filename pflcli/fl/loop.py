@@ -52,7 +52,7 @@ def train(
     x, y = data.inputs(rows), data.y[rows]
     joined = has_batch_norm(net)
     # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
-    net.train(not (joined and len(rows) == 1))
+    net.train(not plan.frozen_norm and not (joined and len(rows) == 1))
     model = Model(net)
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
     for epoch in range(plan.epochs):

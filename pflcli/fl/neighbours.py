@@ -70,6 +70,31 @@ def flat_vectors(blob: NDArray[np.uint8]) -> NDArray[np.float32] | None:
     return np.frombuffer(blob[len(blob) - 4 * rows * dimension :], dtype="<f4").reshape(rows, dimension)
 
 
+def nearest_others(
+    known: NDArray[np.int64],
+    stored: NDArray[np.float32],
+    clients: NDArray[np.int64],
+    z: NDArray[np.float32],
+    k: int,
+) -> NDArray[np.int64]:
+    """Return the ids (n, k) of the ``known`` clients (m,) nearest to each of ``clients`` (n,), never the client itself.
+
+    Distance is L2 between ``stored`` (m, d) and ``z`` (n, d); the search is exact. -1 stands where there are too few.
+    """
+    faiss = _faiss()
+    index = faiss.IndexFlatL2(z.shape[1])
+    index.add(np.ascontiguousarray(stored, dtype=np.float32))
+    row = index.search(np.ascontiguousarray(z, dtype=np.float32), k + 1)[1]
+    return others(np.where(row >= 0, np.append(known, -1)[row], -1), clients, k)
+
+
+def others(found: NDArray[np.int64], clients: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    """Return the first k ids in each row of ``found`` (n, > k) that are not -1 or the row's own client, then -1."""
+    other = (found >= 0) & (found != clients[:, None])
+    order = np.argsort(~other, axis=1, kind="stable")[:, :k]
+    return np.where(np.take_along_axis(other, order, axis=1), np.take_along_axis(found, order, axis=1), -1)
+
+
 @dataclass(frozen=True)
 class Neighbours:
     """The k nearest stored samples of each query: ``distance`` (n, k) *squared* L2, ``label`` (n, k).

@@ -29,6 +29,11 @@ def size(params: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in params.values())
 
 
+def on_cpu(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested dict of tensors with all of them on the CPU: resumed, a state lies on the run's device."""
+    return {name: on_cpu(value) if isinstance(value, Mapping) else value.cpu() for name, value in held.items()}
+
+
 def pick(stacked: Stacked, index: int) -> Params:
     """Return client ``index``'s parameters out of a stack, as views."""
     return {name: value[index] for name, value in stacked.items()}
@@ -71,15 +76,20 @@ def take(stacked: Stacked, places: NDArray[np.int64]) -> Stacked:
 
 def check_finite(clients: NDArray[np.int64], params: Stacked, key: tuple[Any, ...]) -> None:
     """Raise ComputationError if a client's parameters are not all finite."""
-    finite = torch.ones(len(clients), dtype=torch.bool)
-    for value in params.values():
-        # A sum is finite only if every term is, and costs no mask the size of the parameters.
-        finite &= value.reshape(len(clients), -1).sum(dim=1).isfinite().cpu() if value.is_floating_point() else True
-    for client in clients[~finite.numpy()]:
+    for client in clients[~finite(params)]:
         raise ComputationError(
             f"the parameters of client {client} became non-finite ({' '.join(map(str, key))})",
             "a smaller --lr may help",
         )
+
+
+def finite(stacked: Stacked) -> NDArray[np.bool_]:
+    """Return which models (m,) of a stack hold finite numbers only."""
+    # A sum is finite only if every term is, and costs no mask the size of the parameters.
+    rows = [
+        value.reshape(len(value), -1).sum(dim=1).isfinite() for value in stacked.values() if value.is_floating_point()
+    ]
+    return np.asarray(torch.stack(rows).all(dim=0).cpu())
 
 
 class Mean:

@@ -83,6 +83,9 @@ class LocalSGD:
     from. ``objective`` replaces the cross-entropy of the model: its parameters are whatever the start holds, a stack,
     and ``own`` (m, ...) and ``shared`` are its constants. With ``one_by_one`` it runs for one client at a time in
     either way, by autograd: it may then branch on its data, change shapes with them, and draw from ``batch.rng``.
+    With ``frozen_norm`` BatchNorm normalises by its running
+    statistics and leaves them as they are. Divergence is an error unless ``may_diverge``: then the method has to look
+    for parameters that are not finite.
     """
 
     epochs: int
@@ -99,6 +102,8 @@ class LocalSGD:
     own: Stacked = field(default_factory=dict)
     shared: Params = field(default_factory=dict)
     one_by_one: bool = False
+    frozen_norm: bool = False
+    may_diverge: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", np.asarray(self.lr, dtype=np.float64))

@@ -268,7 +268,11 @@ class Run:
 
     def accuracy(self, params: Params, split: str) -> float:
         """Return the accuracy of one model over all seen clients' samples of a split (nan if there are none)."""
-        seen = self.federation.seen
-        p = self._shared(params, seen, split)
-        y = np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in seen])
-        return float((p.argmax(axis=1) == y).mean()) if len(y) else float("nan")
+        right = self.hits(self.federation.seen, params, split)
+        return float(right.mean()) if len(right) else float("nan")
+
+    def hits(self, clients: NDArray[np.int64], models: Params | Stacked | Table, split: str) -> NDArray[np.bool_]:
+        """Return which samples (n,) of the clients' split one model, or each client's own (m, ...), gets right."""
+        p = self.predictor(clients, models, (split,)).answer(split)["p"]
+        y = np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in clients])
+        return np.asarray(p.argmax(axis=1) == y)

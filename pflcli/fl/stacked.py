@@ -90,11 +90,11 @@ class _Vmapped:
 
     def __init__(self, net: nn.Module, held: Stacked, plan: LocalSGD) -> None:
         self._held, self._plan = held, plan
-        self._own, self._by_size = plan.own, has_batch_norm(net)
+        self._own, self._by_size = plan.own, has_batch_norm(net) and not plan.frozen_norm
         known = held if plan.objective is not None else {name: held[name] for name, _ in net.named_parameters()}
         self._names = [name for name in learnable(net, known) if name.startswith(plan.trainable)]
         self._update = Update(plan, [held[name] for name in self._names], plan.anchors(self._names))
-        self._net = net.train()
+        self._net = net.train(not plan.frozen_norm)
         model = Model(net)
 
         def loss(weights: Params, fixed: Params, own: Params, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:

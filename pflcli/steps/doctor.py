@@ -18,6 +18,7 @@ _PACKAGES = (
     "pillow",
     "h5py",
     "safetensors",
+    "scikit-learn",
     "typer",
     "rich",
     "matplotlib",

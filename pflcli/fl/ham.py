@@ -1,0 +1,92 @@
+"""The Hierarchical Attention-enhanced Meta-learning network (HAM): which models a client mixes, and how much of each.
+
+Gao et al. (2023), https://doi.org/10.1145/3591362, Eq. 5 to 9. Layer 1 attends from client i to the other clients'
+models, whose mix is x^a; layer 2 attends from i to [x_i, x^a, x^g], and the hybrid is that mix. The paper's queries and
+keys are W x with W (d, d), which no client can hold: here they are A z(x), with z the normalised CountSketch of x - c
+and A (r, r). Values are the models themselves. Pure tensor code, for one client, to run under ``torch.func``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pflcli.fl import attention
+from pflcli.fl.params import Params, Stacked
+from pflcli.fl.plan import Batch, Model
+
+SLOTS = ("self", "others", "global")
+"""What layer 2 chooses among: x_i, x^a and x^g."""
+
+
+def identity(width: int, temperature: float) -> Params:
+    """Return projections by which layer 1 begins as softmax(temperature * cosine), and layer 2 as uniform.
+
+    The keys of layer 2 alone are zero: with zero queries too no gradient would reach either.
+    """
+    scaled = math.sqrt(temperature * math.sqrt(width)) * torch.eye(width)
+    return {"q1": scaled, "k1": scaled.clone(), "q2": scaled.clone(), "k2": torch.zeros(width, width)}
+
+
+def xavier(width: int, rng: np.random.Generator) -> Params:
+    """Draw random projections, the same for all clients."""
+    return {name: attention.xavier(width, width, rng).float() for name in ("q1", "k1", "q2", "k2")}
+
+
+def unit(sketches: Tensor) -> Tensor:
+    """Return sketches (..., r) at length 1; zeros stay."""
+    return functional.normalize(sketches, dim=-1, eps=1e-12)
+
+
+def scores(theta: Params, sketches: Tensor, me: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a client's attention: to n models (n,), and to the allowed ``slots`` (3,) of layer 2, (3,).
+
+    ``sketches`` (n + 1, r) are those of the n models, minus the centre, and of x^g; ``me`` (n,) is one at the client
+    itself, which layer 1 passes over. Without another model x^a is x^g.
+    """
+    z = unit(sketches)
+    mine = me @ z[:-1]
+    a = attention.weights(theta["q1"] @ mine, z[:-1] @ theta["k1"].T, me == 0)
+    # A sketch is linear: that of x^a is the mix of sketches.
+    rest = 1 - a.sum()
+    enhanced = unit(a @ sketches[:-1] + rest * sketches[-1])
+    keys = torch.stack([mine, enhanced, z[-1]]) @ theta["k2"].T
+    return a, attention.weights(theta["q2"] @ mine, keys, slots > 0)
+
+
+def guarded(b: Tensor, share: float) -> Tensor:
+    """Return layer 2 (3,) with ``share`` on the client's own model, and the rest as in ``b`` (3,)."""
+    me = torch.tensor([1.0, 0.0, 0.0], dtype=b.dtype, device=b.device)
+    return share * me + (1 - share) * b
+
+
+def coefficients(a: Tensor, b: Tensor, me: Tensor) -> Tensor:
+    """Return how much of each of the n models and of x^g the hybrid holds, (n + 1,)."""
+    models = b[0] * me + b[1] * a
+    return torch.cat([models, (b[2] + b[1] * (1 - a.sum()))[None]])
+
+
+def mix(share: Tensor, basis: Stacked) -> Params | Stacked:
+    """Return models mixed from a ``basis`` (n + 1, ...) by ``share`` (..., n + 1); integer buffers are the last's."""
+    lead = share.shape[:-1]
+    return {
+        name: torch.tensordot(share.to(value.dtype), value, dims=1)
+        if value.is_floating_point()
+        else value[-1].expand((*lead, *value.shape[1:])).clone()
+        for name, value in basis.items()
+    }
+
+
+def loss(model: Model, params: Params, batch: Batch) -> Tensor:
+    """Return lambda F(H(x^g, X)) of Eq. 13 as a function of HAM, plus the divergence from the first attention."""
+    shared, me = batch.shared, batch.own["me"]
+    basis = {name.removeprefix("basis."): value for name, value in shared.items() if name.startswith("basis.")}
+    a, b = scores(params, shared["points"], me, shared["slots"])
+    mixed = mix(coefficients(a, b, me), basis)
+    held = {name: value if name in model.parameters else value.detach() for name, value in mixed.items()}
+    found = batch.cross_entropy(model(held, batch.x))
+    return shared["lam"] * found + shared["rho"] * attention.divergence(batch.own["prior"], a)

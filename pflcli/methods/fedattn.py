@@ -1,0 +1,264 @@
+"""FedAttn: each client's biases come from its nearest neighbours' by attention, on top of a global model.
+
+Luo, Panchal & Guan (2022), "Personalized Federated Learning through Collaboration with Nearest Neighbors" (report,
+University of Massachusetts), Algorithm 1. The server keeps each client's biases M and representation Z, the mean input
+of the head over its training samples. It sends a client the global model with the biases softmax((W_K Z_N)(W_Q Z_i) /
+sqrt(d_k)) W_V M_N over the k clients N nearest by Z. What comes back trains the global model as in FedAvg, and the
+difference of the biases is the gradient by which the server trains W_Q, W_K and W_V.
+
+As written (``form=faithful``) biases run through W_V round after round: once its spectral radius is above 1 they grow
+geometrically, and accuracy collapses at some round. The report shows that and proposes pulls towards global and
+neighbouring biases (``mu_g``, ``mu_n``) and a first stage of FedAvg (``warmup``). By default W_V is the identity, which
+cannot amplify, biases are offsets from the global ones within a trust region, and Z is normalised. Either way uploads
+that are not finite are rejected.
+
+``history`` in the state has a value for each round after the warm-up: ``rho``, the spectral radius of W_V; ``largest``
+bias sent; ``rejected`` uploads; ``validation`` accuracy of the models as sent (-1 without such samples).
+Before crediting attention, compare with ``attention=none`` (FedAvg), ``k=1`` (private biases), ``neighbours=random``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from pflcli.fl import adam, attention, biases
+from pflcli.fl import params as P
+from pflcli.fl.biases import Near
+from pflcli.fl.engine import intra_op
+from pflcli.fl.neighbours import nearest_others, others
+from pflcli.fl.params import Params
+from pflcli.fl.run import Predictor, Run
+from pflcli.methods import fedavg
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedAttn"
+YEAR = 2022
+
+_CLIP = 1.0
+"""Largest norm of the attention's gradient, if guarded."""
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    form: Literal["guarded", "faithful"] = "guarded"
+    """guarded cannot collapse; faithful trains W_V from random weights, on raw biases and representations"""
+    k: Annotated[int, Ge(1)] = 5
+    """neighbours, the client itself among them; 1 is private biases"""
+    include_self: bool = True
+    """whether a client is its own nearest neighbour"""
+    neighbours: Literal["nearest", "random"] = "nearest"
+    """random is a control: the other neighbours are drawn"""
+    attention: Literal["learned", "frozen", "none"] = "learned"
+    """controls: frozen keeps the initial weights, none is FedAvg"""
+    value: Literal["form", "identity", "blocks", "full"] = "form"
+    """W_V: identity is not trained, blocks has one for each layer; form is identity if guarded, full if faithful"""
+    key_size: Annotated[int, Ge(1)] = 64
+    """d_k, rows of W_Q and W_K; clamped to the size of a representation"""
+    server_lr: Annotated[float, Gt(0)] = 0.01
+    """learning rate of the attention (Adam)"""
+    trust: Annotated[float, Ge(0)] = 2.0
+    """if guarded: largest norm of a layer's offset, over that of its global biases; 0 is no bound"""
+    mu_g: Annotated[float, Ge(0)] = 0.0
+    """pull of the global biases in local training"""
+    mu_n: Annotated[float, Ge(0)] = 0.0
+    """pull of the neighbours' mean biases in local training"""
+    warmup: Annotated[int, Ge(0)] = 0
+    """rounds of FedAvg before biases become personal"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model and attention, and an empty memory of clients."""
+    start, cfg, draw = run.start(), run.cfg, run.rng("attention")
+    layers = biases.layers(start, run.engine.parameters)
+    size = sum(layers.values())
+    d_z = run.engine.infer(start, np.arange(1), features=True)[1].shape[1]
+    d_k = min(cfg.key_size, d_z)
+    if cfg.form == "faithful":
+        theta = {name: attention.xavier(d_k, d_z, draw) for name in ("q", "k")}
+    else:  # the same rows: scores begin as cosines
+        first = attention.orthonormal(d_k, d_z, draw)
+        theta = {"q": first, "k": first.clone()}
+    if _value(cfg) != "identity":
+        whole = attention.xavier(size, size, draw) if cfg.form == "faithful" else torch.eye(size, dtype=torch.float64)
+        theta["v"] = whole * _mask(cfg, layers)
+    return {
+        "global": start,
+        "z": run.table({"z": torch.zeros(d_z)}),
+        "biases": run.table({"biases": torch.zeros(size)}),
+        "attention": theta,
+        "adam": adam.moments(theta),
+        "history": {name: torch.zeros(0) for name in ("rho", "largest", "rejected", "validation")},
+    }
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Send a cohort personal models; train the global one and the attention by what comes back."""
+    cfg, cohort, start = run.cfg, run.cohort(t), state["global"]
+    if cfg.attention == "none" or t < cfg.warmup:
+        return {**state, **fedavg.train_round(run, state, t)}
+    state = {**state, **P.on_cpu({name: state[name] for name in ("attention", "adam", "history")})}
+    layers = biases.layers(start, run.engine.parameters)
+    own, near = biases.flat(start, layers), _near(run, state, cohort, t)
+    theta = {name: value.clone().requires_grad_() for name, value in state["attention"].items()}
+    personal = _personal(cfg, theta, near, own, layers)  # (n, d)
+    models = {**P.repeat(start, len(cohort)), **biases.shaped(personal, start, layers)}
+    # As rounded for sending: a bias that does not move has a gradient of zero, which Adam does not raise to a step.
+    sent = biases.flat(models, layers)
+    _count(run, state, cohort, own)
+    right = run.hits(cohort, models, "validation")
+
+    mean, back, weight = P.Mean(), sent.clone(), torch.zeros(len(cohort), dtype=torch.float64)
+    seen = torch.zeros(near.z.shape)
+    for part in run.local_sgd(cohort, models, t=t, may_diverge=True, **_pulls(run, near, own, start, layers)):
+        found = {**part.params, "z": run.engine.represent(part.clients, part.params, "train")}
+        fine = P.finite(found)
+        if fine.any():
+            found = {name: value[torch.from_numpy(fine).to(value.device)] for name, value in found.items()}
+            places, z = np.searchsorted(cohort, part.clients[fine]), found.pop("z")
+            mean.add(found, part.weights[fine])
+            weight[places] = torch.from_numpy(part.weights[fine])
+            back[places], seen[places] = biases.flat(found, layers), z.cpu()
+    rejected = int((weight == 0).sum())
+    history = _noted(state, sent, rejected, right)
+    if rejected == len(cohort):
+        return {**state, "history": history}
+    change = (weight / weight.sum())[:, None] * (sent - back)  # the pseudo-gradient, 0 where rejected
+    moved = own - change.sum(dim=0)
+    kept = cohort[weight.numpy() > 0]
+    state["z"][kept] = {"z": seen[weight > 0]}
+    # Read at once, an offset gives what the client sent; read later, that moved with the global biases.
+    held = back - moved if cfg.form == "guarded" else back
+    state["biases"][kept] = {"biases": held[weight > 0].float()}
+    return {
+        **state,
+        "global": {**mean.value(), **biases.shaped(moved, start, layers)},
+        **_learned(cfg, state, theta, personal, change, layers),
+        "history": history,
+    }
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with the global model under each client's biases, found as in a round."""
+    start = state["global"]
+    if run.cfg.attention == "none" or not len(state["z"].written):
+        return run.predictor(clients, start)
+    layers = biases.layers(start, run.engine.parameters)
+    own, near = biases.flat(start, layers), _near(run, state, clients, "personalize")
+    sent = _personal(run.cfg, P.on_cpu(state["attention"]), near, own, layers)
+    # No samples, no representation; and biases that no model can hold are as good as none.
+    usable = torch.from_numpy(run.federation.sizes("train")[clients] > 0) & sent.float().isfinite().all(dim=1)
+    sent = torch.where(usable[:, None], sent, own)
+    found = run.predictor(clients, {**P.repeat(start, len(clients)), **biases.shaped(sent, start, layers)})
+
+    def answer(split: str) -> dict[str, NDArray[np.float32]]:
+        p = found.answer(split)["p"]
+        # Where biases have grown until logits overflow, the model says nothing.
+        return {"p": np.where(np.isfinite(p).all(axis=1, keepdims=True), p, np.float32(1 / p.shape[1]))}
+
+    return Predictor(answer, found.splits)
+
+
+def _near(run: Run, state: State, clients: NDArray[np.int64], t: int | str) -> Near:
+    """Find the clients' neighbours; one without a memory represents itself by the global model (its Z^0 and M^0)."""
+    cfg, known, start = run.cfg, state["z"].written, state["global"]
+    z, memory = state["z"][clients]["z"].cpu(), state["biases"]
+    mine = memory[clients]["biases"].cpu().double()
+    new = ~np.isin(clients, known)
+    if new.any():
+        z[new] = run.engine.represent(clients[new], P.repeat(start, int(new.sum())), "train").cpu()
+        if cfg.form == "faithful":
+            mine[new] = biases.flat(start, biases.layers(start, run.engine.parameters))
+    stored, count = state["z"][known]["z"].cpu(), cfg.k - cfg.include_self
+    if cfg.form == "guarded":
+        z, stored = (functional.layer_norm(rows, rows.shape[1:]) for rows in (z, stored))
+    z = torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)  # a newcomer's samples may overflow the global model
+    if cfg.neighbours == "random":
+        drawn = [run.rng("neighbours", t, int(client)).permutation(known) for client in clients]
+        ids = others(np.pad(np.stack(drawn), ((0, 0), (0, count)), constant_values=-1), clients, count)
+    else:
+        ids = nearest_others(known, stored.numpy(), clients, z.numpy(), count)
+    there = torch.from_numpy(ids >= 0)
+    row = torch.from_numpy(np.searchsorted(known, np.maximum(ids, 0)))
+    keys = torch.cat([stored, stored.new_zeros(1, stored.shape[1])])[torch.where(there, row, -1)]
+    values = memory[np.maximum(ids, 0).ravel()]["biases"].cpu().double().view(*ids.shape, mine.shape[1])
+    if cfg.include_self:
+        keys, values = torch.cat([z[:, None], keys], dim=1), torch.cat([mine[:, None], values], dim=1)
+        there = torch.cat([there.new_ones(len(clients), 1), there], dim=1)
+    return Near(z.double(), keys.double(), values, there)
+
+
+def _personal(cfg: Config, theta: Params, near: Near, own: Tensor, layers: dict[str, int]) -> Tensor:
+    """Return the biases (n, d) that clients are sent; the global ones ``own`` (d,) where there is no neighbour."""
+    with intra_op(1):
+        found = biases.attended(theta, near)
+    if cfg.form == "guarded":
+        found = own + (biases.bounded(found, own, layers, cfg.trust) if cfg.trust else found)
+    return torch.where(near.found.any(dim=1, keepdim=True), found, own)
+
+
+def _count(run: Run, state: State, cohort: NDArray[np.int64], own: Tensor) -> None:
+    """Count models with biases in the global ones' place, and back with Z; newcomers need the global model first."""
+    new = int((~np.isin(cohort, state["z"].written)).sum())
+    z, vector = state["z"].default, {"biases": own.float()}
+    run.send("down", state["global"], copies=len(cohort))
+    run.send("down", vector, copies=new + (len(cohort) if run.cfg.mu_g + run.cfg.mu_n else 0))
+    run.send("up", state["global"], copies=len(cohort))
+    run.send("up", z, copies=len(cohort) + new)
+
+
+def _pulls(run: Run, near: Near, own: Tensor, start: Params, layers: dict[str, int]) -> dict[str, Any]:
+    """Return the local plan of biases pulled to the global ones by mu_g and the neighbours' mean by mu_n, if any."""
+    cfg, mu = run.cfg, run.cfg.mu_g + run.cfg.mu_n
+    if not mu:
+        return {}
+    theirs = near.mean() + (own if cfg.form == "guarded" else 0)
+    # Two pulls are one, by their sum, to the point between.
+    anchor = biases.shaped((cfg.mu_g * own + cfg.mu_n * theirs) / mu, start, layers)
+    return {
+        "objective": biases.pulled,
+        "own": anchor,
+        "shared": {"mu": torch.tensor(mu, device=run.federation.y.device)},
+    }
+
+
+def _learned(cfg: Config, state: State, theta: Params, personal: Tensor, change: Tensor, layers: Any) -> State:
+    """Return the attention after a step, and its optimizer."""
+    if cfg.attention == "frozen":
+        return {}
+    with intra_op(1):
+        grads = biases.gradients(theta, personal, change, _CLIP if cfg.form == "guarded" else math.inf)
+    if "v" in theta:
+        grads["v"] = grads["v"] * _mask(cfg, layers)
+    moved, held = adam.step(state["attention"], grads, state["adam"], cfg.server_lr)
+    return {"attention": moved, "adam": held}
+
+
+def _noted(state: State, sent: Tensor, rejected: int, right: NDArray[np.bool_]) -> Params:
+    """Return the history with this round's values."""
+    with intra_op(1):
+        rho = attention.spectral_radius(state["attention"]["v"]) if "v" in state["attention"] else 1.0
+    accuracy = float(right.mean()) if len(right) else -1.0
+    values = {"rho": rho, "largest": float(sent.abs().max()), "rejected": float(rejected), "validation": accuracy}
+    return {name: torch.cat([held, torch.tensor([values[name]])]) for name, held in state["history"].items()}
+
+
+def _value(cfg: Config) -> str:
+    return ("full" if cfg.form == "faithful" else "identity") if cfg.value == "form" else cfg.value
+
+
+def _mask(cfg: Config, layers: dict[str, int]) -> Tensor | float:
+    return biases.block_mask(layers) if _value(cfg) == "blocks" else 1.0

@@ -1,0 +1,268 @@
+"""FedHAM: each client learns, by attention over models, which others to mix with its own and the global one.
+
+Gao et al. (2023), "Configure Your Federation", https://doi.org/10.1145/3591362, Algorithms 1 and 2; its network HAM is
+in ``fl/ham.py``. After a warm-up of FedAvg a client is sent the global model x^g and the last uploads of its cluster,
+trains HAM on its samples through the hybrid model (Eq. 13), takes the hybrid (Eq. 14), trains that (Eq. 15) and uploads
+it; HAM never leaves it. Clusters, of sketched uploads, bound what a client receives. The paper has every client in
+every round (``--participation 1``); otherwise the others' last uploads stay.
+
+As published (``form=faithful``) HAM learns from the samples that x_i was just fitted to, so it prefers x_i to all else,
+and FedHAM becomes Local; so does ``joint``, whose features are centred on x^g and can tell models apart. The others'
+models have not seen those samples: by default (``guarded``) HAM is trained without x_i, which then enters the hybrid
+with a fixed share, and layer 1 is held near its first attention.
+
+``attention`` in the state has a row for each round after the warm-up, 0 for clients that took no part: ``first``
+(rounds, m, m) and ``second`` (rounds, m, 3), the latter of x_i, x^a and x^g. ``history`` has the validation accuracy of
+hybrids before they are trained, where it was measured, else -1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from pflcli.fl import grouping, ham
+from pflcli.fl import params as P
+from pflcli.fl.engine import intra_op
+from pflcli.fl.params import Mean, Stacked
+from pflcli.fl.run import Predictor, Run
+from pflcli.fl.sketch import CountSketch
+from pflcli.fl.table import Table
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedHAM"
+YEAR = 2023
+
+_PATIENCE = 5
+"""Rounds without a lower training loss after which the warm-up ends, unless its length is given."""
+
+_SLOTS = {"ham": (1.0, 1.0, 1.0), "aml1": (0.0, 1.0, 0.0), "aml2": (1.0, 0.0, 1.0)}
+"""What layer 2 chooses among: x_i, x^a and x^g."""
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    form: Literal["guarded", "joint", "faithful"] = "guarded"
+    """guarded trains HAM without x_i; joint with it; faithful also on raw models, from random projections"""
+    variant: Literal["ham", "aml1", "aml2", "ftl"] = "ham"
+    """the paper's ablations: aml1 starts from x^a, aml2 from x_i and x^g, ftl from x^g"""
+    warmup: Annotated[int, Ge(0)] | None = None
+    """p, rounds of FedAvg; none is a fifth of all, or until the training loss has not fallen for 5 rounds"""
+    ham_epochs: Annotated[int, Ge(0)] = 2
+    """local epochs a round of HAM; 0 leaves it as it begins"""
+    ham_lr: Annotated[float, Gt(0)] = 0.01
+    """learning rate of HAM (Adam, from zero at each round)"""
+    ham_split: Literal["train", "validation"] = "train"
+    """samples that HAM learns from; validation samples are then not answered"""
+    lam: Annotated[float, Ge(0)] = 1.0
+    """lambda, weight of the hybrid's loss in Eq. 13"""
+    self_share: Annotated[float, Ge(0), Le(1)] = 1 / 3
+    """if guarded: share of x_i in the hybrid; 1 is training alone"""
+    rho: Annotated[float, Ge(0)] = 0.5
+    """if guarded: weight of KL(first attention || attention) of layer 1"""
+    temperature: Annotated[float, Gt(0)] = 5.0
+    """of layer 1 at the beginning: softmax(temperature x cosine); not if faithful"""
+    sketch: Annotated[int, Ge(2)] = 256
+    """numbers that a model is sketched to; cosines err by about 1 / sqrt of it"""
+    clustering: Literal["k-means", "mean-shift"] = "k-means"
+    """how uploads are clustered"""
+    k: Annotated[int, Ge(1)] = 1
+    """clusters of k-means; 1 sends every upload to every client"""
+    answer: Literal["final", "hybrid"] = "final"
+    """a client's model: its last upload (the paper), or the hybrid from which that was trained"""
+    remember: Annotated[int, Ge(0)] = 100
+    """attention is kept for every round with up to so many clients, of the last round with more"""
+
+
+def setup(run: Run) -> State:
+    """Return the common initial model and HAM, no uploads, and empty records."""
+    cfg, start, m = run.cfg, run.start(), len(run.clients)
+    faithful = cfg.form == "faithful"
+    theta = ham.xavier(cfg.sketch, run.rng("ham")) if faithful else ham.identity(cfg.sketch, cfg.temperature)
+    return {
+        "global": start,
+        "models": run.table(run.start()),
+        "theta": run.table({name: value.to(run.federation.y.device) for name, value in theta.items()}),
+        "sketches": torch.zeros(m, cfg.sketch, dtype=torch.float64),
+        "warmup": {"best": torch.tensor(math.inf), "stale": torch.tensor(0)},
+        "attention": {"first": torch.zeros(0, m, m), "second": torch.zeros(0, m, 3)},
+        "history": {"hybrid": torch.zeros(0)},
+        **({"hybrids": run.table(run.start())} if cfg.answer == "hybrid" else {}),
+    }
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Let a cohort train from the global model in the warm-up, then from hybrids; average what comes back."""
+    cohort, start, models = run.cohort(t), state["global"], state["models"]
+    state = {**state, **P.on_cpu({name: state[name] for name in ("sketches", "warmup", "attention", "history")})}
+    warm, sketch, known = _is_warm(run, state, t), _sketch(run), models.written
+    # A client's first upload is trained from the global model: before it there is no x_i.
+    ready = np.isin(cohort, known) & (run.cfg.variant != "ftl" and not warm)
+    run.send("down", start, copies=len(cohort))
+    seen = _Seen(len(run.clients))
+    starts = [(cohort[~ready], start)] if not ready.all() else []
+    mean, sketches, loss = Mean(), state["sketches"].clone(), 0.0
+    for clients, begin in chain(starts, _hybrids(run, state, t, known, cohort[ready], sketch, seen)):
+        for part in run.local_sgd(clients, begin, t=t):
+            mean.add(part.params, part.weights)
+            models[part.clients] = part.params
+            sketches[torch.from_numpy(part.clients)] = sketch(part.params)
+            loss += float(part.loss @ part.weights)
+    run.send("up", start, copies=len(cohort))
+    state = {**state, "global": mean.value(), "sketches": sketches}
+    if warm or run.cfg.variant == "ftl":
+        best, stale = state["warmup"]["best"], state["warmup"]["stale"]
+        found = torch.tensor(loss / run.federation.sizes("train")[cohort].sum())
+        return {**state, "warmup": {"best": found.minimum(best), "stale": torch.where(found < best, 0, stale + 1)}}
+    return {**state, **_recorded(run, state, seen)}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's own model; with the global one for clients that never took part."""
+    held: Table = state["hybrids" if run.cfg.answer == "hybrid" else "models"]
+    stacked, new = held[clients], ~np.isin(clients, held.written)
+    for name, value in stacked.items():
+        value[torch.from_numpy(new).to(value.device)] = state["global"][name]
+    return run.predictor(clients, stacked, ("test",) if run.cfg.ham_split == "validation" else None)
+
+
+def _is_warm(run: Run, state: State, t: int) -> bool:
+    if run.cfg.warmup is not None:
+        return bool(t < run.cfg.warmup)
+    return t < math.ceil(run.settings.rounds / 5) and int(state["warmup"]["stale"]) < _PATIENCE
+
+
+def _sketch(run: Run) -> CountSketch:
+    return CountSketch(run.init, run.engine.parameters, run.cfg.sketch, run.rng("sketch"))
+
+
+@dataclass
+class _Seen:
+    """What the clients of a round attended to, and which validation samples their hybrids got right."""
+
+    clients: int
+    right: list[NDArray[np.bool_]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.first = torch.zeros(self.clients, self.clients)
+        self.second = torch.zeros(self.clients, 3)
+
+
+def _recorded(run: Run, state: State, seen: _Seen) -> State:
+    """Return the records with one more round."""
+    right = np.concatenate([*seen.right, np.zeros(0, dtype=bool)])
+    accuracy = torch.tensor([right.mean() if len(right) else -1]).float()
+    first, second = state["attention"]["first"], state["attention"]["second"]
+    if len(run.clients) > run.cfg.remember:
+        first, second = first[:0], second[:0]
+    return {
+        "attention": {"first": torch.cat([first, seen.first[None]]), "second": torch.cat([second, seen.second[None]])},
+        "history": {"hybrid": torch.cat([state["history"]["hybrid"], accuracy])},
+    }
+
+
+def _hybrids(
+    run: Run,
+    state: State,
+    t: int,
+    known: NDArray[np.int64],
+    ready: NDArray[np.int64],
+    sketch: CountSketch,
+    seen: _Seen,
+) -> Iterator[tuple[NDArray[np.int64], Stacked]]:
+    """Yield, cluster by cluster, the clients ``ready`` for them and their hybrids, after training HAM.
+
+    ``known`` are the clients whose uploads of earlier rounds there are.
+    """
+    if not len(ready):
+        return
+    cfg, start, models = run.cfg, state["global"], state["models"]
+    centre = sketch({name: value[None] for name, value in start.items()})
+    offsets = state["sketches"][torch.from_numpy(known)] - centre
+    label = grouping.labels(offsets.numpy(), cfg.clustering, cfg.k, run.rng("clusters", t))
+    for which in np.unique(label[np.isin(known, ready)]):
+        peers = known[label == which]
+        members = peers[np.isin(peers, ready)]
+        run.send("down", start, copies=0 if cfg.variant == "aml2" else len(members) * len(peers))
+        held = models[peers]
+        # In the network's order, as gradients are sums over layers: a resumed state has its names in another.
+        basis = {name: torch.cat([held[name], start[name][None]]) for name in run.init}
+        points = torch.cat([offsets[torch.from_numpy(label == which)], torch.zeros_like(centre)])
+        points = (points + centre if cfg.form == "faithful" else points).float().to(run.federation.y.device)
+        me = torch.eye(len(peers), device=points.device)[torch.from_numpy(np.searchsorted(peers, members))]
+        _train(run, state, t, members, me, points, basis)
+        a, b = _attention(state["theta"][members], points, me, _slots(cfg))
+        if cfg.form == "guarded" and cfg.variant != "aml1":
+            b = ham.guarded(b, cfg.self_share)
+        ids = torch.from_numpy(members)
+        seen.first[ids[:, None], torch.from_numpy(peers)] = a.cpu()
+        seen.second[ids] = b.cpu()
+        with intra_op(1):
+            hybrids = ham.mix(vmap(ham.coefficients)(a, b, me), basis)
+        if (t + 1) % run.settings.eval_every == 0:
+            seen.right.append(run.hits(members, hybrids, "validation"))
+        if cfg.answer == "hybrid":
+            state["hybrids"][members] = hybrids
+        yield members, hybrids
+
+
+def _slots(cfg: Config) -> Tensor:
+    """Return what layer 2 chooses among when HAM is trained (3,): guarded, it does without x_i."""
+    me, others, common = _SLOTS[cfg.variant]
+    return torch.tensor([0.0 if cfg.form == "guarded" else me, others, common])
+
+
+def _attention(theta: Stacked, points: Tensor, me: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the attention (q, n) and (q, 3) of a stack of clients."""
+    with intra_op(1):
+        a, b = vmap(ham.scores, in_dims=(0, None, 0, None))(theta, points, me, slots.to(points.device))
+    return a, b
+
+
+def _train(
+    run: Run, state: State, t: int, members: NDArray[np.int64], me: Tensor, points: Tensor, basis: Stacked
+) -> None:
+    """Train the members' HAM, in place in its table (Eq. 13)."""
+    cfg, theta, slots = run.cfg, state["theta"], _slots(run.cfg)
+    if not cfg.ham_epochs or slots.sum() == slots[2]:  # nothing to choose
+        return
+    first = {name: value.expand(len(members), *value.shape) for name, value in theta.default.items()}
+    rho = cfg.rho if cfg.form == "guarded" else 0.0
+    constants = {
+        "points": points,
+        "slots": slots.to(points.device),
+        "lam": torch.tensor(cfg.lam),
+        "rho": torch.tensor(rho),
+    }
+    for part in run.local_sgd(
+        members,
+        theta,
+        t=t,
+        name="ham",
+        epochs=cfg.ham_epochs,
+        lr=cfg.ham_lr,
+        optimizer="adam",
+        momentum=0.0,
+        weight_decay=0.0,
+        splits=(cfg.ham_split,),
+        frozen_norm=True,
+        objective=ham.loss,
+        own={"me": me, "prior": _attention(first, points, me, slots)[0]},
+        shared={**constants, **{f"basis.{name}": value for name, value in basis.items()}},
+    ):
+        theta[part.clients] = part.params

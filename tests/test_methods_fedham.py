@@ -1,0 +1,483 @@
+"""FedHAM: its network by hand and by gradcheck, rounds against an independent reference, and its self-collapse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+import worlds
+from pflcli import config, models, rng
+from pflcli.fl import grouping, ham
+from pflcli.fl import params as P
+from pflcli.fl.engine import Engine
+from pflcli.fl.federation import Federation
+from pflcli.fl.plan import Batch, LocalSGD, Model
+from pflcli.fl.run import Run, Settings
+from pflcli.fl.sketch import CountSketch
+from pflcli.methods import fedham
+from pflcli.steps import training
+
+ABLE = [0, 1, 2, 3, 4, 6]
+
+
+def logits(w, x):
+    h = torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"])
+    return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"]) @ w["head.weight"].T + w["head.bias"]
+
+
+def trained(start, data, client, t, *, batch=4, lr=0.1, epochs=1):
+    """Local SGD with nothing but autograd."""
+    w = {name: value.clone().requires_grad_() for name, value in start.items()}
+    draw = rng.generator(0, "sgd", t, client)
+    for part in minibatches(data, client, draw, epochs, batch):
+        grads = torch.autograd.grad(functional.cross_entropy(logits(w, data.x[part]), data.y[part]), list(w.values()))
+        with torch.no_grad():
+            for value, grad in zip(w.values(), grads, strict=True):
+                value -= lr * grad
+    return {name: value.detach() for name, value in w.items()}
+
+
+def minibatches(data, client, draw, epochs, batch=4):
+    rows = data.rows(client, "train")
+    for _ in range(epochs):
+        yield from torch.from_numpy(rows[draw.permutation(len(rows))]).split(batch)
+
+
+def mean(found, data):
+    n = {i: len(data.rows(i, "train")) for i in found}
+    return {k: sum(n[i] * w[k] for i, w in found.items()) / sum(n.values()) for k in next(iter(found.values()))}
+
+
+def unit(v):
+    return v / v.norm().clamp_min(1e-12)
+
+
+def attend(q, keys):
+    return torch.softmax(torch.stack([q @ k for k in keys]) / math.sqrt(len(q)), 0)
+
+
+def hybrid(theta, cfg, sketches, x, i, g):
+    """Eq. 5 to 9 word by word: the hybrid of client i, its first layer by client, and its second layer."""
+    others = [j for j in x if j != i]
+    z = {j: unit(sketches[j]) for j in [*x, "g"]}
+    a = attend(theta["q1"] @ z[i], [theta["k1"] @ z[j] for j in others])
+    mixed = {k: sum(w * x[j][k] for w, j in zip(a, others, strict=True)) for k in g}
+    s = unit(sum(w * sketches[j] for w, j in zip(a, others, strict=True)))
+    candidates = {"self": (x[i], z[i]), "others": (mixed, s), "global": (g, z["g"])}
+    kept = {"ham": ["self", "others", "global"], "aml1": ["others"], "aml2": ["self", "global"]}[cfg.variant]
+    if cfg.form == "guarded":
+        kept = [slot for slot in kept if slot != "self"]
+    b = attend(theta["q2"] @ z[i], [theta["k2"] @ candidates[slot][1] for slot in kept])
+    learned = {k: sum(w * candidates[slot][0][k] for w, slot in zip(b, kept, strict=True)) for k in g}
+    s = cfg.self_share if cfg.form == "guarded" and cfg.variant != "aml1" else 0
+    final = {k: s * x[i][k] + (1 - s) * learned[k] for k in g}
+    return learned, final, dict(zip(others, a, strict=True)), dict(zip(kept, b, strict=True))
+
+
+def reference(made, rounds):
+    """FedHAM with full participation as most people would write it; returns the global model, models and attention."""
+    data, cfg, g = made.federation, made.cfg, made.start()
+    sketch = CountSketch(g, g, cfg.sketch, made.rng("sketch"))
+    first = (
+        ham.xavier(cfg.sketch, made.rng("ham")) if cfg.form == "faithful" else ham.identity(cfg.sketch, cfg.temperature)
+    )
+    theta, x, seen = {i: {k: v.clone().requires_grad_() for k, v in first.items()} for i in ABLE}, {}, []
+    for t in range(rounds):
+        start = dict.fromkeys(ABLE, g)
+        if t >= cfg.warmup and x:
+            centre = sketch({k: v[None] for k, v in g.items()})[0] * (cfg.form != "faithful")
+            points = {
+                j: (sketch({k: v[None] for k, v in w.items()})[0] - centre).float() for j, w in {**x, "g": g}.items()
+            }
+            start = {}
+            for i in ABLE:
+                prior = hybrid(first, cfg, points, x, i, g)[2]
+                optimizer, draw = torch.optim.Adam(theta[i].values(), lr=cfg.ham_lr), rng.generator(0, "ham", t, i)
+                for batch in minibatches(data, i, draw, cfg.ham_epochs):
+                    learned, _, a, _ = hybrid(theta[i], cfg, points, x, i, g)
+                    loss = cfg.lam * functional.cross_entropy(logits(learned, data.x[batch]), data.y[batch])
+                    if cfg.form == "guarded":
+                        loss = loss + cfg.rho * sum(p * (p / a[j]).log() for j, p in prior.items())
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                with torch.no_grad():
+                    _, start[i], a, b = hybrid(theta[i], cfg, points, x, i, g)
+                seen.append((i, {j: float(w) for j, w in a.items()}, {slot: float(w) for slot, w in b.items()}))
+        x = {i: trained(start[i], data, i, t) for i in ABLE}
+        g = mean(x, data)
+    return g, x, seen
+
+
+CASES = {
+    "guarded": {},
+    "guarded aml1": {"variant": "aml1"},
+    "joint": {"form": "joint"},
+    "joint aml2": {"form": "joint", "variant": "aml2"},
+    "faithful": {"form": "faithful", "lam": 0.5},
+    "frozen": {"ham_epochs": 0},
+}
+
+
+@pytest.mark.parametrize("way", ["loop", "stacked"])
+@pytest.mark.parametrize("name", CASES)
+def test_rounds_against_an_independent_loop(name, way):
+    options = {"warmup": 1, "sketch": 16, **CASES[name]}
+    made = worlds.run("fedham", participation=1.0, way=way, options=options)
+    state = worlds.play("fedham", made)
+    g, x, seen = reference(made, 3)
+    for key, value in g.items():
+        torch.testing.assert_close(state["global"][key], value, rtol=1e-3, atol=2e-4)
+    for i in ABLE:
+        for key, value in x[i].items():
+            torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-3, atol=5e-4)
+    assert state["attention"]["first"].shape == (2, 7, 7)
+    for row, (i, a, b) in enumerate(seen):
+        t = row // len(ABLE)
+        for j, share in a.items():
+            assert state["attention"]["first"][t, i, j].item() == pytest.approx(share, abs=2e-3)
+        if options.get("form") in {"joint", "faithful"}:
+            second = dict(zip(ham.SLOTS, state["attention"]["second"][t, i].tolist(), strict=True))
+            for slot, share in b.items():
+                assert second[slot] == pytest.approx(share, abs=2e-3)
+    assert (state["attention"]["first"].diagonal(dim1=1, dim2=2) == 0).all()
+
+
+def double_world():
+    """A tiny network in double precision, four models of it, and a batch; client 1 of four is the target."""
+    torch.manual_seed(0)
+    net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh()), nn.Linear(3, 2)).double()
+    basis = {name: torch.randn(5, *value.shape).double() for name, value in P.of(net).items()}
+    x, y = torch.randn(6, 4).double(), torch.randint(0, 2, (6,))
+    return net, basis, x, y
+
+
+@pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (0, 1, 0), (1, 0, 1)])
+def test_the_gradient_through_the_hybrid_is_exact(slots):
+    net, basis, x, y = double_world()
+    theta = {name: torch.randn(6, 6).double().requires_grad_() for name in ("q1", "k1", "q2", "k2")}
+    me = torch.eye(4).double()[1]
+    shared = {"points": torch.randn(5, 6).double(), "slots": torch.tensor(slots).double()}
+    shared |= {"lam": torch.tensor(0.7).double(), "rho": torch.tensor(0.3).double()}
+    shared |= {f"basis.{name}": value for name, value in basis.items()}
+    prior = torch.tensor([0.2, 0.0, 0.5, 0.3]).double()
+
+    def loss(*weights):
+        batch = Batch(x, y, None, {"me": me, "prior": prior}, shared)
+        return ham.loss(Model(net), dict(zip(theta, weights, strict=True)), batch)
+
+    assert torch.autograd.gradcheck(loss, tuple(theta.values()))
+    grads = torch.autograd.grad(loss(*theta.values()), list(theta.values()), materialize_grads=True)
+    # A hybrid that is copied into the network cuts the graph: then nothing reaches HAM.
+    reached = [bool(grad.abs().max() > 0) for grad in grads]
+    chooses = sum(slots) > 1
+    assert reached == [True, True, chooses, chooses]
+
+
+def test_the_gradient_is_that_of_two_stages():
+    """d loss / d share_j is the inner product of the hybrid's gradient with model j."""
+    net, basis, x, y = double_world()
+    share = torch.rand(5).double().requires_grad_()
+    mixed = ham.mix(share, basis)
+    (whole,) = torch.autograd.grad(functional.cross_entropy(functional_call(net, mixed, x), y), share)
+    fixed = {name: value.detach().requires_grad_() for name, value in mixed.items()}
+    first = torch.autograd.grad(functional.cross_entropy(functional_call(net, fixed, x), y), list(fixed.values()))
+    second = [sum((g * basis[name][j]).sum() for name, g in zip(fixed, first, strict=True)) for j in range(5)]
+    torch.testing.assert_close(whole, torch.stack(second))
+
+
+def test_the_first_attention_is_the_softmax_of_cosines():
+    points = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    points[-1] = 0  # x^g is the centre
+    me, theta = torch.eye(5)[2], ham.identity(8, 5.0)
+    a, b = ham.scores(theta, points, me, torch.ones(3))
+    cosine = functional.cosine_similarity(points[2], points[[0, 1, 3, 4]])
+    torch.testing.assert_close(a[[0, 1, 3, 4]], torch.softmax(5 * cosine, 0))
+    assert a[2] == 0
+    torch.testing.assert_close(b, torch.full((3,), 1 / 3))
+    _, b = ham.scores(theta, points, me, torch.tensor([0.0, 1.0, 1.0]))
+    assert b.tolist() == [0, 0.5, 0.5]
+
+
+def test_a_lone_client_mixes_itself_and_the_global_model():
+    points, me = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.ones(1)
+    a, b = ham.scores(ham.identity(2, 5.0), points, me, torch.ones(3))
+    assert a.tolist() == [0]
+    torch.testing.assert_close(ham.coefficients(a, b, me), torch.tensor([1 / 3, 2 / 3]))
+
+
+def test_coefficients_and_mixtures_by_hand():
+    a, b, me = torch.tensor([0.25, 0.0, 0.75]), torch.tensor([0.5, 0.4, 0.1]), torch.eye(3)[1]
+    share = ham.coefficients(a, b, me)
+    torch.testing.assert_close(share, torch.tensor([0.1, 0.5, 0.3, 0.1]))
+    basis = {"w": torch.tensor([[10.0], [20.0], [30.0], [40.0]]), "n": torch.tensor([1, 2, 3, 4])}
+    assert ham.mix(share, basis)["w"].item() == pytest.approx(1 + 10 + 9 + 4)
+    both = ham.mix(torch.stack([share, torch.eye(4)[0]]), basis)
+    assert both["w"][1].item() == 10
+    assert both["n"].tolist() == [4, 4]
+    torch.testing.assert_close(ham.guarded(torch.tensor([0.0, 0.75, 0.25]), 0.2), torch.tensor([0.2, 0.6, 0.2]))
+
+
+def test_sketches_are_linear_and_keep_cosines():
+    like = {"a": torch.zeros(40, 50), "b": torch.zeros(300), "buffer": torch.zeros(9)}
+    sketch = CountSketch(like, ["b", "a"], 256, np.random.default_rng(0))
+    draw = torch.Generator().manual_seed(0)
+    stack = {name: torch.randn(60, *value.shape, generator=draw) for name, value in like.items()}
+    common = {name: torch.randn(1, *value.shape, generator=draw) for name, value in like.items()}
+    stack = {name: value + common[name] for name, value in stack.items()}
+    found = sketch(stack)
+    assert found.shape == (60, 256)
+    summed = sketch({name: value[:1].double() + 2 * value[1:2].double() for name, value in stack.items()})
+    torch.testing.assert_close(found[:1] + 2 * found[1:2], summed)
+    torch.testing.assert_close(found, sketch({**stack, "buffer": stack["buffer"] + 1}))
+    flat = torch.cat([stack["a"].flatten(1), stack["b"]], dim=1)
+    exact, rough = (v @ v.T for v in (functional.normalize(flat), functional.normalize(found.float())))
+    error = (rough - exact)[~torch.eye(60, dtype=torch.bool)]
+    assert error.square().mean().sqrt() < 1.2 / 16  # 1 / sqrt(256)
+    assert exact[0, 1] > 0.4
+    maps = [CountSketch(like, ["a", "b"], 256, np.random.default_rng(seed)) for seed in range(1, 101)]
+    pairs = [functional.cosine_similarity(*sketch({n: v[:2] for n, v in stack.items()}), dim=0) for sketch in maps]
+    assert abs(np.mean(pairs) - exact[0, 1]) < 4 * 0.1 / 16  # unbiased: a hundred maps err by a tenth
+
+
+def test_a_sketch_by_hand():
+    class Draws:
+        def __init__(self):
+            self.left = [np.asarray([0, 2, 0]), np.asarray([1, 0, 0])]
+
+        def integers(self, low, high, size):
+            return self.left.pop(0)
+
+    sketch = CountSketch({"w": torch.zeros(3)}, ["w"], 4, Draws())
+    assert sketch({"w": torch.tensor([[10.0, 20.0, 30.0]])}).tolist() == [[10 - 30, 0, -20, 0]]
+
+
+def test_all_on_itself_is_training_alone():
+    made = worlds.run("fedham", participation=1.0, options={"warmup": 0, "self_share": 1.0})
+    state = worlds.play("fedham", made)
+    for i in ABLE:
+        w = made.start()
+        for t in range(3):
+            w = trained(w, made.federation, i, t)
+        for key, value in w.items():
+            torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
+
+
+def test_ftl_is_fedavg_whose_clients_answer_with_what_they_sent():
+    made, plain = worlds.run("fedham", options={"variant": "ftl", "warmup": 1}), worlds.run("fedavg")
+    state, before = worlds.play("fedham", made), worlds.play("fedavg", plain, last=2)
+    assert worlds.same(state["global"], worlds.play("fedavg", plain)["global"])
+    assert made.traffic["down"] == made.traffic["up"] == 9 * P.size(made.init)
+    for i in made.cohort(2).tolist():
+        expected = trained(before["global"], made.federation, i, 2)
+        for key, value in expected.items():
+            torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_that_never_took_part_answers_with_the_global_model():
+    made = worlds.run("fedham", rounds=1)
+    state = worlds.play("fedham", made)
+    found = worlds.answers("fedham", made, state)["test"]
+    common = worlds.answers("fedavg", made, {"global": state["global"]})["test"]
+    sizes = np.cumsum(made.federation.sizes("test"))[:-1]
+    for i, (own, other) in enumerate(zip(np.split(found, sizes), np.split(common, sizes), strict=True)):
+        if len(own):
+            assert np.allclose(own, other, atol=1e-6) == (i not in made.cohort(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "received"), [({}, 7), ({"variant": "aml1"}, 7), ({"variant": "aml2"}, 1)], ids=str
+)
+def test_traffic_by_hand(options, received):
+    """After a round of FedAvg each of the six is sent the global model and all six uploads, its own among them."""
+    made = worlds.run("fedham", participation=1.0, options={"warmup": 1, **options})
+    worlds.play("fedham", made)
+    size = P.size(made.init)
+    assert made.traffic == {"up": 3 * 6 * size, "down": (6 + 2 * 6 * received) * size, "peer": 0}
+
+
+def test_clusters_bound_what_is_sent_and_attended_to():
+    made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "k": 3})
+    state = worlds.play("fedham", made)
+    first = state["attention"]["first"]
+    together = (first > 0) | (first > 0).transpose(1, 2)
+    sizes = [1 + together[t, i].sum().item() for t in range(2) for i in ABLE]
+    assert made.traffic["down"] == (6 + 2 * 6 + sum(sizes)) * P.size(made.init)
+    assert sum(sizes) < 2 * 36
+
+
+def test_cluster_labels():
+    draw = np.random.default_rng(0)
+    points = np.concatenate([draw.normal(size=(n, 5)) * 0.1 + c for n, c in ((4, 0), (5, 3), (6, -3))])
+    points = points[draw.permutation(15)]
+    truth = np.sign(np.round(points.mean(axis=1))).astype(int)
+    for how in ("k-means", "mean-shift"):
+        found = grouping.labels(points, how, 3, np.random.default_rng(1))
+        assert len({*zip(found, truth, strict=True)}) == len({*found}) == 3
+        assert found[0] == 0
+        assert (np.diff(np.unique(found, return_index=True)[1]) > 0).all()
+    assert grouping.labels(points, "k-means", 1, np.random.default_rng(1)).tolist() == [0] * 15
+    assert grouping.labels(points[:2], "k-means", 5, np.random.default_rng(1)).tolist() == [0, 1]
+    for how in ("k-means", "mean-shift"):
+        equal = grouping.labels(np.zeros((4, 2)), how, 2, np.random.default_rng(1))
+        assert equal.tolist() == [0] * 4
+    assert grouping.labels(points[:1], "mean-shift", 1, np.random.default_rng(1)).tolist() == [0]
+
+
+def clustered_run(**options):
+    """Eight clients of two kinds, whose labels contradict each other, with ten noisy samples each."""
+    draw, m, n = np.random.default_rng(0), 8, (10, 4, 60)
+    y = draw.integers(0, 3, m * sum(n))
+    kind = np.repeat(np.arange(m) % 2, sum(n))
+    x = draw.normal(size=(len(y), 30)) + 2.0 * np.eye(30)[y]
+    data = Federation.of(x.astype(np.float32), (y + kind) % 3, np.cumsum([0, *n * m]), 3)
+    plan = {"model": "logistic", "rounds": 14, "participation": 1.0, "batch_size": 10, "epochs": 2, "lr": 0.3}
+    net = models.create("logistic", data.in_shape, 3, 0)
+    cfg = config.build(fedham.Config, {"warmup": 4, "sketch": 32, **options}, "fedham")
+    return Run("server", cfg, config.build(Settings, plan, ""), 0, data, Engine(net, data, seed=0), P.of(net))
+
+
+def right(made, state):
+    p = fedham.personalize(made, state, made.clients).answer("test")["p"]
+    y = np.concatenate([made.federation.y[made.federation.block(c, "test")] for c in made.clients])
+    return (p.argmax(axis=1) == y).mean()
+
+
+def test_the_faithful_form_collapses_onto_the_client_itself_and_the_default_does_not():
+    found = {}
+    for form in ("faithful", "joint", "guarded"):
+        made = clustered_run(form=form, ham_lr=0.05)
+        state = worlds.play("fedham", made)
+        found[form] = right(made, state)
+        mine = state["attention"]["second"][:, :, 0].mean(dim=1)
+        if form == "guarded":
+            torch.testing.assert_close(mine, torch.full((10,), 1 / 3))
+        else:
+            assert mine[-1] > 0.95
+    first = state["attention"]["first"][-1]
+    same = (np.arange(8)[:, None] - np.arange(8)) % 2 == 0
+    assert first[torch.from_numpy(same)].sum() / first.sum() > 0.9  # chance is 3 / 7
+    assert found["guarded"] > max(found["faithful"], found["joint"]) + 0.08
+
+
+def test_the_warm_up_ends_when_the_loss_no_longer_falls():
+    made = worlds.run("fedham", rounds=100)
+    state = fedham.setup(made)
+    assert fedham._is_warm(made, state, 19)
+    assert not fedham._is_warm(made, state, 20)
+    state["warmup"] = {"best": torch.tensor(1.0), "stale": torch.tensor(5)}
+    assert not fedham._is_warm(made, state, 3)
+    fixed = worlds.run("fedham", rounds=100, options={"warmup": 30})
+    assert fedham._is_warm(fixed, state, 29)
+    assert not fedham._is_warm(fixed, state, 30)
+    options = {"sketch": 8, "ham_epochs": 0}
+    still = worlds.play("fedham", worlds.run("fedham", rounds=40, lr=1e-12, participation=1.0, options=options))
+    assert still["attention"]["first"].shape[0] == 34  # of 8 rounds at most it takes 6: one, and five that do not fall
+
+
+def test_attention_is_kept_for_every_round_of_few_clients_only():
+    shapes = [
+        worlds.play("fedham", worlds.run("fedham", options={"warmup": 1, "remember": cap}))["attention"]["first"].shape[
+            0
+        ]
+        for cap in (7, 6)
+    ]
+    assert shapes == [2, 1]
+
+
+def test_samples_that_ham_learned_from_are_not_answered():
+    made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "ham_split": "validation"})
+    state = worlds.play("fedham", made)
+    assert set(worlds.answers("fedham", made, state)) == {"test"}
+    theta = state["theta"]
+    changed = [not torch.equal(theta[[i]]["q1"][0], theta.default["q1"]) for i in ABLE]
+    assert changed == [bool(n) for n in made.federation.sizes("validation")[ABLE]]
+
+
+def test_the_hybrid_may_answer():
+    found = {}
+    for answer in ("final", "hybrid"):
+        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "answer": answer})
+        state = worlds.play("fedham", made)
+        found[answer] = worlds.answers("fedham", made, state)["test"]
+    trained_on = made.local_sgd(made.cohort(2), state["hybrids"], t=2)
+    (part,) = trained_on
+    for key, value in part.params.items():
+        torch.testing.assert_close(value, state["models"][part.clients][key])
+    assert not np.array_equal(found["final"], found["hybrid"])
+
+
+OPTIONS = [
+    {"form": "faithful"},
+    {"form": "joint", "variant": "aml2"},
+    {"k": 2, "answer": "hybrid"},
+    {"clustering": "mean-shift", "variant": "aml1"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_form_resumes_and_runs_both_ways(options):
+    options = {"warmup": 1, "sketch": 32, **options}
+    made = [worlds.run("fedham", way=way, rounds=5, options=options) for way in ("loop", "stacked", "loop")]
+    whole, other = (worlds.play("fedham", one) for one in made[:2])
+    for name, value in whole["global"].items():
+        torch.testing.assert_close(other["global"][name], value, rtol=1e-3, atol=1e-4)
+    stopped = worlds.play("fedham", worlds.run("fedham", way="loop", rounds=5, options=options), last=3)
+    kept = training.nest(load(save(training.flatten(stopped))), made[2])
+    assert worlds.same(worlds.play("fedham", made[2], first=3, state=kept), whole)
+    assert all(np.isfinite(p).all() for p in worlds.answers("fedham", made[0], whole).values())
+
+
+def normalising(way):
+    """A run of FedHAM on a network with BatchNorm and small images."""
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 255, size=(60, 8, 8), dtype=np.uint8)
+    data = Federation.of(x, draw.integers(0, 2, 60), np.cumsum([0, *(9, 5, 6) * 3]), 2)
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 4, 3, stride=8), nn.BatchNorm2d(4), nn.Flatten())
+    net = models.Net(body, nn.Linear(4, 2))
+    plan = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4}, "")
+    cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 8}, "fedham")
+    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0, way=way), P.of(net)), net
+
+
+def test_normalising_layers_are_mixed_and_used_in_evaluation_mode():
+    runs = [normalising(way)[0] for way in ("loop", "stacked")]
+    states = [worlds.play("fedham", made) for made in runs]
+    for name, value in states[0]["global"].items():
+        torch.testing.assert_close(states[1]["global"][name], value, rtol=1e-3, atol=1e-4)
+    for table in ("models", "theta"):
+        for name, value in states[0][table][[0, 1, 2]].items():
+            torch.testing.assert_close(states[1][table][[0, 1, 2]][name], value, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("way", ["loop", "stacked"])
+def test_frozen_norm_uses_running_statistics_and_keeps_them(way):
+    made, net = normalising(way)
+    plan = LocalSGD(epochs=1, batch_size=100, lr=[0.5], frozen_norm=True)
+    (part,) = made.engine.local_sgd([1], P.of(net), plan, ("sgd", 0))
+    net.eval()
+    rows = made.federation.rows(1, "train")
+    loss = functional.cross_entropy(net(made.federation.inputs(torch.from_numpy(rows))), made.federation.y[rows])
+    grads = torch.autograd.grad(loss, list(net.parameters()))
+    for (name, value), grad in zip(net.named_parameters(), grads, strict=True):
+        torch.testing.assert_close(part.params[name][0], value - 0.5 * grad)
+    for name, value in net.named_buffers():
+        assert torch.equal(part.params[name][0], value)
+
+
+def test_processes_train_ham_as_threads_do():
+    states = []
+    for jobs in (0, 1):
+        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16})
+        made.engine = Engine(models.create("mlp", (5,), 3, 0), made.federation, seed=0, jobs=jobs)
+        states.append(worlds.play("fedham", made))
+        made.engine.close()
+    assert worlds.same(*states)
