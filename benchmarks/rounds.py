@@ -7,7 +7,8 @@ Every measurement is a process of its own (``subjects/``) that trains a warm-up 
 ``--rounds`` more. Subjects take turns, ``--repeats`` times, so that drift of the machine hits all; a ratio is that of
 medians within one turn, and the median over turns is printed with the smallest and the largest. Each library first
 shows, in a turn that is not counted, with which of its arrangements of workers and threads it is faster. Memory is the
-largest sum of proportional set sizes of a subject's processes, looked at twice a second.
+largest sum of proportional set sizes of a subject's processes, looked at twice a second. Processor time is that of all
+its processes: where others use the machine too, it says more than the clock.
 
 The ceiling is the arithmetic of a round at the best rates of large convolutions and matrix products on all threads,
 measured before each turn. ``--check`` shows that all do the same work: from the same weights, over the same
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -43,6 +45,7 @@ class Subject:
     way: str = "auto"
     version: str = ""
     seconds: list[list[float]] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     memory: int = 0
     took: str = ""
 
@@ -96,7 +99,7 @@ def arranged(some: list[Subject], pythons: dict[str, str], model: str) -> list[S
     for subject in some:
         trials: list[tuple[float, tuple[int, int]]] = []
         for workers, threads in subject.arrangements:
-            task = work.Task(model, 2, workers, threads, False, "", subject.way)
+            task = work.Task(model, 1, workers, threads, False, "", subject.way)
             outcome = tried(subject, pythons[subject.module], task)
             if outcome is None:
                 continue
@@ -123,6 +126,7 @@ def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argp
             task = work.Task(model, args.rounds, *subject.arrangements[0], False, "", subject.way)
             outcome = children.run(pythons[subject.module], subject.module, task)
             subject.seconds.append(outcome.facts["seconds"])
+            subject.processor.append(outcome.facts["processor"])
             subject.memory = max(subject.memory, outcome.memory)
             say(f"  turn {turn + 1} {subject.name} {statistics.median(subject.seconds[-1]):.3f} s")
     arithmetic, rows = ceiling.of_round(model), []
@@ -132,6 +136,7 @@ def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argp
             statistics.median(theirs) / statistics.median(ours)
             for theirs, ours in zip(subject.seconds, some[0].seconds, strict=True)
         ]
+        shares = [theirs / ours for theirs, ours in zip(subject.processor, some[0].processor, strict=True)]
         rows.append(
             {
                 "subject": f"pfl ({subject.took})" if subject.took else f"{subject.name} {subject.version}",
@@ -139,6 +144,8 @@ def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argp
                 "seconds": median,
                 "ratio": statistics.median(ratios),
                 "ratios": sorted(ratios),
+                "processor_seconds": statistics.median(subject.processor),
+                "processor_ratio": statistics.median(shares),
                 "gflops": arithmetic.total / median / 1e9,
                 "of_ceiling": arithmetic.seconds(rates) / median,
                 "memory_mb": subject.memory / 1e6,
@@ -163,14 +170,15 @@ def table(found: dict[str, Any]) -> str:
         f"{setting.batch}; ceiling {found['ceiling_seconds']:.3f} s (convolutions {found['convolution_gflops']:.0f}, "
         f"matrix products {found['product_gflops']:.0f} GFLOP/s)",
         "",
-        "| subject | workers x threads | s a round | times pfl | of ceiling | peak MB |",
-        "|---|---|---:|---:|---:|---:|",
+        "| subject | workers x threads | s a round | times pfl | processor s | times pfl | of ceiling | peak MB |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found["subjects"]:
         low, high = row["ratios"][0], row["ratios"][-1]
         lines.append(
             f"| {row['subject']} | {row['workers']} | {row['seconds']:.3f} | {row['ratio']:.2f} ({low:.2f}-{high:.2f}) "
-            f"| {row['of_ceiling']:.0%} | {row['memory_mb']:.0f} |"
+            f"| {row['processor_seconds']:.3f} | {row['processor_ratio']:.2f} | {row['of_ceiling']:.0%} "
+            f"| {row['memory_mb']:.0f} |"
         )
     return "\n".join([*lines, ""])
 
@@ -215,6 +223,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare the models after one round instead of times")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
+    # So that a subject under way ends with this program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     pythons = dict.fromkeys(("ours", "plain", "flower", "fluke", "apple"), sys.executable)
     for given in args.python:
         name, _, path = given.partition("=")

@@ -6,8 +6,6 @@ before and after training is off but in the first round, which is not counted.
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
 import numpy as np
@@ -47,17 +45,19 @@ class Classifier(nn.Module):
         return {"loss": Weighted(functional.cross_entropy(self.net(x), y, reduction="sum").item(), len(y))}
 
 
-class Clock(TrainingProcessCallback):
-    """Notes when rounds end."""
+class Rounds(TrainingProcessCallback):
+    """Tells the clock when rounds end, and the next begin."""
 
     def on_train_begin(self, *, model: Any) -> Metrics:
         """Begin the first round."""
-        self.stamps = [time.perf_counter()]
+        self.clock = work.Clock()
+        self.clock.begin()
         return Metrics()
 
     def after_central_iteration(self, *args: Any, **kwargs: Any) -> tuple[bool, Metrics]:
         """End a round."""
-        self.stamps.append(time.perf_counter())
+        self.clock.end()
+        self.clock.begin()
         return False, Metrics()
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     data = FederatedDataset(user, get_user_sampler("minimize_reuse", list(range(task.clients))))
     classifier = Classifier(net)
     model = PyTorchModel(classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0))
-    clock = Clock()
+    rounds = Rounds()
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=task.repeats,
@@ -90,11 +90,10 @@ def main() -> None:
         SimulatedBackend(training_data=data, val_data=data),
         model,
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=work.LR, local_batch_size=setting.batch),
-        callbacks=[clock],
+        callbacks=[rounds],
         send_metrics_to_platform=False,
     )
-    seconds = [end - begin for begin, end in zip(clock.stamps[:-1], clock.stamps[1:], strict=True)]
-    work.report(task, seconds, net.state_dict(), work.Steps.seen, rank=int(os.environ.get("RANK", "0")))
+    work.report(task, rounds.clock, net.state_dict(), work.Steps.seen)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from subjects import work
+from subjects import processes, work
 
 FOLDER = Path(__file__).parents[1]
 _LIMIT = 900.0
@@ -76,8 +76,8 @@ def _watch(process: subprocess.Popen[bytes]) -> int:
     peak, began, tree = 0, time.monotonic(), [process.pid]
     try:
         while process.poll() is None:
-            tree = _descendants(process.pid)
-            peak = max(peak, sum(map(_memory, tree)))
+            tree = list(processes.descendants(process.pid))
+            peak = max(peak, sum(map(processes.memory, tree)))
             if time.monotonic() - began > _LIMIT:
                 break
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -88,25 +88,3 @@ def _watch(process: subprocess.Popen[bytes]) -> int:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
     return peak
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The name, in parentheses, may hold spaces; the parent is the second field after it.
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(path.parent.name))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
-
-
-def _memory(pid: int) -> int:
-    """Return the proportional set size of a process: pages that several share count once in their sum."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0

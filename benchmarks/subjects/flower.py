@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from functools import lru_cache
 from typing import Any
 
@@ -62,19 +61,19 @@ class Timed(FedAvg):
 
     def __init__(self, fraction: float) -> None:
         super().__init__(fraction_train=fraction, fraction_evaluate=0.0)
-        self.seconds: list[float] = []
+        self.clock = work.Clock()
         self.sizes: list[int] = []
 
     def configure_train(self, *args: Any, **kwargs: Any) -> Any:
         """Begin a round."""
-        self._began = time.perf_counter()
+        self.clock.begin()
         return super().configure_train(*args, **kwargs)
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
         """End a round."""
         replies = list(replies)
         arrays, metrics = super().aggregate_train(server_round, replies)
-        self.seconds.append(time.perf_counter() - self._began)
+        self.clock.end()
         if any(reply.has_error() for reply in replies):
             raise RuntimeError("a client failed")
         self.sizes = [size for reply in replies for size in reply.content["metrics"]["sizes"]]
@@ -92,7 +91,7 @@ def serve(grid: Grid, context: Context) -> None:
         num_rounds=task.repeats,
         train_config=ConfigRecord({"task": task.json}),
     )
-    work.report(task, strategy.seconds, result.arrays.to_torch_state_dict(), strategy.sizes)
+    work.report(task, strategy.clock, result.arrays.to_torch_state_dict(), strategy.sizes)
 
 
 def main() -> None:

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from pflcli.vision import torchvision
@@ -22,19 +20,19 @@ from fluke.server import Server
 from fluke.utils import FederationObserver
 
 
-class Clock(FederationObserver):
-    """Notes when rounds begin and end."""
+class Rounds(FederationObserver):
+    """Tells the clock when rounds begin and end."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.clock = work.Clock()
 
     def start_round(self, round: int, global_model: object) -> None:
         """Begin a round."""
-        self._began = time.perf_counter()
+        self.clock.begin()
 
     def end_round(self, round: int) -> None:
         """End a round."""
-        self.seconds.append(time.perf_counter() - self._began)
+        self.clock.end()
 
 
 def main() -> None:
@@ -62,10 +60,10 @@ def main() -> None:
     ]
     server = Server(net, None, clients, weighted=True)
     algorithm = FedAVG(len(clients), None, DDict(), clients=clients, server=server)
-    clock = Clock()
-    algorithm.set_callbacks(clock)
+    rounds = Rounds()
+    algorithm.set_callbacks(rounds)
     algorithm.run(task.repeats, setting.cohort / task.clients)
-    work.report(task, clock.seconds, server.model.state_dict(), work.Steps.seen)
+    work.report(task, rounds.clock, server.model.state_dict(), work.Steps.seen)
 
 
 if __name__ == "__main__":

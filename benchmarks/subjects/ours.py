@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from pflcli.artifacts import blocks
@@ -42,12 +40,12 @@ def main() -> None:
     """Train and report."""
     task = work.Task.given()
     run = prepared(task)
-    state, seconds = fedavg.setup(run), []
+    state, clock = fedavg.setup(run), work.Clock()
     for t in range(task.repeats):
-        began = time.perf_counter()
+        clock.begin()
         state = fedavg.train_round(run, state, t)
-        seconds.append(time.perf_counter() - began)
-    work.report(task, seconds, state["global"], [], way=run.engine.way)
+        clock.end()
+    work.report(task, clock, state["global"], [], way=run.engine.way)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ def main() -> None:
     if task.check:
         work.Steps.count(net)
     sets = [TensorDataset(x, y) for x, y in work.tensors(task)]
-    draw, seconds = np.random.default_rng(1), []
+    draw, clock = np.random.default_rng(1), work.Clock()
     for _ in range(task.repeats):
-        began = time.perf_counter()
+        clock.begin()
         cohort = draw.choice(task.clients, setting.cohort, replace=False)
         total: dict[str, torch.Tensor] = {}
         for client in cohort:
@@ -36,8 +35,8 @@ def main() -> None:
             for name, value in local.state_dict().items():
                 total[name] = total.get(name, 0) + value / len(cohort)
         net.load_state_dict(total)
-        seconds.append(time.perf_counter() - began)
-    work.report(task, seconds, net.state_dict(), work.Steps.seen)
+        clock.end()
+    work.report(task, clock, net.state_dict(), work.Steps.seen)
 
 
 if __name__ == "__main__":

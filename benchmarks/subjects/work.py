@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,9 +18,12 @@ from torch import Tensor, nn
 
 from pflcli import rng
 from pflcli.models import Net, create
+from subjects import processes
 
 SEED = 0
 LR = 0.01
+RANK = os.environ.get("RANK")
+"""Which of several processes under torchrun this is, if so."""
 
 
 @dataclass(frozen=True)
@@ -134,20 +139,35 @@ def _see(model: nn.Module, given: tuple[Tensor, ...]) -> None:
         Steps.seen.append(len(given[0]))
 
 
-def report(
-    task: Task,
-    seconds: list[float],
-    parameters: Mapping[str, Tensor],
-    steps: list[int],
-    *,
-    rank: int = 0,
-    way: str = "",
-) -> None:
-    """Write the seconds of the rounds; to check, the model's parameters and the sizes of the batches of one round."""
-    out = Path(task.out)
+class Clock:
+    """Notes how long rounds last, and the processor time of all the subject's processes up to their ends."""
+
+    def __init__(self) -> None:
+        # Under torchrun, a sibling's work counts as well.
+        self._root = os.getppid() if RANK is not None else os.getpid()
+        self._seconds: list[float] = []
+        self._processor: list[float] = []
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """End a round."""
+        self._seconds.append(time.perf_counter() - self._began)
+        self._processor.append(sum(processes.descendants(self._root).values()))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the seconds of each round and the mean processor seconds of one, both without the first."""
+        took = (self._processor[-1] - self._processor[0]) / max(len(self._seconds) - 1, 1)
+        return {"seconds": self._seconds[1:], "processor": took}
+
+
+def report(task: Task, clock: Clock, parameters: Mapping[str, Tensor], steps: list[int], way: str = "") -> None:
+    """Write what the clock saw; to check, the model's parameters and the sizes of the batches of one round."""
+    out, rank = Path(task.out), int(RANK or 0)
     if rank == 0:
-        counted = seconds if task.check else seconds[1:]
-        out.with_suffix(".json").write_text(json.dumps({"seconds": counted, "way": way}))
+        out.with_suffix(".json").write_text(json.dumps({**clock.facts(), "way": way}))
     if task.check:
         out.with_suffix(f".{rank}.steps").write_text(json.dumps(steps))
         if rank == 0:
