@@ -1,0 +1,120 @@
+"""FedAMP: every client is pulled to a mean of all models in which those like its own weigh more.
+
+Huang et al. (2021), https://arxiv.org/abs/2007.03797. The server keeps every client's model, makes for client i the
+mean u_i = sum_j xi_ij w_j, and sends it; from its own w_i the client minimises F_i(w) + lambda / (2 alpha) |w - u_i|^2.
+With `form=attention`, FedAMP, xi_ij = alpha A'(|w_i - w_j|^2) for others, where A'(x) = exp(-x / sigma) / sigma, and
+xi_ii is what that leaves of 1; where it leaves nothing, the others' weights are scaled to 1. Models of many parameters
+lie far apart: with a sigma that does not follow distances all weights vanish and clients are alone. With
+`form=heuristic`, HeurFedAMP, xi_ii is given and the others share the rest in proportion to exp(sigma cos(w_i, w_j)).
+
+Models that share most of their way have nearly equal cosines, so by default these are of the ways from the common
+initialisation; `centred=false` is the paper. It has all clients in every round; here a model is the one last sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+from numpy.typing import NDArray
+
+from pflcli.fl import mixing, similarity
+from pflcli.fl import params as P
+from pflcli.fl.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "FedAMP"
+YEAR = 2021
+
+State = dict[str, Any]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    form: Literal["heuristic", "attention"] = "heuristic"
+    """weights by cosines (HeurFedAMP) or by distances (FedAMP)"""
+    lam: Annotated[float, Ge(0)] = 0.1
+    """lambda: the pull to u_i is lambda / alpha, or lambda where alpha is none; 0 is training alone"""
+    alpha: Annotated[float, Gt(0)] | None = None
+    """step size; none takes for attention, each round, the largest that leaves no weight negative"""
+    sigma: Annotated[float, Gt(0)] | None = None
+    """scale of weights; none takes 10 for cosines, and the median squared distance of a round's models for attention"""
+    self_weight: Annotated[float, Ge(0), Le(1)] | None = None
+    """xi_ii of the heuristic form; none takes 1 / number of models, and 1 is alone"""
+    centred: bool = True
+    """cosines of the ways from the common initialisation; false takes those of the models, as the paper does"""
+    newcomer_epochs: Annotated[int, Ge(0)] = 5
+    """local epochs, when they personalize, of clients that never took part and so train alone"""
+
+
+def setup(run: Run) -> State:
+    """Return every client's ``model``, and the mean of models, ``cloud``, that it was sent last."""
+    return {"model": run.table(run.start()), "cloud": run.table(run.start())}
+
+
+def train_round(run: Run, state: State, t: int) -> State:
+    """Send each of a cohort its mean of all models, and let it train its own near that."""
+    cohort, own, cloud = run.cohort(t), state["model"], state["cloud"]
+    ids = np.union1d(own.written, cohort)
+    room = run.engine.room(P.size(run.init))
+    origin = run.init if run.cfg.form == "heuristic" and run.cfg.centred else None
+    products = similarity.gram(own, ids, run.engine.parameters, room, origin)
+    # A client that has sent nothing yet is known to nobody but itself.
+    found = weights(run.cfg, products, np.isin(ids, own.written))
+    table = np.zeros((len(cohort), len(run.clients)))
+    table[:, ids] = found[np.searchsorted(ids, cohort)]
+    for rows, means in mixing.mixed(own, table, room):
+        cloud[cohort[rows]] = means
+    run.send("down", run.init, copies=len(cohort))
+    pull = run.cfg.lam / (run.cfg.alpha or 1.0)
+    for part_ids in run.portions(cohort, P.size(run.init)):
+        for part in run.local_sgd(part_ids, own[part_ids], t=t, prox=(cloud[part_ids], pull)):
+            own[part.clients] = part.params
+    run.send("up", run.init, copies=len(cohort))
+    return state
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Answer with each client's own model; one that never took part trains alone from the common initialisation."""
+    own, rate = state["model"], run.settings.lr_at(run.settings.rounds - 1)
+    epochs = run.cfg.newcomer_epochs
+    alone = run.local_sgd(own.unwritten(clients), own.default, t="newcomer", epochs=epochs, lr=rate)
+    return run.predictor(clients, own.replaced(clients, alone))
+
+
+def weights(cfg: Config, products: Array, known: NDArray[np.bool_]) -> Array:
+    """Return xi (n, n), rows that add up to 1, from inner products of the models (n, n).
+
+    Nobody but itself gives weight to a client that is not ``known`` (n,).
+    """
+    others = known[None, :] & ~np.eye(len(known), dtype=bool)
+    found = _by_distance(cfg, products, others) if cfg.form == "attention" else _by_cosine(cfg, products, others)
+    np.fill_diagonal(found, np.maximum(1 - found.sum(axis=1), 0))
+    return found
+
+
+def _by_distance(cfg: Config, products: Array, others: NDArray[np.bool_]) -> Array:
+    squared = similarity.squared_distances(products)
+    apart = squared[others & (squared > 0)]
+    sigma = cfg.sigma or (float(np.median(apart)) if len(apart) else 1.0)
+    slope = np.where(others, np.exp(-squared / sigma) / sigma, 0.0)
+    most = float(slope.sum(axis=1).max(initial=0))
+    xi = slope * (cfg.alpha or (1 / most if most > 0 else 1.0))
+    return np.asarray(xi / np.maximum(xi.sum(axis=1, keepdims=True), 1))
+
+
+def _by_cosine(cfg: Config, products: Array, others: NDArray[np.bool_]) -> Array:
+    cosine = np.where(others, similarity.cosines(products), -np.inf)
+    share = np.where(
+        others, np.exp((cfg.sigma or 10.0) * (cosine - np.max(cosine, axis=1, keepdims=True, initial=-1))), 0
+    )
+    total = share.sum(axis=1, keepdims=True)
+    kept = np.where(others.any(axis=1), 1 / (others.sum(axis=1) + 1), 1) if cfg.self_weight is None else cfg.self_weight
+    given = np.divide(share, total, out=np.zeros_like(share), where=total > 0)
+    return np.asarray(given * (1 - np.broadcast_to(kept, len(share)))[:, None])
