@@ -26,8 +26,9 @@ from pflcli.errors import ComputationError, InputError
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
-from pflcli.fl.run import Run, Settings
+from pflcli.fl.run import Run
 from pflcli.fl.table import Table
+from pflcli.settings import Settings
 from pflcli.steps import machine
 from pflcli.steps.making import Manner
 
