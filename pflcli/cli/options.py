@@ -15,8 +15,8 @@ from pflcli.errors import UsageError, closest
 from pflcli.steps.making import Manner
 
 COMMANDS = (
-    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "show", "list",
-    "doctor",
+    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "compare",
+    "show", "list", "doctor",
 )  # fmt: skip
 
 
@@ -47,8 +47,13 @@ def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def _pairs(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_typed(value)}" for key, value in values.items()]
+def _pairs(values: Mapping[str, Any], owner: str = "") -> list[str]:
+    """Return a table as ``key=value``; what TOML nests (``ditto.lam = 0.5``) as ``owner.key=value``."""
+    pairs = []
+    for key, value in values.items():
+        inner = isinstance(value, Mapping)
+        pairs += _pairs(value, f"{owner}{key}.") if inner else [f"{owner}{key}={_typed(value)}"]
+    return pairs
 
 
 def _typed(value: Any) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import blocks
-from pflcli.artifacts.artifact import Artifact, open_artifact
+from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError, closest
@@ -55,9 +54,3 @@ def evaluate(
         return {"methods": len(metrics["methods"]), "predictions": len(scored), "best": best["label"]}, {}
 
     return make(out, draft, manner, build)
-
-
-def read(artifact: Artifact) -> dict[str, Any]:
-    """Return the stored metrics of an evaluation."""
-    metrics: dict[str, Any] = json.loads(artifact.read("metrics.json"))
-    return metrics

@@ -69,6 +69,12 @@ def write(work: Work, scored: Sequence[Scored], metrics: Mapping[str, Any]) -> N
     work.write("accuracy.png", _picture(scored, metrics))
 
 
+def read(artifact: Artifact) -> dict[str, Any]:
+    """Return the stored metrics of an evaluation or a comparison."""
+    metrics: dict[str, Any] = json.loads(artifact.read("metrics.json"))
+    return metrics
+
+
 def _groups(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
     groups: dict[str, list[Scored]] = {}
     for item in sorted(scored, key=lambda item: item.seed):
