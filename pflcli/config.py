@@ -31,7 +31,7 @@ def by_owner(values: Mapping[str, str]) -> dict[str, dict[str, str]]:
     for key, value in values.items():
         owner, dot, name = key.partition(".")
         if not (owner and dot and name):
-            raise UsageError(f"'--set {key}={value}' does not say of which method", f"--set ditto.{key}={value}")
+            raise UsageError(f"'--set {key}={value}' does not say of which method", f"--set METHOD.{key}={value}")
         sorted_.setdefault(owner, {})[name] = value
     return sorted_
 

@@ -112,5 +112,4 @@ def _plan(steps: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     seeds = sorted({step["seed"] for step in steps})
     found = {(step["step"], step["seed"]): step["decision"] for step in steps}
     names = dict.fromkeys(step["step"] for step in steps)
-    heading = ["would make", *(f"seed {seed}" for seed in seeds)]
-    return heading, [[name, *(found.get((name, seed), "not needed") for seed in seeds)] for name in names]
+    return ["", *(f"seed {seed}" for seed in seeds)], [[name, *(found[name, seed] for seed in seeds)] for name in names]

@@ -65,7 +65,7 @@ def comma_separated(metrics: Mapping[str, Any]) -> str:
         row: dict[str, Any] = {"method": method["label"], "seeds": len(method["seeds"])}
         for name in names:
             metric = method["metrics"].get(name, {})
-            row[name], row[f"{name}_std"] = metric.get("value"), metric.get("std_over_seeds")
+            row[name], row[f"{name}_std_over_seeds"] = metric.get("value"), metric.get("std_over_seeds")
             if name == "gain":
                 row["gain_low"], row["gain_high"] = metric.get("interval") or (None, None)
         body.append(row)

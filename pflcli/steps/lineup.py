@@ -25,6 +25,9 @@ from pflcli.steps.personalize import CHAIN, personalize
 from pflcli.steps.train_global import train_global
 
 ALL = "all"
+NOT_NEEDED = "not needed"
+"""What is decided of a step on which nothing that is left to do depends."""
+
 BACKBONE = "fedavg"
 """The method that trains the backbone, and that goes on from it when it is compared itself."""
 
@@ -78,6 +81,11 @@ class Step:
         return self.decision == Decision.UP_TO_DATE
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether its artifact is to be made."""
+        return self.decision not in (Decision.UP_TO_DATE, NOT_NEEDED)
+
+    @property
     def artifact(self) -> Artifact:
         """The artifact, there or foreseen."""
         assert self.planned is not None
@@ -124,7 +132,7 @@ def _entrant(name: str, given: Mapping[str, Any], plan: Settings) -> Entrant:
 
 
 def steps(partition: Artifact, seed: int, root: Path, lineup: Sequence[Entrant], plan: Settings) -> list[Step]:
-    """Return the steps of one seed that the methods need, in the order in which they are made, planned by a dry run."""
+    """Return the steps of one seed, in the order in which they are made, planned by a dry run."""
     at = root / f"seed-{seed}"
     settings = config.plain(plan)
     order = list(CHAIN)
@@ -176,7 +184,7 @@ def steps(partition: Artifact, seed: int, root: Path, lineup: Sequence[Entrant],
 
 
 def _planned(partition: Artifact, ahead: Sequence[Step]) -> list[Step]:
-    """Give each step what a dry run says; what none of the methods that are left needs is left out."""
+    """Give each step what a dry run says; what no method that is left to run needs, is not needed."""
     known = {"partition": partition}
     found: dict[str, Step] = {}
     for step in ahead:
@@ -194,4 +202,7 @@ def _planned(partition: Artifact, ahead: Sequence[Step]) -> list[Step]:
     for step in reversed(found.values()):
         if step.name in reached or (step.is_method and not step.is_done):
             reached.add(step.source)
-    return [step for step in found.values() if step.is_method or step.name in reached]
+    spare = {name for name, step in found.items() if not (step.is_method or step.is_done or name in reached)}
+    return [
+        replace(step, decision=NOT_NEEDED, conflict=None) if step.name in spare else step for step in found.values()
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from pflcli.artifacts.artifact import Artifact, open_artifact
@@ -28,11 +28,12 @@ def run(steps: Sequence[Step], manner: Manner, *, every: bool) -> Results:
 
     With ``every`` method compared, one that the data do not suit is left out.
     """
-    results = Results({step: step.artifact for step in steps if step.is_method and step.is_done})
-    todo = [step for step in steps if not step.is_done]
+    todo = [step for step in steps if step.is_ahead]
     done = [(step, open_artifact(step.artifact.path)) for step in steps if step.is_done]
-    count = f"{len({step.name for step in steps if step.is_method})} methods, {len({s.seed for s in steps})} seeds"
-    manner.watch.say(f"{count}: {len(todo)} artifacts to make, {len(done)} are up to date")
+    results = Results({step: artifact for step, artifact in done if step.is_method})
+    methods, seeds = {step.name for step in steps if step.is_method}, {step.seed for step in steps}
+    count = f"{_count(methods, 'method')}, {_count(seeds, 'seed')}"
+    manner.watch.say(f"{count}: {_count(todo, 'artifact')} to make, {len(done)} up to date")
     whole = Whole(manner.watch, todo, [(step, artifact.manifest.made["seconds"]) for step, artifact in done])
     broken: dict[tuple[int, str], Step] = {}
     with whole.everything():
@@ -43,55 +44,64 @@ def run(steps: Sequence[Step], manner: Manner, *, every: bool) -> Results:
             if cause is not None or step.name in results.unsuited:
                 whole.skip(step)
                 continue
-            try:
-                with whole.step(step):
-                    _make(step, replace(manner, force=step.conflict is not None, watch=whole))
-            except UnsuitedError as error:
-                if every:
-                    results.unsuited.add(step.name)
-                    manner.watch.say(f"{step.name} is left out: {error.message}")
-                    continue
-                results.failed[step] = error.with_traceback(None)
-            except ConflictError:
-                raise
-            except PflError as error:
-                results.failed[step] = error.with_traceback(None)
-            except Exception as error:
-                manner.watch.detail(traceback.format_exc())
-                results.failed[step] = ComputationError(f"a bug: {type(error).__name__}: {error}")
-            else:
+            error = _failure(step, replace(manner, force=step.conflict is not None, watch=whole), whole)
+            if error is None:
                 if step.is_method:
                     results.predictions[step] = open_artifact(step.artifact.path)
-                continue
-            broken[step.seed, step.name] = step
-            manner.watch.say(f"{step.label} failed: {results.failed[step].message}")
+            elif every and isinstance(error, UnsuitedError):
+                results.unsuited.add(step.name)
+                manner.watch.say(f"{step.name} is left out: {error.message}")
+            else:
+                results.failed[step] = error
+                broken[step.seed, step.name] = step
+                manner.watch.say(f"{step.label} failed: {_reason(step, error)}")
     return results
 
 
-def _make(step: Step, manner: Manner) -> None:
+def _failure(step: Step, manner: Manner, whole: Whole) -> PflError | None:
+    """Make one artifact and return what went wrong, if something did; raises ConflictError if another pfl makes it."""
     origin = step.artifact.origin
     assert origin is not None
-    step.act(open_artifact(origin.path), manner)
+    try:
+        with whole.step(step):
+            step.act(open_artifact(origin.path), manner)
+    except ConflictError:
+        raise
+    except PflError as error:
+        return error.with_traceback(None)  # which would hold on to the run, its engine and its samples
+    except Exception as error:
+        manner.watch.detail(traceback.format_exc())
+        return ComputationError(f"a bug: {type(error).__name__}: {error}")
+    return None
+
+
+def _count(things: Collection[object], name: str) -> str:
+    return f"{len(things)} {name}{'s' if len(things) != 1 else ''}"
+
+
+def _reason(step: Step, error: PflError) -> str:
+    """Return what went wrong, without the name of the method, which is said already."""
+    return error.message.removeprefix(f"{step.name}: ")
 
 
 def complaint(results: Results) -> list[str]:
     """Return what failed and why, and what to type."""
-    count = len(results.failed) + len(results.blocked)
-    lines = [f"{count} of the runs failed; the table holds the others"]
+    lost = [step for step in (*results.failed, *results.blocked) if step.is_method]
+    lines = [f"{len(lost)} of {len(lost) + len(results.predictions)} runs failed; the table holds the others"]
     for step, error in results.failed.items():
-        lines.append(f"{step.label}: {error.message.removeprefix(f'{step.name}: ')}")
-        without = [other.name for other, cause in results.blocked.items() if cause is step]
+        lines.append(f"{step.label}: {_reason(step, error)}")
+        without = [other.name for other, cause in results.blocked.items() if cause is step and other.is_method]
         if without:
             lines.append(f"seed {step.seed}, {', '.join(without)}: not run without it")
     return [*lines, *dict.fromkeys(line for error in results.failed.values() for line in error.fix)]
 
 
 def hopeless(results: Results) -> PflError:
-    """Return the error for a comparison of nothing: what all have in common, if it is one thing."""
+    """Return the error for a comparison of nothing: what is wrong with the input, if that is all."""
     errors = list(results.failed.values())
     if not errors:
         return InputError("none of the methods suits the data")
-    if len({error.message for error in errors}) == 1:
+    if len({error.message for error in errors}) == 1 and isinstance(errors[0], InputError):
         return errors[0]
     _, *lines = complaint(results)
     return ComputationError("all runs failed", *lines)

@@ -254,16 +254,17 @@ def _table(scored: Sequence[Scored], split: str) -> bytes:
 
 def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> bytes:
     groups = _groups(scored)
-    accuracy = {label: np.concatenate([item.client["accuracy"] for item in items]) for label, items in groups.items()}
-    sizes = {len(values) for values in accuracy.values()}
-    reference = metrics["baseline"] if len(sizes) == 1 else None
+    counts = {item.seed: len(item.n) for item in scored}
+
+    def joined(found: Mapping[int, NDArray[np.float64]]) -> NDArray[np.float64]:
+        # A method that lacks a seed has nothing to show for its clients.
+        return np.concatenate([found.get(seed, np.full(counts[seed], np.nan)) for seed in sorted(counts)])
+
+    accuracy = {label: joined({i.seed: i.client["accuracy"] for i in items}) for label, items in groups.items()}
+    reference = metrics["baseline"] if len({len(values) for values in accuracy.values()}) == 1 else None
     if reference == "global":
-        held = [item for items in groups.values() for item in items if item.baseline is not None]
-        first = [item for item in held if item.label == held[0].label]
-        accuracy = {
-            "global": np.concatenate([i.baseline for i in first if i.baseline is not None]),
-            **accuracy,
-        }
+        held = {item.seed: item.baseline for item in scored if item.baseline is not None}
+        accuracy = {"global": joined(held), **accuracy}
     seeds = max(len(items) for items in groups.values())
     title = f"Accuracy by client, {metrics['split']} split" + (f", {seeds} seeds" if seeds > 1 else "")
     return pictures.ranked_accuracy(accuracy, reference, title)
