@@ -25,6 +25,17 @@ def assignments(pairs: Sequence[str]) -> dict[str, str]:
     return values
 
 
+def by_owner(values: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Sort ``owner.key`` options by owner; raises UsageError for one that names none."""
+    sorted_: dict[str, dict[str, str]] = {}
+    for key, value in values.items():
+        owner, dot, name = key.partition(".")
+        if not (owner and dot and name):
+            raise UsageError(f"'--set {key}={value}' does not say of which method", f"--set METHOD.{key}={value}")
+        sorted_.setdefault(owner, {})[name] = value
+    return sorted_
+
+
 def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     """Return ``cls(**values)`` with every value checked against its annotation.
 

@@ -32,6 +32,10 @@ class InputError(PflError):
     exit_code = 3
 
 
+class UnsuitedError(InputError):
+    """A method refuses the data: it needs to know something of them that is not known."""
+
+
 class ConflictError(PflError):
     """The output exists and was made by another request."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -92,6 +93,13 @@ def card(group: str, name: str) -> Card:
 def cards(group: str) -> list[Card]:
     """Read the cards of all files of ``group``."""
     return [card(group, name) for name in names(group)]
+
+
+def options(config: type) -> tuple[Option, ...]:
+    """Read the fields of an imported dataclass, with the words under each."""
+    (node,) = ast.parse(inspect.getsource(config)).body
+    assert isinstance(node, ast.ClassDef)
+    return tuple(_options(node))
 
 
 def _options(config: ast.ClassDef) -> list[Option]:

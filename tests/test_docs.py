@@ -15,7 +15,7 @@ import typer.main
 import worlds
 from pflcli import registry
 from pflcli.cli import app
-from pflcli.fl.run import Settings
+from pflcli.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,10 +10,11 @@ import pytest
 import pflcli
 
 ROOT = Path(pflcli.__file__).parent
-BASE = {"errors", "rng", "registry", "vision"}
+BASE = {"errors", "rng", "registry", "settings", "vision"}
 ALLOWED = {
     "errors": set(),
     "rng": set(),
+    "settings": set(),
     "vision": set(),
     "registry": {"errors"},
     "config": {"errors"},

@@ -15,8 +15,8 @@ from pflcli import rng
 from pflcli.errors import UsageError
 from pflcli.fl import params as P
 from pflcli.fl.neighbours import Neighbours, Stores, flat_indexes, votes
-from pflcli.fl.run import Settings
 from pflcli.methods import knn_per
+from pflcli.settings import Settings
 
 
 def net_of(params):

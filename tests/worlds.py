@@ -12,8 +12,9 @@ from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import SPLITS, Federation
 from pflcli.fl.neighbours import Stores, flat_indexes
-from pflcli.fl.run import Embedded, Run, Settings
+from pflcli.fl.run import Embedded, Run
 from pflcli.fl.table import Table
+from pflcli.settings import Settings
 
 # Samples by client in train, validation and test: ordinary, one sample, no test, no validation, one class, empty.
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +25,17 @@ _MAKE = {
     "datastore": "pfl build-datastore EMBEDDINGS -o DIR",
     "predictions": "pfl personalize METHOD SOURCE -o DIR",
     "evaluation": "pfl evaluate PREDICTIONS... -o DIR",
+    "comparison": "pfl compare PARTITION... -o DIR",
 }
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished artifact on disk."""
+    """A finished artifact on disk, or one that is foreseen: it has a manifest, and is to be made from ``origin``."""
 
     path: Path
     manifest: Manifest
+    origin: Artifact | None = None
 
     @property
     def kind(self) -> str:
@@ -101,12 +103,12 @@ class Artifact:
         )
 
 
-def open_artifact(path: Path | str, *kinds: str) -> Artifact:
+def open_artifact(path: Path | str | Artifact, *kinds: str) -> Artifact:
     """Open the artifact at ``path``; raises InputError if it is none, or not of one of ``kinds``."""
-    folder = Path(path)
+    folder = path.path if isinstance(path, Artifact) else Path(path)
     if folder.name == manifests.NAME:
         folder = folder.parent
-    artifact = Artifact(folder, manifests.read(folder))
+    artifact = path if isinstance(path, Artifact) else Artifact(folder, manifests.read(folder))
     if kinds and artifact.kind not in kinds:
         wanted = " or ".join(_article(kind) for kind in kinds)
         raise InputError(
@@ -123,6 +125,8 @@ def parent(artifact: Artifact, kind: str) -> Artifact | None:
     """
     if artifact.kind == kind:
         return artifact
+    if artifact.origin is not None:
+        return parent(artifact.origin, kind)
     for reference in artifact.manifest.inputs:
         if reference.kind == "dataset" != kind:
             continue  # a partition holds the samples themselves, and outlives what they were imported from
@@ -130,6 +134,12 @@ def parent(artifact: Artifact, kind: str) -> Artifact | None:
         if found is not None:
             return found
     return None
+
+
+def foreseen(path: Path, kind: str, fingerprint: str, request: Mapping[str, Any], origin: Artifact) -> Artifact:
+    """Return what an artifact will be, so that what is to be made from it can be planned before it is there."""
+    manifest = Manifest(kind, manifests.SCHEMAS[kind], fingerprint, dict(request), (), {}, {}, {}, {})
+    return Artifact(path, manifest, origin)
 
 
 def follow(artifact: Artifact, reference: Input) -> Artifact:

@@ -86,6 +86,9 @@ def _changes(old: Manifest, draft: Draft) -> list[str]:
     lines = manifests.differences(old.request, draft.request)
     before = {item.role: item.fingerprint[:12] for item in old.inputs}
     after = {item.role: item.fingerprint[:12] for item in draft.inputs}
+    if lines:
+        # An input that comes or goes with the request goes without saying.
+        before, after = ({role: known[role] for role in before.keys() & after.keys()} for known in (before, after))
     lines += manifests.differences(before, after, "input ")
     lines += [f"the code of {name} has changed" for name in draft.code if old.code.get(name) != draft.code[name]]
     return lines or [f"schema: {old.schema} -> {manifests.SCHEMAS[draft.kind]}"]

@@ -9,6 +9,7 @@ import typer
 from pflcli import __version__
 from pflcli.cli import (
     build_datastore,
+    compare,
     doctor,
     evaluate,
     extract,
@@ -36,6 +37,7 @@ app.command("extract", rich_help_panel=_CHAIN)(extract.command)
 app.command("build-datastore", rich_help_panel=_CHAIN)(build_datastore.command)
 app.command("personalize", rich_help_panel=_CHAIN)(personalize.command)
 app.command("evaluate", rich_help_panel=_CHAIN)(evaluate.command)
+app.command("compare", rich_help_panel=_CHAIN)(compare.command)
 app.command("show", rich_help_panel=_LOOK)(show.command)
 app.command("list", rich_help_panel=_LOOK)(listing.command)
 app.command("doctor", rich_help_panel=_LOOK)(doctor.command)

@@ -55,11 +55,11 @@ class Console:
             task = bar.add_task(label, total=total, completed=done, note="")
             yield lambda steps, note: bar.update(task, advance=steps, note=note)
 
-    def _lines(self, label: str, total: int, done: int) -> Advance:
+    def _lines(self, label: str, total: int, done: float) -> Advance:
         began = said = time.monotonic()
         start, tenth = done, done * 10 // total
 
-        def advance(steps: int, note: str) -> None:
+        def advance(steps: float, note: str) -> None:
             nonlocal done, said, tenth
             done += steps
             now = time.monotonic()
@@ -68,7 +68,7 @@ class Console:
                 tenth, said = done * 10 // total, now
                 left = (now - began) / (done - start) * (total - done)
                 eta = f", {left:.0f} s left" if left >= 1 else ""
-                self.say(f"{label}: {done}/{total}{eta}{', ' + note if note else ''}")
+                self.say(f"{label}: {done:.0f}/{total}{eta}{', ' + note if note else ''}")
 
         return advance
 

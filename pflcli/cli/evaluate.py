@@ -29,7 +29,8 @@ def command(
     """
     from pflcli.artifacts.artifact import open_artifact
     from pflcli.report import tables
-    from pflcli.steps.evaluate import evaluate, read
+    from pflcli.steps.evaluate import evaluate
+    from pflcli.steps.scoring import read
 
     manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
     outcome = evaluate(sources, out, split=split, baseline=baseline, manner=manner)

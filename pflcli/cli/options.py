@@ -15,8 +15,8 @@ from pflcli.errors import UsageError, closest
 from pflcli.steps.making import Manner
 
 COMMANDS = (
-    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "show", "list",
-    "doctor",
+    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "compare",
+    "show", "list", "doctor",
 )  # fmt: skip
 
 
@@ -47,8 +47,13 @@ def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def _pairs(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_typed(value)}" for key, value in values.items()]
+def _pairs(values: Mapping[str, Any], owner: str = "") -> list[str]:
+    """Return a table as ``key=value``; what TOML nests (``ditto.lam = 0.5``) as ``owner.key=value``."""
+    pairs = []
+    for key, value in values.items():
+        inner = isinstance(value, Mapping)
+        pairs += _pairs(value, f"{owner}{key}.") if inner else [f"{owner}{key}={_typed(value)}"]
+    return pairs
 
 
 def _typed(value: Any) -> Any:
@@ -86,37 +91,6 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks of bugs.")]
-
-_TRAINING = "Training"
-Model = Annotated[str | None, typer.Option(help="Backbone.", metavar="NAME", rich_help_panel=_TRAINING)]
-Rounds = Annotated[int | None, typer.Option(help="Communication rounds.", metavar="N", rich_help_panel=_TRAINING)]
-Participation = Annotated[
-    float | None,
-    typer.Option(help="Fraction of clients drawn each round.", metavar="F", rich_help_panel=_TRAINING),
-]
-Epochs = Annotated[int | None, typer.Option(help="Local epochs a round.", metavar="N", rich_help_panel=_TRAINING)]
-BatchSize = Annotated[int | None, typer.Option(help="Samples a minibatch.", metavar="N", rich_help_panel=_TRAINING)]
-LearningRate = Annotated[
-    float | None, typer.Option("--lr", help="Learning rate.", metavar="F", rich_help_panel=_TRAINING)
-]
-Momentum = Annotated[float | None, typer.Option(help="Momentum.", metavar="F", rich_help_panel=_TRAINING)]
-WeightDecay = Annotated[float | None, typer.Option(help="Weight decay.", metavar="F", rich_help_panel=_TRAINING)]
-Precision = Annotated[
-    str | None,
-    typer.Option(help="Of forward and backward pass: float32 or bfloat16.", metavar="NAME", rich_help_panel=_TRAINING),
-]
-Milestones = Annotated[
-    str | None,
-    typer.Option(help="Rounds at which the rate falls, such as 100,150.", metavar="N,N", rich_help_panel=_TRAINING),
-]
-Gamma = Annotated[
-    float | None,
-    typer.Option(help="Factor of the rate at a milestone.", metavar="F", rich_help_panel=_TRAINING),
-]
-EvalEvery = Annotated[
-    int | None,
-    typer.Option(help="Rounds from one validation to the next.", metavar="N", rich_help_panel=_TRAINING),
-]
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pflcli import config, registry
-from pflcli.cli import console
+from pflcli.cli import console, training
 from pflcli.cli import options as o
 
 
+@training.options("that of the backbone")
 def command(
     method: Annotated[
         str,
@@ -19,19 +21,8 @@ def command(
     ],
     source: Annotated[Path, typer.Argument(help="The nearest artifact; its lineage leads to the others.")],
     out: o.Out,
+    settings: Mapping[str, Any],
     options: o.Set = None,
-    model: o.Model = None,
-    rounds: o.Rounds = None,
-    participation: o.Participation = None,
-    epochs: o.Epochs = None,
-    batch_size: o.BatchSize = None,
-    lr: o.LearningRate = None,
-    momentum: o.Momentum = None,
-    weight_decay: o.WeightDecay = None,
-    precision: o.Precision = None,
-    milestones: o.Milestones = None,
-    gamma: o.Gamma = None,
-    eval_every: o.EvalEvery = None,
     seed: o.Seed = None,
     device: o.Device = "auto",
     threads: o.Threads = 0,
@@ -55,20 +46,7 @@ def command(
         source,
         out,
         options=config.assignments(options or []),
-        settings=o.given(
-            model=model,
-            rounds=rounds,
-            participation=participation,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            precision=precision,
-            milestones=milestones,
-            gamma=gamma,
-            eval_every=eval_every,
-        ),
+        settings=settings,
         seed=seed,
         manner=o.manner(
             force=force,

@@ -27,7 +27,7 @@ def command(
     """
     from pflcli.artifacts.artifact import open_artifact
     from pflcli.report import tables
-    from pflcli.steps.evaluate import read
+    from pflcli.steps.scoring import read
     from pflcli.steps.show import plot, show
 
     found = show(path, lineage=lineage, verify=verify)
@@ -35,7 +35,7 @@ def command(
         plot(path, picture)
     if as_json:
         console.data(found)
-    elif found["kind"] == "evaluation" and not lineage and not verify:
-        console.table(*tables.rows(read(open_artifact(path))))
+    elif found["kind"] in tables.OF and not lineage and not verify:
+        console.table(*tables.rows(read(open_artifact(path)), tables.OF[found["kind"]]))
     else:
         console.facts(found)

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pflcli import config, registry
-from pflcli.cli import console
+from pflcli.cli import console, training
 from pflcli.cli import options as o
 
 
+@training.options()
 def command(
     source: Annotated[Path, typer.Argument(help="A partition.", metavar="PARTITION")],
     out: o.Out,
+    settings: Mapping[str, Any],
     method: Annotated[
         str,
         typer.Option(help="Method that makes the global model.", autocompletion=lambda: registry.names("methods")),
     ] = "fedavg",
-    model: o.Model = None,
-    rounds: o.Rounds = None,
-    participation: o.Participation = None,
-    epochs: o.Epochs = None,
-    batch_size: o.BatchSize = None,
-    lr: o.LearningRate = None,
-    momentum: o.Momentum = None,
-    weight_decay: o.WeightDecay = None,
-    precision: o.Precision = None,
-    milestones: o.Milestones = None,
-    gamma: o.Gamma = None,
-    eval_every: o.EvalEvery = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="State dict to start from (.safetensors, .pt).", metavar="FILE", show_default="random"),
@@ -59,20 +50,7 @@ def command(
         out,
         method=method,
         options=config.assignments(options or []),
-        settings=o.given(
-            model=model,
-            rounds=rounds,
-            participation=participation,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            precision=precision,
-            milestones=milestones,
-            gamma=gamma,
-            eval_every=eval_every,
-        ),
+        settings=settings,
         weights=weights,
         seed=seed,
         manner=o.manner(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Le, Lt
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -23,44 +22,10 @@ from pflcli.fl.neighbours import Stores
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
 from pflcli.fl.table import Memory, Storage, Table
+from pflcli.settings import Settings
 
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """Which links may carry bytes, by a method's KIND."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How clients are drawn and trained, the same for every method."""
-
-    model: str = "cnn"
-    """backbone, see `pfl list models`"""
-    rounds: Annotated[int, Ge(0)] = 60
-    """communication rounds"""
-    participation: Annotated[float, Gt(0), Le(1)] = 0.2
-    """fraction of clients drawn in each round"""
-    epochs: Annotated[int, Ge(1)] = 1
-    """local epochs a round"""
-    batch_size: Annotated[int, Ge(1)] = 32
-    """samples a minibatch"""
-    lr: Annotated[float, Gt(0)] = 0.1
-    """learning rate of local SGD"""
-    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """momentum of local SGD, from zero at each round"""
-    weight_decay: Annotated[float, Ge(0)] = 0.0
-    """L2 penalty, added to the gradient"""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """of the forward and backward pass; weights and updates stay in float32"""
-    milestones: tuple[Annotated[int, Ge(0)], ...] = ()
-    """rounds at which the learning rate is multiplied by gamma"""
-    gamma: Annotated[float, Gt(0), Le(1)] = 0.1
-    """factor of the learning rate at each milestone"""
-
-    eval_every: Annotated[int, Ge(1)] = 5
-    """rounds from one validation of the global model to the next; the last round is always validated"""
-
-    def lr_at(self, t: int) -> float:
-        """Return the learning rate of round ``t``."""
-        return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))
 
 
 @dataclass(frozen=True)

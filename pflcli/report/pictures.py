@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's palette, which readers with colour-blindness can tell apart."""
 
+_LINES, _MARKS = ("-", ":", "-."), ("o", "^", "s")
+"""How the second and third eight methods differ from the first of their colour."""
+
 
 def ranked_accuracy(accuracy: Mapping[str, NDArray[np.float64]], baseline: str | None, title: str) -> bytes:
     """Return a PNG: clients ranked by accuracy, one line a method, and whom each method helps.
@@ -30,16 +33,20 @@ def ranked_accuracy(accuracy: Mapping[str, NDArray[np.float64]], baseline: str |
     paired = reference is not None and bool(others)
     figure, axes = pyplot.subplots(1, 1 + paired, figsize=(6.2 * (1 + paired), 4.2), squeeze=False)
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(accuracy)}
+    again = {name: i // len(_COLOURS) % len(_LINES) for i, name in enumerate(accuracy)}
     ranked = axes[0][0]
     for name, values in accuracy.items():
         known = np.sort(values[~np.isnan(values)])
-        style: dict[str, Any] = {"color": "#777777", "ls": "--"} if name == baseline else {"color": colours[name]}
+        style: dict[str, Any] = {"color": colours[name], "ls": _LINES[again[name]]}
+        if name == baseline:
+            style = {"color": "#777777", "ls": "--"}
         share = (np.arange(len(known)) + 0.5) / max(len(known), 1) * 100
         ranked.plot(share, known, label=name, lw=1.8, **style)
     ranked.set(xlabel="clients, worst-served first (%)", ylabel="test accuracy", title=title, xlim=(0, 100))
     ranked.axvline(10, color="#bbbbbb", lw=0.8, zorder=0)
     ranked.text(11, ranked.get_ylim()[0], "bottom decile", color="#777777", fontsize=8, va="bottom")
-    ranked.legend(frameon=False, loc="lower right")
+    many = len(accuracy) > len(_COLOURS)
+    ranked.legend(frameon=False, loc="lower right", ncols=1 + many, fontsize=8 if many else None)
     ranked.yaxis.set_major_formatter(PercentFormatter(1.0))
     if paired:
         assert reference is not None
@@ -52,6 +59,7 @@ def ranked_accuracy(accuracy: Mapping[str, NDArray[np.float64]], baseline: str |
                 s=14,
                 alpha=0.6,
                 color=colours[name],
+                marker=_MARKS[again[name]],
                 label=name,
             )
         gain.axhline(0, color="#777777", ls="--", lw=1.2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,9 +32,19 @@ _PERCENT = {
 }  # fmt: skip
 
 
-def rows(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+COMPARED = (
+    "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_seen", "accuracy_unseen", "gain", "better_off",
+    "megabytes", "seconds",
+)  # fmt: skip
+"""Columns of a comparison."""
+
+OF = {"evaluation": tuple(COLUMNS), "comparison": COMPARED}
+"""Columns by the kind of the artifact."""
+
+
+def rows(metrics: Mapping[str, Any], columns: Sequence[str] = tuple(COLUMNS)) -> tuple[list[str], list[list[str]]]:
     """Return the heading and a row a method of the stored ``metrics``."""
-    used = [name for name in COLUMNS if any(name in method["metrics"] for method in metrics["methods"])]
+    used = [name for name in columns if any(name in method["metrics"] for method in metrics["methods"])]
     heading = ["method", "seeds", *(COLUMNS[name] + (" %" if name in _PERCENT else "") for name in used)]
     body = [
         [
@@ -43,6 +55,32 @@ def rows(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         for method in metrics["methods"]
     ]
     return heading, body
+
+
+def comma_separated(metrics: Mapping[str, Any]) -> str:
+    """Return every number of the stored ``metrics`` in its own unit, a row a method, as CSV."""
+    names = list(dict.fromkeys(name for method in metrics["methods"] for name in method["metrics"]))
+    body: list[dict[str, Any]] = []
+    for method in metrics["methods"]:
+        row: dict[str, Any] = {"method": method["label"], "seeds": len(method["seeds"])}
+        for name in names:
+            metric = method["metrics"].get(name, {})
+            row[name], row[f"{name}_std_over_seeds"] = metric.get("value"), metric.get("std_over_seeds")
+            if name == "gain":
+                row["gain_low"], row["gain_high"] = metric.get("interval") or (None, None)
+        body.append(row)
+    known = [name for name in body[0] if any(row[name] is not None for row in body)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(known)
+    writer.writerows([_raw(row[name]) for name in known] for row in body)
+    return text.getvalue()
+
+
+def _raw(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _cell(name: str, metric: Mapping[str, Any] | None) -> str:

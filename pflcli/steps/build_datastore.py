@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pflcli import rng
 from pflcli.artifacts import blocks, datastore, embeddings
-from pflcli.artifacts.artifact import open_artifact
+from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
@@ -21,7 +21,7 @@ from pflcli.steps.making import Manner, Outcome, make
 
 
 def build_datastore(
-    source: Path | str,
+    source: Path | str | Artifact,
     out: Path | str,
     *,
     capacity: float = 1.0,

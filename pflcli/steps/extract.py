@@ -27,7 +27,7 @@ def lineage(source: Artifact, kind: str) -> Artifact:
     return found
 
 
-def extract(source: Path | str, out: Path | str, *, manner: Manner | None = None) -> Outcome:
+def extract(source: Path | str | Artifact, out: Path | str, *, manner: Manner | None = None) -> Outcome:
     """Store the representation and the logits of every sample, for every split, under the backbone ``source``."""
     manner = manner or Manner()
     backbone = open_artifact(source, "backbone")

@@ -14,7 +14,7 @@ from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Decision, Work, decide
 
-Advance = Callable[[int, str], None]
+Advance = Callable[[float, str], None]
 
 
 class Watch(Protocol):
@@ -78,14 +78,20 @@ def make(
     draft: Draft,
     manner: Manner,
     build: Callable[[Work], tuple[dict[str, Any], dict[str, Any]]],
+    *,
+    extends: str = "",
 ) -> Outcome:
     """Make the artifact that ``draft`` describes, unless it is there already.
 
     ``build`` writes the files and returns the summary (facts that the request determines) and what was ``made``
-    along the way (device, seconds of inputs). Raises ConflictError if ``out`` holds something else.
+    along the way (device, seconds of inputs). ``extends`` says what ``draft`` adds to the artifact at ``out``, if it
+    holds all of it and may so take its place. Raises ConflictError if ``out`` holds something else.
     """
     out = Path(out)
-    decision, reason = decide(out, draft, force=manner.force)
+    force = manner.force or bool(extends)
+    decision, reason = decide(out, draft, force=force)
+    if extends and decision is Decision.REPLACE:
+        reason = extends
     if decision is Decision.UP_TO_DATE:
         manner.watch.say(f"{out} is up to date")
         summary = open_artifact(out).manifest.summary
@@ -96,7 +102,7 @@ def make(
         return Outcome(out, draft.kind, f"dry run: {decision}", draft.fingerprint, {}, dict(draft.request))
     if decision in (Decision.RESUME, Decision.REPLACE):
         manner.watch.say(f"{decision}: {reason}")
-    with Work(out, draft, force=manner.force) as work:
+    with Work(out, draft, force=force) as work:
         summary, made = build(work)
         work.commit(summary, {"pfl": version("pflcli"), "python": platform.python_version(), **made})
     return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))

@@ -39,7 +39,7 @@ _CHUNK = 16
 
 def personalize(
     method: str,
-    source: Path | str,
+    source: Path | str | Artifact,
     out: Path | str,
     *,
     options: Mapping[str, Any] | None = None,

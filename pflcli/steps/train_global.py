@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from pflcli import config, registry
 from pflcli.artifacts import partition as partitions
-from pflcli.artifacts.artifact import open_artifact
+from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.backbone import WEIGHTS
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
@@ -23,7 +23,7 @@ from pflcli.steps.making import Manner, Outcome, make
 
 
 def train_global(
-    source: Path | str,
+    source: Path | str | Artifact,
     out: Path | str,
     *,
     method: str = "fedavg",

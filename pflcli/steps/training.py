@@ -22,12 +22,13 @@ from pflcli.artifacts import tensors
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
-from pflcli.errors import ComputationError, InputError
+from pflcli.errors import ComputationError, InputError, UnsuitedError
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
-from pflcli.fl.run import Run, Settings
+from pflcli.fl.run import Run
 from pflcli.fl.table import Table
+from pflcli.settings import Settings
 from pflcli.steps import machine
 from pflcli.steps.making import Manner
 
@@ -93,7 +94,10 @@ def resumed(run: Run, method: ModuleType, work: Work, manner: Manner) -> Progres
     saved = work.saved()
     run.storage = lambda number: work.rows(number, fresh=saved is None)
     if saved is None:
-        return Progress(method.setup(run) if hasattr(method, "setup") else {})
+        try:
+            return Progress(method.setup(run) if hasattr(method, "setup") else {})
+        except InputError as error:  # a method opens no files: what it refuses are the data
+            raise UnsuitedError(error.message, *error.fix) from None
     progress, run.traffic, way = _unpack(saved, work, run)
     if way != run.engine.way:
         # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.

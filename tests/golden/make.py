@@ -12,6 +12,7 @@ import numpy as np
 
 from pflcli.artifacts.manifest import SCHEMAS
 from pflcli.steps.build_datastore import build_datastore
+from pflcli.steps.compare import compare
 from pflcli.steps.evaluate import evaluate
 from pflcli.steps.extract import extract
 from pflcli.steps.import_data import import_data
@@ -38,6 +39,7 @@ def main() -> None:
     build_datastore(at / "embeddings", at / "datastore", capacity=0.5)
     personalize("knn-per", at / "datastore", at / "predictions", options={"k": 3})
     evaluate([at / "predictions"], at / "evaluation")
+    compare([at / "partition"], at, methods=["local"], settings=settings)
 
 
 if __name__ == "__main__":

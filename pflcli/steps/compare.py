@@ -1,0 +1,205 @@
+"""``pfl compare``: many methods and seeds, each an ordinary artifact, and one table over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pflcli import config
+from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.artifact import Artifact, open_artifact
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Decision, Work
+from pflcli.errors import ComputationError, ConflictError, InputError, UsageError, closest
+from pflcli.report import tables
+from pflcli.steps import lineup, running, scoring, training
+from pflcli.steps.lineup import ALL, BACKBONE, Step
+from pflcli.steps.making import SILENT, Manner, Outcome, make
+
+NAME = "comparison"
+"""The artifact's folder in that of the comparison; beside it stand the seeds, a folder each."""
+
+_SPLIT = "test"
+
+
+class IncompleteError(ComputationError):
+    """Some runs failed; ``outcome`` is the comparison of the others."""
+
+    def __init__(self, outcome: Outcome, message: str, *fix: str) -> None:
+        super().__init__(message, *fix)
+        self.outcome = outcome
+
+
+def compare(
+    sources: Sequence[Path | str],
+    out: Path | str,
+    *,
+    methods: Sequence[str] = (ALL,),
+    seeds: Sequence[int] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    baseline: str = BACKBONE,
+    manner: Manner | None = None,
+) -> Outcome:
+    """Run every method under every seed, as artifacts in ``out/seed-N``, and make the table ``out/comparison``.
+
+    ``sources`` is one partition, trained on under each of ``seeds`` (by default its own), or several partitions, each
+    under the seed that it was drawn with. ``options`` holds by method its options and training settings that differ
+    from ``settings``. What is there already is not made again; with ``force`` what another request made is replaced,
+    and nothing else. A table that holds all of the one that stands there takes its place. ``baseline`` is the method
+    that gains are measured against.
+
+    Raises UsageError for what cannot be, ConflictError before anything is made, and IncompleteError, with the
+    comparison of the others, if a method fails.
+    """
+    manner = manner or Manner()
+    out = Path(out)
+    _check(out)
+    plan = training.settings({}, settings or {})
+    entered = lineup.entrants(methods, options or {}, plan)
+    names = [entrant.name for entrant in entered]
+    if baseline not in (BACKBONE, *names):
+        raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
+    partitions = _by_seed(sources, seeds)
+    steps = [
+        step for seed, partition in partitions.items() for step in lineup.steps(partition, seed, out, entered, plan)
+    ]
+    request = {
+        "methods": {e.name: {"options": dict(e.options), "settings": dict(e.settings)} for e in entered},
+        "seeds": sorted(partitions),
+        "settings": config.plain(plan),
+        "split": _SPLIT,
+        "baseline": baseline,
+        "bootstrap_draws": scoring.DRAWS,
+    }
+    ahead = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
+    extends = _addition(out / NAME, ahead)
+    conflicts = [step.conflict for step in steps if step.conflict is not None]
+    if conflicts and not manner.force:
+        raise conflicts[0]
+    foreseen = make(out / NAME, ahead, replace(manner, dry_run=True, watch=SILENT), _nothing, extends=extends)
+    if manner.dry_run or foreseen.decision == Decision.UP_TO_DATE:
+        outcome = make(out / NAME, ahead, replace(manner, dry_run=True), _nothing, extends=extends)
+        return replace(outcome, summary={"plan": _plan(steps)}) if manner.dry_run else outcome
+    results = running.run(steps, manner, every=list(methods) == [ALL])
+    if not results.predictions:
+        raise running.hopeless(results)
+    if BACKBONE not in names and baseline == BACKBONE:
+        manner.watch.say(f"gains are measured against {BACKBONE}, which is not compared: --methods {BACKBONE},...")
+    outcome = _tabulate(request, results, out, extends, manner)
+    if results.failed:
+        raise IncompleteError(outcome, *running.complaint(results))
+    return outcome
+
+
+def _check(out: Path) -> None:
+    """Raise ConflictError if ``out`` cannot be the folder of a comparison."""
+    if manifests.ours(out):
+        raise ConflictError(f"{out} is a pfl artifact itself", "choose another folder for --out")
+    if out.exists() and not out.is_dir():
+        raise ConflictError(f"{out} exists and is not a folder", "choose another folder for --out")
+
+
+def _by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict[int, Artifact]:
+    """Return the partition of each seed; raises UsageError if two partitions or two seeds are the same."""
+    artifacts = [open_artifact(source, "partition") for source in sources]
+    if not artifacts:
+        raise UsageError("nothing to compare on", "pfl compare PARTITION -o DIR")
+    for artifact in artifacts:
+        if not artifact.manifest.summary.get(_SPLIT, 1):
+            raise InputError(f"{artifact.path} has no {_SPLIT} samples to score", "--fractions 0.6,0.2,0.2")
+    if len(artifacts) == 1:
+        chosen = [training.draws(None, artifacts[0])] if seeds is None else list(seeds)
+        if len({*chosen}) < len(chosen) or not chosen or min(chosen) < 0:
+            raise UsageError(f"--seeds {','.join(map(str, chosen))} are not different numbers", "--seeds 0,1,2")
+        return dict.fromkeys(chosen, artifacts[0])
+    if seeds is not None:
+        raise UsageError(
+            "of several partitions each is run under the seed that it was drawn with",
+            "give one partition, or leave out --seeds",
+        )
+    found: dict[int, Artifact] = {}
+    for artifact in artifacts:
+        seed = training.draws(None, artifact)
+        if seed in found:
+            raise UsageError(
+                f"{found[seed].path} and {artifact.path} are both of seed {seed}",
+                "several partitions stand for several seeds: pfl partition DATASET -o DIR --seed 1",
+            )
+        found[seed] = artifact
+    return found
+
+
+def _draft(request: Mapping[str, Any], predictions: Mapping[Step, Artifact], out: Path) -> Draft:
+    """Return the draft of the table over ``predictions``; their order does not matter."""
+    ordered = sorted(predictions.items(), key=lambda item: (item[0].name, item[0].seed))
+    inputs = tuple(artifact.as_input(f"{step.name}, seed {step.seed}", out / NAME) for step, artifact in ordered)
+    return Draft(NAME, request, inputs)
+
+
+def _addition(target: Path, draft: Draft) -> str:
+    """Say what ``draft`` adds to the comparison at ``target``; empty if it does not hold all of it, and more."""
+    if not manifests.ours(target):
+        return ""
+    try:
+        old = manifests.read(target)
+    except InputError:
+        return ""
+    growing = ("methods", "seeds")
+    before, after = (
+        {key: value for key, value in request.items() if key not in growing} for request in (old.request, draft.request)
+    )
+    had, has = ({item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs))
+    if old.kind != NAME or before != after or not had.items() < has.items():
+        return ""
+    fresh = [name for name in draft.request["methods"] if name not in old.request["methods"]]
+    fresh += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
+    return f"adds {', '.join(fresh or sorted(has.keys() - had.keys()))}"
+
+
+def _nothing(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+    raise AssertionError("a dry run builds nothing")
+
+
+def _plan(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    return [
+        {
+            "seed": step.seed,
+            "step": step.name,
+            "path": str(step.artifact.path),
+            "decision": str(Decision.REPLACE if step.conflict else step.decision),
+        }
+        for step in steps
+    ]
+
+
+def _tabulate(request: Mapping[str, Any], results: running.Results, out: Path, extends: str, manner: Manner) -> Outcome:
+    """Make the artifact over what there is."""
+    suited = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
+    draft = _draft({**request, "methods": suited}, results.predictions, out)
+    artifacts = [artifact for _, artifact in sorted(results.predictions.items(), key=lambda item: item[0].seed)]
+    known = {step.name for step in results.predictions}
+    baseline = request["baseline"] if request["baseline"] in known else BACKBONE
+    lost: dict[str, list[int]] = {}
+    for step in (*results.failed, *results.blocked):
+        if step.is_method:
+            lost.setdefault(step.name, []).append(step.seed)
+
+    def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        scored = scoring.score(artifacts, _SPLIT, baseline)
+        metrics = {**scoring.metrics(scored, _SPLIT, baseline), "failed": lost}
+        metrics["methods"].sort(key=lambda method: -method["metrics"]["accuracy"]["value"])
+        place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
+        scoring.write(work, sorted(scored, key=lambda item: place[item.label]), metrics)
+        table = tables.markdown(*tables.rows(metrics, tables.COMPARED))
+        notes = [f"\n`{name}` failed under seed {', '.join(map(str, seeds))}.\n" for name, seeds in lost.items()]
+        work.write("table.md", "".join([table, *notes]).encode())
+        work.write("table.csv", tables.comma_separated(metrics).encode())
+        best = metrics["methods"][0]["label"]
+        return {"methods": len(place), "predictions": len(scored), "best": best, "failed": lost}, {}
+
+    if extends and manifests.ours(out / NAME) and manifests.read(out / NAME).fingerprint == draft.fingerprint:
+        extends = ""  # what would have been added has failed again
+    return make(out / NAME, draft, manner, build, extends=extends)

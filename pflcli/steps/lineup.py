@@ -1,0 +1,208 @@
+"""What a comparison consists of: its methods, and for each seed the chain of steps that their answers need.
+
+Every step is an ordinary one, of ``pfl train-global``, ``extract``, ``build-datastore`` and ``personalize``. It is
+planned by a dry run, on artifacts that are foreseen where they are not there yet; so what a run will do is known, and
+what stands in its way is found, before it begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pflcli import config, registry
+from pflcli.artifacts.artifact import Artifact, foreseen
+from pflcli.artifacts.store import Decision
+from pflcli.errors import ConflictError, UsageError, closest
+from pflcli.settings import Settings
+from pflcli.steps.build_datastore import build_datastore
+from pflcli.steps.extract import extract
+from pflcli.steps.making import SILENT, Manner, Outcome
+from pflcli.steps.personalize import CHAIN, personalize
+from pflcli.steps.train_global import train_global
+
+ALL = "all"
+NOT_NEEDED = "not needed"
+"""What is decided of a step on which nothing that is left to do depends."""
+
+BACKBONE = "fedavg"
+"""The method that trains the backbone, and that goes on from it when it is compared itself."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method that is compared: its options, training settings of its own, and the kind of artifact that it takes."""
+
+    name: str
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    source: str
+    epochs: float
+    """a guess at its work: epochs over all clients' samples"""
+
+
+Act = Callable[[Artifact, Manner], Outcome]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One artifact of a comparison, how it is made, and what a dry run says of it.
+
+    ``name`` is the artifact's kind, or the method for its predictions; ``source`` the name of the step before it.
+    """
+
+    seed: int
+    name: str
+    source: str
+    act: Act
+    epochs: float
+    rounds: bool = False
+    """whether it has rounds before its clients answer"""
+    planned: Artifact | None = None
+    decision: str = ""
+    conflict: ConflictError | None = None
+
+    @property
+    def label(self) -> str:
+        """How the step is called on the way."""
+        return f"seed {self.seed}, {self.name}"
+
+    @property
+    def is_method(self) -> bool:
+        """Whether it makes predictions."""
+        return self.name not in CHAIN
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its artifact is there."""
+        return self.decision == Decision.UP_TO_DATE
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its artifact is to be made."""
+        return self.decision not in (Decision.UP_TO_DATE, NOT_NEEDED)
+
+    @property
+    def artifact(self) -> Artifact:
+        """The artifact, there or foreseen."""
+        assert self.planned is not None
+        return self.planned
+
+
+def entrants(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], plan: Settings) -> list[Entrant]:
+    """Return the methods that are named, or every one for ``all``, each with its own ``options``.
+
+    What is no option of a method is a training setting of its own. Raises UsageError for what is unknown or named
+    twice.
+    """
+    names = registry.names("methods") if list(methods) == [ALL] else list(methods)
+    if not names:
+        raise UsageError("no methods to compare", "--methods fedavg,local")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"method {name} is named twice")
+        registry.card("methods", name)
+    for name in options:
+        if name not in names:
+            raise UsageError(f"options are set for {name}, which is not compared", closest(name, names))
+    return [_entrant(name, options.get(name, {}), plan) for name in names]
+
+
+def _entrant(name: str, given: Mapping[str, Any], plan: Settings) -> Entrant:
+    code = registry.load("methods", name)
+    own = {field.name for field in dataclasses.fields(code.Config)}
+    shared = {field.name for field in dataclasses.fields(Settings)}
+    for key in given:
+        if key not in own | shared:
+            raise UsageError(f"unknown option '{key}' for {name}", closest(key, own | shared))
+    cfg = config.build(code.Config, {key: value for key, value in given.items() if key in own}, name)
+    settings = {key: value for key, value in given.items() if key not in own}
+    mine: Settings = config.build(Settings, {**config.plain(plan), **settings}, f"the training of {name}")
+    changes = {key: value for key, value in config.plain(mine).items() if value != config.plain(plan)[key]}
+    trains = hasattr(code, "train_round") or not code.NEEDS
+    order = list(CHAIN)
+    source = max(code.NEEDS, key=order.index, default="partition")
+    if name == BACKBONE and not changes and cfg == code.Config():
+        source, trains = "backbone", False
+    epochs = max(1.0, mine.rounds * mine.participation * mine.epochs) if trains else 2.0
+    return Entrant(name, config.plain(cfg), changes, source, epochs)
+
+
+def steps(partition: Artifact, seed: int, root: Path, lineup: Sequence[Entrant], plan: Settings) -> list[Step]:
+    """Return the steps of one seed, in the order in which they are made, planned by a dry run."""
+    at = root / f"seed-{seed}"
+    settings = config.plain(plan)
+    order = list(CHAIN)
+    deepest = max((order.index(entrant.source) for entrant in lineup), default=0)
+    epochs = max(1.0, plan.rounds * plan.participation * plan.epochs)
+
+    def backbone(source: Artifact, manner: Manner) -> Outcome:
+        return train_global(source, at / "backbone", method=BACKBONE, settings=settings, seed=seed, manner=manner)
+
+    def embeddings(source: Artifact, manner: Manner) -> Outcome:
+        return extract(source, at / "embeddings", manner=manner)
+
+    def datastore(source: Artifact, manner: Manner) -> Outcome:
+        return build_datastore(source, at / "datastore", manner=manner)
+
+    def predictions(entrant: Entrant) -> Act:
+        own = {**settings, **entrant.settings}
+
+        def act(source: Artifact, manner: Manner) -> Outcome:
+            return personalize(
+                entrant.name,
+                source,
+                at / entrant.name,
+                options=entrant.options,
+                settings=own,
+                seed=seed,
+                manner=manner,
+            )
+
+        return act
+
+    chain = [
+        Step(seed, "backbone", "partition", backbone, epochs),
+        Step(seed, "embeddings", "backbone", embeddings, 0.5),
+        Step(seed, "datastore", "embeddings", datastore, 0.2),
+    ]
+    methods = [
+        Step(
+            seed,
+            entrant.name,
+            entrant.source,
+            predictions(entrant),
+            entrant.epochs,
+            rounds=hasattr(registry.load("methods", entrant.name), "train_round") and entrant.source == "partition",
+        )
+        for entrant in lineup
+    ]
+    return _planned(partition, [*chain[:deepest], *methods])
+
+
+def _planned(partition: Artifact, ahead: Sequence[Step]) -> list[Step]:
+    """Give each step what a dry run says; what no method that is left to run needs, is not needed."""
+    known = {"partition": partition}
+    found: dict[str, Step] = {}
+    for step in ahead:
+        source, conflict = known[step.source], None
+        try:
+            outcome = step.act(source, Manner(dry_run=True, watch=SILENT))
+        except ConflictError as error:
+            conflict = error
+            outcome = step.act(source, Manner(dry_run=True, force=True, watch=SILENT))
+        artifact = foreseen(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, source)
+        known[step.name] = artifact
+        decision = outcome.decision.removeprefix("dry run: ")
+        found[step.name] = replace(step, planned=artifact, decision=decision, conflict=conflict)
+    reached: set[str] = set()
+    for step in reversed(found.values()):
+        if step.name in reached or (step.is_method and not step.is_done):
+            reached.add(step.source)
+    spare = {name for name, step in found.items() if not (step.is_method or step.is_done or name in reached)}
+    return [
+        replace(step, decision=NOT_NEEDED, conflict=None) if step.name in spare else step for step in found.values()
+    ]
