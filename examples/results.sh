@@ -42,16 +42,9 @@ case $dataset in
   *) echo "unknown dataset $dataset" >&2; exit 2 ;;
 esac
 
-predictions=()
+partitions=()
 for seed in ${SEEDS:-0 1 2}; do
-  at=$runs/seed-$seed
-  pfl partition "$dataset" "${who[@]}" "$@" --seed "$seed" -o "$at/partition"
-  pfl train-global "$at/partition" -o "$at/backbone" "${how[@]}"
-  pfl extract "$at/backbone" -o "$at/embeddings"
-  pfl build-datastore "$at/embeddings" -o "$at/datastore"
-  for method in fedavg local fedavg-plus knn-per; do
-    pfl personalize "$method" "$at/datastore" -o "$at/$method"
-    predictions+=("$at/$method")
-  done
+  partitions+=("$runs/seed-$seed/partition")
+  pfl partition "$dataset" "${who[@]}" "$@" --seed "$seed" -o "${partitions[-1]}"
 done
-pfl evaluate "${predictions[@]}" -o "$runs/evaluation"
+pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" --methods fedavg,local,fedavg-plus,knn-per

@@ -401,7 +401,7 @@ def test_interrupted_it_goes_on_where_it_stopped(fresh, whole, after):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_killed_it_is_resumed_by_the_same_line(spawn, pfl, small, tmp_path, number):
     out = tmp_path / "c"
-    words = ("--model", "mlp", "--rounds", 200, "--participation", 0.2, "--methods", "fedavg", "--eval-every", 50)
+    words = ("--model", "mlp", "--rounds", 120, "--participation", 0.2, "--methods", "fedavg", "--eval-every", 50)
     process = spawn("compare", small.p, "-o", out, *words)
     saved = out / "seed-0" / "backbone.partial" / "checkpoint" / "state.safetensors"
     patience = time.monotonic() + 60
@@ -613,6 +613,7 @@ def test_progress_goes_by_the_time_that_steps_take(tmp_path):
                     advance(1, "loss 1.0")
                 progress.say(f"{each.name}: all well")
     at = {round(when, 2): percent for when, percent, _ in shown}
+    assert at[1.5] == pytest.approx(100 * 1.5 / 12)  # half of the first of four that are held to be alike
     assert at[4.0] == pytest.approx(50)  # both have been measured once
     assert at[5.5] == pytest.approx(100 * 5.5 / 8)
     assert at[8.0] == pytest.approx(100)

@@ -43,7 +43,7 @@ def test_every_name_is_mentioned(group):
         assert f"`{name}`" in section("Methods")
 
 
-@pytest.mark.parametrize("command", ["train-global", "personalize"])
+@pytest.mark.parametrize("command", ["train-global", "personalize", "compare"])
 def test_every_training_setting_is_an_option(command):
     flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Settings)}
     assert flags <= options(COMMANDS[command])

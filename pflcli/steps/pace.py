@@ -25,9 +25,14 @@ class Pace:
         """Take what one step took."""
         self._measured.setdefault(step.name, []).append((step.epochs, seconds))
 
-    def guess(self, step: Step) -> float:
-        """Return the seconds that a step will take; before anything was measured, a second an epoch."""
-        known = self._measured.get(step.name) or [pair for pairs in self._measured.values() for pair in pairs]
+    def guess(self, step: Step, running: tuple[float, float] | None = None) -> float:
+        """Return the seconds that a step will take.
+
+        Before anything was measured, ``running`` holds the epochs of the step that runs and the seconds that it seems
+        to take; and before that is known, an epoch is taken for a second.
+        """
+        elsewhere = [pair for pairs in self._measured.values() for pair in pairs]
+        known = self._measured.get(step.name) or elsewhere or ([running] if running else [])
         epochs = sum(epochs for epochs, _ in known)
         return step.epochs * (sum(seconds for _, seconds in known) / epochs if epochs else 1.0)
 
@@ -119,11 +124,12 @@ class Whole:
 
     def _show(self, note: str) -> None:
         spent, mine = self._clock() - self._began, self._clock() - self._step_began
-        fresh, ahead = self._share - self._resumed, 0.0
+        fresh, ahead, running = self._share - self._resumed, 0.0, None
         if self._now is not None:
-            left = 1 - self._share
-            ahead = left * (mine / fresh if fresh > _EARLY else self._pace.guess(self._now))
-        ahead += sum(self._pace.guess(step) for step in self._left)
+            total = mine / fresh if fresh > _EARLY else self._pace.guess(self._now)
+            ahead = (1 - self._share) * total
+            running = (self._now.epochs, total)
+        ahead += sum(self._pace.guess(step, running) for step in self._left)
         now = max(self._shown, 100 * spent / max(spent + ahead, 1e-9))
         self._advance(now - self._shown, note)
         self._shown = now
