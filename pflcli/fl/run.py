@@ -141,7 +141,9 @@ class Run:
     def table(self, default: Params) -> Table:
         """Return a model for every client, each ``default`` until it is written."""
         self.tables += 1
-        return Table(default, len(self.clients), self.storage(self.tables - 1))
+        # A copy: a checkpoint holds every tensor once, and two tables may begin with the same one.
+        own = {name: value.clone() for name, value in default.items()}
+        return Table(own, len(self.clients), self.storage(self.tables - 1))
 
     def cohort(self, t: int) -> NDArray[np.int64]:
         """Draw the clients of round ``t``, uniformly without replacement among those with training samples, sorted."""

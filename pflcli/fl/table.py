@@ -177,9 +177,12 @@ _MARK = "table:"
 
 
 def _layout(default: Params) -> tuple[dict[str, slice], int]:
-    """Return where in a row each parameter lies, each at a multiple of eight bytes, and the bytes of a row."""
+    """Return where in a row each parameter lies, each at a multiple of eight bytes, and the bytes of a row.
+
+    In alphabetical order: a checkpoint that is read back gives names in any.
+    """
     pieces, end = {}, 0
-    for name, value in default.items():
+    for name, value in sorted(default.items()):
         size = value.numel() * value.element_size()
         pieces[name] = slice(end, end + size)
         end += math.ceil(size / 8) * 8
