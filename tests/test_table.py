@@ -127,3 +127,14 @@ def test_newcomers_answer_in_place_of_the_default():
     found = table.replaced(np.asarray([4, 3, 0]), parts)
     assert worlds.same(found, stack(9, 1, 8))
     assert table.written.tolist() == [3]
+
+
+def test_rows_are_found_whatever_the_order_of_names():
+    """A checkpoint is read back with its tensors in any order."""
+    default = {"b": torch.zeros(3), "a": torch.zeros(2, dtype=torch.int64), "c": torch.zeros(())}
+    table = Table(default, 2, Memory())
+    table[[1]] = {"b": torch.tensor([[1.0, 2, 3]]), "a": torch.tensor([[4, 5]]), "c": torch.tensor([6.0])}
+    packed = table.pack()
+    for order in (sorted(packed), sorted(packed, reverse=True)):
+        again = Table.unpack({name: packed[name] for name in order}, Memory())
+        assert worlds.same(again[[0, 1]], table[[0, 1]])

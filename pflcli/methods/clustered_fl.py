@@ -81,7 +81,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     largest = float(state["largest"])
     for c in range(count):
         members = np.flatnonzero(cluster == c)
-        products = similarity.gram(update, members, list(update.default), run.engine.room(P.size(run.init)))
+        products = similarity.gram(update, members, run.engine.parameters, run.engine.room(P.size(run.init)))
         far, norm = _split(run, members, products, largest, t)
         largest = max(largest, norm)
         if far.any():
