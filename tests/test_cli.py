@@ -45,10 +45,11 @@ def steps(at):
         "knn": ("personalize", "knn-per", at.d, "--out", at.knn),
         "fedavg": ("personalize", "fedavg", at.d, "--out", at.fedavg),
         "ev": ("evaluate", at.fedavg, at.knn, "--out", at.ev),
+        "sw": ("sweep", at.e, "--out", at.sw),
     }
 
 
-STEPS = list(steps(SimpleNamespace(p="", b="", e="", d="", knn="", fedavg="", ev="")))
+STEPS = list(steps(SimpleNamespace(p="", b="", e="", d="", knn="", fedavg="", ev="", sw="")))
 
 
 # Help, and what it costs
@@ -497,6 +498,9 @@ WRONG = {
     "a folder without the data": (f"{F}/foreign", 2, "fashion_mnist.npz", "--root FOLDER"),
     "too much capacity": ("build-datastore {small}/e -o {out} --capacity 1.5", 2, "--capacity 1.5", "--capacity 0.5"),
     "capacity that is no number": ("build-datastore {small}/e -o {out} --capacity nan", 2, "--capacity nan"),
+    "a capacity of the sweep": ("sweep {small}/e -o {out} --capacity 0,2", 2, "capacity=0,2 does not fit sweep"),
+    "an axis of the sweep": ("sweep {small}/e -o {out} --plot sigm", 2, "--plot sigm", "did you mean 'sigma'?"),
+    "a sweep of a datastore": ("sweep {small}/d -o {out}", 3, "d is a datastore where embeddings was meant"),
     "predictions twice": ("evaluate {small}/knn {small}/knn -o {out}", 2, "given twice"),
     "a file that configures itself": (f"{W} --config {{bad}}/self.toml", 2, "unknown key 'config'"),
     "a file without tables": (f"{W} --config {{bad}}/flat.toml", 2, "'partition' is not a table", "[partition]"),

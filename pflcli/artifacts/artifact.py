@@ -25,6 +25,7 @@ _MAKE = {
     "datastore": "pfl build-datastore EMBEDDINGS -o DIR",
     "predictions": "pfl personalize METHOD SOURCE -o DIR",
     "evaluation": "pfl evaluate PREDICTIONS... -o DIR",
+    "sweep": "pfl sweep EMBEDDINGS -o DIR",
 }
 
 

@@ -20,6 +20,7 @@ SCHEMAS = {
     "datastore": 1,
     "predictions": 1,
     "evaluation": 1,
+    "sweep": 1,
 }
 """The schema version that this code writes, by kind; it reads every version up to it."""
 

@@ -15,8 +15,8 @@ from pflcli.errors import UsageError, closest
 from pflcli.steps.making import Manner
 
 COMMANDS = (
-    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "show", "list",
-    "doctor",
+    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "sweep", "show",
+    "list", "doctor",
 )  # fmt: skip
 
 

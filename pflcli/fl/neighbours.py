@@ -126,11 +126,11 @@ class Stores:
             distance[span, : row.shape[1]] = np.where(row >= 0, np.maximum(found, 0), np.inf)
             label[span, : row.shape[1]] = np.where(row >= 0, self.y[place_of], -1)
 
-        _each(search, len(clients), self.threads)
+        each(search, len(clients), self.threads)
         return Neighbours(distance, label)
 
 
-def _each(work: Callable[[int], None], count: int, threads: int) -> None:
+def each(work: Callable[[int], None], count: int, threads: int) -> None:
     """Do ``work`` for 0..count - 1, side by side, each with one thread of its own: stores are small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -152,8 +152,12 @@ def nearest(
     x, q = torch.from_numpy(stored), torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32))
     sizes = torch.linalg.vecdot(x, x) + torch.linalg.vecdot(q, q)[:, None]  # (n, m)
     squared = torch.addmm(sizes, q, x.T, alpha=-2)
-    distance, row = torch.topk(squared, k, largest=False)
-    tied = (squared <= distance[:, -1:]).sum(dim=1) > k
+    if k == len(stored):
+        distance, row = torch.sort(squared, dim=1, stable=True)
+        tied = torch.zeros(len(q), dtype=torch.bool)
+    else:
+        distance, row = torch.topk(squared, k, largest=False)
+        tied = (squared <= distance[:, -1:]).sum(dim=1) > k
     if tied.any():
         ordered, rows = torch.sort(squared[tied], dim=1, stable=True)
         distance[tied], row[tied] = ordered[:, :k], rows[:, :k]
@@ -161,8 +165,10 @@ def nearest(
     if lost.any():
         query, place = torch.nonzero(lost, as_tuple=True)
         distance[query, place] = (q[query] - x[row[query, place]]).square().sum(dim=1)
-        distance, order = torch.sort(distance, dim=1, stable=True)
-        row = row.gather(1, order)
+        anew = lost.any(dim=1)
+        rows, order = torch.sort(row[anew], dim=1)
+        distance[anew], order = torch.sort(distance[anew].gather(1, order), dim=1, stable=True)
+        row[anew] = rows.gather(1, order)
     return distance.double().numpy(), row.numpy()
 
 

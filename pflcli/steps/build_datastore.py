@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
 from pflcli.artifacts import blocks, datastore, embeddings
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
+from pflcli.fl import capacity as capacities
 from pflcli.fl.neighbours import flat_pieces
 from pflcli.steps import training
 from pflcli.steps.making import Manner, Outcome, make
@@ -50,10 +49,11 @@ def build_datastore(
         train: list[int] = []
         with manner.watch.progress("build-datastore", count) as advance:
             for client in range(count):
-                kept = [
-                    _kept(part.offsets[client], part.offsets[client + 1], capacity, seed, split, client)
-                    for part, split in zip(parts, ("train", "validation"), strict=True)
-                ]
+                kept = []
+                for part, split in zip(parts, ("train", "validation"), strict=True):
+                    first, last = part.offsets[client], part.offsets[client + 1]
+                    order = capacities.uptake(seed, split, client, last - first)
+                    kept.append(first + capacities.kept(capacity, order))
                 pairs = list(zip(parts, kept, strict=True))
                 stores.append(np.concatenate([part.z[rows] for part, rows in pairs]))
                 held.append(
@@ -84,9 +84,3 @@ def build_datastore(
         return summary, {}
 
     return make(out, draft, manner, build)
-
-
-def _kept(first: int, last: int, capacity: float, seed: int, split: str, client: int) -> NDArray[np.int64]:
-    """Return the rows that a store keeps, sorted: the head of one permutation, so that capacities nest."""
-    order = rng.generator(seed, "capacity", split, client).permutation(np.arange(first, last))
-    return np.sort(order[: math.ceil(capacity * len(order))])
