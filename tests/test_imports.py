@@ -71,7 +71,7 @@ def test_the_command_line_imports_nothing_heavy_at_the_top():
                 assert not name.startswith("pflcli.steps") or name == "pflcli.steps.making", f"{path}: {name}"
 
 
-@pytest.mark.parametrize(("module", "only"), [("faiss", "fl/neighbours.py"), ("torchvision", "vision.py")])
+@pytest.mark.parametrize(("module", "only"), [("faiss", "fl/indexes.py"), ("torchvision", "vision.py")])
 def test_one_place_imports(module, only):
     places = [
         str(path.relative_to(ROOT))

@@ -23,3 +23,14 @@ def count(capacity: float, n: int) -> int:
 def kept(capacity: float, order: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the rows that a store keeps, sorted."""
     return np.sort(order[: count(capacity, len(order))])
+
+
+def spread(capacity: float, difference: float, clients: int, seed: int) -> NDArray[np.float64]:
+    """Return the capacity of each client, (m,): half of them, drawn at random, have less, the others as much more.
+
+    Hardware heterogeneity, kNN-Per, appendix B, Figure 9. Who is weak does not depend on the difference.
+    """
+    weak = rng.generator(seed, "weak").permutation(clients)[: clients // 2]
+    capacities = np.full(clients, capacity + difference)
+    capacities[weak] = capacity - difference
+    return capacities

@@ -1,4 +1,4 @@
-"""Nearest neighbours in each client's own datastore. The one place that imports FAISS, after torch.
+"""Nearest neighbours in each client's own datastore.
 
 A store holds a client's training samples first and its validation samples behind them, so one index serves both the
 tuning (training rows alone) and the final answer (all rows).
@@ -10,19 +10,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
-import torch  # before FAISS: each brings an OpenMP runtime, and torch's must be the first
+import torch
 from numpy.typing import NDArray
 
-
-def _faiss() -> Any:
-    import faiss
-
-    faiss.omp_set_num_threads(1)  # one thread a search: stores are small, and more threads made it slower
-    return faiss
-
+from pflcli.fl import indexes
 
 _FLAT = b"IxF2"
 """How a serialised exact L2 index begins: then dimension (int32), rows (int64), ..., and at the end its vectors."""
@@ -57,7 +50,7 @@ def _flat_head(rows: int, dimension: int) -> bytes:
 
 @cache
 def _empty_flat(dimension: int) -> bytes:
-    faiss = _faiss()
+    faiss = indexes.faiss()
     blob: bytes = faiss.serialize_index(faiss.IndexFlatL2(dimension)).tobytes()
     return blob
 
@@ -118,7 +111,7 @@ class Stores:
             raw = self.blob[self.bytes[client] : self.bytes[client + 1]]
             vectors = flat_vectors(raw)
             if vectors is None:
-                found, row = _by_faiss(raw, z[span], min(k, size), size)
+                found, row = indexes.search(raw, z[span], min(k, size), size)
             else:
                 found, row = nearest(vectors[:size], z[span], min(k, size))
             # FAISS answers -1 for what it cannot find; such places stay empty.
@@ -174,18 +167,6 @@ def nearest(
 
 _LOST = 1e-3
 """Share of |q|^2 + |x|^2 under which their difference is no longer known to four digits."""
-
-
-def _by_faiss(
-    raw: NDArray[np.uint8], queries: NDArray[np.float32], k: int, size: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Search the first ``size`` rows of any index."""
-    faiss = _faiss()
-    index = faiss.deserialize_index(raw)
-    # A selector takes FAISS off its fast path: only where part of the store is searched.
-    within = faiss.SearchParameters(sel=faiss.IDSelectorRange(0, size)) if size < index.ntotal else None
-    found, row = index.search(np.ascontiguousarray(queries, dtype=np.float32), k, params=within)
-    return found.astype(np.float64), row
 
 
 def votes(found: Neighbours, classes: int, exponent: NDArray[np.float64]) -> NDArray[np.float64]:
