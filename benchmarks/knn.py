@@ -132,9 +132,9 @@ class World:
             stored, asked = self.part(client)
             y = self.y[slice(*self.offsets[client : client + 2])]
             span = slice(*self.bounds[client : client + 2])
-            order = np.random.default_rng(client).permutation(len(stored))
-            ranked = sweep.Ranked.of(stored[order], y[order], asked)
-            p = ranked.votes([int(np.ceil(c * len(stored))) for c in capacities], self.args.k, self.args.classes)
+            place = np.random.default_rng(client).permutation(len(stored))
+            kept = place < np.ceil(capacities * len(stored))[:, None]
+            p = sweep.Ranked.of(stored, y, asked).votes(kept, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
             sweep.correct(p, self.model[span], self.truth[span], lambdas)
 
     def faiss_build(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from pflcli.__main__ import main
 
-NAMES = ("p", "b", "e", "d", "knn", "fedavg", "ev")
+NAMES = ("p", "b", "e", "d", "knn", "fedavg", "ev", "sw")
 
 # A shell that runs the tests in the background ignores SIGINT, and a child of theirs would too.
 _PFL = """
@@ -42,6 +42,7 @@ def made(root: Path) -> SimpleNamespace:
     from pflcli.steps.extract import extract
     from pflcli.steps.partition import partition
     from pflcli.steps.personalize import personalize
+    from pflcli.steps.sweep import sweep
     from pflcli.steps.train_global import train_global
 
     at = paths(root)
@@ -52,6 +53,7 @@ def made(root: Path) -> SimpleNamespace:
     personalize("knn-per", at.d, at.knn)
     personalize("fedavg", at.d, at.fedavg)
     evaluate([at.fedavg, at.knn], at.ev)
+    sweep(at.e, at.sw)
     return at
 
 

@@ -45,10 +45,11 @@ def steps(at):
         "knn": ("personalize", "knn-per", at.d, "--out", at.knn),
         "fedavg": ("personalize", "fedavg", at.d, "--out", at.fedavg),
         "ev": ("evaluate", at.fedavg, at.knn, "--out", at.ev),
+        "sw": ("sweep", at.e, "--out", at.sw),
     }
 
 
-STEPS = list(steps(SimpleNamespace(p="", b="", e="", d="", knn="", fedavg="", ev="")))
+STEPS = list(steps(SimpleNamespace(p="", b="", e="", d="", knn="", fedavg="", ev="", sw="")))
 
 
 # Help, and what it costs
@@ -497,6 +498,23 @@ WRONG = {
     "a folder without the data": (f"{F}/foreign", 2, "fashion_mnist.npz", "--root FOLDER"),
     "too much capacity": ("build-datastore {small}/e -o {out} --capacity 1.5", 2, "--capacity 1.5", "--capacity 0.5"),
     "capacity that is no number": ("build-datastore {small}/e -o {out} --capacity nan", 2, "--capacity nan"),
+    "an index that FAISS does not know": (
+        "build-datastore {small}/e -o {out} --index Wonder",
+        2,
+        "--index Wonder makes no index over 200-d embeddings",
+        "--index PQ16x4",
+    ),
+    "an option of an exact index": ("build-datastore {small}/e -o {out} --set nprobe=4", 2, "--set nprobe", "exact"),
+    "no prototypes": ("build-datastore {small}/e -o {out} --prototypes 0", 2, "--prototypes 0", "--prototypes 30"),
+    "a spread that leaves the range": (
+        "build-datastore {small}/e -o {out} --capacity-spread 0.2",
+        2,
+        "--capacity-spread 0.2 of --capacity 1 leaves the range",
+        "--capacity 0.5 --capacity-spread 0.2",
+    ),
+    "a capacity of the sweep": ("sweep {small}/e -o {out} --capacity 0,2", 2, "capacity=0,2 does not fit sweep"),
+    "an axis of the sweep": ("sweep {small}/e -o {out} --plot sigm", 2, "--plot sigm", "did you mean 'sigma'?"),
+    "a sweep of a datastore": ("sweep {small}/d -o {out}", 3, "d is a datastore where embeddings was meant"),
     "predictions twice": ("evaluate {small}/knn {small}/knn -o {out}", 2, "given twice"),
     "a file that configures itself": (f"{W} --config {{bad}}/self.toml", 2, "unknown key 'config'"),
     "a file without tables": (f"{W} --config {{bad}}/flat.toml", 2, "'partition' is not a table", "[partition]"),

@@ -73,7 +73,7 @@ def test_the_command_line_imports_nothing_heavy_at_the_top():
 
 
 @pytest.mark.parametrize(
-    ("module", "only"), [("faiss", "fl/neighbours.py"), ("torchvision", "vision.py"), ("sklearn", "fl/grouping.py")]
+    ("module", "only"), [("faiss", "fl/indexes.py"), ("torchvision", "vision.py"), ("sklearn", "fl/grouping.py")]
 )
 def test_one_place_imports(module, only):
     places = [

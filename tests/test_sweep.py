@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pflcli.fl import sweep
 from pflcli.fl.neighbours import Stores, flat_indexes, votes
@@ -23,23 +22,44 @@ def world(m=30, n=17, seed=0):
     )
 
 
-@pytest.mark.parametrize(("k", "sigma"), [(1, 1.0), (7, 0.3), (50, 2.0)])
-def test_votes_at_every_capacity_are_those_of_a_store_built_for_it(k, sigma):
+def nested(capacities, m):
+    """The first rows of the store, and as many at random that do not stand first."""
+    heads = np.arange(m) < np.asarray(capacities)[:, None]
+    return np.concatenate([heads, heads[:, np.random.default_rng(1).permutation(m)]])
+
+
+def test_votes_within_every_store_are_those_of_one_built_for_it():
     stored, y, queries, *_ = world()
-    capacities = [0, 1, 2, 9, 29, 30]
-    found = sweep.Ranked.of(stored, y, queries).votes(capacities, k, CLASSES, sigma)
-    for place, capacity in enumerate(capacities):
-        packed = flat_indexes([stored[:capacity]])
-        store = Stores(*packed, y[:capacity], np.asarray([0, capacity]), np.asarray([capacity]))
-        near = store.search([0], queries, np.asarray([0, len(queries)]), k, train_only=False)
-        expected = votes(near, CLASSES, -np.sqrt(near.distance) / sigma)
-        np.testing.assert_allclose(found[place], expected, atol=1e-6)
+    kept, ks, sigmas = nested([0, 1, 2, 9, 29, 30], 30), [1, 7, 50], [1.0, 0.3]
+    found = sweep.Ranked.of(stored, y, queries).votes(kept, ks, sigmas, CLASSES)
+    assert found.shape == (12, 3, 2, len(queries), CLASSES)
+    for c, i, s in np.ndindex(found.shape[:3]):
+        size = int(kept[c].sum())
+        store = Stores(*flat_indexes([stored[kept[c]]]), y[kept[c]], np.asarray([0, size]), np.asarray([size]))
+        near = store.search([0], queries, np.asarray([0, len(queries)]), ks[i], train_only=False)
+        expected = votes(near, CLASSES, -np.sqrt(near.distance) / sigmas[s])
+        np.testing.assert_allclose(found[c, i, s], expected, atol=1e-6)
+
+
+def test_equal_samples_rank_in_their_order():
+    # Many more of them than neighbours: which of the equal ones vote must not depend on who else is stored.
+    stored, y, queries, *_ = world()
+    stored, y = np.concatenate([stored[:3]] * 10), np.arange(30) % CLASSES
+    ranked = sweep.Ranked.of(stored, y, np.concatenate([queries, stored[:3]]))
+    assert ranked.row[:, :10].tolist() == np.sort(ranked.row[:, :10]).tolist()
+    assert ranked.row[-3:, :10].tolist() == [list(range(i, 30, 3)) for i in range(3)]
 
 
 def test_small_scales_do_not_underflow():
     stored, y, queries, *_ = world()
-    found = sweep.Ranked.of(stored + 1000, y, queries).votes([30], 10, CLASSES, 1e-4)
-    np.testing.assert_allclose(found.sum(axis=2), 1)
+    found = sweep.Ranked.of(stored + 1000, y, queries).votes(nested([30], 30), [10], [1e-4], CLASSES)
+    np.testing.assert_allclose(found.sum(axis=-1), 1)
+
+
+def test_ties_of_lambda_go_to_the_one_nearest_one_half():
+    grid = np.asarray([0, 0.1, 0.4, 0.6, 1])
+    right = np.asarray([[[3, 3, 3, 3, 3], [3, 3, 2, 2, 3]], [[0, 0, 0, 0, 1], [1, 0, 0, 0, 1]]])
+    assert sweep.tuned(grid, right).tolist() == [[0.4, 0.1], [1, 0]]
 
 
 def literal(knn, model, y, lambdas):

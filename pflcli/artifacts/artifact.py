@@ -26,6 +26,7 @@ _MAKE = {
     "predictions": "pfl personalize METHOD SOURCE -o DIR",
     "evaluation": "pfl evaluate PREDICTIONS... -o DIR",
     "comparison": "pfl compare PARTITION... -o DIR",
+    "sweep": "pfl sweep EMBEDDINGS -o DIR",
 }
 
 

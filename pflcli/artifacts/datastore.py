@@ -1,8 +1,9 @@
 """The datastore: one FAISS index a client, packed into one file, and the labels in index row order.
 
 ``stores.faiss``: the serialised indexes, one behind the other; client c's is bytes ``bytes[c]:bytes[c + 1]``.
-``labels.h5``: ``y``, ``sample`` (n,) int64 in index row order, ``offsets`` (m + 1,) rows by client, ``train`` (m,)
-how many of a client's rows are training samples (they stand first, validation samples follow), ``bytes`` (m + 1,).
+``labels.h5``: ``y``, ``sample`` (n,) int64 in index row order (-1 for a prototype of several samples), ``offsets``
+(m + 1,) rows by client, ``train`` (m,) how many of a client's rows are training samples (they stand first, validation
+samples follow), ``bytes`` (m + 1,). ``clients.csv``: one row a client.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ SCHEMAS = {
     "predictions": 1,
     "evaluation": 1,
     "comparison": 1,
+    "sweep": 1,
 }
 """The schema version that this code writes, by kind; it reads every version up to it."""
 

@@ -111,3 +111,9 @@ def read(artifact: Artifact) -> Partition:
         )
     partition.check(str(artifact.path / "samples.h5"))
     return partition
+
+
+def new(artifact: Artifact) -> NDArray[np.bool_] | None:
+    """Read which clients take no part in training the global model, (m,), or None if all are free to."""
+    with artifact.h5("samples.h5") as file:
+        return file["new"][...] if "new" in file else None

@@ -18,6 +18,7 @@ from pflcli.cli import (
     partition,
     personalize,
     show,
+    sweep,
     train_global,
 )
 
@@ -38,6 +39,7 @@ app.command("build-datastore", rich_help_panel=_CHAIN)(build_datastore.command)
 app.command("personalize", rich_help_panel=_CHAIN)(personalize.command)
 app.command("evaluate", rich_help_panel=_CHAIN)(evaluate.command)
 app.command("compare", rich_help_panel=_CHAIN)(compare.command)
+app.command("sweep", rich_help_panel=_CHAIN)(sweep.command)
 app.command("show", rich_help_panel=_LOOK)(show.command)
 app.command("list", rich_help_panel=_LOOK)(listing.command)
 app.command("doctor", rich_help_panel=_LOOK)(doctor.command)

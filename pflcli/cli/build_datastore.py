@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pflcli import config
 from pflcli.cli import console
 from pflcli.cli import options as o
 
@@ -14,9 +15,28 @@ from pflcli.cli import options as o
 def command(
     source: Annotated[Path, typer.Argument(help="Embeddings.", metavar="EMBEDDINGS")],
     out: o.Out,
+    index: Annotated[
+        str,
+        typer.Option(help="FAISS index, such as Flat, SQ8, PQ16x4, PCA64,Flat, HNSW32, IVF8,Flat.", metavar="FACTORY"),
+    ] = "Flat",
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Search option of the index, such as nprobe=4, repeatable.", metavar="KEY=VALUE"),
+    ] = None,
     capacity: Annotated[
         float, typer.Option(help="Fraction of each client's samples that its store keeps.", metavar="F")
     ] = 1.0,
+    capacity_spread: Annotated[
+        float,
+        typer.Option(help="Half of the clients keep so much less than --capacity, half so much more.", metavar="F"),
+    ] = 0.0,
+    prototypes: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep so many k-means prototypes of a client's training samples; below 1, this fraction of them.",
+            metavar="N",
+        ),
+    ] = None,
     seed: o.Seed = None,
     config_file: o.Config = None,
     force: o.Force = False,
@@ -32,4 +52,15 @@ def command(
     from pflcli.steps.build_datastore import build_datastore
 
     manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
-    console.result(build_datastore(source, out, capacity=capacity, seed=seed, manner=manner), as_json=as_json)
+    outcome = build_datastore(
+        source,
+        out,
+        index=index,
+        parameters=config.assignments(options or []),
+        capacity=capacity,
+        capacity_spread=capacity_spread,
+        prototypes=prototypes,
+        seed=seed,
+        manner=manner,
+    )
+    console.result(outcome, as_json=as_json)

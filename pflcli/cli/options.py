@@ -15,7 +15,7 @@ from pflcli.errors import UsageError, closest
 from pflcli.steps.making import Manner
 
 COMMANDS = (
-    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "compare",
+    "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "compare", "sweep",
     "show", "list", "doctor",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours in each client's own datastore. The one place that imports FAISS, after torch.
+"""Nearest neighbours in each client's own datastore.
 
 A store holds a client's training samples first and its validation samples behind them, so one index serves both the
 tuning (training rows alone) and the final answer (all rows).
@@ -10,19 +10,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
-import torch  # before FAISS: each brings an OpenMP runtime, and torch's must be the first
+import torch
 from numpy.typing import NDArray
 
-
-def _faiss() -> Any:
-    import faiss
-
-    faiss.omp_set_num_threads(1)  # one thread a search: stores are small, and more threads made it slower
-    return faiss
-
+from pflcli.fl import indexes
 
 _FLAT = b"IxF2"
 """How a serialised exact L2 index begins: then dimension (int32), rows (int64), ..., and at the end its vectors."""
@@ -57,7 +50,7 @@ def _flat_head(rows: int, dimension: int) -> bytes:
 
 @cache
 def _empty_flat(dimension: int) -> bytes:
-    faiss = _faiss()
+    faiss = indexes.faiss()
     blob: bytes = faiss.serialize_index(faiss.IndexFlatL2(dimension)).tobytes()
     return blob
 
@@ -81,7 +74,7 @@ def nearest_others(
 
     Distance is L2 between ``stored`` (m, d) and ``z`` (n, d); the search is exact. -1 stands where there are too few.
     """
-    faiss = _faiss()
+    faiss = indexes.faiss()
     index = faiss.IndexFlatL2(z.shape[1])
     index.add(np.ascontiguousarray(stored, dtype=np.float32))
     row = index.search(np.ascontiguousarray(z, dtype=np.float32), k + 1)[1]
@@ -143,7 +136,7 @@ class Stores:
             raw = self.blob[self.bytes[client] : self.bytes[client + 1]]
             vectors = flat_vectors(raw)
             if vectors is None:
-                found, row = _by_faiss(raw, z[span], min(k, size), size)
+                found, row = indexes.search(raw, z[span], min(k, size), size)
             else:
                 found, row = nearest(vectors[:size], z[span], min(k, size))
             # FAISS answers -1 for what it cannot find; such places stay empty.
@@ -151,11 +144,11 @@ class Stores:
             distance[span, : row.shape[1]] = np.where(row >= 0, np.maximum(found, 0), np.inf)
             label[span, : row.shape[1]] = np.where(row >= 0, self.y[place_of], -1)
 
-        _each(search, len(clients), self.threads)
+        each(search, len(clients), self.threads)
         return Neighbours(distance, label)
 
 
-def _each(work: Callable[[int], None], count: int, threads: int) -> None:
+def each(work: Callable[[int], None], count: int, threads: int) -> None:
     """Do ``work`` for 0..count - 1, side by side, each with one thread of its own: stores are small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -177,8 +170,12 @@ def nearest(
     x, q = torch.from_numpy(stored), torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32))
     sizes = torch.linalg.vecdot(x, x) + torch.linalg.vecdot(q, q)[:, None]  # (n, m)
     squared = torch.addmm(sizes, q, x.T, alpha=-2)
-    distance, row = torch.topk(squared, k, largest=False)
-    tied = (squared <= distance[:, -1:]).sum(dim=1) > k
+    if k == len(stored):
+        distance, row = torch.sort(squared, dim=1, stable=True)
+        tied = torch.zeros(len(q), dtype=torch.bool)
+    else:
+        distance, row = torch.topk(squared, k, largest=False)
+        tied = (squared <= distance[:, -1:]).sum(dim=1) > k
     if tied.any():
         ordered, rows = torch.sort(squared[tied], dim=1, stable=True)
         distance[tied], row[tied] = ordered[:, :k], rows[:, :k]
@@ -186,25 +183,15 @@ def nearest(
     if lost.any():
         query, place = torch.nonzero(lost, as_tuple=True)
         distance[query, place] = (q[query] - x[row[query, place]]).square().sum(dim=1)
-        distance, order = torch.sort(distance, dim=1, stable=True)
-        row = row.gather(1, order)
+        anew = lost.any(dim=1)
+        rows, order = torch.sort(row[anew], dim=1)
+        distance[anew], order = torch.sort(distance[anew].gather(1, order), dim=1, stable=True)
+        row[anew] = rows.gather(1, order)
     return distance.double().numpy(), row.numpy()
 
 
 _LOST = 1e-3
 """Share of |q|^2 + |x|^2 under which their difference is no longer known to four digits."""
-
-
-def _by_faiss(
-    raw: NDArray[np.uint8], queries: NDArray[np.float32], k: int, size: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Search the first ``size`` rows of any index."""
-    faiss = _faiss()
-    index = faiss.deserialize_index(raw)
-    # A selector takes FAISS off its fast path: only where part of the store is searched.
-    within = faiss.SearchParameters(sel=faiss.IDSelectorRange(0, size)) if size < index.ntotal else None
-    found, row = index.search(np.ascontiguousarray(queries, dtype=np.float32), k, params=within)
-    return found.astype(np.float64), row
 
 
 def votes(found: Neighbours, classes: int, exponent: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pflcli.fl.neighbours import Neighbours, votes
 from pflcli.fl.run import Embedded, Predictor, Run
+from pflcli.fl.sweep import correct, tuned
 
 KIND = "posthoc"
 NEEDS = ("datastore",)
@@ -57,7 +58,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     knn = {"validation": _votes(run, held_out, parts["validation"], sigma)}
     test = _search(run, clients, parts["test"], train_only=not run.cfg.refit)
     knn["test"] = _votes(run, test, parts["test"], sigma)
-    model = {split: _softmax(part.logits) for split, part in parts.items()}
+    model = {split: softmax(part.logits) for split, part in parts.items()}
     weight = _tune(run.cfg, knn["validation"], model["validation"], parts["validation"])
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
@@ -95,21 +96,15 @@ def _votes(run: Run, found: Neighbours, part: Embedded, sigma: NDArray[np.float6
 
 
 def _tune(cfg: Config, knn: NDArray[np.float64], model: NDArray[np.float64], part: Embedded) -> NDArray[np.float64]:
-    """Return lambda of each client, (m,): most correct validation answers, ties to the value nearest 1/2.
-
-    Few validation samples leave many ties, and none leave nothing else. Breaking them by log-loss, or towards 0 or 1,
-    gave lower accuracy and a lower bottom decile on writers that are not among the embedded ones.
-    """
+    """Return lambda of each client, (m,): most correct validation answers, see ``fl.sweep.tuned``."""
     if cfg.weight is not None:
         return np.full(len(part.offsets) - 1, float(cfg.weight))
-    grid = np.asarray(cfg.grid)
-    p = grid[:, None, None] * knn + (1 - grid[:, None, None]) * model  # (g, n, C)
-    right = p.argmax(axis=2) == part.y  # (g, n)
-    score = np.stack([right[:, first:last].sum(axis=1) for first, last in pairwise(part.offsets)])  # (m, g)
-    best = [np.lexsort((grid, np.abs(grid - 0.5), -client))[0] for client in score]
-    return np.asarray(grid[best])
+    grid = np.unique(cfg.grid)
+    right = [correct(knn[None, a:b], model[a:b], part.y[a:b], grid)[0] for a, b in pairwise(part.offsets)]
+    return tuned(grid, np.stack(right))
 
 
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the global model's probabilities (n, C) of its logits."""
     e = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return np.asarray(e / e.sum(axis=1, keepdims=True))

@@ -14,9 +14,13 @@ Array = NDArray[Any]
 def per_client(values: Array, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the mean of ``values`` (n,) over each client's rows, (m,); nan for a client without rows."""
     sums = np.add.reduceat(np.append(values.astype(np.float64), 0.0), offsets[:-1]) if len(offsets) > 1 else np.zeros(0)
-    sizes = np.diff(offsets)
+    return ratio(sums, np.diff(offsets))
+
+
+def ratio(counts: Array, sizes: Array) -> NDArray[np.float64]:
+    """Return ``counts`` / ``sizes``, (m,) each; nan for a client of size 0."""
     means = np.full(len(sizes), np.nan)
-    np.divide(sums, sizes, out=means, where=sizes > 0)
+    np.divide(counts, sizes, out=means, where=sizes > 0)
     return means
 
 

@@ -1,8 +1,9 @@
-"""``pfl build-datastore``: one exact index for each client over its own embeddings."""
+"""``pfl build-datastore``: one nearest-neighbour index for each client over its own embeddings."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,81 +13,143 @@ from numpy.typing import NDArray
 from pflcli import rng
 from pflcli.artifacts import blocks, datastore, embeddings
 from pflcli.artifacts.artifact import Artifact, open_artifact
+from pflcli.artifacts.embeddings import Embedded
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
+from pflcli.fl import capacity as capacities
+from pflcli.fl import indexes
 from pflcli.fl.neighbours import flat_pieces
+from pflcli.fl.prototypes import prototypes as means
 from pflcli.steps import training
 from pflcli.steps.making import Manner, Outcome, make
+
+NO_SAMPLE = -1
+"""In place of its id where a prototype stands for several samples."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one store holds: ``z`` (n, d), ``y``, ``sample`` (n,), the first ``train`` rows of them from training."""
+
+    z: NDArray[np.float32]
+    y: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    train: int
 
 
 def build_datastore(
     source: Path | str | Artifact,
     out: Path | str,
     *,
+    index: str = indexes.EXACT,
+    parameters: Mapping[str, str] | None = None,
     capacity: float = 1.0,
+    capacity_spread: float = 0.0,
+    prototypes: float | None = None,
     seed: int | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
     """Build each client's store from its training and validation embeddings.
 
-    ``capacity`` is the fraction of a client's samples that its store keeps, drawn at random (stores of smaller
-    capacity are subsets of larger ones). Training samples stand first, so that lambda can be tuned against them alone.
+    ``index`` is a string of FAISS's index factory, ``parameters`` are its search parameters, such as nprobe; a client
+    with too few training samples to train such an index gets the exact one. ``capacity`` is the fraction of a client's
+    samples that its store keeps, drawn at random (stores of smaller capacity are subsets of larger ones); half of the
+    clients have ``capacity_spread`` less, half as much more. ``prototypes`` replace what is kept: their number for the
+    training samples, with as many of the validation samples in proportion, or, below 1, their fraction of both.
+    Training samples stand first, so that lambda can be tuned against them alone. Raises UsageError for what cannot be.
     """
     manner = manner or Manner()
     if not 0 <= capacity <= 1:
         raise UsageError(f"--capacity {capacity:g} is not a fraction between 0 and 1", "--capacity 0.5")
+    if not 0 <= capacity_spread <= min(capacity, 1 - capacity) + 1e-9:
+        room = min(capacity, 1 - capacity)
+        raise UsageError(
+            f"--capacity-spread {capacity_spread:g} of --capacity {capacity:g} leaves the range from 0 to 1",
+            f"--capacity-spread {room:g}" if room else f"--capacity 0.5 --capacity-spread {capacity_spread:g}",
+        )
+    if prototypes is not None and not (0 < prototypes < 1 or (prototypes >= 1 and prototypes == round(prototypes))):
+        raise UsageError(f"--prototypes {prototypes:g} is neither a number nor a fraction of them", "--prototypes 30")
     origin = open_artifact(source, "embeddings")
+    chosen = dict(parameters or {})
+    indexes.check(index, int(origin.manifest.summary["dimension"]), chosen)
     seed = training.draws(seed, origin)
-    request = {"index": "Flat", "metric": "squared L2", "capacity": capacity, "seed": seed}
+    request = {"index": index, "metric": "squared L2", "capacity": capacity, "seed": seed}
+    # What is not asked for stays out, so that a request is the same as before there was such an option.
+    further = {"parameters": chosen, "capacity_spread": capacity_spread, "prototypes": prototypes}
+    request |= {name: value for name, value in further.items() if value}
     draft = Draft("datastore", request, (origin.as_input("embeddings", Path(out)),))
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         splits = embeddings.read(origin)
-        parts = [splits[split] for split in ("train", "validation")]
-        count = len(parts[0].offsets) - 1
-        stores: list[NDArray[np.float32]] = []
-        held: list[tuple[NDArray[np.int64], ...]] = []
-        train: list[int] = []
+        count = len(splits["train"].offsets) - 1
+        own = capacities.spread(capacity, capacity_spread, count, seed)
+        stores: list[Held] = []
+        pieces: list[bytes | memoryview] = []
+        kinds: list[str] = []
+        sizes: list[int] = []
         with manner.watch.progress("build-datastore", count) as advance:
             for client in range(count):
-                kept = [
-                    _kept(part.offsets[client], part.offsets[client + 1], capacity, seed, split, client)
-                    for part, split in zip(parts, ("train", "validation"), strict=True)
-                ]
-                pairs = list(zip(parts, kept, strict=True))
-                stores.append(np.concatenate([part.z[rows] for part, rows in pairs]))
-                held.append(
-                    tuple(
-                        np.concatenate([getattr(part, name)[rows] for part, rows in pairs]) for name in ("y", "sample")
-                    )
-                )
-                train.append(len(kept[0]))
+                store = _held(splits, client, float(own[client]), prototypes, seed)
+                exact, ends = flat_pieces([store.z])
+                blob = None if index == indexes.EXACT else indexes.built(index, store.z, store.train, chosen)
+                pieces += exact if blob is None else [blob]
+                sizes.append(int(ends[-1]) if blob is None else len(blob))
+                kinds.append(indexes.EXACT if blob is None else index)
+                stores.append(store)
                 advance(1, "")
-        indexes, ends = flat_pieces(stores)
-        y, sample = (np.concatenate([pair[place] for pair in held]) for place in (0, 1))
+        y = np.concatenate([store.y for store in stores])
+        train = np.asarray([store.train for store in stores], dtype=np.int64)
+        offsets = blocks.offsets([len(store.y) for store in stores])
         datastore.write(
             work,
-            indexes,
+            pieces,
             y=y,
-            sample=sample,
-            offsets=blocks.offsets([len(y) for y, _ in held]),
-            train=np.asarray(train, dtype=np.int64),
-            bytes=ends,
+            sample=np.concatenate([store.sample for store in stores]),
+            offsets=offsets,
+            train=train,
+            bytes=blocks.offsets(sizes),
         )
-        manner.watch.say(f"{count} stores of {len(y)} samples, {ends[-1] / 1e6:.1f} MB")
+        rows = zip(range(count), own, train, np.diff(offsets) - train, kinds, sizes, strict=True)
+        lines = [
+            f'{client},{part:.6g},{first},{rest},"{kind}",{size}' for client, part, first, rest, kind, size in rows
+        ]
+        work.write("clients.csv", "\n".join(["client,capacity,train,validation,index,bytes", *lines, ""]).encode())
+        total, instead = sum(sizes), kinds.count(indexes.EXACT) if index != indexes.EXACT else 0
+        manner.watch.say(
+            f"{count} stores of {len(y)} {'samples' if prototypes is None else 'prototypes'}, {total / 1e6:.1f} MB, "
+            f"{total / max(count, 1) / 1e3:.1f} kB a client"
+        )
+        if instead:
+            manner.watch.say(f"{instead} of them have too few samples to train {index} and are {indexes.EXACT}")
         summary = {
             "clients": count,
             "samples": len(y),
-            "bytes": int(ends[-1]),
+            "bytes": total,
+            "bytes_client": {"mean": round(total / max(count, 1), 1), "min": min(sizes), "max": max(sizes)},
             "capacity": capacity,
+            **({} if index == indexes.EXACT else {"exact_instead": instead}),
         }
         return summary, {}
 
     return make(out, draft, manner, build)
 
 
-def _kept(first: int, last: int, capacity: float, seed: int, split: str, client: int) -> NDArray[np.int64]:
-    """Return the rows that a store keeps, sorted: the head of one permutation, so that capacities nest."""
-    order = rng.generator(seed, "capacity", split, client).permutation(np.arange(first, last))
-    return np.sort(order[: math.ceil(capacity * len(order))])
+def _held(splits: Mapping[str, Embedded], client: int, capacity: float, count: float | None, seed: int) -> Held:
+    """Return what a client's store keeps of its samples, or the prototypes that stand for them."""
+    parts: list[tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]] = []
+    share = count
+    for split in ("train", "validation"):
+        part = splits[split]
+        first, last = part.offsets[client], part.offsets[client + 1]
+        rows = first + capacities.kept(capacity, capacities.uptake(seed, split, client, last - first))
+        z, y, sample = part.z[rows], part.y[rows], part.sample[rows]
+        if count is not None and share is not None:
+            if split == "train" and count >= 1:
+                share = min(1.0, count / max(len(y), 1))
+            draw = rng.generator(seed, "prototypes", split, client)
+            z, y, row = means(z, y, capacities.count(share, len(y)), draw)
+            sample = np.where(row >= 0, sample[row], NO_SAMPLE)
+        parts.append((z, y, sample))
+    z, y, sample = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Held(z, y, sample, len(parts[0][1]))

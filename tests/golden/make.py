@@ -18,6 +18,7 @@ from pflcli.steps.extract import extract
 from pflcli.steps.import_data import import_data
 from pflcli.steps.partition import partition
 from pflcli.steps.personalize import personalize
+from pflcli.steps.sweep import sweep
 from pflcli.steps.train_global import train_global
 
 
@@ -40,6 +41,7 @@ def main() -> None:
     personalize("knn-per", at / "datastore", at / "predictions", options={"k": 3})
     evaluate([at / "predictions"], at / "evaluation")
     compare([at / "partition"], at, methods=["local"], settings=settings)
+    sweep(at / "embeddings", at / "sweep", grid={"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
 
 
 if __name__ == "__main__":

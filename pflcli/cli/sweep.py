@@ -1,0 +1,64 @@
+"""``pfl sweep``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli.cli import console
+from pflcli.cli import options as o
+
+
+def command(
+    source: Annotated[Path, typer.Argument(help="Embeddings.", metavar="EMBEDDINGS")],
+    out: o.Out,
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            help="Fractions of each client's samples that its store keeps.", show_default="0,0.1,...,1", metavar="F,F"
+        ),
+    ] = None,
+    k: Annotated[
+        str | None,
+        typer.Option(help="Numbers of neighbours.", show_default="1,3,5,7,10,12,14,16", metavar="N,N"),
+    ] = None,
+    sigma: Annotated[str | None, typer.Option(help="Kernel scales.", show_default="1", metavar="F,F")] = None,
+    weight: Annotated[
+        str | None,
+        typer.Option(help="Values of lambda that all clients share.", show_default="0,0.1,...,1", metavar="F,F"),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            help="Horizontal axis of the picture: capacity, k, sigma or lambda.",
+            show_default="the first that varies",
+            metavar="AXIS",
+        ),
+    ] = None,
+    seed: o.Seed = None,
+    threads: o.Threads = 0,
+    config_file: o.Config = None,
+    force: o.Force = False,
+    dry_run: o.DryRun = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Score kNN-Per over a grid of capacities, k, sigma and lambda, by one search a client.
+
+    Writes table.csv, clients.csv (the lambda that each tunes) and sweep.png.
+    Example: pfl sweep runs/e -o runs/sweep --k 10 --sigma 0.1,1,10
+    """
+    from pflcli.steps.sweep import sweep
+
+    outcome = sweep(
+        source,
+        out,
+        grid=o.given(capacity=capacity, k=k, sigma=sigma, weight=weight),
+        plot=plot,
+        seed=seed,
+        manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, threads=threads),
+    )
+    console.result(outcome, as_json=as_json)

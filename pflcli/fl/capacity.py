@@ -1,0 +1,36 @@
+"""Which samples a store of limited capacity keeps: heads of one permutation, so that smaller stores are subsets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import rng
+
+
+def uptake(seed: int, split: str, client: int, n: int) -> NDArray[np.int64]:
+    """Return the order (n,) in which a growing store takes up a client's samples of a split."""
+    return rng.generator(seed, "capacity", split, client).permutation(np.arange(n))
+
+
+def count(capacity: float, n: int) -> int:
+    """Return how many of ``n`` samples a store of this fraction keeps, rounded up."""
+    return math.ceil(round(capacity * n, 6))  # 0.07 of 100 is 7, whatever binary fractions make of it
+
+
+def kept(capacity: float, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows that a store keeps, sorted."""
+    return np.sort(order[: count(capacity, len(order))])
+
+
+def spread(capacity: float, difference: float, clients: int, seed: int) -> NDArray[np.float64]:
+    """Return the capacity of each client, (m,): half of them, drawn at random, have less, the others as much more.
+
+    Hardware heterogeneity, kNN-Per, appendix B, Figure 9. Who is weak does not depend on the difference.
+    """
+    weak = rng.generator(seed, "weak").permutation(clients)[: clients // 2]
+    capacities = np.full(clients, capacity + difference)
+    capacities[weak] = capacity - difference
+    return capacities

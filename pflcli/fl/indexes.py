@@ -1,0 +1,139 @@
+"""FAISS indexes of every kind, one a store. The one place that imports FAISS, after torch.
+
+An index is trained on a client's training samples alone, and holds its validation samples behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch  # noqa: F401  (before FAISS: each brings an OpenMP runtime, and torch's must be the first)
+from numpy.typing import NDArray
+
+from pflcli.errors import UsageError
+
+EXACT = "Flat"
+"""The exact index, which ``neighbours`` builds and searches by itself."""
+
+EXAMPLES = ("Flat", "SQ8", "PQ16x4", "PCA64,Flat", "HNSW32", "IVF8,Flat")
+
+
+def faiss() -> Any:
+    """Return the module, with one thread for whoever calls."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)  # one thread a search: stores are small, and more threads made it slower
+    return faiss
+
+
+def check(factory: str, dimension: int, parameters: Mapping[str, str]) -> None:
+    """Raise UsageError unless ``factory`` describes an index over ``dimension`` that has the search ``parameters``."""
+    if factory == EXACT and parameters:
+        raise UsageError(f"--set {next(iter(parameters))}: the index {EXACT} is exact and has nothing to set")
+    try:
+        index = faiss().index_factory(dimension, factory)
+    except RuntimeError as error:
+        reason = str(error).rpartition("failed: ")[2] if "failed: " in str(error) else "FAISS knows none such"
+        raise _refused(f"makes no index over {dimension}-d embeddings: {reason}", factory) from None
+    if "LSH" in factory:
+        raise _refused("compares bits: its distances are none between embeddings", factory)
+    if factory.startswith(("IDMap", "NSG")):
+        raise _refused("cannot be built for a store: it takes ids of its own, or many samples", factory)
+    _parametrize(index, parameters)
+
+
+def _refused(why: str, factory: str) -> UsageError:
+    return UsageError(f"--index {factory} {why}", *(f"--index {example}" for example in EXAMPLES))
+
+
+def _parametrize(index: Any, parameters: Mapping[str, str]) -> None:
+    for name, value in parameters.items():
+        try:
+            faiss().ParameterSpace().set_index_parameter(index, name, float(value))
+        except (RuntimeError, ValueError):
+            fix = "nprobe=4 for IVF, efSearch=64 for HNSW, k_factor_rf=4 for RFlat"
+            raise UsageError(f"the index has no option {name} of value {value}", fix) from None
+
+
+def built(factory: str, z: NDArray[np.float32], train: int, parameters: Mapping[str, str]) -> bytes | None:
+    """Return a serialised index over ``z`` (n, d), trained on the first ``train`` rows; None if these are too few."""
+    if train == 0:
+        return None
+    index = faiss().index_factory(z.shape[1], factory)
+    _take_few(index)
+    _parametrize(index, parameters)
+    z = np.ascontiguousarray(z, dtype=np.float32)
+    if not index.is_trained:
+        try:
+            index.train(z[:train])
+        except RuntimeError:  # fewer samples than centroids or than components
+            return None
+    _forget(index)
+    index.add(z)
+    blob: bytes = faiss().serialize_index(index).tobytes()
+    return blob
+
+
+def _take_few(part: Any) -> None:
+    """Fit training to a client's few samples.
+
+    K-means is not to warn, on stderr, of fewer than 39 samples a centroid; and a product quantizer need not order its
+    codes for a search by Hamming distance, which is never made and would take a second for each client.
+    """
+    module = faiss()
+    if isinstance(part, module.IndexPreTransform):
+        _take_few(module.downcast_index(part.index))
+    if isinstance(part, module.IndexRefine):
+        _take_few(module.downcast_index(part.base_index))
+    if isinstance(part, module.IndexHNSW):
+        _take_few(module.downcast_index(part.storage))
+    if hasattr(part, "do_polysemous_training"):
+        part.do_polysemous_training = False
+    for owner in (part, *(getattr(part, name) for name in ("pq", "rq") if hasattr(part, name))):
+        if hasattr(owner, "cp"):
+            owner.cp.min_points_per_centroid = 1
+
+
+def _forget(index: Any) -> None:
+    """Drop the components that a projection by PCA does not use: they would be most of a small store's bytes."""
+    module = faiss()
+    for place in range(index.chain.size() if isinstance(index, module.IndexPreTransform) else 0):
+        step = module.downcast_VectorTransform(index.chain.at(place))
+        if isinstance(step, module.PCAMatrix):
+            step.PCAMat.clear()
+            step.eigenvalues.clear()
+
+
+def search(
+    raw: NDArray[np.uint8], queries: NDArray[np.float32], k: int, size: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return distances (n, k), as the index has them, and rows (n, k) of its nearest among the first ``size`` rows.
+
+    Where it finds fewer, rows are -1.
+    """
+    index = faiss().deserialize_index(raw)
+    if index.ntotal > size:
+        _cut(index, size)
+    # What cannot be cut is asked for as many more as stand behind, which are then passed over.
+    found, row = index.search(np.ascontiguousarray(queries, dtype=np.float32), k + index.ntotal - size)
+    outside = (row >= size) | (row < 0)
+    order = np.argsort(outside, axis=1, kind="stable")[:, :k]
+    found, row, outside = (np.take_along_axis(array, order, axis=1) for array in (found, row, outside))
+    return found.astype(np.float64), np.where(outside, -1, row)
+
+
+def _cut(index: Any, size: int) -> None:
+    """Remove the rows from ``size`` on, where the kind of index can: graphs cannot."""
+    module = faiss()
+    behind = module.IDSelectorRange(size, index.ntotal)
+    try:
+        if isinstance(index, module.IndexRefine):
+            index.base_index.remove_ids(behind)
+            index.refine_index.remove_ids(behind)
+            index.ntotal = size
+        else:
+            index.remove_ids(behind)
+    except RuntimeError:
+        return

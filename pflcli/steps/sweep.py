@@ -1,0 +1,248 @@
+"""``pfl sweep``: kNN-Per's accuracy over capacities, numbers of neighbours, kernel scales and lambdas, by one search.
+
+Every row of its table is what ``build-datastore --capacity``, ``personalize knn-per`` and ``evaluate`` would say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+from numpy.typing import NDArray
+
+from pflcli import config, registry
+from pflcli.artifacts import embeddings
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import Artifact, open_artifact, parent
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Work
+from pflcli.errors import InputError, UsageError, closest
+from pflcli.fl import capacity as capacities
+from pflcli.fl.neighbours import each
+from pflcli.fl.sweep import Sample, right, tuned
+from pflcli.methods import knn_per
+from pflcli.metrics import scores
+from pflcli.report import curves
+from pflcli.steps import machine, training
+from pflcli.steps.making import Manner, Outcome, make
+
+TUNED = "tuned"
+
+_METRICS = {
+    "accuracy": ("fraction", "clients by samples"),
+    "accuracy_mean": ("fraction", "clients alike"),
+    "bottom_decile": ("fraction", "(m/10)-th worst client"),
+    "worst": ("fraction", "worst client"),
+    "accuracy_unseen": ("fraction", "clients that took no part in training, by samples"),
+    "bottom_decile_unseen": ("fraction", "(m/10)-th worst client that took no part in training"),
+    "validation_accuracy": ("fraction", "clients by validation samples, against the training samples alone"),
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What to sweep over: kNN-Per's own grids (appendix B)."""
+
+    capacity: tuple[Annotated[float, Ge(0), Le(1)], ...] = tuple(i / 10 for i in range(11))
+    """fractions of a client's samples that its store keeps"""
+    k: tuple[Annotated[int, Ge(1)], ...] = (1, 3, 5, 7, 10, 12, 14, 16)
+    """numbers of neighbours"""
+    sigma: tuple[Annotated[float, Gt(0)], ...] = (1.0,)
+    """kernel scales"""
+    weight: tuple[Annotated[float, Ge(0), Le(1)], ...] = tuple(i / 10 for i in range(11))
+    """values of lambda that all clients share"""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if not values:
+                raise ValueError(f"{field.name} is empty")
+            # In order and once each, whatever was typed.
+            object.__setattr__(self, field.name, tuple(sorted({*values})))
+
+    @property
+    def axes(self) -> dict[str, tuple[float, ...]]:
+        """The values along each axis, in the order of the table's columns."""
+        return {"capacity": self.capacity, "k": self.k, "sigma": self.sigma, "lambda": self.weight}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Right answers by client: ``test`` and ``validation`` (m, c, k, s, l + 1), behind shared lambdas the tuned one.
+
+    ``weight`` (m, c, k, s) is what each client chose, ``stored`` (m, c) its training samples that the store keeps,
+    ``n`` its samples by split, (m,) each.
+    """
+
+    test: NDArray[np.int64]
+    validation: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    stored: NDArray[np.int64]
+    n: dict[str, NDArray[np.int64]]
+
+
+def sweep(
+    source: Path | str,
+    out: Path | str,
+    *,
+    grid: Mapping[str, Any] | None = None,
+    plot: str | None = None,
+    seed: int | None = None,
+    manner: Manner | None = None,
+) -> Outcome:
+    """Score kNN-Per at every point of ``grid``, with every shared lambda and with the one that each client tunes.
+
+    ``grid`` holds fields of ``Grid``. Lambda is tuned on validation samples against the training samples that a store
+    keeps; test samples are answered from training and validation samples. ``plot`` is the horizontal axis of the
+    picture, by default the first that varies. Raises UsageError for values that cannot be.
+    """
+    manner = manner or Manner()
+    points: Grid = config.build(Grid, grid or {}, "sweep")
+    plot = plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")
+    if plot not in points.axes:
+        raise UsageError(f"--plot {plot} is no axis of a sweep", closest(plot, points.axes))
+    origin = open_artifact(source, "embeddings")
+    seed = training.draws(seed, origin)
+    draft = Draft(
+        "sweep",
+        {**config.plain(points), "plot": plot, "seed": seed},
+        (origin.as_input("embeddings", Path(out)),),
+        code={"methods/knn-per": registry.code_hash("methods", "knn-per")},
+    )
+
+    def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        splits = embeddings.read(origin)
+        if not len(splits["test"].y):
+            raise InputError(f"{origin.path} has no test samples to score")
+        threads = machine.threads(manner.threads)
+        found = _counts(splits, points, seed, threads, manner)
+        new = _new(origin)
+        rows = _rows(found, points, new)
+        used = [name for name in _METRICS if name in rows[0]]
+        metrics = {
+            "split": "test",
+            "samples": int(found.n["test"].sum()),
+            "clients": int((found.n["test"] > 0).sum()),
+            "metrics": {name: dict(zip(("unit", "weighting"), _METRICS[name], strict=True)) for name in used},
+            "rows": rows,
+        }
+        work.write("metrics.json", (json.dumps(metrics, indent=1) + "\n").encode())
+        work.write("table.csv", _csv([*rows[0]], [[*row.values()] for row in rows]))
+        work.write("clients.csv", _clients(found, points, new))
+        work.write("sweep.png", curves.sweep(rows, points.axes, plot))
+        own = [row for row in rows if row["lambda"] == TUNED]
+        best = max(own, key=lambda row: row["validation_accuracy"] or 0.0)
+        at = {axis: best[axis] for axis in ("capacity", "k", "sigma")}
+        said = ", ".join(f"{axis} {value:g}" for axis, value in at.items())
+        manner.watch.say(f"{len(rows)} rows; best on validation: {said}, where test accuracy is {best['accuracy']:.4f}")
+        return {"rows": len(rows), "best_on_validation": at, "accuracy": best["accuracy"]}, {"threads": threads}
+
+    return make(out, draft, manner, build)
+
+
+def _new(origin: Artifact) -> NDArray[np.bool_] | None:
+    """Return which clients took no part in training the global model, (m,), or None if all were free to."""
+    partition = parent(origin, "partition")
+    return None if partition is None else partitions.new(partition)
+
+
+def _counts(splits: Mapping[str, embeddings.Embedded], points: Grid, seed: int, threads: int, manner: Manner) -> Counts:
+    """Rank each client's stored samples once and count right answers at every point."""
+    bounds = {split: part.offsets for split, part in splits.items()}
+    m = len(bounds["test"]) - 1
+    shape = (m, len(points.capacity), len(points.k), len(points.sigma))
+    tune = np.unique(knn_per.Config().grid)
+    lambdas = np.union1d(points.weight, tune)
+    shared, own = np.searchsorted(lambdas, points.weight), np.searchsorted(lambdas, tune)
+    answered = {split: np.zeros((*shape, len(shared) + 1), np.int64) for split in ("validation", "test")}
+    weight, stored = np.zeros(shape), np.zeros(shape[:2], np.int64)
+    lock = threading.Lock()
+    with manner.watch.progress("sweep", m) as advance:
+
+        def work(client: int) -> None:
+            part = {
+                split: Sample(whole.z[span], knn_per.softmax(whole.logits[span]), whole.y[span])
+                for split, whole in splits.items()
+                for span in [slice(bounds[split][client], bounds[split][client + 1])]
+            }
+            held = [part["train"], part["validation"]]
+            z, y = np.concatenate([one.z for one in held]), np.concatenate([one.y for one in held])
+            kept = np.zeros((len(points.capacity), len(y)), np.bool_)
+            first = 0
+            for split, one in zip(("train", "validation"), held, strict=True):
+                order = first + capacities.uptake(seed, split, client, len(one.y))
+                for place, capacity in enumerate(points.capacity):
+                    kept[place, capacities.kept(capacity, order)] = True
+                first += len(one.y)
+            grid = (points.k, points.sigma, lambdas)
+            n = len(held[0].y)
+            counts = {
+                "validation": right(z[:n], y[:n], kept[:, :n], part["validation"], *grid),
+                "test": right(z, y, kept, part["test"], *grid),
+            }
+            weight[client] = tuned(tune, counts["validation"][..., own])
+            stored[client] = kept[:, :n].sum(axis=1)
+            chosen = np.searchsorted(lambdas, weight[client])[..., None]
+            for split, count in counts.items():
+                found = [count[..., shared], np.take_along_axis(count, chosen, axis=-1)]
+                answered[split][client] = np.concatenate(found, axis=-1)
+            with lock:
+                advance(1, "")
+
+        each(work, m, threads)
+    n = {split: np.diff(bounds[split]) for split in bounds}
+    return Counts(answered["test"], answered["validation"], weight, stored, n)
+
+
+def _rows(found: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[dict[str, Any]]:
+    """Return a row for each point of the grid, its metrics rounded to six digits."""
+    rows = []
+    n, held_out = found.n["test"], found.n["validation"]
+    lambdas = (*points.weight, TUNED)
+    for c, i, s, j in np.ndindex(found.test.shape[1:]):
+        at = {"capacity": points.capacity[c], "k": points.k[i], "sigma": points.sigma[s], "lambda": lambdas[j]}
+        accuracy = scores.ratio(found.test[:, c, i, s, j], n)
+        values = {
+            "accuracy": scores.weighted_mean(accuracy, n),
+            "accuracy_mean": float(np.nanmean(accuracy)),
+            "bottom_decile": scores.bottom_decile(accuracy),
+            "worst": float(np.nanmin(accuracy)),
+        }
+        if new is not None:
+            values["accuracy_unseen"] = scores.weighted_mean(accuracy[new], n[new])
+            values["bottom_decile_unseen"] = scores.bottom_decile(accuracy[new])
+        known = scores.ratio(found.validation[:, c, i, s, j], held_out)
+        values["validation_accuracy"] = scores.weighted_mean(known, held_out)
+        shown = {name: None if math.isnan(value) else round(value, 6) for name, value in values.items()}
+        rows.append({**at, **shown})
+    return rows
+
+
+def _clients(found: Counts, points: Grid, new: NDArray[np.bool_] | None) -> bytes:
+    """Return what each client chose, and how it then fares, at every point."""
+    beside = [] if new is None else ["unseen"]
+    rows = []
+    for client, c, i, s in np.ndindex(found.weight.shape):
+        n = int(found.n["test"][client])
+        accuracy = None if n == 0 else round(float(found.test[client, c, i, s, -1]) / n, 6)
+        at = [points.capacity[c], points.k[i], points.sigma[s]]
+        chosen = [int(found.stored[client, c]), n, float(found.weight[client, c, i, s]), accuracy]
+        rows.append([client, *at, *chosen, *([] if new is None else [int(new[client])])])
+    heading = ["client", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
+    return _csv(heading, rows)
+
+
+def _csv(heading: list[str], rows: list[list[Any]]) -> bytes:
+    lines = [heading, *([_cell(value) for value in row] for row in rows)]
+    return ("\n".join(",".join(line) for line in lines) + "\n").encode()
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
