@@ -72,7 +72,8 @@ def build_datastore(
         raise UsageError(f"--prototypes {prototypes:g} is neither a number nor a fraction of them", "--prototypes 30")
     origin = open_artifact(source, "embeddings")
     chosen = dict(parameters or {})
-    indexes.check(index, int(origin.manifest.summary["dimension"]), chosen)
+    if "dimension" in origin.manifest.summary:  # embeddings that are only planned do not know it yet
+        indexes.check(index, int(origin.manifest.summary["dimension"]), chosen)
     seed = training.draws(seed, origin)
     request = {"index": index, "metric": "squared L2", "capacity": capacity, "seed": seed}
     # What is not asked for stays out, so that a request is the same as before there was such an option.
