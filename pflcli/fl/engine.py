@@ -87,7 +87,8 @@ class Engine:
         for _ in range(threads if device.type == "cpu" else 1):
             form = operators.tuned(net, federation.in_shape) if self._device == "cpu" else copy.deepcopy(net)
             self._nets.put({"loop": form.to(device), "stacked": copy.deepcopy(net).to(device)})
-        self._pool = ThreadPoolExecutor(self._nets.qsize())
+        # A new thread begins with the number of threads that OpenMP found, whatever this one has set.
+        self._pool = ThreadPoolExecutor(self._nets.qsize(), initializer=torch.set_num_threads, initargs=(1,))
         self._like = {name: value.to(device) for name, value in P.of(net).items()}
         self._part = min(_PART[self._device], memory // 8)
         self.way = choose(net, self._device) if way == "auto" else way

@@ -153,7 +153,7 @@ def each(work: Callable[[int], None], count: int, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(max(1, threads)) as pool:
+        with ThreadPoolExecutor(max(1, threads), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             list(pool.map(work, range(count)))
     finally:
         torch.set_num_threads(before)
@@ -167,7 +167,9 @@ def nearest(
     One matrix product gives |q|^2 - 2 q.x + |x|^2, which loses its digits where a query lies on a stored vector; the
     few places where it does are computed anew from the difference.
     """
-    x, q = torch.from_numpy(stored), torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32))
+    x, q = torch.from_numpy(stored), torch.empty(queries.shape, dtype=torch.float32)
+    # Into memory of its own, aligned: where queries lie among those of other clients would show in the last bits.
+    q.copy_(torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32)))
     sizes = torch.linalg.vecdot(x, x) + torch.linalg.vecdot(q, q)[:, None]  # (n, m)
     squared = torch.addmm(sizes, q, x.T, alpha=-2)
     if k == len(stored):

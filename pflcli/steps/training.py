@@ -221,7 +221,8 @@ def _revived(state: dict[str, Any], run: Run) -> dict[str, Any]:
     device = run.federation.y.device
     for key, value in state.items():
         if not isinstance(value, dict):
-            state[key] = value.to(device)
+            # A copy: products of matrices that lie unaligned in a file's bytes differ in their last bits.
+            state[key] = value.to(device, copy=True)
         elif Table.is_packed(value):
             number = int(value["table:number"])
             state[key] = Table.unpack(_revived(value, run), run.storage(number))
