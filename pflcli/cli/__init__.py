@@ -20,6 +20,7 @@ from pflcli.cli import (
     show,
     sweep,
     train_global,
+    update_datastore,
 )
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.command("partition", rich_help_panel=_CHAIN)(partition.command)
 app.command("train-global", rich_help_panel=_CHAIN)(train_global.command)
 app.command("extract", rich_help_panel=_CHAIN)(extract.command)
 app.command("build-datastore", rich_help_panel=_CHAIN)(build_datastore.command)
+app.command("update-datastore", rich_help_panel=_CHAIN)(update_datastore.command)
 app.command("personalize", rich_help_panel=_CHAIN)(personalize.command)
 app.command("evaluate", rich_help_panel=_CHAIN)(evaluate.command)
 app.command("compare", rich_help_panel=_CHAIN)(compare.command)

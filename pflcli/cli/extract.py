@@ -14,6 +14,14 @@ from pflcli.cli import options as o
 def command(
     source: Annotated[Path, typer.Argument(help="A backbone.", metavar="BACKBONE")],
     out: o.Out,
+    partition: Annotated[
+        Path | None,
+        typer.Option(
+            help="Embed the samples of this partition, such as the clients' data after a shift.",
+            metavar="PARTITION",
+            show_default="the one that the backbone was trained on",
+        ),
+    ] = None,
     device: o.Device = "auto",
     threads: o.Threads = 0,
     config_file: o.Config = None,
@@ -30,4 +38,4 @@ def command(
     from pflcli.steps.extract import extract
 
     manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, device=device, threads=threads)
-    console.result(extract(source, out, manner=manner), as_json=as_json)
+    console.result(extract(source, out, partition=partition, manner=manner), as_json=as_json)

@@ -34,6 +34,9 @@ def command(
     new_clients: Annotated[
         float, typer.Option(help="Fraction of clients that join after the global model is trained.", metavar="F")
     ] = 0.0,
+    part: Annotated[
+        str, typer.Option(help="Take the I-th of N disjoint random parts of the dataset.", metavar="I/N")
+    ] = "1/1",
     root: Annotated[
         Path | None, typer.Option(help="Folder with the dataset's files.", metavar="DIR", show_default=False)
     ] = None,
@@ -57,6 +60,10 @@ def command(
         train, validation, test = (float(part) for part in fractions.split(","))
     except ValueError:
         raise UsageError(f"--fractions {fractions} are not three numbers", "--fractions 0.6,0.2,0.2") from None
+    try:
+        number, parts = (int(figure) for figure in part.split("/"))
+    except ValueError:
+        raise UsageError(f"--part {part} is not the number of a part and how many there are", "--part 1/2") from None
     outcome = partition(
         dataset,
         out,
@@ -66,6 +73,7 @@ def command(
         min_samples=min_samples,
         fractions=(train, validation, test),
         new_clients=new_clients,
+        part=(number, parts),
         root=root,
         download=download,
         seed=seed,

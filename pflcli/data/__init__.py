@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ class Samples:
     gap: int = 0
     coarse: NDArray[np.int64] | None = None
 
+    def take(self, rows: NDArray[np.int64]) -> Samples:
+        """Return some of the samples."""
+        owner, coarse = (None if array is None else array[rows] for array in (self.owner, self.coarse))
+        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner, coarse=coarse)
+
     def check(self, name: str) -> None:
         """Raise InputError if arrays disagree in length, ``x`` is of no kind that models take, or a value is not sound.
 
@@ -51,6 +56,9 @@ class Samples:
         bad = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
         if len(bad):
             raise InputError(f"{name}: row {bad[0]} has label {self.y[bad[0]]}, outside 0..{self.classes - 1}")
+        if self.x.dtype == np.int16 and not (self.x.min() >= 0 and self.x.max() < self.classes):
+            row = int(np.argwhere((self.x < 0) | (self.x >= self.classes))[0][0])
+            raise InputError(f"{name}: row {row} holds tokens outside 0..{self.classes - 1}, the classes to predict")
         if self.coarse is not None and self.coarse.min() < 0:
             raise InputError(f"{name}: row {np.argmin(self.coarse)} has superclass {self.coarse.min()}, below 0")
         if self.ordered and self.owner is None:

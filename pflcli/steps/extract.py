@@ -13,6 +13,7 @@ from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
 from pflcli.artifacts.backbone import tensors
 from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError
 from pflcli.steps import machine, training
@@ -27,18 +28,34 @@ def lineage(source: Artifact, kind: str) -> Artifact:
     return found
 
 
-def extract(source: Path | str | Artifact, out: Path | str, *, manner: Manner | None = None) -> Outcome:
-    """Store the representation and the logits of every sample, for every split, under the backbone ``source``."""
+def extract(
+    source: Path | str | Artifact,
+    out: Path | str,
+    *,
+    partition: Path | str | Artifact | None = None,
+    manner: Manner | None = None,
+) -> Outcome:
+    """Store the representation and the logits of every sample, for every split, under the backbone ``source``.
+
+    The samples are those that the backbone was trained on, or those of another ``partition``, such as the clients'
+    data after a shift. Raises InputError if its samples or classes are not of the backbone's kind.
+    """
     manner = manner or Manner()
     backbone = open_artifact(source, "backbone")
-    partition = lineage(backbone, "partition")
+    trained_on = lineage(backbone, "partition")
+    chosen = trained_on if partition is None else open_artifact(partition, "partition")
     request = backbone.manifest.request
-    draft = Draft("embeddings", {"seed": request["seed"]}, (backbone.as_input("backbone", Path(out)),))
+    # Another partition stands before the backbone, whose lineage would lead to the one that it was trained on.
+    inputs = () if chosen.manifest.fingerprint == trained_on.manifest.fingerprint else (chosen,)
+    inputs = (*(one.as_input("partition", Path(out)) for one in inputs), backbone.as_input("backbone", Path(out)))
+    draft = Draft("embeddings", {"seed": request["seed"]}, inputs)
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         plan = training.settings(request["settings"], {})
         code = registry.load("methods", request["method"])
-        data = partitions.read(partition)
+        data = partitions.read(chosen)
+        if chosen is not trained_on:
+            _match(chosen, data, backbone, partitions.read(trained_on))
         run = training.prepare(data, code, None, plan, request["seed"], manner)
         weights = tensors(backbone)
         splits: dict[str, embeddings.Embedded] = {}
@@ -61,3 +78,17 @@ def extract(source: Path | str | Artifact, out: Path | str, *, manner: Manner | 
         return summary, {"device": machine.device(manner.device), "threads": run.engine.threads}
 
     return make(out, draft, manner, build)
+
+
+def _match(chosen: Artifact, data: Partition, backbone: Artifact, known: Partition) -> None:
+    """Raise InputError unless ``data`` could be fed to a model that was trained on ``known``."""
+    for what, here, there in (
+        ("samples of shape", data.x.shape[1:], known.x.shape[1:]),
+        ("samples of type", data.x.dtype, known.x.dtype),
+        ("a number of classes of", data.classes, known.classes),
+    ):
+        if here != there:
+            raise InputError(
+                f"{chosen.path} has {what} {here}, but {backbone.path} was trained on {there}",
+                f"pfl train-global {chosen.path} -o DIR",
+            )

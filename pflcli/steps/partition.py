@@ -40,6 +40,7 @@ def partition(
     min_samples: int = 0,
     fractions: tuple[float, float, float] = FRACTIONS,
     new_clients: float = 0.0,
+    part: tuple[int, int] = (1, 1),
     root: Path | str | None = None,
     download: bool = False,
     seed: int = 0,
@@ -49,8 +50,9 @@ def partition(
 
     ``dataset`` is a name, or the folder of an imported one. ``fractions`` of train, validation and test add up to 1.
     ``new_clients`` is the fraction of clients that join after the global model is trained (kNN-Per, Table 3), drawn
-    uniformly. ``root`` is the folder with the dataset's files, where it does not come with pfl. Raises UsageError for
-    what cannot be, InputError for damaged files.
+    uniformly. ``part`` (i, n) takes the i-th of n parts alone into which the samples fall at random, whatever the seed:
+    partitions of different parts share no sample. ``root`` is the folder with the dataset's files, where it does not
+    come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
     """
     manner = manner or Manner()
     if clients is not None and clients < 1:
@@ -62,6 +64,8 @@ def partition(
         raise UsageError(f"fractions {shown} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
     if not 0 <= new_clients < 1:
         raise UsageError(f"--new-clients {new_clients:g} is not a fraction from 0 to below 1", "--new-clients 0.2")
+    if not 1 <= part[0] <= part[1]:
+        raise UsageError(f"--part {part[0]}/{part[1]} is not the i-th of n parts", "--part 1/2")
     source = import_data.artifact(dataset)
     if source is None:
         loader = registry.load("datasets", dataset)
@@ -74,6 +78,8 @@ def partition(
     chosen = {} if wanted is None else {"cfg": wanted}
     samples: Samples = load(Path(root) if root is not None else None, download=download, **chosen)
     samples.check(dataset)
+    if part != (1, 1) and samples.ordered:
+        raise UsageError(f"--part: the samples of {dataset} stand in order of time, and are not drawn at random")
     draft = Draft(
         "partition",
         {
@@ -87,6 +93,7 @@ def partition(
             "min_samples": min_samples,
             "fractions": list(fractions),
             "new_clients": new_clients,
+            **({} if part == (1, 1) else {"part": list(part)}),
             "seed": seed,
         },
         () if source is None else (source.as_input("dataset", Path(out)),),
@@ -94,22 +101,31 @@ def partition(
     )
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        parts = splitter.split(samples, clients, cfg, rng.generator(seed, "partition", scheme))
+        rows = _part(len(samples.y), *part)
+        some = samples if part == (1, 1) else samples.take(rows)
+        parts = splitter.split(some, clients, cfg, rng.generator(seed, "partition", scheme))
         if min_samples:
             parts = redistribute(parts, min_samples, rng.generator(seed, "redistribute"))
-        result = _assemble(samples, parts, fractions, seed)
+        result = _assemble(some, parts, fractions, seed)
+        result = replace(result, sample=rows[result.sample])
         if hasattr(splitter, "cluster"):
             result = _clustered(result, splitter, cfg, seed)
         if new_clients:
             result = replace(result, new=_new(result.sizes, new_clients, seed))
         artifact.write(work, result)
-        summary = _summary(result, len(samples.y), seed)
+        summary = _summary(result, len(some.y), seed)
         _remark(summary, manner)
         if samples.ordered:
             manner.watch.say(f"split by time; {samples.gap} samples after each cut are left out, as they overlap it")
         return summary, {}
 
     return make(out, draft, manner, build)
+
+
+def _part(n: int, i: int, parts: int) -> NDArray[np.int64]:
+    """Return the rows of the ``i``-th (from 1) of ``parts`` parts of ``n`` samples, sorted."""
+    order: NDArray[np.int64] = rng.generator(0, "part").permutation(np.arange(n))
+    return np.sort(np.array_split(order, parts)[i - 1])
 
 
 def _content(samples: Samples) -> str:

@@ -1,0 +1,47 @@
+"""``pfl update-datastore``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli.cli import console
+from pflcli.cli import options as o
+
+
+def command(
+    source: Annotated[Path, typer.Argument(help="A datastore of exact indexes.", metavar="DATASTORE")],
+    arriving: Annotated[Path, typer.Argument(help="Embeddings of new samples.", metavar="EMBEDDINGS")],
+    out: o.Out,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="fifo: as many of the oldest go as come; concatenate: all stay; fixed: none come.",
+            metavar="fifo|concatenate|fixed",
+        ),
+    ] = "fifo",
+    first: Annotated[
+        float, typer.Option("--from", help="Fraction of a client's samples that came before.", metavar="F")
+    ] = 0.0,
+    last: Annotated[
+        float, typer.Option("--to", help="Fraction of a client's samples that have come then.", metavar="F")
+    ] = 1.0,
+    seed: o.Seed = None,
+    config_file: o.Config = None,
+    force: o.Force = False,
+    dry_run: o.DryRun = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Add new samples to the clients' stores and let old ones go, in place of a rebuild.
+
+    Example: pfl update-datastore runs/d runs/new -o runs/d2 --policy fifo
+    """
+    from pflcli.steps.update_datastore import update_datastore
+
+    manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
+    outcome = update_datastore(source, arriving, out, policy=policy, first=first, last=last, seed=seed, manner=manner)
+    console.result(outcome, as_json=as_json)

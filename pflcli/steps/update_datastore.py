@@ -1,0 +1,166 @@
+"""``pfl update-datastore``: stores that take up new samples, and let old ones go, without being rebuilt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts import blocks, datastore, embeddings
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import Artifact, open_artifact
+from pflcli.artifacts.embeddings import Embedded
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Work
+from pflcli.errors import InputError, UsageError, closest
+from pflcli.fl import capacity as capacities
+from pflcli.fl import indexes
+from pflcli.fl.neighbours import flat_pieces, flat_vectors
+from pflcli.steps import training
+from pflcli.steps.extract import lineage
+from pflcli.steps.making import Manner, Outcome, make
+
+Policy = Literal["fifo", "concatenate", "fixed"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples of a store, the oldest first: ``z`` (n, d), ``y``, ``sample`` (n,)."""
+
+    z: NDArray[np.float32]
+    y: NDArray[np.int64]
+    sample: NDArray[np.int64]
+
+    def __getitem__(self, chosen: slice | NDArray[Any]) -> Rows:
+        """Return some of them."""
+        return Rows(self.z[chosen], self.y[chosen], self.sample[chosen])
+
+    def __add__(self, later: Rows) -> Rows:
+        """Return these, and ``later`` ones behind them."""
+        return Rows(
+            np.concatenate([self.z, later.z]),
+            np.concatenate([self.y, later.y]),
+            np.concatenate([self.sample, later.sample]),
+        )
+
+
+def update_datastore(
+    source: Path | str | Artifact,
+    arriving: Path | str | Artifact,
+    out: Path | str,
+    *,
+    policy: str = "fifo",
+    first: float = 0.0,
+    last: float = 1.0,
+    seed: int | None = None,
+    manner: Manner | None = None,
+) -> Outcome:
+    """Add samples of the embeddings ``arriving`` to the stores of ``source``.
+
+    Samples arrive in the order in which stores of growing capacity take them up: those between the fractions ``first``
+    and ``last`` of each client's training samples, and of its validation samples. ``fifo`` lets as many of the oldest
+    go as come, ``concatenate`` keeps all, ``fixed`` takes up nothing (kNN-Per, section 5, distribution shift). What a
+    store holds already is not taken up twice. The new stores descend from ``arriving``: it is their test samples that
+    ``personalize`` then answers. Raises UsageError for values that cannot be, InputError if the two do not match.
+    """
+    manner = manner or Manner()
+    if policy not in get_args(Policy):
+        raise UsageError(
+            f"--policy {policy} is not one of {', '.join(get_args(Policy))}", closest(policy, get_args(Policy))
+        )
+    if not 0 <= first <= last <= 1:
+        raise UsageError(f"--from {first:g} --to {last:g} are not fractions in order", "--from 0 --to 0.5")
+    old, new = open_artifact(source, "datastore"), open_artifact(arriving, "embeddings")
+    if lineage(old, "backbone").manifest.fingerprint != lineage(new, "backbone").manifest.fingerprint:
+        raise InputError(
+            f"{old.path} and {new.path} are of different backbones, so that distances between them mean nothing",
+            f"pfl extract {lineage(old, 'backbone').path} --partition {lineage(new, 'partition').path} -o DIR",
+        )
+    if old.manifest.request["index"] != indexes.EXACT:
+        raise InputError(
+            f"{old.path} holds compressed stores ({old.manifest.request['index']}), whose vectors cannot be had back",
+            f"pfl build-datastore {new.path} --index {old.manifest.request['index']} -o DIR",
+        )
+    seed = training.draws(seed, new)
+    request = {"index": indexes.EXACT, "policy": policy, "from": first, "to": last, "seed": seed}
+    # The embeddings stand before the stores, whose own lineage leads to the samples that they were first built from.
+    inputs = (new.as_input("embeddings", Path(out)), old.as_input("datastore", Path(out)))
+    draft = Draft("datastore", request, inputs)
+
+    def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        packed, splits = datastore.read(old), embeddings.read(new)
+        _match(old, new)
+        same = _content(old) == _content(new)
+        count = len(packed.train)
+        stores: list[tuple[Rows, Rows]] = []
+        lines = []
+        with manner.watch.progress("update-datastore", count) as advance:
+            for client in range(count):
+                store, added, evicted = [], 0, 0
+                for split, held in zip(("train", "validation"), _held(packed, client), strict=True):
+                    order = capacities.uptake(seed, split, client, int(np.diff(splits[split].offsets)[client]))
+                    begin, end = (capacities.count(share, len(order)) for share in (first, last))
+                    come = _rows(splits[split], client)[np.sort(order[begin:end])]
+                    kept, number = taken_up(held, come, policy, distinct=same)
+                    added += number
+                    evicted += len(held.y) + number - len(kept.y)
+                    store.append(kept)
+                stores.append((store[0], store[1]))
+                lines.append(f"{client},{added},{evicted},{len(store[0].y)},{len(store[1].y)}")
+                advance(1, "")
+        whole = [train + validation for train, validation in stores]
+        pieces, ends = flat_pieces([rows.z for rows in whole])
+        y, sample = np.concatenate([rows.y for rows in whole]), np.concatenate([rows.sample for rows in whole])
+        train = np.asarray([len(rows.y) for rows, _ in stores], dtype=np.int64)
+        offsets = blocks.offsets([len(rows.y) for rows in whole])
+        datastore.write(work, pieces, y=y, sample=sample, offsets=offsets, train=train, bytes=ends)
+        work.write("clients.csv", "\n".join(["client,added,evicted,train,validation", *lines, ""]).encode())
+        added, evicted = (sum(int(line.split(",")[column]) for line in lines) for column in (1, 2))
+        manner.watch.say(f"{count} stores: {added} samples added, {evicted} evicted, {len(y)} held")
+        return {"clients": count, "samples": len(y), "bytes": int(ends[-1]), "added": added, "evicted": evicted}, {}
+
+    return make(out, draft, manner, build)
+
+
+def taken_up(held: Rows, come: Rows, policy: str, *, distinct: bool) -> tuple[Rows, int]:
+    """Return what a store holds once ``come`` came to what it ``held``, and how many samples it took up.
+
+    ``distinct`` says that ids of both are of one dataset: samples that the store holds already are left out.
+    """
+    if policy == "fixed":
+        return held, 0
+    if distinct:
+        come = come[~np.isin(come.sample, held.sample)]
+    both = held + come
+    return (both[len(both.y) - len(held.y) :] if policy == "fifo" else both), len(come.y)
+
+
+def _held(packed: datastore.Packed, client: int) -> tuple[Rows, Rows]:
+    """Return a client's training and validation samples in its store."""
+    span = slice(packed.offsets[client], packed.offsets[client + 1])
+    z = flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
+    assert z is not None  # the stores are exact ones
+    rows, train = Rows(z, packed.y[span], packed.sample[span]), int(packed.train[client])
+    return rows[:train], rows[train:]
+
+
+def _rows(part: Embedded, client: int) -> Rows:
+    span = slice(part.offsets[client], part.offsets[client + 1])
+    return Rows(part.z[span], part.y[span], part.sample[span])
+
+
+def _match(old: Artifact, new: Artifact) -> None:
+    """Raise InputError unless both are of the same clients."""
+    before, after = (partitions.read(lineage(one, "partition")).names for one in (old, new))
+    if before != after:
+        raise InputError(
+            f"{old.path} has the stores of {len(before)} clients, but {new.path} is of {len(after)} others"
+        )
+
+
+def _content(artifact: Artifact) -> Any:
+    """Return the hash of the dataset that sample ids count in."""
+    return lineage(artifact, "partition").manifest.request.get("content")
