@@ -642,3 +642,38 @@ def test_a_resumed_step_is_not_taken_for_a_fast_one():
 def test_an_option_set_to_what_it_is_anyway_makes_no_other_request(made, untrained):
     options = {"local": {"refit": "true"}, "fedavg": {"rounds": "2"}}
     assert pair(made, options=options).decision == "up to date"
+
+
+# Variants of one method
+
+
+def test_variants_of_a_method_are_rows_of_their_own(fresh, small):
+    compare(
+        [fresh.parent / "p"],
+        fresh,
+        methods=["fedavg", "local", "local@longer"],
+        options={"local@longer": {"epochs": "7"}},
+        settings=FEW,
+    )
+    assert {m["label"] for m in metrics(fresh)["methods"]} == {"fedavg", "local", "local@longer"}
+    epochs = [
+        open_artifact(fresh / "seed-0" / name).manifest.request["options"]["epochs"]
+        for name in ("local", "local@longer")
+    ]
+    assert epochs == [0, 7]
+    methods = {open_artifact(fresh / "seed-0" / name).manifest.request["method"] for name in ("local", "local@longer")}
+    assert methods == {"local"}
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        (["local", "local"], "named twice"),
+        (["local@"], "a variant is named by"),
+        (["local@a/b"], "a variant is named by"),
+        (["locl@a"], "locl"),
+    ],
+)
+def test_variants_that_cannot_be(fresh, methods, said):
+    with pytest.raises(UsageError, match=said):
+        compare([fresh.parent / "p"], fresh, methods=methods, settings=FEW)

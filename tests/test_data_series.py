@@ -15,7 +15,7 @@ from originals import SHARED, leaf, needs_shared
 from pflcli.artifacts import partition as artifact
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.data import Samples, air_quality, shakespeare
-from pflcli.errors import InputError
+from pflcli.errors import InputError, UsageError
 from pflcli.steps.chronology import LEFT_OUT, split_by_time
 from pflcli.steps.partition import partition
 
@@ -253,6 +253,18 @@ def test_air_of_the_shared_folder():
     assert samples.x.std(axis=(0, 1)).max() < 1.5
     last = np.digitize(samples.x[:, -1, 0] * 80 + 80, air_quality.LEVELS, right=True)
     assert (last == samples.y).mean() > 0.8
+
+
+def test_stations_are_chosen_by_name(tmp_path):
+    winds = [air_quality.DIRECTIONS[hour % 16] for hour in range(70)]
+    for name in ("A", "B"):
+        write_station(tmp_path, name, hours(70), winds)
+    whole = air_quality.load(tmp_path)
+    found = air_quality.load(tmp_path, cfg=air_quality.Config(stations=("B",)))
+    assert {*found.owner} == {"B"}
+    np.testing.assert_array_equal(found.x, whole.x[whole.owner == "B"])
+    with pytest.raises(UsageError, match="no station 'C'"):
+        air_quality.load(tmp_path, cfg=air_quality.Config(stations=("A", "C")))
 
 
 @needs_shared

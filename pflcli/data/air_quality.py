@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pflcli.data import Samples, needs_root
 from pflcli.data._stations import read_csv_stations, read_npz_stations
-from pflcli.errors import InputError
+from pflcli.errors import InputError, UsageError, closest
 
 CLASSES = 5
 SHAPE = "48x13"
@@ -50,18 +50,27 @@ class Config:
 
     stride: Annotated[int, Ge(1)] = 6
     """hours from one window to the next; 6 gives about as many a station as FedHAM has, from 49 on none overlap"""
+    stations: tuple[str, ...] = ()
+    """only these, by name; all if none is named"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
     """Return windows (n, 48, 13) float32 in order of time within a station."""
-    stride = (cfg or Config()).stride
+    cfg = cfg or Config()
+    stride = cfg.stride
     paths = [] if root is None else [sorted(Path(root).glob(pattern)) for pattern in FILES]
     found = next((group for group in paths if group), [])
     if download or not found:
         raise needs_root("air-quality", *FILES, source="download it from https://archive.ics.uci.edu/dataset/501")
     read = read_npz_stations if found[0].suffix == ".npz" else read_csv_stations
     x, y, owner = [], [], []
-    for station, (values, direction) in read(found, tuple(SCALES), DIRECTIONS).items():
+    records = read(found, tuple(SCALES), DIRECTIONS)
+    for station in cfg.stations:
+        if station not in records:
+            raise UsageError(f"air-quality has no station '{station}'", closest(station, records))
+    for station, (values, direction) in records.items():
+        if cfg.stations and station not in cfg.stations:
+            continue
         windows, level = windowed(values, direction, stride)
         x.append(windows)
         y.append(level)

@@ -179,7 +179,8 @@ def _tabulate(request: Mapping[str, Any], results: running.Results, out: Path, e
     """Make the artifact over what there is."""
     suited = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
     draft = _draft({**request, "methods": suited}, results.predictions, out)
-    artifacts = [artifact for _, artifact in sorted(results.predictions.items(), key=lambda item: item[0].seed)]
+    ran = sorted(results.predictions.items(), key=lambda item: item[0].seed)
+    artifacts, labels = [artifact for _, artifact in ran], [step.name for step, _ in ran]
     known = {step.name for step in results.predictions}
     baseline = request["baseline"] if request["baseline"] in known else BACKBONE
     lost: dict[str, list[int]] = {}
@@ -188,7 +189,7 @@ def _tabulate(request: Mapping[str, Any], results: running.Results, out: Path, e
             lost.setdefault(step.name, []).append(step.seed)
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        scored = scoring.score(artifacts, _SPLIT, baseline)
+        scored = scoring.score(artifacts, _SPLIT, baseline, labels)
         metrics = {**scoring.metrics(scored, _SPLIT, baseline), "failed": lost}
         metrics["methods"].sort(key=lambda method: -method["metrics"]["accuracy"]["value"])
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}

@@ -8,6 +8,7 @@ what stands in its way is found, before it begins.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,10 @@ BACKBONE = "fedavg"
 
 @dataclass(frozen=True)
 class Entrant:
-    """A method that is compared: its options, training settings of its own, and the kind of artifact that it takes."""
+    """A method that is compared: its options, training settings of its own, and the kind of artifact that it takes.
+
+    ``name`` is the method's, with ``@`` and a word behind it where a method is compared in several variants.
+    """
 
     name: str
     options: Mapping[str, Any]
@@ -42,6 +46,16 @@ class Entrant:
     source: str
     epochs: float
     """a guess at its work: epochs over all clients' samples"""
+
+    @property
+    def method(self) -> str:
+        """The method."""
+        return method(self.name)
+
+
+def method(name: str) -> str:
+    """Return the method of a name such as ``panm@grad``."""
+    return name.split("@", maxsplit=1)[0]
 
 
 Act = Callable[[Artifact, Manner], Outcome]
@@ -103,8 +117,10 @@ def entrants(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], p
         raise UsageError("no methods to compare", "--methods fedavg,local")
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"method {name} is named twice")
-        registry.card("methods", name)
+            raise UsageError(f"method {name} is named twice", f"variants have names of their own: {name},{name}@other")
+        registry.card("methods", method(name))
+        if name != method(name) and not re.fullmatch(r"[A-Za-z0-9_-]+", name.split("@", 1)[1]):
+            raise UsageError(f"{name}: a variant is named by letters, digits, - and _", f"{method(name)}@other")
     for name in options:
         if name not in names:
             raise UsageError(f"options are set for {name}, which is not compared", closest(name, names))
@@ -112,7 +128,7 @@ def entrants(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], p
 
 
 def _entrant(name: str, given: Mapping[str, Any], plan: Settings) -> Entrant:
-    code = registry.load("methods", name)
+    code = registry.load("methods", method(name))
     own = {field.name for field in dataclasses.fields(code.Config)}
     shared = {field.name for field in dataclasses.fields(Settings)}
     for key in given:
@@ -153,7 +169,7 @@ def steps(partition: Artifact, seed: int, root: Path, lineup: Sequence[Entrant],
 
         def act(source: Artifact, manner: Manner) -> Outcome:
             return personalize(
-                entrant.name,
+                entrant.method,
                 source,
                 at / entrant.name,
                 options=entrant.options,
@@ -176,7 +192,7 @@ def steps(partition: Artifact, seed: int, root: Path, lineup: Sequence[Entrant],
             entrant.source,
             predictions(entrant),
             entrant.epochs,
-            rounds=hasattr(registry.load("methods", entrant.name), "train_round") and entrant.source == "partition",
+            rounds=hasattr(registry.load("methods", entrant.method), "train_round") and entrant.source == "partition",
         )
         for entrant in lineup
     ]

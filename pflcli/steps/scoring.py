@@ -43,12 +43,16 @@ class Scored:
     baseline: NDArray[np.float64] | None = None
 
 
-def score(artifacts: Sequence[Artifact], split: str, baseline: str) -> list[Scored]:
+def score(
+    artifacts: Sequence[Artifact], split: str, baseline: str, labels: Sequence[str] | None = None
+) -> list[Scored]:
     """Score predictions and pair each with its baseline.
 
+    Those of one label are rows of one method, a seed each; without ``labels`` they follow from what was requested.
     Raises UsageError if the baseline is another than FedAvg and not among them, InputError without samples to score.
     """
-    return _paired([_score(artifact, label, split) for artifact, label in _labels(artifacts)], baseline)
+    named = _labels(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
+    return _paired([_score(artifact, label, split) for artifact, label in named], baseline)
 
 
 def metrics(scored: Sequence[Scored], split: str, baseline: str) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# kNN-Per, Figure 9: half of the clients hold less than half of their samples, the others as much more.
+#
+#   bash examples/papers/knn-per/hardware.sh fashion-mnist --root FOLDER
+set -euo pipefail
+. "$(dirname "$0")/../setup.sh"
+. "$(dirname "$0")/datasets.sh"
+
+runs=$(runs "$dataset")
+seed=${seeds[0]}
+pfl partition "$dataset" "${who[@]}" "${root[@]}" --seed "$seed" -o "$runs/partition" -q
+pfl train-global "$runs/partition" "${how[@]}" -o "$runs/backbone"
+pfl extract "$runs/backbone" -o "$runs/embeddings" -q
+echo "spread,average,weak,strong"
+for spread in 0 0.1 0.2 0.3 0.4 0.5; do
+  at=$runs/spread-$spread
+  pfl build-datastore "$runs/embeddings" --capacity 0.5 --capacity-spread "$spread" -o "$at/datastore" -q > /dev/null
+  pfl personalize knn-per "$at/datastore" -o "$at/knn-per" -q > /dev/null
+  pfl evaluate "$at/knn-per" -o "$at/evaluation" -q > /dev/null
+  python3 - "$spread" "$at" << 'PYTHON'
+import csv, sys
+
+spread, at = sys.argv[1:]
+capacity = {row["client"]: float(row["capacity"]) for row in csv.DictReader(open(f"{at}/datastore/clients.csv"))}
+rows = [row for row in csv.DictReader(open(f"{at}/evaluation/clients.csv")) if row["method"] == "knn-per"]
+groups = {"average": rows, "weak": [], "strong": []}
+for row in rows:
+    groups["strong" if capacity[row["client"]] > 0.5 else "weak"].append(row)
+means = []
+for part in groups.values():
+    n = sum(int(row["n_test"]) for row in part)
+    means.append(f"{sum(float(row['accuracy']) * int(row['n_test']) for row in part) / n:.4f}" if n else "")
+print(spread, *means, sep=",")
+PYTHON
+done
