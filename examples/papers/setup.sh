@@ -11,6 +11,9 @@ home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 command -v pfl > /dev/null || PATH="$home/.venv/bin:$PATH"
 command -v pfl > /dev/null || { echo "pfl is not installed: bash examples/quickstart.sh" >&2; exit 3; }
 
+# What a recipe prints is its table; the paths of what it makes are in its own lines.
+pfl() { command pfl "$@" > /dev/null; }
+
 recipe=$(cd "$(dirname "$0")" && basename "$PWD")/$(basename "$0" .sh)
 out=''
 root=()

@@ -30,5 +30,5 @@ pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" --methods "$methods" \
   --set fedattn@mu.form=faithful --set fedattn@mu.mu_g=0.1 --set fedattn@mu.mu_n=0.1 \
   --set fedattn@stages.form=faithful --set fedattn@stages.warmup=150
 for method in fedattn fedattn@faithful fedattn@mu fedattn@stages; do
-  pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png" > /dev/null
+  pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png"
 done

@@ -18,9 +18,9 @@ for others in "" ,Dongsi,Wanshouxigong,Guanyuan ,Aotizhongxin,Gucheng,Shunyi ,Ch
   stations=$(tr , '\n' <<< "$joined" | wc -l)
   at=$runs/stations-$stations
   pfl partition air-quality "${root[@]}" --set "stride=$stride" --set "stations=$joined" --seed "$seed" \
-    -o "$at/partition" -q > /dev/null
+    -o "$at/partition" -q
   pfl compare "$at/partition" -o "$at" --model gru --lr 0.3 --participation 1 "${how[@]}" \
-    --methods fedavg,local,fedavg-plus,fedham -q > /dev/null
+    --methods fedavg,local,fedavg-plus,fedham -q
   # Clients are numbered by their stations' names.
   tiantan=$(awk -F, '$2 == "Tiantan" { print $1 }' "$at/partition/clients.csv")
   awk -F, -v n="$stations" -v c="$tiantan" 'NR > 1 && $3 == c { print n "," $1 "," $5 }' "$at/comparison/clients.csv"

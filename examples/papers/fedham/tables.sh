@@ -33,5 +33,5 @@ pfl compare "${partitions[@]}" -o "$runs" --participation 1 --eval-every 1 "${ho
   --set fedham@mean-shift.clustering=mean-shift --set fedattn@faithful.form=faithful --set panm@grad.metric=grad \
   --target "$target"
 for method in fedham fedham@faithful; do
-  pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png" > /dev/null
+  pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png"
 done

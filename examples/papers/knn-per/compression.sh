@@ -20,9 +20,9 @@ one() {
   local name=$1 at
   shift
   at=$runs/${name//[^A-Za-z0-9.]/-}
-  pfl build-datastore "$runs/embeddings" "$@" -o "$at/datastore" -q > /dev/null
-  pfl personalize knn-per "$at/datastore" -o "$at/knn-per" -q > /dev/null
-  pfl evaluate "$at/knn-per" -o "$at/evaluation" -q > /dev/null
+  pfl build-datastore "$runs/embeddings" "$@" -o "$at/datastore" -q
+  pfl personalize knn-per "$at/datastore" -o "$at/knn-per" -q
+  pfl evaluate "$at/knn-per" -o "$at/evaluation" -q
   python3 - "$name" "$at" << 'PYTHON'
 import json, sys
 

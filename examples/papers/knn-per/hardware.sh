@@ -14,9 +14,9 @@ pfl extract "$runs/backbone" -o "$runs/embeddings" -q
 echo "spread,average,weak,strong"
 for spread in 0 0.1 0.2 0.3 0.4 0.5; do
   at=$runs/spread-$spread
-  pfl build-datastore "$runs/embeddings" --capacity 0.5 --capacity-spread "$spread" -o "$at/datastore" -q > /dev/null
-  pfl personalize knn-per "$at/datastore" -o "$at/knn-per" -q > /dev/null
-  pfl evaluate "$at/knn-per" -o "$at/evaluation" -q > /dev/null
+  pfl build-datastore "$runs/embeddings" --capacity 0.5 --capacity-spread "$spread" -o "$at/datastore" -q
+  pfl personalize knn-per "$at/datastore" -o "$at/knn-per" -q
+  pfl evaluate "$at/knn-per" -o "$at/evaluation" -q
   python3 - "$spread" "$at" << 'PYTHON'
 import csv, sys
 

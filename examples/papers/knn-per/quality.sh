@@ -18,6 +18,6 @@ for rounds in 1 2 5 10 20 50; do
   at=$runs/rounds-$rounds
   pfl train-global "$runs/partition" "${how[@]}" --rounds "$rounds" -o "$at/backbone" -q
   pfl extract "$at/backbone" -o "$at/embeddings" -q
-  pfl sweep "$at/embeddings" --capacity 1 --k 10 --weight 0,1 --plot lambda -o "$at/sweep" -q > /dev/null
+  pfl sweep "$at/embeddings" --capacity 1 --k 10 --weight 0,1 --plot lambda -o "$at/sweep" -q
   awk -F, -v rounds="$rounds" 'NR > 1 { found = found "," $5 } END { print rounds found }' "$at/sweep/table.csv"
 done

@@ -33,10 +33,10 @@ for policy in fifo concatenate fixed; do
       if (s <= b) print "before", 0.5 + 0.5 * (s - 1) / b, 0.5 + 0.5 * s / b
       else print "after", (s - b - 1) / b, (s - b) / b }')
     pfl update-datastore "$store" "$runs/$when-embeddings" --policy "$policy" --from "$first" --to "$last" \
-      -o "$at/store" -q > /dev/null
+      -o "$at/store" -q
     store=$at/store
-    pfl personalize knn-per "$store" -o "$at/knn-per" -q > /dev/null
-    pfl evaluate "$at/knn-per" -o "$at/evaluation" -q > /dev/null
+    pfl personalize knn-per "$store" -o "$at/knn-per" -q
+    pfl evaluate "$at/knn-per" -o "$at/evaluation" -q
     python3 - "$policy" "$step" "$at/evaluation/metrics.json" << 'PYTHON'
 import json, sys
 

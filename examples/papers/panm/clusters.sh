@@ -33,5 +33,5 @@ for method in gossip pens oracle panm panm@grad panm@grad-centred panm@printed; 
   for seed in "${seeds[@]}"; do
     echo "$method, seed $seed, last round: $(tail -n 1 "$runs/seed-$seed/$method/neighbours.csv")"
   done
-  pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png" > /dev/null
+  pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png"
 done
