@@ -15,7 +15,7 @@ import pytest
 
 from pflcli.__main__ import main
 
-NAMES = ("p", "b", "e", "d", "knn", "fedavg", "ev", "sw")
+NAMES = ("p", "b", "e", "d", "knn", "fedavg", "ev", "sw", "ud")
 
 # A shell that runs the tests in the background ignores SIGINT, and a child of theirs would too.
 _PFL = """
@@ -44,6 +44,7 @@ def made(root: Path) -> SimpleNamespace:
     from pflcli.steps.personalize import personalize
     from pflcli.steps.sweep import sweep
     from pflcli.steps.train_global import train_global
+    from pflcli.steps.update_datastore import update_datastore
 
     at = paths(root)
     partition("writers", at.p, clients=6, seed=0)
@@ -54,6 +55,7 @@ def made(root: Path) -> SimpleNamespace:
     personalize("fedavg", at.d, at.fedavg)
     evaluate([at.fedavg, at.knn], at.ev)
     sweep(at.e, at.sw)
+    update_datastore(at.d, at.e, at.ud)
     return at
 
 

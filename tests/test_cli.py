@@ -46,10 +46,11 @@ def steps(at):
         "fedavg": ("personalize", "fedavg", at.d, "--out", at.fedavg),
         "ev": ("evaluate", at.fedavg, at.knn, "--out", at.ev),
         "sw": ("sweep", at.e, "--out", at.sw),
+        "ud": ("update-datastore", at.d, at.e, "--out", at.ud),
     }
 
 
-STEPS = list(steps(SimpleNamespace(p="", b="", e="", d="", knn="", fedavg="", ev="", sw="")))
+STEPS = list(steps(SimpleNamespace(p="", b="", e="", d="", knn="", fedavg="", ev="", sw="", ud="")))
 
 
 # Help, and what it costs

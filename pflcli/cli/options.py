@@ -16,7 +16,7 @@ from pflcli.steps.making import Manner
 
 COMMANDS = (
     "import", "partition", "train-global", "extract", "build-datastore", "personalize", "evaluate", "compare", "sweep",
-    "show", "list", "doctor",
+    "update-datastore", "show", "list", "doctor",
 )  # fmt: skip
 
 

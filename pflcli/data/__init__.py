@@ -35,7 +35,8 @@ class Samples:
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
-        owner, coarse = (None if array is None else array[rows] for array in (self.owner, self.coarse))
+        owner = None if self.owner is None else self.owner[rows]
+        coarse = None if self.coarse is None else self.coarse[rows]
         return replace(self, x=self.x[rows], y=self.y[rows], owner=owner, coarse=coarse)
 
     def check(self, name: str) -> None:

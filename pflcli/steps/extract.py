@@ -46,9 +46,10 @@ def extract(
     chosen = trained_on if partition is None else open_artifact(partition, "partition")
     request = backbone.manifest.request
     # Another partition stands before the backbone, whose lineage would lead to the one that it was trained on.
-    inputs = () if chosen.manifest.fingerprint == trained_on.manifest.fingerprint else (chosen,)
-    inputs = (*(one.as_input("partition", Path(out)) for one in inputs), backbone.as_input("backbone", Path(out)))
-    draft = Draft("embeddings", {"seed": request["seed"]}, inputs)
+    inputs = [backbone.as_input("backbone", Path(out))]
+    if chosen.manifest.fingerprint != trained_on.manifest.fingerprint:
+        inputs.insert(0, chosen.as_input("partition", Path(out)))
+    draft = Draft("embeddings", {"seed": request["seed"]}, tuple(inputs))
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         plan = training.settings(request["settings"], {})
