@@ -23,6 +23,7 @@ from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.steps import machine, training
 from pflcli.steps.making import Manner, Outcome, make
+from pflcli.steps.personal import CHUNK
 from pflcli.steps.weights import INITIAL
 
 CHAIN = {
@@ -32,9 +33,6 @@ CHAIN = {
     "datastore": "pfl build-datastore {} -o {}",
 }
 """Kinds in the order in which they are made from one another, and the command that makes each."""
-
-_CHUNK = 16
-"""Clients that personalize at a time: bounds the memory of intermediate arrays, and progress is seen to move."""
 
 
 def personalize(
@@ -158,8 +156,8 @@ def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress
     checkpoints = training.Checkpoints(run, progress, work)
     done, total = progress.answered, len(run.clients)
     with manner.watch.progress(method, total, done) as advance, checkpoints.on_interruption():
-        for first in range(done, total, _CHUNK):
-            clients = run.clients[first : first + _CHUNK]
+        for first in range(done, total, CHUNK):
+            clients = run.clients[first : first + CHUNK]
             try:
                 predictor = code.personalize(run, progress.state, clients)
             except ComputationError as error:
