@@ -8,12 +8,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load
 
 import worlds
 from pflcli import registry
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import open_artifact
 from pflcli.fl import params as P
 from pflcli.fl.table import Table
+from pflcli.metrics import neighbourhood
 from pflcli.steps import personal, training
+from pflcli.steps.partition import partition
 from pflcli.steps.personalize import personalize
 
 METHODS = [name for name in registry.names("methods") if "PERSONAL" in registry.card("methods", name).facts]
@@ -119,3 +124,44 @@ def test_what_a_method_declares_is_there():
             assert held.shape == (len(made.clients),)
         else:
             assert method == "fedbn"  # whose network here has no normalization
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """Two groups of four writers' digits, known to the partition, and six rounds of PANM on them."""
+    root = tmp_path_factory.mktemp("grouped")
+    options = {"groups": 2, "kind": "labels"}
+    partition("writers", root / "p", scheme="clusters", clients=8, options=options)
+    settings = {"model": "mlp", "rounds": 6, "participation": 0.5}
+    personalize("panm", root / "p", root / "panm", settings=settings, options={"k": 2, "t1": 3})
+    return root
+
+
+def test_neighbours_of_every_round_against_the_truth(grouped):
+    graphs = load((grouped / "panm" / "state.safetensors").read_bytes())["graph"]
+    cluster = partitions.cluster(open_artifact(grouped / "p")).tolist()
+    assert cluster == partitions.read(open_artifact(grouped / "p")).cluster.tolist()
+    assert len(graphs) == 6
+    found = rows(grouped / "panm", "neighbours.csv")
+    for number, (row, bits) in enumerate(zip(found, graphs, strict=True), start=1):
+        bags = [[j for j in range(8) if bits[i, j // 8] >> (7 - j % 8) & 1] for i in range(8)]
+        alike = [[j for j in range(8) if j != i and cluster[j] == cluster[i]] for i in range(8)]
+        hits = [len({*bag} & {*same}) for bag, same in zip(bags, alike, strict=True)]
+        assert int(row["round"]) == number
+        assert float(row["neighbours"]) == sum(map(len, bags)) / 8
+        shares = [hit / len(bag) for hit, bag in zip(hits, bags, strict=True) if bag]
+        assert float(row["precision"]) == pytest.approx(sum(shares) / len(shares))
+        assert float(row["recall"]) == pytest.approx(sum(h / len(a) for h, a in zip(hits, alike, strict=True)) / 8)
+    assert float(found[-1]["neighbours"]) > 0
+
+
+def test_without_true_clusters_neighbours_are_only_counted(small, tmp_path):
+    personalize("gossip", small.p, tmp_path / "g", settings=FEW, options={"k": 1})
+    assert [list(row) for row in rows(tmp_path / "g", "neighbours.csv")] == [["round", "neighbours"]] * 3
+    assert not (small.fedavg / "neighbours.csv").exists()
+
+
+def test_nobody_with_neighbours_has_no_precision():
+    (row,) = neighbourhood.by_round([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
+    assert (row["round"], row["neighbours"], row["recall"]) == (1, 0, 0)
+    assert math.isnan(row["precision"])

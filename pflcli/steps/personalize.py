@@ -21,6 +21,7 @@ from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
+from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import machine, training
 from pflcli.steps.making import Manner, Outcome, make
 from pflcli.steps.personal import CHUNK
@@ -108,6 +109,9 @@ def personalize(
         training.keep(state, work)
         if rows:
             work.write("rounds.csv", training.table(rows))
+        if len(state.get("graph", ())):
+            graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
+            work.write("neighbours.csv", training.table(by_round(graphs, data.cluster)))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
         summary = {
             "method": method,
