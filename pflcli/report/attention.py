@@ -1,0 +1,99 @@
+"""A picture of the attention that a method's clients pay to each other, and how it went over the rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.report import canvas
+from pflcli.report.canvas import COLOURS, Order
+
+Array = NDArray[np.floating[Any]]
+
+SLOTS = ("own", "attended", "global")
+"""What the second layer chooses among."""
+
+_FIELDS = "viridis_r"
+
+
+def attention(
+    first: Array,
+    second: Array,
+    rounds: NDArray[np.int64],
+    title: str,
+    cluster: NDArray[np.int64] | None = None,
+) -> bytes:
+    """Return a PNG: whom each client attends to (layer 1), what it then takes (layer 2), and the means by round.
+
+    ``first`` (r, m, m) and ``second`` (r, m, 3) hold a row for each client and round, 0 where it took no part;
+    ``rounds`` (r,) are their numbers. The fields show each client's last attention, clients of a true ``cluster`` (m,)
+    together.
+    """
+    order = Order.of(first.shape[1], cluster)
+    took = second.sum(axis=2) > 0
+    figure, axes = canvas.draw((13.2, 4.7), [4.6, 1.75, 4.4])
+    others, slots, means = axes[0]
+    figure.suptitle(title, fontsize=11)
+    _others(figure, others, _last(first, took)[order.place][:, order.place], order)
+    _slots(figure, slots, _last(second, took)[order.place], order)
+    _means(means, first, second, took, rounds, cluster)
+    return canvas.png(figure)
+
+
+def _last(values: Array, took: NDArray[np.bool_]) -> Array:
+    """Return the row (m, ...) of each client's last round; nan for one that never took part."""
+    last = len(took) - 1 - took[::-1].argmax(axis=0)
+    found = values[last, np.arange(took.shape[1])].astype(np.float64)
+    found[~took.any(axis=0)] = np.nan
+    return found
+
+
+def _others(figure: Any, axis: Any, field: Array, order: Order) -> None:
+    """Draw layer 1, who attends to whom; white is nobody."""
+    shown = np.ma.masked_where(~(field > 0), field)
+    image = axis.imshow(shown, cmap=_FIELDS, vmin=0, interpolation="nearest")
+    figure.colorbar(image, ax=axis, fraction=0.046, pad=0.02)
+    axis.set(title="layer 1: whom a client attends to", xlabel="other client", ylabel="client")
+    canvas.name_clients(axis, order, along="x")
+    canvas.name_clients(axis, order, along="y")
+
+
+def _slots(figure: Any, axis: Any, field: Array, order: Order) -> None:
+    """Draw layer 2, what each client takes of its own model, the attended mixture and the global one."""
+    shown = np.ma.masked_invalid(field)
+    image = axis.imshow(shown, cmap=_FIELDS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    figure.colorbar(image, ax=axis, fraction=0.1, pad=0.04)
+    axis.set(title="layer 2: what it takes")
+    axis.set_xticks(range(len(SLOTS)), SLOTS, rotation=30)
+    for place in range(1, len(SLOTS)):
+        axis.axvline(place - 0.5, color="white", lw=1.5)
+    canvas.name_clients(axis, order, along="y")
+
+
+def _means(
+    axis: Any,
+    first: Array,
+    second: Array,
+    took: NDArray[np.bool_],
+    rounds: NDArray[np.int64],
+    cluster: NDArray[np.int64] | None,
+) -> None:
+    """Draw means over the clients of each round."""
+    known = took.any(axis=1)
+    weight = np.maximum(took.sum(axis=1), 1)[:, None]
+    mean = np.where(known[:, None], second.sum(axis=1) / weight, np.nan)
+    mark = "o" if len(rounds) <= 30 else ""
+    for place, name in enumerate(SLOTS):
+        axis.plot(rounds, mean[:, place], color=COLOURS[place], lw=1.8, marker=mark, ms=3.5, label=f"layer 2: {name}")
+    if cluster is not None:
+        same = (cluster[:, None] == cluster) & ~np.eye(len(cluster), dtype=bool)
+        within = (first * same).sum(axis=2)
+        share = np.where(known, within.sum(axis=1) / weight[:, 0], np.nan)
+        axis.plot(rounds, share, color="black", lw=1.6, ls="--", label="layer 1: to its own group")
+        even = float(same.sum(axis=1).mean() / max(len(cluster) - 1, 1))
+        axis.axhline(even, color="#777777", lw=1.2, ls=":", label="layer 1, if it were even")
+    axis.set(title="mean over clients", xlabel="round", ylabel="attention", ylim=(-0.02, 1.02))
+    axis.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    canvas.plain(axis)
