@@ -15,7 +15,8 @@ Array = NDArray[np.floating[Any]]
 SLOTS = ("own", "attended", "global")
 """What the second layer chooses among."""
 
-_FIELDS = "viridis_r"
+_FIELDS, _NOTHING = "Blues", "#dddddd"
+"""Colours of fields: white is 0; and where there is nothing to attend to, as on the diagonal."""
 
 
 def attention(
@@ -28,17 +29,19 @@ def attention(
     """Return a PNG: whom each client attends to (layer 1), what it then takes (layer 2), and the means by round.
 
     ``first`` (r, m, m) and ``second`` (r, m, 3) hold a row for each client and round, 0 where it took no part;
-    ``rounds`` (r,) are their numbers. The fields show each client's last attention, clients of a true ``cluster`` (m,)
-    together.
+    ``rounds`` (r,) are their numbers; of one alone there are no means. The fields show each client's last attention,
+    clients of a true ``cluster`` (m,) together.
     """
     order = Order.of(first.shape[1], cluster)
     took = second.sum(axis=2) > 0
-    figure, axes = canvas.draw((13.2, 4.7), [4.6, 1.75, 4.4])
-    others, slots, means = axes[0]
-    figure.suptitle(title, fontsize=11)
+    several = len(rounds) > 1
+    figure, axes = canvas.draw((7.2 + 7 * several, 4.4), [4.4, 1.7, 4.2][: 2 + several])
+    others, slots, *means = axes[0]
+    figure.suptitle(title + "; grey clients took no part" * (not took.any(axis=0).all()), fontsize=11)
     _others(figure, others, _last(first, took)[order.place][:, order.place], order)
     _slots(figure, slots, _last(second, took)[order.place], order)
-    _means(means, first, second, took, rounds, cluster)
+    if several:
+        _means(means[0], first, second, took, rounds, cluster)
     return canvas.png(figure)
 
 
@@ -51,25 +54,27 @@ def _last(values: Array, took: NDArray[np.bool_]) -> Array:
 
 
 def _others(figure: Any, axis: Any, field: Array, order: Order) -> None:
-    """Draw layer 1, who attends to whom; white is nobody."""
-    shown = np.ma.masked_where(~(field > 0), field)
-    image = axis.imshow(shown, cmap=_FIELDS, vmin=0, interpolation="nearest")
+    """Draw layer 1, who attends to whom."""
+    image = axis.imshow(np.ma.masked_where(~(field > 0), field), cmap=_FIELDS, vmin=0, interpolation="nearest")
+    axis.set_facecolor(_NOTHING)
     figure.colorbar(image, ax=axis, fraction=0.046, pad=0.02)
-    axis.set(title="layer 1: whom a client attends to", xlabel="other client", ylabel="client")
-    canvas.name_clients(axis, order, along="x")
-    canvas.name_clients(axis, order, along="y")
+    axis.set(title="layer 1: whom a client attends to")
+    canvas.name_clients(axis, order, "other client", along="x")
+    canvas.name_clients(axis, order, "client", along="y")
 
 
 def _slots(figure: Any, axis: Any, field: Array, order: Order) -> None:
     """Draw layer 2, what each client takes of its own model, the attended mixture and the global one."""
     shown = np.ma.masked_invalid(field)
     image = axis.imshow(shown, cmap=_FIELDS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axis.set_facecolor(_NOTHING)
     figure.colorbar(image, ax=axis, fraction=0.1, pad=0.04)
     axis.set(title="layer 2: what it takes")
     axis.set_xticks(range(len(SLOTS)), SLOTS, rotation=30)
     for place in range(1, len(SLOTS)):
-        axis.axvline(place - 0.5, color="white", lw=1.5)
-    canvas.name_clients(axis, order, along="y")
+        axis.axvline(place - 0.5, color="black", lw=0.9)
+    canvas.name_clients(axis, order, "client", along="y")
+    axis.set_ylabel("")
 
 
 def _means(
@@ -95,5 +100,5 @@ def _means(
         even = float(same.sum(axis=1).mean() / max(len(cluster) - 1, 1))
         axis.axhline(even, color="#777777", lw=1.2, ls=":", label="layer 1, if it were even")
     axis.set(title="mean over clients", xlabel="round", ylabel="attention", ylim=(-0.02, 1.02))
-    axis.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     canvas.plain(axis)

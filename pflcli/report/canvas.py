@@ -15,8 +15,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKS = ("o", "^", "s", "D")
 """What groups with the same colour differ in."""
 
-_NUMBERED = 40
-"""Up to so many clients are labelled by their numbers."""
+_NUMBERED, _WORDS = 40, 5
+"""Up to so many clients are labelled by numbers of our choice, and up to so many groups in words."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,20 @@ def png(figure: Any) -> bytes:
     return memory.getvalue()
 
 
-def name_clients(axis: Any, order: Order, *, along: str) -> None:
+def name_clients(axis: Any, order: Order, label: str, *, along: str) -> None:
     """Label the clients of an image along ``x`` or ``y`` by their groups, or numbers, with borders between groups."""
     line, target = (axis.axvline, axis.xaxis) if along == "x" else (axis.axhline, axis.yaxis)
-    ends = np.cumsum(order.sizes)
+    ends, few = np.cumsum(order.sizes), len(order.names) <= _WORDS
     for end in ends[:-1]:
         line(end - 0.5, color="black", lw=0.9)
     if order.names:
-        target.set_ticks(ends - order.sizes / 2 - 0.5, [f"group {name}" for name in order.names])
-        target.set_tick_params(length=0, labelrotation=0 if along == "x" or len(order.names) > 6 else 90)
-        for label in target.get_ticklabels():
-            label.set_va("top" if along == "x" else "center")
+        names = [f"group {name}" if few else name for name in order.names]
+        turn = 90 if along == "y" and few else 0
+        target.set_ticks(ends - order.sizes / 2 - 0.5, names, rotation=turn, va="center" if along == "y" else "top")
+        target.set_tick_params(length=0)
     elif len(order.place) <= _NUMBERED:
-        step = 1 if len(order.place) <= 12 else 5
-        target.set_ticks(np.arange(0, len(order.place), step))
+        target.set_ticks(np.arange(0, len(order.place), 1 if len(order.place) <= 12 else 5))
+    target.set_label_text(label if few else f"{label}, by group")
 
 
 def plain(axis: Any) -> None:

@@ -16,7 +16,10 @@ Graph = NDArray[np.bool_]
 _FEW = 60
 """Up to so many clients a graph can be made out."""
 
-_WITHIN, _ACROSS = "#0072B2", "#D55E00"
+_WITHIN, _ACROSS = "#888888", "#D55E00"
+"""Colours of neighbours within a group and across groups."""
+
+_GROUPS = tuple(colour for colour in COLOURS if colour != _ACROSS)
 
 
 def neighbours(
@@ -53,9 +56,9 @@ def _field(axis: Any, graph: Graph, order: Order) -> None:
 
     shown = np.where(graph, 1 + _across(order), 0)
     axis.imshow(shown, cmap=ListedColormap(["white", _WITHIN, _ACROSS]), vmin=0, vmax=2, interpolation="nearest")
-    axis.set(title="who has whom", xlabel="neighbour", ylabel="client")
-    canvas.name_clients(axis, order, along="x")
-    canvas.name_clients(axis, order, along="y")
+    axis.set(title="who has whom")
+    canvas.name_clients(axis, order, "neighbour", along="x")
+    canvas.name_clients(axis, order, "client", along="y")
     if order.names:
         patches = [Patch(color=_WITHIN, label="of its group"), Patch(color=_ACROSS, label="of another group")]
         axis.legend(handles=patches, frameon=False, fontsize=8.5, ncols=2, **_BELOW)
@@ -73,13 +76,13 @@ def _circle(axis: Any, graph: Graph, order: Order) -> None:
     at = np.stack([np.sin(turn), np.cos(turn)], axis=1)
     joined = np.triu(graph | graph.T)
     # A line that crosses groups lies above the others, of which there may be many.
-    for apart, colour, depth in ((False, "#999999", 1), (True, _ACROSS, 2)):
+    for apart, colour, depth in ((False, _WITHIN, 1), (True, _ACROSS, 2)):
         ends = np.argwhere(joined & (_across(order) == apart))
         axis.add_collection(LineCollection(at[ends], colors=colour, linewidths=0.8, alpha=0.55, zorder=depth))
     small = count > 30
     for place in range(len(order.sizes)):
         own = order.group == place
-        style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place // len(COLOURS) % len(MARKS)]}
+        style = {"color": _GROUPS[place % len(_GROUPS)], "marker": MARKS[place // len(_GROUPS) % len(MARKS)]}
         name = f"group {order.names[place]}" if order.names else None
         axis.scatter(
             *at[own].T, s=40 if small else 70, zorder=3, label=name, edgecolors="white", linewidths=0.6, **style
