@@ -48,7 +48,7 @@ def attention(
 def _last(values: Array, took: NDArray[np.bool_]) -> Array:
     """Return the row (m, ...) of each client's last round; nan for one that never took part."""
     last = len(took) - 1 - took[::-1].argmax(axis=0)
-    found = values[last, np.arange(took.shape[1])].astype(np.float64)
+    found: Array = values[last, np.arange(took.shape[1])].astype(np.float64)
     found[~took.any(axis=0)] = np.nan
     return found
 
@@ -93,7 +93,8 @@ def _means(
     for place, name in enumerate(SLOTS):
         axis.plot(rounds, mean[:, place], color=COLOURS[place], lw=1.8, marker=mark, ms=3.5, label=f"layer 2: {name}")
     if cluster is not None:
-        same = (cluster[:, None] == cluster) & ~np.eye(len(cluster), dtype=bool)
+        same: NDArray[np.bool_] = cluster[:, None] == cluster
+        np.fill_diagonal(same, False)
         within = (first * same).sum(axis=2)
         share = np.where(known, within.sum(axis=1) / weight[:, 0], np.nan)
         axis.plot(rounds, share, color="black", lw=1.6, ls="--", label="layer 1: to its own group")

@@ -78,7 +78,7 @@ def _circle(axis: Any, graph: Graph, order: Order) -> None:
     # A line that crosses groups lies above the others, of which there may be many.
     for apart, colour, depth in ((False, _WITHIN, 1), (True, _ACROSS, 2)):
         ends = np.argwhere(joined & (_across(order) == apart))
-        axis.add_collection(LineCollection(at[ends], colors=colour, linewidths=0.8, alpha=0.55, zorder=depth))
+        axis.add_collection(LineCollection(list(at[ends]), colors=colour, linewidths=0.8, alpha=0.55, zorder=depth))
     small = count > 30
     for place in range(len(order.sizes)):
         own = order.group == place
