@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pflcli.fl import params as P
 from pflcli.fl.table import Table
 from pflcli.metrics import neighbourhood
 from pflcli.steps import personal, training
+from pflcli.steps.making import Manner
 from pflcli.steps.partition import partition
 from pflcli.steps.personalize import personalize
 
@@ -105,6 +107,41 @@ def test_a_round_that_is_due_says_it_and_progress_shows_it(small, tmp_path):
     shown = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
     assert training._note(shown) == "loss 0.500, personal accuracy 0.250"
     assert training._note([row]) == "loss 0.500"
+
+
+class Stop:
+    """Watches a step and interrupts it after a number of rounds."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def say(self, text):
+        pass
+
+    detail = say
+
+    @contextmanager
+    def progress(self, label, total, done=0):
+        def advance(steps, note):
+            self.left -= steps
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+        yield advance
+
+
+@pytest.mark.parametrize("method", ["panm", "fedham", "fedper", "apfl"])
+def test_interrupted_it_goes_on_with_the_same_rows(small, tmp_path, method):
+    settings = {**FEW, "rounds": 6}
+    personalize(method, small.p, tmp_path / "whole", settings=settings)
+    for after in (3, 1):
+        with pytest.raises(KeyboardInterrupt):
+            personalize(method, small.p, tmp_path / "m", settings=settings, manner=Manner(watch=Stop(after)))
+    personalize(method, small.p, tmp_path / "m", settings=settings)
+    whole, resumed = ([{**row, "seconds": ""} for row in rows(tmp_path / name)] for name in ("whole", "m"))
+    assert whole == resumed
+    for name in open_artifact(tmp_path / "whole").manifest.files:
+        assert name == "rounds.csv" or (tmp_path / "m" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_methods_without_such_models_have_no_such_column(small):

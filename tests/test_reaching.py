@@ -104,6 +104,18 @@ def test_whose_rounds_they_are(runs):
     assert {number for number, _ in own} == {2, 4}
 
 
+def test_of_a_backbone_the_global_model_counts(small, tmp_path):
+    """Whoever starts from it has nothing of the models that its clients had beside it."""
+    train_global(small.p, tmp_path / "b", method="ditto", settings=FEW)
+    personalize("fedavg-plus", tmp_path / "b", tmp_path / "plus", settings=FEW)
+    shared, own = (known(tmp_path / "b", f"{kind}_accuracy") for kind in ("validation", "personal"))
+    assert shared != own
+    target = max(value for _, value in shared)
+    first = next(number for number, value in shared if value >= target)
+    assert reaching.reached(open_artifact(tmp_path / "plus"), target)["rounds_to_target"] == first
+    assert reaching.reached(open_artifact(tmp_path / "plus"), min(1, target + 1e-6)) is None
+
+
 def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_path):
     evaluate([runs / "fedavg", runs / "local"], tmp_path / "plain")
     words = ("evaluate", runs / "fedavg", runs / "local", "-o", tmp_path / "asked", "--target", "0.01")

@@ -86,9 +86,9 @@ def _means(
     cluster: NDArray[np.int64] | None,
 ) -> None:
     """Draw means over the clients of each round."""
-    known = took.any(axis=1)
-    weight = np.maximum(took.sum(axis=1), 1)[:, None]
-    mean = np.where(known[:, None], second.sum(axis=1) / weight, np.nan)
+    count = took.sum(axis=1)
+    weight = np.where(count > 0, count, np.nan)
+    mean = second.sum(axis=1) / weight[:, None]
     mark = "o" if len(rounds) <= 30 else ""
     for place, name in enumerate(SLOTS):
         axis.plot(rounds, mean[:, place], color=COLOURS[place], lw=1.8, marker=mark, ms=3.5, label=f"layer 2: {name}")
@@ -96,7 +96,7 @@ def _means(
         same: NDArray[np.bool_] = cluster[:, None] == cluster
         np.fill_diagonal(same, False)
         within = (first * same).sum(axis=2)
-        share = np.where(known, within.sum(axis=1) / weight[:, 0], np.nan)
+        share = within.sum(axis=1) / weight
         axis.plot(rounds, share, color="black", lw=1.6, ls="--", label="layer 1: to its own group")
         even = float(same.sum(axis=1).mean() / max(len(cluster) - 1, 1))
         axis.axhline(even, color="#777777", lw=1.2, ls=":", label="layer 1, if it were even")
