@@ -117,3 +117,9 @@ def new(artifact: Artifact) -> NDArray[np.bool_] | None:
     """Read which clients take no part in training the global model, (m,), or None if all are free to."""
     with artifact.h5("samples.h5") as file:
         return file["new"][...] if "new" in file else None
+
+
+def cluster(artifact: Artifact) -> NDArray[np.int64] | None:
+    """Read the true cluster of each client, (m,), or None if they are not known."""
+    with artifact.h5("samples.h5") as file:
+        return file["cluster"][...] if "cluster" in file else None

@@ -3,7 +3,9 @@
 ``predictions.h5``: a group a split with ``p`` (n, C) float32 rows of probabilities, further (n, C) parts where the
 method has them (``global``, ``knn``), ``y``, ``sample`` (n,), ``offsets`` (m + 1,); group ``tuned`` with one (m,)
 array for every value that a client chose on its validation data; where the partition has them, ``new`` (m,) bool, the
-clients that took no part in training the global model. ``state.safetensors``: the method's last state.
+clients that took no part in training the global model. ``state.safetensors``: the method's last state. Where it had
+rounds, ``rounds.csv``, one row each; where clients had neighbours in them, ``neighbours.csv``: how many on average, and
+their precision and recall if the partition knows the true clusters.
 """
 
 from __future__ import annotations

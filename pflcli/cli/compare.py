@@ -42,6 +42,7 @@ def command(
         typer.Option("--set", help="Option or training setting of one method, repeatable.", metavar="METHOD.KEY=VALUE"),
     ] = None,
     baseline: Annotated[str, typer.Option(help="Method that gains are measured against.")] = "fedavg",
+    target: o.Target = None,
     device: o.Device = "auto",
     threads: o.Threads = 0,
     engine: o.Engine = "auto",
@@ -74,6 +75,7 @@ def command(
             options=config.by_owner(config.assignments(options or [])),
             settings=settings,
             baseline=baseline,
+            target=target,
             manner=o.manner(
                 force=force,
                 dry_run=dry_run,

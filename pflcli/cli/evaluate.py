@@ -16,6 +16,7 @@ def command(
     out: o.Out,
     split: Annotated[str, typer.Option(help="test or validation.")] = "test",
     baseline: Annotated[str, typer.Option(help="Method that gains are measured against.")] = "fedavg",
+    target: o.Target = None,
     config_file: o.Config = None,
     force: o.Force = False,
     dry_run: o.DryRun = False,
@@ -33,7 +34,7 @@ def command(
     from pflcli.steps.scoring import read
 
     manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
-    outcome = evaluate(sources, out, split=split, baseline=baseline, manner=manner)
+    outcome = evaluate(sources, out, split=split, baseline=baseline, target=target, manner=manner)
     if not quiet and not dry_run:
         console.table(*tables.rows(read(open_artifact(out))), to_stderr=True)
     console.result(outcome, as_json=as_json)

@@ -88,6 +88,15 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Option of the method, scheme or dataset, repeatable.", metavar="KEY=VALUE"),
 ]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        help="Say too in how many rounds, seconds and MB the validation accuracy reached this share: that of clients'"
+        " own models where a method has them, else of the global one. It is known every --eval-every rounds.",
+        metavar="SHARE",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks of bugs.")]

@@ -17,7 +17,12 @@ def command(
     verify: Annotated[bool, typer.Option("--verify", help="Check every file against its hash.")] = False,
     picture: Annotated[
         Path | None,
-        typer.Option("--plot", help="Draw who holds what in a partition.", metavar="FILE.png", show_default=False),
+        typer.Option(
+            "--plot",
+            help="Draw who holds what in a partition, or the attention, neighbours or history that predictions hold.",
+            metavar="FILE.png",
+            show_default=False,
+        ),
     ] = None,
     as_json: o.Json = False,
 ) -> None:

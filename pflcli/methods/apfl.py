@@ -30,6 +30,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "local"
 PAPER = "APFL"
 YEAR = 2020
 

@@ -30,6 +30,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "cluster"
 PAPER = "Clustered FL"
 YEAR = 2020
 

@@ -23,6 +23,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "personal"
 PAPER = "Ditto"
 YEAR = 2021
 

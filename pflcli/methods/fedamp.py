@@ -26,6 +26,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "model"
 PAPER = "FedAMP"
 YEAR = 2021
 

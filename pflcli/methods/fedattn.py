@@ -41,6 +41,7 @@ from pflcli.methods import fedavg
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "z"
 PAPER = "FedAttn"
 YEAR = 2022
 

@@ -24,6 +24,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "norms"
 PAPER = "FedBN"
 YEAR = 2021
 

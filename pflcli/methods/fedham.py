@@ -41,6 +41,7 @@ from pflcli.fl.table import Table
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "models"
 PAPER = "FedHAM"
 YEAR = 2023
 

@@ -23,6 +23,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "heads"
 PAPER = "FedPer"
 YEAR = 2019
 

@@ -21,6 +21,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "peer"
 NEEDS = ()
+PERSONAL = "model"
 PAPER = "Gossip learning"
 YEAR = 2019
 

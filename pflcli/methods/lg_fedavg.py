@@ -24,6 +24,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "bodies"
 PAPER = "LG-FedAvg"
 YEAR = 2020
 

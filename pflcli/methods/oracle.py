@@ -19,6 +19,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+PERSONAL = "cluster"
 PAPER = "PANM, upper bound"
 YEAR = 2022
 

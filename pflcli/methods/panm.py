@@ -31,6 +31,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "peer"
 NEEDS = ()
+PERSONAL = "model"
 PAPER = "PANM"
 YEAR = 2022
 

@@ -23,6 +23,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "peer"
 NEEDS = ()
+PERSONAL = "model"
 PAPER = "PENS"
 YEAR = 2021
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -39,3 +40,17 @@ def precision_recall(neighbours: Array, cluster: Array) -> tuple[float, float]:
         float(precision.mean()) if len(precision) else math.nan,
         float(recall.mean()) if len(recall) else math.nan,
     )
+
+
+def by_round(graphs: Iterable[Array], cluster: Array | None) -> list[dict[str, float]]:
+    """Return a row for each round's neighbours (m, m): their mean number, and how well they match ``cluster`` (m,).
+
+    Precision and recall are those of ``precision_recall``; they are left out if the true clusters are not known.
+    """
+    rows: list[dict[str, float]] = []
+    for number, found in enumerate(graphs, start=1):
+        row = {"round": number, "neighbours": float(found.sum(axis=1).mean())}
+        if cluster is not None:
+            row["precision"], row["recall"] = precision_recall(found, cluster)
+        rows.append(row)
+    return rows

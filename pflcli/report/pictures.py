@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-"""Okabe and Ito's palette, which readers with colour-blindness can tell apart."""
+from pflcli.report.canvas import COLOURS
 
 _LINES, _MARKS = ("-", ":", "-."), ("o", "^", "s")
 """How the second and third eight methods differ from the first of their colour."""
@@ -32,8 +31,8 @@ def ranked_accuracy(accuracy: Mapping[str, NDArray[np.float64]], baseline: str |
     others = [name for name in accuracy if name != baseline]
     paired = reference is not None and bool(others)
     figure, axes = pyplot.subplots(1, 1 + paired, figsize=(6.2 * (1 + paired), 4.2), squeeze=False)
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(accuracy)}
-    again = {name: i // len(_COLOURS) % len(_LINES) for i, name in enumerate(accuracy)}
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(accuracy)}
+    again = {name: i // len(COLOURS) % len(_LINES) for i, name in enumerate(accuracy)}
     ranked = axes[0][0]
     for name, values in accuracy.items():
         known = np.sort(values[~np.isnan(values)])
@@ -45,7 +44,7 @@ def ranked_accuracy(accuracy: Mapping[str, NDArray[np.float64]], baseline: str |
     ranked.set(xlabel="clients, worst-served first (%)", ylabel="test accuracy", title=title, xlim=(0, 100))
     ranked.axvline(10, color="#bbbbbb", lw=0.8, zorder=0)
     ranked.text(11, ranked.get_ylim()[0], "bottom decile", color="#777777", fontsize=8, va="bottom")
-    many = len(accuracy) > len(_COLOURS)
+    many = len(accuracy) > len(COLOURS)
     ranked.legend(frameon=False, loc="lower right", ncols=1 + many, fontsize=8 if many else None)
     ranked.yaxis.set_major_formatter(PercentFormatter(1.0))
     if paired:

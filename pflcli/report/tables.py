@@ -23,6 +23,9 @@ COLUMNS = {
     "worse_off": "worse off",
     "megabytes": "MB sent",
     "seconds": "seconds",
+    "rounds_to_target": "rounds to {}",
+    "seconds_to_target": "seconds to {}",
+    "megabytes_to_target": "MB to {}",
 }
 """Metrics in the order of the table, with their headings."""
 
@@ -34,7 +37,7 @@ _PERCENT = {
 
 COMPARED = (
     "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_seen", "accuracy_unseen", "gain", "better_off",
-    "megabytes", "seconds",
+    "megabytes", "seconds", "rounds_to_target", "seconds_to_target", "megabytes_to_target",
 )  # fmt: skip
 """Columns of a comparison."""
 
@@ -45,7 +48,9 @@ OF = {"evaluation": tuple(COLUMNS), "comparison": COMPARED}
 def rows(metrics: Mapping[str, Any], columns: Sequence[str] = tuple(COLUMNS)) -> tuple[list[str], list[list[str]]]:
     """Return the heading and a row a method of the stored ``metrics``."""
     used = [name for name in columns if any(name in method["metrics"] for method in metrics["methods"])]
-    heading = ["method", "seeds", *(COLUMNS[name] + (" %" if name in _PERCENT else "") for name in used)]
+    target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
+    titles = [COLUMNS[name].format(target) + (" %" if name in _PERCENT else "") for name in used]
+    heading = ["method", "seeds", *titles]
     body = [
         [
             method["label"],
@@ -66,6 +71,8 @@ def comma_separated(metrics: Mapping[str, Any]) -> str:
         for name in names:
             metric = method["metrics"].get(name, {})
             row[name], row[f"{name}_std_over_seeds"] = metric.get("value"), metric.get("std_over_seeds")
+            if name == "rounds_to_target":
+                row["seeds_to_target"] = metric.get("n")
             if name == "gain":
                 row["gain_low"], row["gain_high"] = metric.get("interval") or (None, None)
         body.append(row)
@@ -93,7 +100,8 @@ def _cell(name: str, metric: Mapping[str, Any] | None) -> str:
     if name == "gain" and metric.get("interval"):
         low, high = (bound * scale for bound in metric["interval"])
         return f"{text} [{low:+.1f}, {high:+.1f}]"
-    return f"{text} ± {spread * scale:.1f}" if spread else text
+    some = f" ({metric['n']} of {metric['of']})" if "of" in metric and metric["n"] < metric["of"] else ""
+    return (f"{text} ± {spread * scale:.1f}" if spread else text) + some
 
 
 def markdown(heading: Sequence[str], body: Sequence[Sequence[str]]) -> str:

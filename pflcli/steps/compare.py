@@ -14,7 +14,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Decision, Work
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError, closest
 from pflcli.report import tables
-from pflcli.steps import lineup, running, scoring, training
+from pflcli.steps import lineup, reaching, running, scoring, training
 from pflcli.steps.lineup import ALL, BACKBONE, Step
 from pflcli.steps.making import SILENT, Manner, Outcome, make
 
@@ -41,6 +41,7 @@ def compare(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
     baseline: str = BACKBONE,
+    target: float | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
     """Run every method under every seed, as artifacts in ``out/seed-N``, and make the table ``out/comparison``.
@@ -49,7 +50,7 @@ def compare(
     under the seed that it was drawn with. ``options`` holds by method its options and training settings that differ
     from ``settings``. What is there already is not made again; with ``force`` what another request made is replaced,
     and nothing else. A table that holds all of the one that stands there takes its place. ``baseline`` is the method
-    that gains are measured against.
+    that gains are measured against, ``target`` a validation accuracy of which the table says how long it took.
 
     Raises UsageError for what cannot be, ConflictError before anything is made, and IncompleteError, with the
     comparison of the others, if a method fails.
@@ -57,6 +58,7 @@ def compare(
     manner = manner or Manner()
     out = Path(out)
     _check(out)
+    reaching.check(target)
     plan = training.settings({}, settings or {})
     entered = lineup.entrants(methods, options or {}, plan)
     names = [entrant.name for entrant in entered]
@@ -73,6 +75,7 @@ def compare(
         "split": _SPLIT,
         "baseline": baseline,
         "bootstrap_draws": scoring.DRAWS,
+        **({} if target is None else {"target": target}),
     }
     ahead = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
     extends = _addition(out / NAME, ahead)
@@ -147,15 +150,19 @@ def _addition(target: Path, draft: Draft) -> str:
         old = manifests.read(target)
     except InputError:
         return ""
-    growing = ("methods", "seeds")
+    growing = ["methods", "seeds"]
+    if "target" in draft.request and "target" not in old.request:
+        growing.append("target")
     before, after = (
         {key: value for key, value in request.items() if key not in growing} for request in (old.request, draft.request)
     )
     had, has = ({item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs))
-    if old.kind != NAME or before != after or not had.items() < has.items():
+    more = had.items() < has.items() or (had == has and "target" in growing)
+    if old.kind != NAME or before != after or not more:
         return ""
     fresh = [name for name in draft.request["methods"] if name not in old.request["methods"]]
     fresh += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
+    fresh += [f"target {draft.request['target']:g}"] if "target" in growing else []
     return f"adds {', '.join(fresh or sorted(has.keys() - had.keys()))}"
 
 
@@ -191,6 +198,7 @@ def _tabulate(request: Mapping[str, Any], results: running.Results, out: Path, e
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         scored = scoring.score(artifacts, _SPLIT, baseline, labels)
         metrics = {**scoring.metrics(scored, _SPLIT, baseline), "failed": lost}
+        metrics = {**scoring.metrics(scored, _SPLIT, baseline, request.get("target")), "failed": lost}
         metrics["methods"].sort(key=lambda method: -method["metrics"]["accuracy"]["value"])
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
         scoring.write(work, sorted(scored, key=lambda item: place[item.label]), metrics)

@@ -12,7 +12,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError, closest
 from pflcli.report import tables
-from pflcli.steps import scoring
+from pflcli.steps import reaching, scoring
 from pflcli.steps.making import Manner, Outcome, make
 
 
@@ -22,14 +22,18 @@ def evaluate(
     *,
     split: str = "test",
     baseline: str = "fedavg",
+    target: float | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
     """Score predictions; the same method under several seeds becomes one row, with its spread.
 
     Gains are measured against ``baseline`` for the same partition and seed, or, where it was not given, against the
-    backbone's own answers stored beside the method's. Raises UsageError for an unknown split or baseline.
+    backbone's own answers stored beside the method's. ``target`` is a validation accuracy: the table then says how long
+    each method took to reach it, see ``reaching``. Raises UsageError for an unknown split or baseline, or a target that
+    is no share.
     """
     manner = manner or Manner()
+    reaching.check(target)
     if split not in blocks.SPLITS[1:]:
         raise UsageError(f"unknown split '{split}'", closest(split, blocks.SPLITS[1:]))
     artifacts = [open_artifact(source, "predictions") for source in sources]
@@ -38,7 +42,8 @@ def evaluate(
     twice = {a.manifest.fingerprint: a.path for a in artifacts}
     if len(twice) < len(artifacts):
         raise UsageError("the same predictions are given twice")
-    request = {"split": split, "baseline": baseline, "bootstrap_draws": scoring.DRAWS, "seed": 0}
+    request: dict[str, Any] = {"split": split, "baseline": baseline, "bootstrap_draws": scoring.DRAWS, "seed": 0}
+    request |= {} if target is None else {"target": target}
     draft = Draft(
         "evaluation",
         request,
@@ -47,7 +52,7 @@ def evaluate(
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         scored = scoring.score(artifacts, split, baseline)
-        metrics = scoring.metrics(scored, split, baseline)
+        metrics = scoring.metrics(scored, split, baseline, target)
         scoring.write(work, scored, metrics)
         work.write("table.md", tables.markdown(*tables.rows(metrics)).encode())
         best = max(metrics["methods"], key=lambda method: method["metrics"]["accuracy"]["value"])

@@ -21,8 +21,10 @@ from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
+from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import machine, training
 from pflcli.steps.making import Manner, Outcome, make
+from pflcli.steps.personal import CHUNK
 from pflcli.steps.weights import INITIAL
 
 CHAIN = {
@@ -32,9 +34,6 @@ CHAIN = {
     "datastore": "pfl build-datastore {} -o {}",
 }
 """Kinds in the order in which they are made from one another, and the command that makes each."""
-
-_CHUNK = 16
-"""Clients that personalize at a time: bounds the memory of intermediate arrays, and progress is seen to move."""
 
 
 def personalize(
@@ -110,6 +109,9 @@ def personalize(
         training.keep(state, work)
         if rows:
             work.write("rounds.csv", training.table(rows))
+        if len(state.get("graph", ())):
+            graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
+            work.write("neighbours.csv", training.table(by_round(graphs, data.cluster)))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
         summary = {
             "method": method,
@@ -158,8 +160,8 @@ def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress
     checkpoints = training.Checkpoints(run, progress, work)
     done, total = progress.answered, len(run.clients)
     with manner.watch.progress(method, total, done) as advance, checkpoints.on_interruption():
-        for first in range(done, total, _CHUNK):
-            clients = run.clients[first : first + _CHUNK]
+        for first in range(done, total, CHUNK):
+            clients = run.clients[first : first + CHUNK]
             try:
                 predictor = code.personalize(run, progress.state, clients)
             except ComputationError as error:

@@ -22,6 +22,7 @@ from pflcli.artifacts.store import Work
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.metrics import scores
 from pflcli.report import pictures
+from pflcli.steps import reaching
 
 DRAWS = 2000
 """Draws of the bootstrap."""
@@ -55,15 +56,20 @@ def score(
     return _paired([_score(artifact, label, split) for artifact, label in named], baseline)
 
 
-def metrics(scored: Sequence[Scored], split: str, baseline: str) -> dict[str, Any]:
-    """Return a row for each method, several seeds together."""
+def metrics(scored: Sequence[Scored], split: str, baseline: str, target: float | None = None) -> dict[str, Any]:
+    """Return a row for each method, several seeds together; with a ``target`` accuracy, how long each took to it."""
     groups = _groups(scored)
-    return {
+    found: dict[str, Any] = {
         "split": split,
         "baseline": baseline if baseline in groups else "global" if _has_baseline(scored) else None,
         "reported": "last round",
         "methods": [_method(label, items) for label, items in groups.items()],
     }
+    if target is not None:
+        found["target"] = target
+        for method, items in zip(found["methods"], groups.values(), strict=True):
+            method["metrics"] |= reaching.metrics([item.artifact for item in items], target)
+    return found
 
 
 def write(work: Work, scored: Sequence[Scored], metrics: Mapping[str, Any]) -> None:

@@ -6,10 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, follow, open_artifact
 from pflcli.errors import InputError, UsageError
-from pflcli.report.holdings import holdings
+from pflcli.steps import drawing
 
 
 def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> dict[str, Any]:
@@ -22,19 +21,17 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
 
 
 def plot(path: Path | str, out: Path | str) -> None:
-    """Draw who holds what in the partition at ``path`` into the PNG file ``out``, which is replaced if it exists.
+    """Draw the artifact at ``path`` into the PNG file ``out``, which is replaced if it exists.
 
-    Raises UsageError if ``out`` is no name of a PNG, InputError if ``path`` is no partition or ``out`` not writable.
+    Of a partition that is who holds what; of predictions the attention, the neighbours or the history that the method
+    kept. Raises UsageError if ``out`` is no name of a PNG or the method kept none, InputError if ``path`` is another
+    kind of artifact or ``out`` not writable.
     """
     out = Path(out)
     if out.suffix.lower() != ".png":
         raise UsageError(f"{out} is not the name of a PNG file", f"--plot {out.with_suffix('.png')}")
-    artifact = open_artifact(path, "partition")
-    held = partitions.read(artifact)
-    request = artifact.manifest.request
-    options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
-    title = f"{request['dataset']}, {request['scheme']}{f' ({options})' if options else ''}, {len(held.names)} clients"
-    picture = holdings(held.label_counts, title, held.cluster, held.new)
+    artifact = open_artifact(path, "partition", "predictions")
+    picture = drawing.partition(artifact) if artifact.kind == "partition" else drawing.predictions(artifact)
     try:
         out.write_bytes(picture)
     except OSError as error:

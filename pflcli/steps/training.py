@@ -29,7 +29,7 @@ from pflcli.fl.federation import Federation
 from pflcli.fl.run import Run
 from pflcli.fl.table import Table
 from pflcli.settings import Settings
-from pflcli.steps import machine
+from pflcli.steps import machine, personal
 from pflcli.steps.making import Manner
 
 Row = dict[str, Any]
@@ -162,8 +162,11 @@ def rounds(run: Run, name: str, method: ModuleType, progress: Progress, work: Wo
 
 
 def _note(rows: list[Row]) -> str:
-    known = [row["validation_accuracy"] for row in rows if not math.isnan(row["validation_accuracy"])]
-    return f"loss {rows[-1]['loss']:.3f}" + (f", validation accuracy {known[-1]:.3f}" if known else "")
+    note = f"loss {rows[-1]['loss']:.3f}"
+    for kind in ("validation", "personal"):
+        known = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
+        note += f", {kind} accuracy {known[-1]:.3f}" if known else ""
+    return note
 
 
 def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple[Any, Row]:
@@ -174,6 +177,7 @@ def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple
         state = method.train_round(run, state, t)
     except ComputationError as error:
         raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
+    spent = time.monotonic() - began  # measuring costs the method nothing
     weight = sum(weight for _, weight in run.losses)
     loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else math.nan
     due = (t + 1) % run.settings.eval_every == 0 or t + 1 == run.settings.rounds
@@ -184,8 +188,9 @@ def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple
         "lr": run.settings.lr_at(t),
         "loss": loss,
         "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
+        **personal.column(run, method, state, due=due),
         **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
-        "seconds": round(time.monotonic() - began, 4),
+        "seconds": round(spent, 4),
     }
     return state, row
 

@@ -1,0 +1,105 @@
+"""A picture of the attention that a method's clients pay to each other, and how it went over the rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.report import canvas
+from pflcli.report.canvas import COLOURS, Order
+
+Array = NDArray[np.floating[Any]]
+
+SLOTS = ("own", "attended", "global")
+"""What the second layer chooses among."""
+
+_FIELDS, _NOTHING = "Blues", "#dddddd"
+"""Colours of fields: white is 0; and where there is nothing to attend to, as on the diagonal."""
+
+
+def attention(
+    first: Array,
+    second: Array,
+    rounds: NDArray[np.int64],
+    title: str,
+    cluster: NDArray[np.int64] | None = None,
+) -> bytes:
+    """Return a PNG: whom each client attends to (layer 1), what it then takes (layer 2), and the means by round.
+
+    ``first`` (r, m, m) and ``second`` (r, m, 3) hold a row for each client and round, 0 where it took no part;
+    ``rounds`` (r,) are their numbers; of one alone there are no means. The fields show each client's last attention,
+    clients of a true ``cluster`` (m,) together.
+    """
+    order = Order.of(first.shape[1], cluster)
+    took = second.sum(axis=2) > 0
+    several = len(rounds) > 1
+    figure, axes = canvas.draw((7.2 + 7 * several, 4.4), [4.4, 1.7, 4.2][: 2 + several])
+    others, slots, *means = axes[0]
+    figure.suptitle(title + "; grey clients took no part" * (not took.any(axis=0).all()), fontsize=11)
+    _others(figure, others, _last(first, took)[order.place][:, order.place], order)
+    _slots(figure, slots, _last(second, took)[order.place], order)
+    if several:
+        _means(means[0], first, second, took, rounds, cluster)
+    return canvas.png(figure)
+
+
+def _last(values: Array, took: NDArray[np.bool_]) -> Array:
+    """Return the row (m, ...) of each client's last round; nan for one that never took part."""
+    last = len(took) - 1 - took[::-1].argmax(axis=0)
+    found: Array = values[last, np.arange(took.shape[1])].astype(np.float64)
+    found[~took.any(axis=0)] = np.nan
+    return found
+
+
+def _others(figure: Any, axis: Any, field: Array, order: Order) -> None:
+    """Draw layer 1, who attends to whom."""
+    image = axis.imshow(np.ma.masked_where(~(field > 0), field), cmap=_FIELDS, vmin=0, interpolation="nearest")
+    axis.set_facecolor(_NOTHING)
+    figure.colorbar(image, ax=axis, fraction=0.046, pad=0.02)
+    axis.set(title="layer 1: whom a client attends to")
+    canvas.name_clients(axis, order, "other client", along="x")
+    canvas.name_clients(axis, order, "client", along="y")
+
+
+def _slots(figure: Any, axis: Any, field: Array, order: Order) -> None:
+    """Draw layer 2, what each client takes of its own model, the attended mixture and the global one."""
+    shown = np.ma.masked_invalid(field)
+    image = axis.imshow(shown, cmap=_FIELDS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axis.set_facecolor(_NOTHING)
+    figure.colorbar(image, ax=axis, fraction=0.1, pad=0.04)
+    axis.set(title="layer 2: what it takes")
+    axis.set_xticks(range(len(SLOTS)), SLOTS, rotation=30)
+    for place in range(1, len(SLOTS)):
+        axis.axvline(place - 0.5, color="black", lw=0.9)
+    canvas.name_clients(axis, order, "client", along="y")
+    axis.set_ylabel("")
+
+
+def _means(
+    axis: Any,
+    first: Array,
+    second: Array,
+    took: NDArray[np.bool_],
+    rounds: NDArray[np.int64],
+    cluster: NDArray[np.int64] | None,
+) -> None:
+    """Draw means over the clients of each round."""
+    count = took.sum(axis=1)
+    weight = np.where(count > 0, count, np.nan)
+    mean = second.sum(axis=1) / weight[:, None]
+    mark = "o" if len(rounds) <= 30 else ""
+    for place, name in enumerate(SLOTS):
+        axis.plot(rounds, mean[:, place], color=COLOURS[place], lw=1.8, marker=mark, ms=3.5, label=f"layer 2: {name}")
+    if cluster is not None:
+        same: NDArray[np.bool_] = cluster[:, None] == cluster
+        np.fill_diagonal(same, False)
+        within = (first * same).sum(axis=2)
+        share = within.sum(axis=1) / weight
+        axis.plot(rounds, share, color="black", lw=1.6, ls="--", label="layer 1: to its own group")
+        even = float(same.sum(axis=1).mean() / max(len(cluster) - 1, 1))
+        axis.axhline(even, color="#777777", lw=1.2, ls=":", label="layer 1, if it were even")
+    axis.set(title="mean over clients", xlabel="round", ylabel="attention", ylim=(-0.02, 1.02))
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    canvas.plain(axis)

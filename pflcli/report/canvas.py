@@ -1,0 +1,87 @@
+"""What pictures share: colours, an order of clients by group with borders between groups, and the PNG itself."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+"""Okabe and Ito's palette, which readers with colour-blindness can tell apart."""
+
+MARKS = ("o", "^", "s", "D")
+"""What groups with the same colour differ in."""
+
+_NUMBERED, _WORDS = 40, 5
+"""Up to so many clients are labelled by numbers of our choice, and up to so many groups in words."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Clients as they stand in a picture: ``place`` (m,) are their ids, group after group of ``sizes`` (k,)."""
+
+    place: NDArray[np.intp]
+    sizes: NDArray[np.int64]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, clients: int, cluster: NDArray[np.int64] | None) -> Order:
+        """Order clients by ``cluster`` (m,) where it is known, otherwise by number, as one group."""
+        if cluster is None:
+            return cls(np.arange(clients), np.asarray([clients]), ())
+        groups, sizes = np.unique(cluster, return_counts=True)
+        return cls(np.argsort(cluster, kind="stable"), sizes, tuple(map(str, groups)))
+
+    @property
+    def group(self) -> NDArray[np.int64]:
+        """The place of each client's group, in the picture's order (m,)."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+
+def draw(size: tuple[float, float], widths: list[float], rows: int = 1) -> tuple[Any, Any]:
+    """Return a figure without a display and its axes, (rows, columns)."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        rows, len(widths), figsize=size, width_ratios=widths, squeeze=False, layout="constrained"
+    )
+    return figure, axes
+
+
+def png(figure: Any) -> bytes:
+    """Return the figure as a PNG and close it."""
+    from matplotlib import pyplot
+
+    memory = io.BytesIO()
+    figure.savefig(memory, format="png", dpi=130, metadata={"Software": None})
+    pyplot.close(figure)
+    return memory.getvalue()
+
+
+def name_clients(axis: Any, order: Order, label: str, *, along: str) -> None:
+    """Label the clients of an image along ``x`` or ``y`` by their groups, or numbers, with borders between groups."""
+    line, target = (axis.axvline, axis.xaxis) if along == "x" else (axis.axhline, axis.yaxis)
+    ends, few = np.cumsum(order.sizes), len(order.names) <= _WORDS
+    for end in ends[:-1]:
+        line(end - 0.5, color="black", lw=0.9)
+    if order.names:
+        names = [f"group {name}" if few else name for name in order.names]
+        turn = 90 if along == "y" and few else 0
+        target.set_ticks(ends - order.sizes / 2 - 0.5, names, rotation=turn, va="center" if along == "y" else "top")
+        target.set_tick_params(length=0)
+    elif len(order.place) <= _NUMBERED:
+        target.set_ticks(np.arange(0, len(order.place), 1 if len(order.place) <= 12 else 5))
+    target.set_label_text(label if few else f"{label}, by group")
+
+
+def plain(axis: Any) -> None:
+    """Leave a curve's panel its left and lower edge, and a light grid."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    axis.xaxis.get_major_locator().set_params(integer=True)

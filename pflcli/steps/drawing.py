@@ -1,0 +1,90 @@
+"""What can be drawn: who holds what in a partition, or what the last state of a method holds of its rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import Artifact, parent
+from pflcli.errors import InputError, UsageError
+from pflcli.metrics import neighbourhood
+from pflcli.report.attention import attention
+from pflcli.report.collapse import collapse
+from pflcli.report.holdings import holdings
+from pflcli.report.neighbours import neighbours
+
+_STATE = "state.safetensors"
+
+
+def partition(artifact: Artifact) -> bytes:
+    """Return a PNG of who holds what."""
+    held, request = partitions.read(artifact), artifact.manifest.request
+    options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
+    title = f"{request['dataset']}, {request['scheme']}{f' ({options})' if options else ''}, {len(held.names)} clients"
+    return holdings(held.label_counts, title, held.cluster, held.new)
+
+
+def predictions(artifact: Artifact) -> bytes:
+    """Return a PNG of the attention, the collapse or the neighbours that the state of a method holds.
+
+    Raises UsageError if it holds none of them, InputError if the state is damaged or the partition is gone.
+    """
+    summary, state = artifact.manifest.summary, _state(artifact)
+    method, clients, rounds = summary["method"], summary["clients"], summary["rounds"]
+    title = f"{method}, {clients} clients, after {rounds} round{'s' * (rounds != 1)}"
+    if not state:
+        raise UsageError(
+            f"{artifact.path} holds nothing to draw: {method} keeps no attention, neighbours or history of its rounds",
+            f"pfl evaluate {artifact.path} -o DIR draws how well all clients do",
+        )
+    if not len(next(iter(state.values()))):
+        raise UsageError(f"{artifact.path} holds nothing to draw: no round of {method} went beyond its warm-up")
+    if "history/rho" in state:
+        history = {name.removeprefix("history/"): values for name, values in state.items()}
+        return collapse(history, _numbers(rounds, len(history["rho"])), title)
+    cluster = _cluster(artifact)
+    if "attention/first" in state:
+        first, second = state["attention/first"], state["attention/second"]
+        return attention(first, second, _numbers(rounds, len(first)), title, cluster)
+    if "graph" in state:
+        graphs = [neighbourhood.adjacency(packed, clients) for packed in state["graph"]]
+    else:  # whoever is given the same model
+        found = state["cluster"]
+        graphs = [neighbourhood.together(found) & (found >= 0)]
+    return neighbours(graphs[-1], neighbourhood.by_round(graphs, cluster), title, cluster)
+
+
+_KEPT = (
+    ("history/rho", "history/largest", "history/rejected", "history/validation"),
+    ("attention/first", "attention/second"),
+    ("graph",),
+    ("cluster",),
+)
+"""What can be drawn, by the names of its arrays; the first that is there is."""
+
+
+def _state(artifact: Artifact) -> dict[str, NDArray[Any]]:
+    """Read the arrays that can be drawn, none if there are not any."""
+    from safetensors import SafetensorError, safe_open
+
+    artifact.check(_STATE)
+    try:
+        with safe_open(artifact.path / _STATE, "numpy") as file:
+            held = set(file.keys())
+            names = next((names for names in _KEPT if held.issuperset(names)), ())
+            return {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise InputError(f"{artifact.path / _STATE} cannot be read: {error}") from None
+
+
+def _numbers(rounds: int, count: int) -> NDArray[np.int64]:
+    """Return the numbers of the last ``count`` of the rounds."""
+    return np.arange(rounds - count + 1, rounds + 1)
+
+
+def _cluster(artifact: Artifact) -> NDArray[np.int64] | None:
+    held = parent(artifact, "partition")
+    return None if held is None else partitions.cluster(held)

@@ -1,0 +1,58 @@
+"""How well clients' own models do, round by round: what they would answer if a run ended now.
+
+A method whose rounds leave clients models of their own says so by ``PERSONAL``: the key of its state under which stands
+who has taken part, a table with a row for each of them, or the cluster (m,) of each client, -1 for none. For these
+clients its ``personalize`` must train nothing, as here it is called in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.fl.run import Run
+from pflcli.fl.table import Table
+
+CHUNK = 16
+"""Clients that answer at a time: bounds the memory of intermediate arrays, and progress is seen to move."""
+
+
+def owners(run: Run, method: ModuleType, state: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Return the seen clients (n,) that have a model of their own; all of them as long as they share one."""
+    held = state.get(method.PERSONAL)
+    if held is None:
+        return run.federation.seen
+    known = held.written if isinstance(held, Table) else np.flatnonzero(held.cpu().numpy() >= 0)
+    return np.intersect1d(known, run.federation.seen)
+
+
+def column(run: Run, method: ModuleType, state: dict[str, Any], *, due: bool) -> dict[str, float]:
+    """Return what ``rounds.csv`` says of a round: nothing if the method has no models of clients' own."""
+    if not hasattr(method, "PERSONAL"):
+        return {}
+    return {"personal_accuracy": accuracy(run, method, state) if due else math.nan}
+
+
+def accuracy(run: Run, method: ModuleType, state: dict[str, Any]) -> float:
+    """Return the validation accuracy of the ``owners``, each by its own model, weighted by samples.
+
+    It is nan if they have no such samples, or if the method has learned from them.
+    """
+    clients = owners(run, method, state)
+    clients = clients[run.federation.sizes("validation")[clients] > 0]
+    right: list[NDArray[np.bool_]] = []
+    run.sealed = True
+    for first in range(0, len(clients), CHUNK):
+        some = clients[first : first + CHUNK]
+        predictor = method.personalize(run, state, some)
+        if "validation" not in predictor.splits:
+            break
+        y = np.concatenate([run.federation.y[run.federation.block(int(c), "validation")].cpu() for c in some])
+        right.append(predictor.answer("validation")["p"].argmax(axis=1) == y)
+    run.sealed = False
+    return float(np.concatenate(right).mean()) if right else math.nan

@@ -1,0 +1,72 @@
+"""How long a run takes to a target accuracy: rounds, seconds and MB, as FedHAM's Table 4 (Gao et al., 2023) has it.
+
+The accuracy is that on validation samples in ``rounds.csv``: of clients' own models where the method measured it
+(``personal_accuracy``), else of the global model (``validation_accuracy``). A method that starts from the backbone is
+given the backbone's rounds and its ``validation_accuracy``. Accuracy is known every ``eval_every`` rounds only.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pflcli.artifacts.artifact import Artifact, parent
+from pflcli.errors import UsageError
+
+_ROUNDS = "rounds.csv"
+_LINKS = ("bytes_up", "bytes_down", "bytes_peer")
+UNITS = {"rounds_to_target": "rounds", "seconds_to_target": "seconds", "megabytes_to_target": "MB"}
+"""What is said of a target, and its unit."""
+
+
+def check(target: float | None) -> None:
+    """Raise UsageError for a target that is no share of samples."""
+    if target is not None and not 0 < target <= 1:
+        raise UsageError(f"--target {target:g} is not a share of samples, above 0 and up to 1", "--target 0.9")
+
+
+def metrics(artifacts: Sequence[Artifact], target: float) -> dict[str, dict[str, Any]]:
+    """Return the row of one method: means over the seeds ``n`` that reached ``target``, ``of`` so many."""
+    known = [found for artifact in artifacts if (found := reached(artifact, target)) is not None]
+    return {
+        name: {
+            "value": float(np.mean([found[name] for found in known])) if known else float("nan"),
+            "unit": unit,
+            "weighting": "seeds that reached the target",
+            "n": len(known),
+            "of": len(artifacts),
+            "std_over_seeds": float(np.std([found[name] for found in known], ddof=1)) if len(known) > 1 else None,
+        }
+        for name, unit in UNITS.items()
+    }
+
+
+def reached(artifact: Artifact, target: float) -> dict[str, float] | None:
+    """Return rounds, seconds and MB until the validation accuracy first reaches ``target``, or None if it never does.
+
+    Both include the round in which it does. Raises InputError if the backbone that is needed is gone.
+    """
+    column, rows = _rounds(artifact)
+    seconds = megabytes = 0.0
+    for row in rows:
+        seconds += float(row["seconds"])
+        megabytes += sum(int(row[link]) for link in _LINKS) / 1e6
+        if row[column] and float(row[column]) >= target:
+            found = (float(row["round"]), seconds, megabytes)
+            return dict(zip(UNITS, found, strict=True))
+    return None
+
+
+def _rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
+    """Return the column of accuracies, and the rounds of predictions or of the backbone that they go on from."""
+    own = _ROUNDS in artifact.manifest.files
+    # A method without rounds of its own counts those of the backbone, if it stands on one.
+    source = artifact if own else parent(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
+    if source is None:
+        return "", []
+    rows = list(csv.DictReader(source.read(_ROUNDS).decode().splitlines()))
+    personal = own and any(row.get("personal_accuracy") for row in rows)
+    return "personal_accuracy" if personal else "validation_accuracy", rows

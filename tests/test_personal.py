@@ -1,0 +1,204 @@
+"""The accuracy of clients' own models, round by round, and what predictions hold beside their answers."""
+
+from __future__ import annotations
+
+import csv
+import math
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load
+
+import worlds
+from pflcli import registry
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import open_artifact
+from pflcli.fl import params as P
+from pflcli.fl.table import Table
+from pflcli.metrics import neighbourhood
+from pflcli.steps import personal, training
+from pflcli.steps.making import Manner
+from pflcli.steps.partition import partition
+from pflcli.steps.personalize import personalize
+
+METHODS = [name for name in registry.names("methods") if "PERSONAL" in registry.card("methods", name).facts]
+FEW = {"model": "mlp", "rounds": 3, "participation": 0.34, "eval_every": 2}
+
+
+def rows(folder, name="rounds.csv"):
+    with (folder / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measured(method, made, state):
+    return personal.accuracy(made, registry.load("methods", method), state)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_what_clients_would_answer_now_and_trains_nobody(method):
+    made = worlds.run(method, participation=0.5)
+    state = worlds.play(method, made)
+    p = np.split(worlds.answers(method, made, state)["validation"], np.cumsum(made.federation.sizes("validation"))[:-1])
+    who = personal.owners(made, registry.load("methods", method), state)
+    assert len(who)
+    right = [
+        p[c].argmax(axis=1) == made.federation.y[made.federation.block(c, "validation")].numpy() for c in who.tolist()
+    ]
+    before, losses, trained = dict(made.traffic), list(made.losses), set(made.trained)
+    assert measured(method, made, state) == np.concatenate(right).mean()
+    assert (made.traffic, made.losses, made.trained, made.sealed) == (before, losses, trained, False)
+
+
+@pytest.mark.parametrize("method", ["gossip", "fedamp", "ditto", "fedham"])
+def test_a_table_of_models_by_hand(method):
+    """Every sample of those that took part, under the row of the table, and nothing but matrix products."""
+    made = worlds.run(method, participation=0.5, rounds=2)
+    state = worlds.play(method, made)
+    held = state[registry.load("methods", method).PERSONAL]
+    took = sorted({c for t in range(2) for c in made.cohort(t).tolist()})
+    right = []
+    for c in took:
+        answer = worlds.probabilities(P.pick(held[[c]], 0), made.federation, c, "validation").argmax(axis=1)
+        right += (answer == made.federation.y[made.federation.block(c, "validation")].numpy()).tolist()
+    assert took == held.written.tolist()
+    assert measured(method, made, state) == sum(right) / len(right)
+
+
+def test_clients_that_never_took_part_do_not_count():
+    """Their models are still the common one, which here would spoil whatever it answers."""
+    made = worlds.run("gossip", rounds=1, participation=0.5)
+    state = worlds.play("gossip", made)
+    before = measured("gossip", made, state)
+    state["model"].default = {name: torch.full_like(value, torch.nan) for name, value in made.init.items()}
+    assert personal.owners(made, registry.load("methods", "gossip"), state).tolist() == made.cohort(0).tolist()
+    assert 0 <= before == measured("gossip", made, state)
+
+
+def test_as_long_as_clients_share_one_model_it_is_that_of_all():
+    made = worlds.run("lg-fedavg", options={"warmup": 3})
+    state = worlds.play("lg-fedavg", made)
+    assert measured("lg-fedavg", made, state) == made.accuracy({**state["body"], **state["head"]}, "validation")
+
+
+def test_samples_that_were_learned_from_measure_nothing():
+    made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "ham_split": "validation"})
+    assert math.isnan(measured("fedham", made, worlds.play("fedham", made)))
+
+
+def test_portions_do_not_change_it(monkeypatch):
+    made = worlds.run("panm", participation=1.0)
+    state = worlds.play("panm", made)
+    whole = measured("panm", made, state)
+    monkeypatch.setattr(personal, "CHUNK", 2)
+    assert measured("panm", made, state) == whole
+
+
+def test_a_round_that_is_due_says_it_and_progress_shows_it(small, tmp_path):
+    personalize("gossip", small.p, tmp_path / "g", settings=FEW)
+    found = rows(tmp_path / "g")
+    assert [bool(row["personal_accuracy"]) for row in found] == [False, True, True]
+    assert list(found[0]) == [
+        "round", "clients", "lr", "loss", "validation_accuracy", "personal_accuracy", "bytes_up", "bytes_down",
+        "bytes_peer", "seconds",
+    ]  # fmt: skip
+    row = {"loss": 0.5, "validation_accuracy": math.nan}
+    shown = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
+    assert training._note(shown) == "loss 0.500, personal accuracy 0.250"
+    assert training._note([row]) == "loss 0.500"
+
+
+class Stop:
+    """Watches a step and interrupts it after a number of rounds."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def say(self, text):
+        pass
+
+    detail = say
+
+    @contextmanager
+    def progress(self, label, total, done=0):
+        def advance(steps, note):
+            self.left -= steps
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+        yield advance
+
+
+@pytest.mark.parametrize("method", ["panm", "fedham", "fedper", "apfl"])
+def test_interrupted_it_goes_on_with_the_same_rows(small, tmp_path, method):
+    settings = {**FEW, "rounds": 6}
+    personalize(method, small.p, tmp_path / "whole", settings=settings)
+    for after in (3, 1):
+        with pytest.raises(KeyboardInterrupt):
+            personalize(method, small.p, tmp_path / "m", settings=settings, manner=Manner(watch=Stop(after)))
+    personalize(method, small.p, tmp_path / "m", settings=settings)
+    whole, resumed = ([{**row, "seconds": ""} for row in rows(tmp_path / name)] for name in ("whole", "m"))
+    assert whole == resumed
+    for name in open_artifact(tmp_path / "whole").manifest.files:
+        assert name == "rounds.csv" or (tmp_path / "m" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_methods_without_such_models_have_no_such_column(small):
+    assert list(rows(small.b)[0]) == [
+        "round", "clients", "lr", "loss", "validation_accuracy", "bytes_up", "bytes_down", "bytes_peer", "seconds",
+    ]  # fmt: skip
+
+
+def test_what_a_method_declares_is_there():
+    """A table, or a cluster for every client; or it comes with the first round that needs it."""
+    for method in METHODS:
+        made = worlds.run(method)
+        held = worlds.play(method, made).get(registry.load("methods", method).PERSONAL)
+        if isinstance(held, Table):
+            assert len(held) == len(made.clients)
+        elif held is not None:
+            assert held.shape == (len(made.clients),)
+        else:
+            assert method == "fedbn"  # whose network here has no normalization
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """Two groups of four writers' digits, known to the partition, and six rounds of PANM on them."""
+    root = tmp_path_factory.mktemp("grouped")
+    options = {"groups": 2, "kind": "labels"}
+    partition("writers", root / "p", scheme="clusters", clients=8, options=options)
+    settings = {"model": "mlp", "rounds": 6, "participation": 0.5}
+    personalize("panm", root / "p", root / "panm", settings=settings, options={"k": 2, "t1": 3})
+    return root
+
+
+def test_neighbours_of_every_round_against_the_truth(grouped):
+    graphs = load((grouped / "panm" / "state.safetensors").read_bytes())["graph"]
+    cluster = partitions.cluster(open_artifact(grouped / "p")).tolist()
+    assert cluster == partitions.read(open_artifact(grouped / "p")).cluster.tolist()
+    assert len(graphs) == 6
+    found = rows(grouped / "panm", "neighbours.csv")
+    for number, (row, bits) in enumerate(zip(found, graphs, strict=True), start=1):
+        bags = [[j for j in range(8) if bits[i, j // 8] >> (7 - j % 8) & 1] for i in range(8)]
+        alike = [[j for j in range(8) if j != i and cluster[j] == cluster[i]] for i in range(8)]
+        hits = [len({*bag} & {*same}) for bag, same in zip(bags, alike, strict=True)]
+        assert int(row["round"]) == number
+        assert float(row["neighbours"]) == sum(map(len, bags)) / 8
+        shares = [hit / len(bag) for hit, bag in zip(hits, bags, strict=True) if bag]
+        assert float(row["precision"]) == pytest.approx(sum(shares) / len(shares))
+        assert float(row["recall"]) == pytest.approx(sum(h / len(a) for h, a in zip(hits, alike, strict=True)) / 8)
+    assert float(found[-1]["neighbours"]) > 0
+
+
+def test_without_true_clusters_neighbours_are_only_counted(small, tmp_path):
+    personalize("gossip", small.p, tmp_path / "g", settings=FEW, options={"k": 1})
+    assert [list(row) for row in rows(tmp_path / "g", "neighbours.csv")] == [["round", "neighbours"]] * 3
+    assert not (small.fedavg / "neighbours.csv").exists()
+
+
+def test_nobody_with_neighbours_has_no_precision():
+    (row,) = neighbourhood.by_round([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
+    assert (row["round"], row["neighbours"], row["recall"]) == (1, 0, 0)
+    assert math.isnan(row["precision"])

@@ -1,0 +1,160 @@
+"""What a method kept of its rounds, drawn: the right numbers in the right place, and a word where there are none."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib import pyplot
+from matplotlib.colors import to_hex
+
+from pflcli.errors import InputError, UsageError
+from pflcli.report import attention, canvas, collapse, neighbours
+from pflcli.report.canvas import Order
+from pflcli.steps.partition import partition
+from pflcli.steps.personalize import personalize
+from pflcli.steps.show import plot
+
+mpl.use("Agg")
+
+CLUSTER = np.asarray([1, 0, 1, 0])
+FEW = {"model": "mlp", "rounds": 4, "participation": 0.5}
+
+
+@pytest.fixture
+def axis():
+    figure, found = pyplot.subplots()
+    yield found
+    pyplot.close(figure)
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """Two groups of three clients that call digits by other names."""
+    out = tmp_path_factory.mktemp("drawn") / "p"
+    partition("writers", out, scheme="clusters", clients=6, options={"groups": 2, "kind": "labels"})
+    return out
+
+
+@pytest.mark.parametrize("method", ["fedham", "panm", "gossip", "oracle", "ifca", "clustered-fl", "fedattn"])
+def test_a_picture_of_what_a_method_kept(pfl, grouped, tmp_path, method):
+    personalize(method, grouped, tmp_path / "m", settings=FEW)
+    ran = pfl("show", tmp_path / "m", "--plot", tmp_path / "m.png")
+    assert ran.code == 0
+    first = (tmp_path / "m.png").read_bytes()
+    assert first.startswith(b"\x89PNG")
+    plot(tmp_path / "m", tmp_path / "again.png")
+    assert (tmp_path / "again.png").read_bytes() == first
+
+
+def test_what_holds_nothing_to_draw(pfl, small, tmp_path):
+    ran = pfl("show", small.fedavg, "--plot", tmp_path / "x.png")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{small.fedavg} holds nothing to draw: fedavg keeps no attention" in ran.err
+    assert "pfl evaluate" in ran.err
+    assert not (tmp_path / "x.png").exists()
+    personalize("fedham", small.p, tmp_path / "warm", settings={**FEW, "rounds": 1})
+    with pytest.raises(UsageError, match="no round of fedham went beyond its warm-up"):
+        plot(tmp_path / "warm", tmp_path / "x.png")
+
+
+def test_a_state_that_is_damaged_or_whose_partition_is_gone(small, tmp_path):
+    partition("writers", tmp_path / "p", clients=6)
+    personalize("gossip", tmp_path / "p", tmp_path / "g", settings=FEW)
+    (tmp_path / "p").rename(tmp_path.parent / "elsewhere")
+    with pytest.raises(InputError, match="is not there any more"):
+        plot(tmp_path / "g", tmp_path / "x.png")
+    state = tmp_path / "g" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(InputError, match="is not what was written"):
+        plot(tmp_path / "g", tmp_path / "x.png")
+
+
+def test_clients_stand_by_group():
+    order = Order.of(4, CLUSTER)
+    assert order.place.tolist() == [1, 3, 0, 2]
+    assert order.group.tolist() == [0, 0, 1, 1]
+    assert order.names == ("0", "1")
+    assert Order.of(3, None).place.tolist() == [0, 1, 2]
+
+
+def test_many_groups_are_numbers_and_few_are_words(axis):
+    for groups, text in ((2, "group 1"), (6, "1")):
+        canvas.name_clients(axis, Order.of(12, np.arange(12) % groups), "client", along="x")
+        assert axis.get_xticklabels()[1].get_text() == text
+        assert axis.get_xlabel() == ("client" if groups == 2 else "client, by group")
+
+
+def test_attention_is_that_of_each_clients_last_round():
+    first = np.zeros((2, 3, 3))
+    first[0, 0], first[1, 1] = [0, 0.5, 0.5], [1, 0, 0]
+    took = np.asarray([[True, True, False], [False, True, False]])
+    found = attention._last(first, took)
+    np.testing.assert_array_equal(found, [[0, 0.5, 0.5], [1, 0, 0], [np.nan] * 3])
+
+
+def test_means_of_attention_by_hand(axis):
+    """Of two clients in the first round and one in the second, weights to the own group are added up."""
+    first, second = np.zeros((2, 4, 4)), np.zeros((2, 4, 3))
+    first[0, 0], second[0, 0] = [0, 0.2, 0.5, 0.3], [0.5, 0.5, 0]
+    first[0, 1], second[0, 1] = [0.1, 0, 0, 0.9], [0.1, 0.2, 0.7]
+    first[1, 2], second[1, 2] = [0.4, 0.6, 0, 0], [1, 0, 0]
+    attention._means(axis, first, second, second.sum(axis=2) > 0, np.asarray([3, 4]), CLUSTER)
+    own, attended, common, group, even = (line.get_ydata() for line in axis.get_lines())
+    np.testing.assert_allclose(own, [0.3, 1])
+    np.testing.assert_allclose(attended, [0.35, 0])
+    np.testing.assert_allclose(common, [0.35, 0])
+    np.testing.assert_allclose(group, [(0.5 + 0.9) / 2, 0.4])
+    np.testing.assert_allclose(even, 1 / 3)  # one of three others is of one's group
+    assert axis.get_lines()[0].get_xdata().tolist() == [3, 4]
+
+
+GRAPH = np.zeros((4, 4), bool)
+GRAPH[0, 2] = GRAPH[2, 0] = GRAPH[1, 0] = True
+
+
+def test_neighbours_have_the_colour_of_their_group_or_of_a_mistake(axis):
+    order = Order.of(4, CLUSTER)
+    ordered = GRAPH[np.ix_(order.place, order.place)]
+    neighbours._field(axis, ordered, order)
+    # 1, 3, 0, 2 from above: 1 has 0 of another group, 0 and 2 have one another.
+    assert axis.images[0].get_array().tolist() == [[0, 0, 2, 0], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+
+
+def test_a_graph_on_a_circle(axis):
+    order = Order.of(4, CLUSTER)
+    neighbours._circle(axis, GRAPH[np.ix_(order.place, order.place)], order)
+    within, across, *groups = axis.collections
+    assert (len(within.get_segments()), len(across.get_segments())) == (1, 1)  # drawn once, whoever has whom
+    assert to_hex(across.get_colors()[0]) == "#d55e00"
+    at = np.concatenate([group.get_offsets() for group in groups])
+    np.testing.assert_allclose(np.hypot(*at.T), 1)
+    np.testing.assert_allclose(np.sort(across.get_segments()[0], axis=0), np.sort(at[[0, 2]], axis=0))
+    assert [text.get_text() for text in axis.texts] == ["1", "3", "0", "2"]
+
+
+def test_curves_of_neighbours(axis):
+    rows = [
+        {"round": 1, "neighbours": 2.0, "precision": 0.5, "recall": 0.1},
+        {"round": 2, "neighbours": 3.0, "precision": 1.0, "recall": 0.2},
+    ]
+    neighbours._curves(axis, rows, known=True)
+    assert [line.get_ydata().tolist() for line in axis.get_lines()] == [[0.5, 1.0], [0.1, 0.2]]
+
+
+@pytest.mark.parametrize("clients", [1, 60, 61])
+def test_any_number_of_clients_can_be_drawn(clients):
+    graph = np.random.default_rng(0).random((clients, clients)) < 0.2
+    for cluster in (None, np.arange(clients) % 9):
+        assert neighbours.neighbours(graph, [{"round": 1, "neighbours": 1.0}], "x", cluster).startswith(b"\x89PNG")
+
+
+def test_a_collapse_into_what_is_not_finite():
+    rounds = np.arange(3, 6)
+    history = {
+        "rho": np.asarray([0.9, 1.5, 9]),
+        "largest": np.asarray([0.1, 1e30, np.inf]),
+        "validation": np.asarray([0.9, 0.1, -1]),
+        "rejected": np.asarray([0, 0, 4.0]),
+    }
+    assert collapse.collapse(history, rounds, "x").startswith(b"\x89PNG")

@@ -1,0 +1,173 @@
+"""Rounds, seconds and MB to a target accuracy: by hand, over seeds, from whose rounds, and only when asked for."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+
+import pytest
+
+from pflcli.artifacts.artifact import Artifact, open_artifact
+from pflcli.artifacts.manifest import Draft
+from pflcli.artifacts.store import Work
+from pflcli.errors import ConflictError, UsageError
+from pflcli.report import tables
+from pflcli.steps import reaching
+from pflcli.steps.compare import compare
+from pflcli.steps.evaluate import evaluate
+from pflcli.steps.making import Manner
+from pflcli.steps.personalize import personalize
+from pflcli.steps.scoring import read
+from pflcli.steps.train_global import train_global
+
+HEAD = "round,clients,lr,loss,validation_accuracy,personal_accuracy,bytes_up,bytes_down,bytes_peer,seconds\n"
+OWN = HEAD + "1,2,0.1,1,0.9,,1000000,2000000,0,1.5\n2,2,0.1,1,,0.7,1000000,2000000,500000,2\n3,2,0.1,1,,0.8,0,0,9,4\n"
+LATER = OWN.replace("2,2,0.1,1,,0.7", "2,2,0.1,1,,0.1")
+SHARED = OWN.replace("0.7", "").replace("0.8", "")
+FEW = {"model": "mlp", "rounds": 4, "participation": 0.5, "eval_every": 2}
+
+
+def artifact(out, rounds, seed=0) -> Artifact:
+    draft = Draft("predictions", {"method": "m", "options": {}, "settings": {}, "seed": seed, "x": rounds}, ())
+    with Work(out, draft) as work:
+        work.write("rounds.csv", rounds.encode())
+        work.commit({"rounds": 3}, {})
+    return open_artifact(out)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "target", "expected"),
+    [
+        (OWN, 0.7, (2, 3.5, 6.5)),  # its own models count, though the global one is better
+        (OWN, 0.71, (3, 7.5, 6.500009)),
+        (OWN, 0.81, None),
+        (SHARED, 0.81, (1, 1.5, 3.0)),  # a column that is empty says nothing
+        (HEAD, 0.1, None),
+    ],
+)
+def test_by_hand(tmp_path, rounds, target, expected):
+    found = reaching.reached(artifact(tmp_path / "a", rounds), target)
+    assert (found and tuple(found.values())) == (expected and pytest.approx(expected))
+    assert not found or list(found) == list(reaching.UNITS)
+
+
+def test_seeds_that_never_reach_it_are_left_out_and_counted(tmp_path):
+    runs = [artifact(tmp_path / str(i), text, i) for i, text in enumerate((OWN, LATER, HEAD))]
+    found = reaching.metrics(runs, 0.7)
+    rounds = found["rounds_to_target"]
+    assert (rounds["value"], rounds["std_over_seeds"], rounds["n"], rounds["of"]) == (
+        2.5,
+        pytest.approx(0.5**0.5),
+        2,
+        3,
+    )
+    assert found["seconds_to_target"]["value"] == pytest.approx((3.5 + 7.5) / 2)
+    table = {"target": 0.7, "methods": [{"label": "m", "seeds": [0, 1, 2], "metrics": found}]}
+    heading, ((_, _, cell, *_),) = tables.rows(table)
+    assert heading[2:] == ["rounds to 70 %", "seconds to 70 %", "MB to 70 %"]
+    assert cell == "2.5 ± 0.7 (2 of 3)"
+    (row,) = csv.DictReader(tables.comma_separated(table).splitlines())
+    assert (row["rounds_to_target"], row["seeds_to_target"]) == ("2.5", "2")
+    never = reaching.metrics(runs[:1], 0.99)
+    assert all(math.isnan(metric["value"]) and metric["n"] == 0 for metric in never.values())
+    assert tables.rows({**table, "methods": [{"label": "m", "seeds": [0], "metrics": never}]})[1][0][2:] == ["-"] * 3
+
+
+@pytest.fixture(scope="module")
+def runs(small, tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    train_global(small.p, root / "b", settings=FEW)
+    for method in ("fedavg", "fedavg-plus", "local", "ditto"):
+        personalize(method, root / "b", root / method, settings=FEW)
+    return root
+
+
+def known(folder, column):
+    with (folder / "rounds.csv").open(newline="") as file:
+        return [(int(row["round"]), float(row[column])) for row in csv.DictReader(file) if row[column]]
+
+
+def test_whose_rounds_they_are(runs):
+    """Those of the backbone for methods that go on from it, and none for one that trains alone beside it."""
+    target = known(runs / "b", "validation_accuracy")[-1][1]
+    first = next(number for number, value in known(runs / "b", "validation_accuracy") if value >= target)
+    for method in ("fedavg", "fedavg-plus"):
+        assert not (runs / method / "rounds.csv").exists()
+        assert reaching.reached(open_artifact(runs / method), target)["rounds_to_target"] == first
+    assert reaching.reached(open_artifact(runs / "local"), 1e-9) is None
+    own = known(runs / "ditto", "personal_accuracy")
+    assert reaching.reached(open_artifact(runs / "ditto"), own[-1][1])["rounds_to_target"] == next(
+        number for number, value in own if value >= own[-1][1]
+    )
+    assert {number for number, _ in own} == {2, 4}
+
+
+def test_of_a_backbone_the_global_model_counts(small, tmp_path):
+    """Whoever starts from it has nothing of the models that its clients had beside it."""
+    train_global(small.p, tmp_path / "b", method="ditto", settings=FEW)
+    personalize("fedavg-plus", tmp_path / "b", tmp_path / "plus", settings=FEW)
+    shared, own = (known(tmp_path / "b", f"{kind}_accuracy") for kind in ("validation", "personal"))
+    assert shared != own
+    target = max(value for _, value in shared)
+    first = next(number for number, value in shared if value >= target)
+    assert reaching.reached(open_artifact(tmp_path / "plus"), target)["rounds_to_target"] == first
+    assert reaching.reached(open_artifact(tmp_path / "plus"), min(1, target + 1e-6)) is None
+
+
+def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_path):
+    evaluate([runs / "fedavg", runs / "local"], tmp_path / "plain")
+    words = ("evaluate", runs / "fedavg", runs / "local", "-o", tmp_path / "asked", "--target", "0.01")
+    assert pfl(*words).code == 0
+    plain, asked = (read(open_artifact(tmp_path / name)) for name in ("plain", "asked"))
+    assert "target" not in plain
+    assert "target" not in open_artifact(tmp_path / "plain").manifest.request
+    assert not {name for method in plain["methods"] for name in method["metrics"]} & set(reaching.UNITS)
+    assert asked["target"] == 0.01
+    fedavg, local = (method["metrics"] for method in asked["methods"])
+    assert (fedavg["rounds_to_target"]["value"], fedavg["rounds_to_target"]["n"]) == (2, 1)
+    assert (
+        json.loads((tmp_path / "asked" / "metrics.json").read_text())["methods"][1]["metrics"]["rounds_to_target"][
+            "value"
+        ]
+        is None
+    )
+    assert local["rounds_to_target"]["of"] == 1
+    assert "rounds to 1 %" in (tmp_path / "asked" / "table.md").read_text()
+    assert "to 1 %" not in (tmp_path / "plain" / "table.md").read_text()
+    for name in ("clients.csv", "accuracy.png"):
+        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
+
+
+@pytest.mark.parametrize("target", ["0", "1.5", "90", "nan", "-0.1"])
+def test_a_target_that_is_no_share(pfl, runs, tmp_path, target):
+    for words in (("evaluate", runs / "fedavg"), ("compare", runs.parent)):
+        ran = pfl(*words, "-o", tmp_path / "x", "--target", target)
+        assert ran.code == 2
+        assert f"--target {target} is not a share" in ran.err
+        assert "--target 0.9" in ran.err
+
+
+def test_a_comparison_takes_a_target_up(small, tmp_path):
+    """It trains nothing anew, and a table with another target is another request."""
+    shutil.copytree(small.p, tmp_path / "p")
+
+    def made(target, **kwargs):
+        return compare(
+            [tmp_path / "p"], tmp_path / "c", methods=["gossip"], settings=FEW, target=target, manner=Manner(**kwargs)
+        )
+
+    made(None)
+    assert "rounds_to_target" not in (tmp_path / "c" / "comparison" / "table.csv").read_text()
+    before = (tmp_path / "c" / "seed-0" / "gossip" / "manifest.json").stat().st_mtime_ns
+    assert made(0.01).decision == "replace"
+    (row,) = csv.DictReader((tmp_path / "c" / "comparison" / "table.csv").read_text().splitlines())
+    assert row["rounds_to_target"] == "2"
+    assert made(0.01).decision == "up to date"
+    with pytest.raises(ConflictError):
+        made(0.02)
+    made(0.02, force=True)
+    assert (tmp_path / "c" / "seed-0" / "gossip" / "manifest.json").stat().st_mtime_ns == before
+    with pytest.raises(UsageError, match="--target 2 is not"):
+        made(2)
