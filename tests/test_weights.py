@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from pflcli import models
+from pflcli.artifacts import predictions
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.fl import params as P
@@ -244,3 +246,16 @@ def test_the_command_line(pfl, small, tmp_path):
     ran = pfl(*line, tmp_path / "gone.pt")
     assert (ran.code, ran.out) == (3, "")
     assert "does not exist" in ran.err
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedham", "scaffold"])
+def test_a_method_answers_the_same_from_its_own_backbone(method, small, tmp_path):
+    """One that keeps more than the global model runs its rounds again."""
+    settings = {"model": "mlp", "rounds": 2, "participation": 1.0}
+    train_global(small.p, tmp_path / "b", method=method, settings=settings)
+    personalize(method, tmp_path / "b", tmp_path / "from-backbone")
+    personalize(method, small.p, tmp_path / "from-partition", settings=settings)
+    made = [open_artifact(tmp_path / name) for name in ("from-backbone", "from-partition")]
+    ours, theirs = (predictions.read(one, "test").parts["p"] for one in made)
+    np.testing.assert_array_equal(ours, theirs)
+    assert made[0].manifest.summary["bytes_up"] == made[1].manifest.summary["bytes_up"]

@@ -75,7 +75,6 @@ def personalize(
         request["weights"] = backbone.manifest.request["weights"]  # models begin where the backbone began
     trained = hasattr(code, "train_round")
     made_by_it = trained and backbone is not None and dict(backbone.manifest.request) == request
-    needed = [kind for kind in CHAIN if (made_by_it and kind == "backbone") or kind in _closure(code.NEEDS)]
     names = [f"methods/{method}"]
     draft = Draft(
         "predictions",
@@ -93,7 +92,10 @@ def personalize(
         if backbone is not None and "weights" in request:
             run.init = {name: value.to(run.federation.x.device) for name, value in tensors(backbone, INITIAL).items()}
         progress = training.resumed(run, code, work, manner)
-        if made_by_it:
+        # A method that keeps more than the global model has to run its rounds again.
+        taken = made_by_it and progress.state.keys() == {"global"}
+        needed = [kind for kind in CHAIN if (taken and kind == "backbone") or kind in _closure(code.NEEDS)]
+        if taken:
             assert backbone is not None
             assert run.backbone is not None
             manner.watch.say(f"{method}: taking the {plan.rounds} rounds of {backbone.path}")
