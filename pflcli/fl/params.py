@@ -92,6 +92,20 @@ def finite(stacked: Stacked) -> NDArray[np.bool_]:
     return np.asarray(torch.stack(rows).all(dim=0).cpu())
 
 
+_BLOCK = 2 << 20
+"""Bytes in float64 that a CPU adds up at a time, so that they lie in its cache."""
+
+
+def _weighted(w: Tensor, stacked: Tensor) -> Tensor:
+    """Return the sum of ``stacked`` (m, ...) weighted by ``w`` (m,), in float64, of which no whole copy is made."""
+    flat = stacked.reshape(len(stacked), -1)
+    step = max(1, _BLOCK // (8 * max(len(flat), 1))) if flat.device.type == "cpu" else max(flat.shape[1], 1)
+    total = flat.new_empty(flat.shape[1], dtype=torch.float64)
+    for first in range(0, flat.shape[1], step):
+        torch.mv(flat[:, first : first + step].double().T, w, out=total[first : first + step])
+    return total.view(stacked.shape[1:])
+
+
 class Mean:
     """A weighted mean of models, summed in float64; integer buffers take the largest value."""
 
@@ -109,7 +123,7 @@ class Mean:
                 old = self._sums.get(name)
                 self._sums[name] = largest if old is None else torch.maximum(old, largest)
                 continue
-            total = torch.tensordot(w.to(value.device), value.double(), dims=1)
+            total = _weighted(w.to(value.device), value)
             old = self._sums.get(name)
             self._sums[name] = total if old is None else old.add_(total)
         self._like = {name: value[0] for name, value in stacked.items()}
