@@ -86,7 +86,7 @@ def compare(
     if manner.dry_run or foreseen.decision == Decision.UP_TO_DATE:
         outcome = make(out / NAME, ahead, replace(manner, dry_run=True), _nothing, extends=extends)
         return replace(outcome, summary={"plan": _plan(steps)}) if manner.dry_run else outcome
-    results = running.run(steps, manner, every=list(methods) == [ALL])
+    results = running.run(steps, manner, every=ALL in methods)
     if not results.predictions:
         raise running.hopeless(results)
     if BACKBONE not in names and baseline == BACKBONE:

@@ -107,12 +107,12 @@ class Step:
 
 
 def entrants(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], plan: Settings) -> list[Entrant]:
-    """Return the methods that are named, or every one for ``all``, each with its own ``options``.
+    """Return the methods that are named, every one in place of ``all``, each with its own ``options``.
 
     What is no option of a method is a training setting of its own. Raises UsageError for what is unknown or named
     twice.
     """
-    names = registry.names("methods") if list(methods) == [ALL] else list(methods)
+    names = [name for given in methods for name in (registry.names("methods") if given == ALL else [given])]
     if not names:
         raise UsageError("no methods to compare", "--methods fedavg,local")
     for name in names:

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Every method on one dataset, three seeds, in one table.
+#
+#   bash examples/all-methods.sh writers
+#   bash examples/all-methods.sh fashion-mnist --root FOLDER      20 clients, Dirichlet 0.1
+#
+# More options: examples/papers/setup.sh.
+set -euo pipefail
+. "$(dirname "$0")/papers/setup.sh"
+
+dataset=${1:-writers}
+runs=$(runs "$dataset")
+who=(--scheme natural)
+how=(--model mlp --rounds 60 --participation 0.4 --batch-size 10 --lr 0.05 --eval-every 5)
+if [ "$dataset" != writers ]; then
+  who=(--scheme dirichlet --set alpha=0.1 --clients 20 --min-samples 10)
+  how=(--model cnn --rounds 200 --participation 1 --batch-size 10 --lr 0.005 --eval-every 10)
+  if [ "$size" = small ]; then
+    who+=(--part 1/10)
+    how=(--model mlp --rounds 60 --participation 1 --batch-size 10 --lr 0.05 --eval-every 5)
+  fi
+fi
+partitions=()
+for seed in "${seeds[@]}"; do
+  partitions+=("$runs/partition-$seed")
+  pfl partition "$dataset" "${who[@]}" "${root[@]}" --seed "$seed" -o "$runs/partition-$seed" -q
+done
+pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" \
+  --set fedattn@faithful.form=faithful --set fedham@faithful.form=faithful --set panm@grad.metric=grad \
+  --methods all,fedattn@faithful,fedham@faithful,panm@grad
