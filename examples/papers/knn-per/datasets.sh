@@ -26,7 +26,7 @@ case $dataset-$size in
     how=(--rounds 60 --participation 0.2 --batch-size 16 --lr 0.05 --eval-every 10)
     ;;
   shakespeare-small)
-    who=(--scheme natural --set min_characters=10000 --set stride=80)
+    who=(--scheme natural --set min_characters=15000 --set stride=80)
     how=(--model gru --rounds 60 --participation 0.2 --batch-size 16 --lr 1 --eval-every 10)
     ;;
   fashion-mnist-paper | emnist-paper)
