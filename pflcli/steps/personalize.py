@@ -130,6 +130,7 @@ def personalize(
             "device": machine.device(manner.device),
             "engine": run.engine.way,
             "threads": run.engine.threads,
+            "jobs": run.engine.jobs,
             "seconds_inputs": round(spent, 3),
         }
 

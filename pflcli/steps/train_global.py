@@ -83,6 +83,7 @@ def train_global(
             "device": machine.device(manner.device),
             "engine": run.engine.way,
             "threads": run.engine.threads,
+            "jobs": run.engine.jobs,
             **({"weights": str(weights)} if weights is not None else {}),
         }
 

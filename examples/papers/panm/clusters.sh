@@ -29,7 +29,7 @@ methods+=,gossip,pens,oracle,panm,panm@grad,panm@grad-centred,panm@printed
 pfl compare "${partitions[@]}" -o "$runs" --participation 1 --eval-every 1 "${how[@]}" --methods "$methods" \
   --set "ifca.k=$groups" --set panm@grad.metric=grad --set panm@grad-centred.metric=grad-centred \
   --set panm@printed.em=poster --set fedham@faithful.form=faithful --set fedattn@faithful.form=faithful
-for method in gossip pens oracle panm panm@grad panm@grad-centred panm@printed; do
+for method in gossip pens panm panm@grad panm@grad-centred panm@printed; do
   for seed in "${seeds[@]}"; do
     echo "$method, seed $seed, last round: $(tail -n 1 "$runs/seed-$seed/$method/neighbours.csv")"
   done
