@@ -26,9 +26,9 @@ methods=fedavg,fedattn,fedattn@none,fedattn@k1,fedattn@random,fedattn@frozen
 methods+=,fedattn@faithful,fedattn@mu,fedattn@stages
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" --methods "$methods" \
   --set fedattn@none.attention=none --set fedattn@k1.k=1 --set fedattn@random.neighbours=random \
-  --set fedattn@frozen.attention=frozen --set fedattn@faithful.form=faithful \
-  --set fedattn@mu.form=faithful --set fedattn@mu.mu_g=0.1 --set fedattn@mu.mu_n=0.1 \
-  --set fedattn@stages.form=faithful --set fedattn@stages.warmup=150
+  --set fedattn@frozen.attention=frozen --set fedattn@faithful.form=faithful --set fedattn@faithful.server_lr=0.003 \
+  --set fedattn@mu.form=faithful --set fedattn@mu.server_lr=0.003 --set fedattn@mu.mu_g=0.1 --set fedattn@mu.mu_n=0.1 \
+  --set fedattn@stages.form=faithful --set fedattn@stages.server_lr=0.003 --set fedattn@stages.warmup=150
 for method in fedattn fedattn@faithful fedattn@mu fedattn@stages; do
   pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png"
 done
