@@ -17,7 +17,7 @@ if [ "$dataset" != writers ]; then
   how=(--model cnn --rounds 200 --participation 1 --batch-size 10 --lr 0.005 --eval-every 10)
   if [ "$size" = small ]; then
     who+=(--part 1/10)
-    how=(--model mlp --rounds 60 --participation 1 --batch-size 10 --lr 0.05 --eval-every 5)
+    how=(--model mlp --rounds 30 --participation 1 --batch-size 10 --lr 0.05 --eval-every 5)
   fi
 fi
 partitions=()
