@@ -124,7 +124,11 @@ def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argp
         rates = ceiling.Arithmetic(max(rates.convolutions, now.convolutions), max(rates.products, now.products))
         for subject in some:
             task = work.Task(model, args.rounds, *subject.arrangements[0], False, "", subject.way)
-            outcome = children.run(pythons[subject.module], subject.module, task)
+            try:
+                outcome = children.run(pythons[subject.module], subject.module, task)
+            except children.Failed as error:  # launchers of several processes now and then do not come up
+                say(f"  turn {turn + 1} {subject.name} once more: {error}")
+                outcome = children.run(pythons[subject.module], subject.module, task)
             subject.seconds.append(outcome.facts["seconds"])
             subject.processor.append(outcome.facts["processor"])
             subject.memory = max(subject.memory, outcome.memory)
