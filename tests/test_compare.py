@@ -677,3 +677,9 @@ def test_variants_of_a_method_are_rows_of_their_own(fresh, small):
 def test_variants_that_cannot_be(fresh, methods, said):
     with pytest.raises(UsageError, match=said):
         compare([fresh.parent / "p"], fresh, methods=methods, settings=FEW)
+
+
+def test_variants_stand_beside_all():
+    found = lineup.entrants(["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, training.settings({}, {}))
+    assert [entrant.name for entrant in found] == [*registry.names("methods"), "panm@grad"]
+    assert (found[-1].method, found[-1].options["metric"]) == ("panm", "grad")

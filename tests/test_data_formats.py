@@ -234,3 +234,11 @@ def test_superclasses_and_order_are_checked():
         Samples(x, y, 1, coarse=np.asarray([0, -1, 0])).check("mine")
     with pytest.raises(InputError, match="need an owner"):
         Samples(x, y, 1, ordered=True).check("mine")
+
+
+@pytest.mark.parametrize("token", [-1, 3])
+def test_tokens_that_are_no_class_are_named_by_row(token):
+    x = np.zeros((4, 9), np.int16)
+    x[2, 5] = token
+    with pytest.raises(InputError, match=r"mine: row 2 holds tokens outside 0\.\.2"):
+        Samples(x, np.zeros(4, np.int64), 3).check("mine")
