@@ -333,6 +333,13 @@ def test_a_file_gives_defaults_and_what_is_typed_wins(asked):
     assert found["options"] == {"alpha": 0.7}
 
 
+def test_typed_options_stand_beside_those_of_the_file(asked):
+    text = '[partition]\nscheme = "clusters"\nclients = 8\nset = { groups = 2, kind = "labels" }\n'
+    assert asked(text, "writers")["options"] == {"groups": 2, "kind": "labels", "alpha": None}
+    found = asked(text, "writers", "--set", "groups=4")["options"]
+    assert found == {"groups": 4, "kind": "labels", "alpha": None}
+
+
 def test_a_file_speaks_of_other_commands_too(asked):
     assert asked("[train-global]\nrounds = 9\n", "writers")["clients"] is None
 

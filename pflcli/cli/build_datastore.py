@@ -21,7 +21,12 @@ def command(
     ] = "Flat",
     options: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Search option of the index, such as nprobe=4, repeatable.", metavar="KEY=VALUE"),
+        typer.Option(
+            "--set",
+            help="Search option of the index, such as nprobe=4, repeatable.",
+            metavar="KEY=VALUE",
+            callback=o.beside_file,
+        ),
     ] = None,
     capacity: Annotated[
         float, typer.Option(help="Fraction of each client's samples that its store keeps.", metavar="F")

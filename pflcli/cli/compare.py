@@ -39,7 +39,12 @@ def command(
     ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Option or training setting of one method, repeatable.", metavar="METHOD.KEY=VALUE"),
+        typer.Option(
+            "--set",
+            help="Option or training setting of one method, repeatable.",
+            metavar="METHOD.KEY=VALUE",
+            callback=o.beside_file,
+        ),
     ] = None,
     baseline: Annotated[str, typer.Option(help="Method that gains are measured against.")] = "fedavg",
     target: o.Target = None,

@@ -47,6 +47,15 @@ def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def beside_file(ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None) -> list[str] | None:
+    """Add to the ``key=value`` that are typed those of the configuration file's table; what is typed wins."""
+    held = (ctx.default_map or {}).get(str(param.name))
+    if not value or not held or value == held:
+        return value
+    typed = {pair.split("=", maxsplit=1)[0] for pair in value}
+    return [*(pair for pair in held if pair.split("=", maxsplit=1)[0] not in typed), *value]
+
+
 def _pairs(values: Mapping[str, Any], owner: str = "") -> list[str]:
     """Return a table as ``key=value``; what TOML nests (``ditto.lam = 0.5``) as ``owner.key=value``."""
     pairs = []
@@ -86,7 +95,12 @@ Config = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Option of the method, scheme or dataset, repeatable.", metavar="KEY=VALUE"),
+    typer.Option(
+        "--set",
+        help="Option of the method, scheme or dataset, repeatable.",
+        metavar="KEY=VALUE",
+        callback=beside_file,
+    ),
 ]
 Target = Annotated[
     float | None,
