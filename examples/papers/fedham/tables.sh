@@ -10,9 +10,9 @@ set -euo pipefail
 name=${1:?which: v-mnist, v-mnist-balanced or air-quality}
 runs=$(runs "$name")
 case $name-$size in
-  v-mnist-small) who=(v-mnist --part 1/4) how=(--model mlp --rounds 30 --batch-size 32 --lr 0.1) ;;
+  v-mnist-small) who=(v-mnist --part 1/4) how=(--model mlp --rounds 30 --batch-size 32 --lr 0.03) ;;
   v-mnist-paper) who=(v-mnist) how=(--model alexnet --rounds 50 --epochs 2 --batch-size 32 --lr 0.01) ;;
-  v-mnist-balanced-small) who=(v-mnist --set balanced=true --part 1/4) how=(--model mlp --rounds 30 --batch-size 32 --lr 0.1) ;;
+  v-mnist-balanced-small) who=(v-mnist --set balanced=true --part 1/4) how=(--model mlp --rounds 30 --batch-size 32 --lr 0.03) ;;
   v-mnist-balanced-paper) who=(v-mnist --set balanced=true) how=(--model alexnet --rounds 50 --epochs 2 --batch-size 32 --lr 0.01) ;;
   air-quality-small) who=(air-quality --set stride=96) how=(--model gru --rounds 12 --batch-size 16 --lr 0.3) ;;
   air-quality-paper) who=(air-quality --set stride=1) how=(--model gru --rounds 50 --epochs 2 --batch-size 32 --lr 0.3) ;;
