@@ -10,10 +10,7 @@ set -euo pipefail
 . "$(dirname "$0")/datasets.sh"
 
 runs=$(runs "$dataset")
-seed=${seeds[0]}
-pfl partition "$dataset" "${who[@]}" "${root[@]}" --seed "$seed" -o "$runs/partition" -q
-pfl train-global "$runs/partition" "${how[@]}" -o "$runs/backbone"
-pfl extract "$runs/backbone" -o "$runs/embeddings" -q
+embed
 
 echo "store,bytes a client,accuracy,bottom decile"
 one() {

@@ -56,3 +56,10 @@ case $dataset-$size in
   *) echo "unknown dataset $dataset" >&2; exit 2 ;;
 esac
 ((parts == 1)) || who+=(--part "1/$parts")
+
+# Make the dataset's embeddings in $runs, under the first seed.
+embed() {
+  pfl partition "$dataset" "${who[@]}" "${root[@]}" --seed "${seeds[0]}" -o "$runs/partition" -q
+  pfl train-global "$runs/partition" "${how[@]}" -o "$runs/backbone"
+  pfl extract "$runs/backbone" -o "$runs/embeddings" -q
+}

@@ -7,10 +7,7 @@ set -euo pipefail
 . "$(dirname "$0")/datasets.sh"
 
 runs=$(runs "$dataset")
-seed=${seeds[0]}
-pfl partition "$dataset" "${who[@]}" "${root[@]}" --seed "$seed" -o "$runs/partition" -q
-pfl train-global "$runs/partition" "${how[@]}" -o "$runs/backbone"
-pfl extract "$runs/backbone" -o "$runs/embeddings" -q
+embed
 echo "spread,average,weak,strong"
 for spread in 0 0.1 0.2 0.3 0.4 0.5; do
   at=$runs/spread-$spread
