@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pflcli import models
-from pflcli.fl import operators
+from pflcli.fl import graph, operators, program
 from pflcli.fl.operators import ChannelsLast, PixelLinear, SmallDepthwise
 
 
@@ -76,7 +76,7 @@ def main() -> None:
         conv = modules[names[0]]
         assert isinstance(conv, nn.Conv2d)
         able = {"stock", "channels-last"}
-        able |= {"taps"} if operators._is_depthwise(conv) else set()
+        able |= {"taps"} if graph.is_depthwise(conv) else set()
         able |= {"linear"} if conv.kernel_size == (1, 1) and size[2:] == (1, 1) else set()
         functions = {}
         for form in able:
@@ -95,11 +95,18 @@ def main() -> None:
         label += f"{' depthwise' if conv.groups > 1 else ''} on {size[2]}x{size[3]}"
         print(f"{label:35} {len(names):4}  {cells}  {rule}")
 
-    whole = {"stock": step(net.train(), x), "tuned": step(chosen.train(), x)}
+    found, y = program.of(copy.deepcopy(net), shape), torch.arange(args.batch) % 10
+    assert found is not None
+    whole = {
+        "stock": step(net.train(), x),
+        "tuned": step(chosen.train(), x),
+        "program": lambda: found.step(x, y),
+    }
     times = best(whole, args.repeats)
     print(
-        f"whole network, one step: stock {times['stock']:.1f} ms, tuned {times['tuned']:.1f} ms, "
-        f"{times['stock'] / times['tuned']:.2f} times faster"
+        f"whole network, one step: stock {times['stock']:.1f} ms, tuned {times['tuned']:.1f} ms "
+        f"({times['stock'] / times['tuned']:.2f} times faster), program.py {times['program']:.1f} ms "
+        f"({times['stock'] / times['program']:.2f})"
     )
 
 

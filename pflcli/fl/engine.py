@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.fl import chain, operators
+from pflcli.fl import chain, operators, program
 from pflcli.fl import params as P
 from pflcli.fl.allocator import keep_freed_memory
 from pflcli.fl.federation import Federation
@@ -87,6 +87,7 @@ class Engine:
         for _ in range(threads if device.type == "cpu" else 1):
             form = operators.tuned(net, federation.in_shape) if self._device == "cpu" else copy.deepcopy(net)
             self._nets.put({"loop": form.to(device), "stacked": copy.deepcopy(net).to(device)})
+            program.of(form, federation.in_shape)  # now, as reading a network is nothing for several threads
         # A new thread begins with the number of threads that OpenMP found, whatever this one has set.
         self._pool = ThreadPoolExecutor(self._nets.qsize(), initializer=torch.set_num_threads, initargs=(1,))
         self._like = {name: value.to(device) for name, value in P.of(net).items()}

@@ -2,7 +2,7 @@
 
 Parameters are copied in place, minibatches are slices of the epoch's permuted samples, gradients come from
 ``torch.autograd.grad`` and updates go through ``torch._foreach_*``: no DataLoader, no deepcopy, no optimizer object, no
-trips of state dicts.
+trips of state dicts. Networks with a program (``program.py``) do without autograd.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pflcli.fl import program
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params
 from pflcli.fl.plan import Batch, LocalSGD, Model, batches, learnable
@@ -54,18 +55,26 @@ def train(
     # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
     net.train(not plan.frozen_norm and not (joined and len(rows) == 1))
     model = Model(net)
+    direct = None
+    if plan.objective is None and plan.precision == "float32" and net.training:
+        direct = program.of(net, data.in_shape)
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
     for epoch in range(plan.epochs):
         order = torch.from_numpy(draw.permutation(len(rows))).to(y.device)
         for batch in batches(order, plan.batch_size, join_single=joined):
-            with torch.autocast(y.device.type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
-                if plan.objective is None:
-                    loss = functional.cross_entropy(net(x[batch]), y[batch])
-                else:
-                    loss = plan.objective(model, state, Batch(x[batch], y[batch], None, plan.own, plan.shared, draw))
-            grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            if direct:
+                loss = direct.step(x[batch], y[batch])
+                grads = [direct.grads[name] for name in names]
+            else:
+                with torch.autocast(y.device.type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
+                    if plan.objective is None:
+                        loss = functional.cross_entropy(net(x[batch]), y[batch])
+                    else:
+                        given = Batch(x[batch], y[batch], None, plan.own, plan.shared, draw)
+                        loss = plan.objective(model, state, given)
+                grads = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
             with torch.no_grad():
-                update(weights, list(grads), plan.rate(0, epoch))
+                update(weights, grads, plan.rate(0, epoch))
             total += loss.detach()
             steps += 1
     with torch.no_grad():

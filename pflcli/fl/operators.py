@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pflcli.fl import graph
+
 _SMALL = 2
 """Depthwise convolutions of maps up to this height and width are computed tap by tap."""
 
@@ -24,14 +26,16 @@ def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
     Networks without depthwise convolutions are returned in their stock form. Names and shapes of parameters stay.
     """
     net = copy.deepcopy(net)
-    if not any(_is_depthwise(module) for module in net.modules()):
+    if not any(graph.is_depthwise(module) for module in net.modules()):
         return net
     for module, size in _map_sizes(net, in_shape):
-        if _is_depthwise(module) and size <= _SMALL:
+        if type(module) is not nn.Conv2d:
+            continue
+        if graph.is_depthwise(module) and size <= _SMALL:
             module.__class__ = SmallDepthwise
-        elif _is_pointwise(module) and size == 1:
+        elif graph.is_pointwise(module) and size == 1:
             module.__class__ = PixelLinear
-        elif type(module) is nn.Conv2d:
+        else:
             module.__class__ = ChannelsLast
     return net
 
@@ -113,27 +117,6 @@ def _overlap(shift: int, size: int, out: int, stride: int) -> tuple[slice, slice
         return None
     first, last = inside[0], inside[-1]
     return slice(first, last + 1), slice(stride * first + shift, stride * last + shift + 1, stride)
-
-
-def _is_depthwise(module: nn.Module) -> bool:
-    return (
-        type(module) is nn.Conv2d
-        and module.groups == module.in_channels == module.out_channels > 1
-        and module.kernel_size == (3, 3)
-        and module.padding == (1, 1)
-        and module.dilation == (1, 1)
-        and module.stride in ((1, 1), (2, 2))
-        and module.bias is None
-    )
-
-
-def _is_pointwise(module: nn.Module) -> bool:
-    return (
-        type(module) is nn.Conv2d
-        and module.kernel_size == module.stride == (1, 1)
-        and module.padding == (0, 0)
-        and module.groups == 1
-    )
 
 
 def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, int]]:
