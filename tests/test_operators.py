@@ -7,11 +7,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad
 from torch.nn import functional
 
 from pflcli import models
 from pflcli.fl import operators
-from pflcli.fl.operators import ChannelsLast, PixelLinear, SmallDepthwise
+from pflcli.fl.operators import ChannelsLast, PixelLinear, RectifiedPool, SmallDepthwise
 
 
 def formed(conv, form):
@@ -59,6 +60,69 @@ def test_taps_pass_gradcheck():
     weight = torch.randn(9, 3, dtype=torch.double, requires_grad=True)
     for stride in (1, 2):
         assert torch.autograd.gradcheck(lambda *args: operators._Taps.apply(*args, stride), (x, weight))  # noqa: B023
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(2, 2), (4, 6), (7, 5), (28, 28)])
+def test_rectified_pool(size, dtype):
+    x = torch.randn(3, 4, *size, dtype=dtype)
+    x[0, :, :2, :2] = 1.5  # ties go to the first
+    x[1, 0] = -1.0
+    x[2, 0, 0, 1] = 0.0
+    x.requires_grad_()
+    other, plain = RectifiedPool(2)(x), functional.max_pool2d(x.relu(), 2)
+    torch.testing.assert_close(other, plain, rtol=0, atol=0)
+    draw = torch.randn_like(plain)
+    grads = [torch.autograd.grad((out * draw).sum(), x)[0] for out in (other, plain)]
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_rectified_pool_does_not_hide_what_diverged(place):
+    x = torch.zeros(1, 1, 2, 2)
+    x.view(-1)[place] = torch.nan
+    assert RectifiedPool(2)(x).isnan().all()
+
+
+def test_rectified_pool_passes_gradcheck():
+    x = torch.randn(1, 2, 4, 5, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(RectifiedPool(2), (x,))
+
+
+def pooled(pool):
+    return models.Net(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), pool, nn.Flatten()), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("pool", "joined"),
+    [
+        (nn.MaxPool2d(2), True),
+        (nn.MaxPool2d((2, 2), stride=2), True),
+        (nn.MaxPool2d(3, stride=2), False),
+        (nn.MaxPool2d(2, ceil_mode=True), False),
+        (nn.MaxPool2d(2, padding=1), False),
+        (nn.AvgPool2d(2), False),
+    ],
+)
+def test_pooling_is_joined_with_its_relu_where_it_halves(pool, joined):
+    net = operators.tuned(pooled(pool), (1, 6, 6))
+    assert (RectifiedPool in {type(module) for module in net.modules()}) == joined
+    assert list(net.state_dict()) == list(pooled(pool).state_dict())
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
+@pytest.mark.parametrize("name", ["cnn", "mobilenet-v2"])
+def test_torch_func_sees_the_stock_form(name, shape):
+    plain = models.create(name, shape, 3, 0).eval()
+    other = operators.tuned(plain, shape)
+    x, y = torch.rand(4, *shape), torch.arange(4) % 3
+
+    def loss(params, net):
+        return functional.cross_entropy(functional_call(net, params, (x,)), y)
+
+    found, expected = (grad(loss)(dict(net.named_parameters()), net) for net in (other, plain))
+    for param, value in expected.items():
+        torch.testing.assert_close(found[param], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])

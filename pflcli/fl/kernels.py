@@ -1,4 +1,4 @@
-"""Loops compiled for this machine: what a convolutional network does between its products, on pixels (n, h, w, C).
+"""Loops compiled for this machine: what convolutional networks do between their products.
 
 What stock kernels spread over many passes and calls is one loop here, whose innermost runs along memory and so becomes
 vector instructions. Numba compiles at the first call, for the type of the numbers, and keeps the result on disk. Each
@@ -179,3 +179,47 @@ def normalize_backward(
     for row in range(rows):
         for c in range(channels):
             grad[row, c] = scale[c] * grad[row, c] + slope[c] * x[row, c] + level[c]
+
+
+@_compiled
+def rectified_pool(x: Array, out: Array) -> None:
+    """Write into ``out`` (m, h // 2, w // 2) the largest of 0 and each 2x2 values of ``x`` (m, h, w); NaN stays NaN."""
+    maps, rows, columns = out.shape
+    zero = x.dtype.type(0)
+    for image in range(maps):
+        for i in range(rows):
+            above, below, to = x[image, 2 * i], x[image, 2 * i + 1], out[image, i]
+            for j in range(columns):
+                best, value = zero, above[2 * j]
+                best = value if (value > best) | np.isnan(value) else best
+                value = above[2 * j + 1]
+                best = value if (value > best) | np.isnan(value) else best
+                value = below[2 * j]
+                best = value if (value > best) | np.isnan(value) else best
+                value = below[2 * j + 1]
+                to[j] = value if (value > best) | np.isnan(value) else best
+
+
+@_compiled
+def rectified_pool_backward(x: Array, out: Array, grad: Array, to_x: Array) -> None:
+    """Write into ``to_x`` the gradient: that of each output at the first of its values that is the largest."""
+    maps, rows, columns = out.shape
+    zero = x.dtype.type(0)
+    to_x[:, 2 * rows :] = 0
+    to_x[:, :, 2 * columns :] = 0
+    for image in range(maps):
+        for i in range(rows):
+            above, below, best, given = x[image, 2 * i], x[image, 2 * i + 1], out[image, i], grad[image, i]
+            to_above, to_below = to_x[image, 2 * i], to_x[image, 2 * i + 1]
+            for j in range(columns):
+                left = given[j] if best[j] > zero else zero
+                hit = above[2 * j] == best[j]
+                to_above[2 * j] = left if hit else zero
+                left = zero if hit else left
+                hit = above[2 * j + 1] == best[j]
+                to_above[2 * j + 1] = left if hit else zero
+                left = zero if hit else left
+                hit = below[2 * j] == best[j]
+                to_below[2 * j] = left if hit else zero
+                left = zero if hit else left
+                to_below[2 * j + 1] = left if below[2 * j + 1] == best[j] else zero

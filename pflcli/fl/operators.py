@@ -1,18 +1,21 @@
-"""Convolutions in the form that is fastest for their shape on a CPU, with the same parameters and results.
+"""Layers in the form that is fastest for their shape on a CPU, with the same parameters and results.
 
 Small images leave MobileNet-like networks with maps of 2x2 and 1x1, for which the stock kernels are slow: their
-depthwise weight gradient above all. ``tuned`` gives such convolutions another form, by a rule over shapes that
-``benchmarks/operators.py`` backs, never by timing at run time: the same seed gives the same bytes. Models do not know.
+depthwise weight gradient above all. Elsewhere max pooling takes as long as a convolution. ``tuned`` gives such layers
+another form, by a rule over shapes that ``benchmarks/operators.py`` backs, never by timing at run time: the same seed
+gives the same bytes. Models do not know.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from pflcli.fl import graph
 
@@ -21,11 +24,14 @@ _SMALL = 2
 
 
 def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
-    """Return a copy of ``net`` whose convolutions have their fastest form for inputs of ``in_shape`` (C, H, W).
+    """Return a copy of ``net`` whose layers have their fastest form for inputs of ``in_shape`` (C, H, W).
 
-    Networks without depthwise convolutions are returned in their stock form. Names and shapes of parameters stay.
+    Convolutions of networks without depthwise ones stay as they are. So do names and shapes of parameters.
     """
     net = copy.deepcopy(net)
+    for module in list(net.modules()):
+        if type(module) is nn.Sequential:
+            _join_pools(module)
     if not any(graph.is_depthwise(module) for module in net.modules()):
         return net
     for module, size in _map_sizes(net, in_shape):
@@ -38,6 +44,60 @@ def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
         else:
             module.__class__ = ChannelsLast
     return net
+
+
+def _join_pools(layers: nn.Sequential) -> None:
+    """Let each 2x2 max pooling that follows a ReLU do the work of both."""
+    for (first, relu), (_, pool) in itertools.pairwise(list(layers.named_children())):
+        if type(relu) is nn.ReLU and _is_halving(pool):
+            setattr(layers, first, nn.Identity())
+            pool.__class__ = RectifiedPool
+
+
+class RectifiedPool(nn.MaxPool2d):
+    """ReLU and 2x2 max pooling as one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the largest positive value, or zero, of each 2x2 pixels (n, C, h // 2, w // 2)."""
+        out: Tensor
+        if x.ndim != 4 or _stock(x):
+            out = super().forward(x.relu())
+        else:
+            out = _Pool.apply(x)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        from pflcli.fl import kernels
+
+        x = x.contiguous()
+        images, channels, height, width = x.shape
+        out = x.new_empty(images, channels, height // 2, width // 2)
+        kernels.rectified_pool(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy())
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        from pflcli.fl import kernels
+
+        x, out = ctx.saved_tensors
+        to_x = torch.empty_like(x)
+        given = (value.flatten(0, 1).numpy() for value in (x.detach(), out.detach(), grad.contiguous()))
+        kernels.rectified_pool_backward(*given, to_x.flatten(0, 1).numpy())
+        return to_x
+
+
+def _stock(x: Tensor) -> bool:
+    """Whether a layer must take its stock form: for other numbers, devices, or where torch.func transforms it."""
+    return (
+        x.dtype not in (torch.float32, torch.float64)
+        or x.device.type != "cpu"
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 class ChannelsLast(nn.Conv2d):
@@ -63,6 +123,8 @@ class SmallDepthwise(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution (n, C, h, w), channels-last."""
+        if _stock(x):
+            return super().forward(x)
         out = _Taps.apply(x.permute(0, 2, 3, 1), self.weight.flatten(1).t(), self.stride[0])  # type: ignore[no-untyped-call]
         return out.permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
@@ -117,6 +179,18 @@ def _overlap(shift: int, size: int, out: int, stride: int) -> tuple[slice, slice
         return None
     first, last = inside[0], inside[-1]
     return slice(first, last + 1), slice(stride * first + shift, stride * last + shift + 1, stride)
+
+
+def _is_halving(module: nn.Module) -> bool:
+    return (
+        type(module) is nn.MaxPool2d
+        and module.kernel_size in (2, (2, 2))
+        and module.stride in (2, (2, 2))
+        and module.padding in (0, (0, 0))
+        and module.dilation in (1, (1, 1))
+        and not module.return_indices
+        and not module.ceil_mode
+    )
 
 
 def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, int]]:
