@@ -59,11 +59,7 @@ class RectifiedPool(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the largest positive value, or zero, of each 2x2 pixels (n, C, h // 2, w // 2)."""
-        out: Tensor
-        if x.ndim != 4 or _stock(x):
-            out = super().forward(x.relu())
-        else:
-            out = _Pool.apply(x)  # type: ignore[no-untyped-call]
+        out: Tensor = super().forward(x.relu()) if x.ndim != 4 or _stock(x) else _Pool.apply(x)  # type: ignore[no-untyped-call]
         return out
 
 
