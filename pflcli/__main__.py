@@ -13,6 +13,19 @@ from typer import Abort, TyperException
 from pflcli.cli import app, console
 from pflcli.errors import PflError, closest
 
+_INTERRUPTED = 130
+"""Exit code, as of a shell's child that SIGINT ends."""
+
+
+def run() -> None:
+    """Be the process ``pfl``: interrupted, it ends now, and not when the clients are through that its threads train."""
+    try:
+        main()
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            os._exit(_INTERRUPTED)
+        raise
+
 
 def main(args: list[str] | None = None) -> None:
     """Run ``pfl``; never returns."""
@@ -22,7 +35,7 @@ def main(args: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if args is None else args
     try:
         code = app(arguments, prog_name="pfl", standalone_mode=False)
-        if code == 130:  # what Typer makes of KeyboardInterrupt
+        if code == _INTERRUPTED:  # what Typer makes of KeyboardInterrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
     except PflError as error:
@@ -30,7 +43,7 @@ def main(args: list[str] | None = None) -> None:
         code = error.exit_code
     except (KeyboardInterrupt, Abort):
         console.fail("interrupted; to go on, type again:", shlex.join(["pfl", *arguments]))
-        code = 130
+        code = _INTERRUPTED
     except TyperException as error:
         # Without arguments the help is shown, and there is nothing to add.
         if error.format_message():
@@ -92,4 +105,4 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run()

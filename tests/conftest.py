@@ -21,8 +21,8 @@ NAMES = ("p", "b", "e", "d", "knn", "fedavg", "ev", "sw", "ud")
 _PFL = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from pflcli.__main__ import main
-main()
+from pflcli.__main__ import run
+run()
 """
 
 

@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,28 @@ def test_interrupted(stopped, pfl, whole, tmp_path, number):
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'b'}\n")
     assert 1 <= resumed_after(ran.err) < ROUNDS
     same(tmp_path / "b", whole)
+
+
+@pytest.mark.parametrize("words", [("--engine", "loop"), ("--engine", "stacked"), ("--jobs", 1)])
+def test_interrupted_it_ends_at_once_whatever_a_client_still_trains(small, spawn, tmp_path, words):
+    process = spawn(
+        "personalize", "local", small.p, "--model", "mlp", "--set", "epochs=100000", "-o", tmp_path / "l", *words
+    )
+    wait_for_draft(tmp_path / "l", process)
+    time.sleep(3)  # into the training
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert process.returncode == 130
+    assert "pfl: interrupted" in err
+
+
+def wait_for_draft(out, process):
+    draft = Path(f"{out}.partial") / "draft.json"
+    while not draft.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
 
 
 class Stop:

@@ -11,6 +11,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -168,6 +170,14 @@ def _train(unit: Unit, net: nn.Module, data: Federation, views: dict[str, Tensor
     return perform(replace(unit, plan=plan), net, data, group("start"), group("out"))
 
 
+def _follow(parent: int) -> None:
+    """End this process, whatever it is at, once ``parent`` is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the process that holds the checkpoint
     serve(connection.Connection(int(sys.argv[1])))
