@@ -13,6 +13,7 @@ _PACKAGES = (
     "torch",
     "torchvision",
     "faiss-cpu",
+    "numba",
     "numpy",
     "pandas",
     "pillow",
@@ -40,6 +41,7 @@ def doctor() -> list[dict[str, Any]]:
     for name, probe in {
         "device": _device,
         "models": _vision,
+        "compiled loops": _kernels,
         "FAISS beside torch": _faiss,
         "HDF5": _hdf5,
     }.items():
@@ -66,6 +68,20 @@ def _vision() -> str:
 
     net = models.create("mobilenet-v2", (3, 32, 32), 10, 0)
     return f"mobilenet-v2 builds, {sum(p.numel() for p in net.parameters()):,} parameters"
+
+
+def _kernels() -> str:
+    import time
+
+    import torch
+
+    from pflcli.fl.operators import RectifiedPool
+
+    began = time.perf_counter()
+    found = RectifiedPool(2)(torch.arange(-8.0, 8.0).view(1, 1, 4, 4)).flatten().tolist()
+    if found != [0, 0, 5, 7]:
+        raise RuntimeError(f"the largest of 2x2 pixels came out as {found}")
+    return f"run, ready after {time.perf_counter() - began:.1f} s"
 
 
 def _faiss() -> str:
