@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models
-from pflcli.fl import graph, loop, program
+from pflcli.fl import graph, loop, params, program
+from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
 from pflcli.fl.plan import LocalSGD
 
@@ -180,3 +181,23 @@ def test_a_client_trains_as_by_autograd(which, monkeypatch):
     assert loss == pytest.approx(expected_loss, rel=1e-9)
     for name, value in expected.items():
         torch.testing.assert_close(out[name], value, rtol=1e-6, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize("how", [{"threads": 3}, {"jobs": 2}])
+def test_clients_side_by_side_train_to_the_same_bytes(how):
+    draw = np.random.default_rng(0)
+    sizes = [9, 30, 4, 17, 12]
+    rows = np.cumsum([0, *(part for size in sizes for part in (size, 0, 0))])
+    x = torch.from_numpy(draw.integers(0, 256, (rows[-1], 2, 9, 6), dtype=np.uint8))
+    data = Federation(x, torch.from_numpy(draw.integers(0, 3, len(x))), rows, 3)
+    plan = LocalSGD(epochs=2, batch_size=8, lr=np.full(2, 0.05))
+    torch.manual_seed(0)
+    net = small()
+    found = []
+    for given in ({"threads": 1}, how):
+        engine = Engine(copy.deepcopy(net), data, seed=0, way="loop", **given)
+        (part,) = engine.local_sgd(range(5), params.of(net), plan, ("a",))
+        engine.close()
+        found.append(part.params)
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name
