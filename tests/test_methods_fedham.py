@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import config, models, rng
+from pflcli.errors import UsageError
 from pflcli.fl import grouping, ham
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
@@ -414,8 +415,34 @@ def test_the_hybrid_may_answer():
     assert not np.array_equal(found["final"], found["hybrid"])
 
 
+def test_validation_samples_may_choose_between_own_and_global_model():
+    found, right = {}, {}
+    for answer in ("final", "best"):
+        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "answer": answer})
+        state = worlds.play("fedham", made)
+        found[answer] = worlds.answers("fedham", made, state)
+    found["global"] = worlds.answers("fedavg", made, {"global": state["global"]})
+    sizes = {split: made.federation.sizes(split)[made.clients] for split in ("validation", "test")}
+    y = np.concatenate([made.federation.y[made.federation.block(int(c), "validation")] for c in made.clients])
+    for which in ("final", "global"):
+        hit = np.split(found[which]["validation"].argmax(axis=1) == y, np.cumsum(sizes["validation"])[:-1])
+        right[which] = np.asarray([part.sum() for part in hit])
+    chosen = right["global"] > right["final"]
+    assert 0 < chosen.sum() < len(chosen)
+    rows = np.repeat(chosen, sizes["test"])
+    np.testing.assert_array_equal(found["best"]["test"][rows], found["global"]["test"][rows])
+    np.testing.assert_array_equal(found["best"]["test"][~rows], found["final"]["test"][~rows])
+
+
+def test_validation_samples_that_ham_learns_from_choose_nothing():
+    made = worlds.run("fedham", participation=1.0, options={"answer": "best", "ham_split": "validation"})
+    with pytest.raises(UsageError, match="cannot choose"):
+        fedham.setup(made)
+
+
 OPTIONS = [
     {"form": "faithful"},
+    {"answer": "best", "warmup": 1},
     {"form": "joint", "variant": "aml2"},
     {"k": 2, "answer": "hybrid"},
     {"clustering": "mean-shift", "variant": "aml1"},

@@ -31,10 +31,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from pflcli.errors import UsageError
 from pflcli.fl import grouping, ham
 from pflcli.fl import params as P
 from pflcli.fl.engine import intra_op
-from pflcli.fl.params import Mean, Stacked
+from pflcli.fl.params import Mean, Params, Stacked
 from pflcli.fl.run import Predictor, Run
 from pflcli.fl.sketch import CountSketch
 from pflcli.fl.table import Table
@@ -84,8 +85,9 @@ class Config:
     """how uploads are clustered"""
     k: Annotated[int, Ge(1)] = 1
     """clusters of k-means; 1 sends every upload to every client"""
-    answer: Literal["final", "hybrid"] = "final"
-    """a client's model: its last upload (the paper), or the hybrid from which that was trained"""
+    answer: Literal["final", "hybrid", "best"] = "final"
+    """a client's model: its last upload (the paper), the hybrid from which that was trained, or the global model where
+    that is right on more of its validation samples than its last upload"""
     remember: Annotated[int, Ge(0)] = 100
     """attention is kept for every round with up to so many clients, of the last round with more"""
 
@@ -93,6 +95,8 @@ class Config:
 def setup(run: Run) -> State:
     """Return the common initial model and HAM, no uploads, and empty records."""
     cfg, start, m = run.cfg, run.start(), len(run.clients)
+    if cfg.answer == "best" and cfg.ham_split == "validation":
+        raise UsageError("fedham: validation samples that HAM learns from cannot choose", "--set ham_split=train")
     faithful = cfg.form == "faithful"
     theta = ham.xavier(cfg.sketch, run.rng("ham")) if faithful else ham.identity(cfg.sketch, cfg.temperature)
     return {
@@ -137,9 +141,16 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer with each client's own model; with the global one for clients that never took part."""
     held: Table = state["hybrids" if run.cfg.answer == "hybrid" else "models"]
     stacked, new = held[clients], ~np.isin(clients, held.written)
+    worse = _right(run, clients, stacked) < _right(run, clients, state["global"]) if run.cfg.answer == "best" else new
     for name, value in stacked.items():
-        value[torch.from_numpy(new).to(value.device)] = state["global"][name]
+        value[torch.from_numpy(new | worse).to(value.device)] = state["global"][name]
     return run.predictor(clients, stacked, ("test",) if run.cfg.ham_split == "validation" else None)
+
+
+def _right(run: Run, clients: NDArray[np.int64], models: Params | Stacked) -> NDArray[np.int64]:
+    """Return how many of its validation samples each client (n,) gets right, by one model or its own."""
+    whose = np.repeat(np.arange(len(clients)), run.federation.sizes("validation")[clients])
+    return np.bincount(whose[run.hits(clients, models, "validation")], minlength=len(clients))
 
 
 def _is_warm(run: Run, state: State, t: int) -> bool:
