@@ -41,6 +41,17 @@ class Block(nn.Module):
         return x + self.inner(x)
 
 
+class Shared(nn.Module):
+    """A value that a depthwise convolution takes beside a sum."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.inner = nn.Sequential(depthwise(channels), nn.BatchNorm2d(channels))
+
+    def forward(self, x):
+        return self.inner(x) + x
+
+
 def body(*layers, first=None):
     first = first or nn.Conv2d(2, 4, 5, stride=2, padding=1, bias=False)
     return nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU6(), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -50,8 +61,13 @@ def small():
     return models.Net(body(Block(4), Block(4), depthwise(4, 2), nn.BatchNorm2d(4)), nn.Linear(4, 3))
 
 
+def shared():
+    return models.Net(body(Shared(4), Block(4), Shared(4), Shared(4)), nn.Linear(4, 3))
+
+
 NETS = {
     "small": (small, (2, 9, 6)),
+    "shared": (shared, (2, 9, 6)),
     "mobilenet-v2": (lambda: models.create("mobilenet-v2", (3, 32, 32), 3, 0), (3, 32, 32)),
     "mobilenet-v2, grey": (lambda: models.create("mobilenet-v2", (1, 28, 28), 3, 0), (1, 28, 28)),
     "mobilenet-v2, large": (lambda: models.create("mobilenet-v2", (3, 64, 40), 3, 0), (3, 64, 40)),

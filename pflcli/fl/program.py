@@ -174,10 +174,11 @@ class _Pass:
         x = layer.takes[0]
         given = self._pixels(x, self._data[x]), self._parameters(layer)[0].flatten(1).numpy()
         grad, to_weight = self._pixels(layer.makes, self._view(layer.makes, held)), self._grads(layer)[0].flatten(1)
-        to_x, _ = self._target(x)
+        to_x, then = self._part(x)
         self._release(held)
         back = kernels().depthwise_backward
-        return [partial(back, *given, grad, layer.module.stride[0], self._pixels(x, to_x), to_weight.numpy())]
+        step = partial(back, *given, grad, layer.module.stride[0], self._pixels(x, to_x), to_weight.numpy())
+        return [step, *then]
 
     def _norm(self, layer: Layer) -> Callable[[], object]:
         x = self._data[layer.takes[0]]
@@ -220,10 +221,10 @@ class _Pass:
 
     def _pool_back(self, layer: Layer, held: _Buffer) -> list[Callable[[], object]]:
         x, grad = layer.takes[0], self._view(layer.makes, held)
-        to_x, _ = self._target(x)
+        to_x, then = self._part(x)
         self._release(held)
         wide = grad[:, None].expand(self._n, x.height * x.width, x.channels)
-        return [partial(torch.div, wide, x.height * x.width, out=to_x.view(wide.shape))]
+        return [partial(torch.div, wide, x.height * x.width, out=to_x.view(wide.shape)), *then]
 
     # Where things lie.
 
@@ -259,6 +260,17 @@ class _Pass:
         found.users += 1
         self._held[value] = found
         return self._view(value, found), more
+
+    def _part(self, value: Value) -> tuple[Tensor, list[Callable[[], object]]]:
+        """Return where a part of a value's gradient goes, and the steps that then add it to the rest, if any."""
+        target, more = self._target(value)
+        if not more:
+            return target, []
+        rest = self._held.pop(value)
+        part, _ = self._target(value)
+        self._release(self._held.pop(value))  # free again once it is added, which is before anything else is asked for
+        self._held[value] = rest
+        return part, [partial(target.add_, part)]
 
     def _view(self, value: Value, buffer: _Buffer) -> Tensor:
         """Return the gradient (n h w, C) of a value as it lies in its buffer."""
