@@ -66,7 +66,7 @@ class Console:
             # A step that is over in a moment needs no report on the way.
             if (done * 10 // total > tenth and now - said >= 1) or now - said > 30:
                 tenth, said = done * 10 // total, now
-                left = (now - began) / (done - start) * (total - done)
+                left = (now - began) / (done - start) * (total - done) if done > start else 0
                 eta = f", {left:.0f} s left" if left >= 1 else ""
                 self.say(f"{label}: {done:.0f}/{total}{eta}{', ' + note if note else ''}")
 

@@ -96,6 +96,8 @@ class Engine:
         with self._net() as nets:
             self._processes = Processes(nets, federation, jobs) if jobs else None
         self.federation = self._processes.federation if self._processes else federation
+        self.heard: Callable[[str], None] = lambda note: None
+        """is told how far a part is"""
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -192,14 +194,13 @@ class Engine:
             with self._net() as nets:
                 return perform(unit, nets[unit.way], self.federation, start, out)
 
-        if self._processes:
-            found = self._processes.train(units, start, out)
-        else:
-            with intra_op(1):
-                found = list(self._pool.map(train, units))
-        losses = np.empty(len(clients))
-        for (first, last), values in zip(spans, found, strict=True):
-            losses[first:last] = values
+        losses, done = np.empty(len(clients)), 0
+        with intra_op(1):
+            ended = self._processes.train(units, start, out) if self._processes else self._pool.map(train, units)
+            for (first, last), values in zip(spans, ended, strict=True):
+                losses[first:last] = values
+                done += last - first
+                self.heard(f"{done} of {len(clients)} clients trained")
         return losses
 
     def _together(self, size: int, clients: int) -> int:

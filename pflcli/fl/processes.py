@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any
@@ -45,8 +45,8 @@ class Processes:
         for worker in self._workers:
             worker.send(_Hello(dict(nets), samples, replace(data, x=torch.empty(0), y=torch.empty(0))))
 
-    def train(self, units: Sequence[Unit], start: Params | Stacked, out: Stacked) -> list[NDArray[np.float64]]:
-        """Train all units into ``out`` (m, ...) and return their losses in the units' order."""
+    def train(self, units: Sequence[Unit], start: Params | Stacked, out: Stacked) -> Iterator[NDArray[np.float64]]:
+        """Train all units into ``out`` (m, ...), whole at the end, and yield their losses in the units' order."""
         plan = units[0].plan
         groups = {"start": start, "own": plan.own, "shared": plan.shared, "anchor": plan.prox[0] if plan.prox else {}}
         given = {f"{group}:{name}": value for group, values in groups.items() for name, value in values.items()}
@@ -57,7 +57,7 @@ class Processes:
         busy: dict[Any, _Worker] = {}
         for worker in self._workers:
             worker.send(layout)
-        idle = list(self._workers)
+        idle, yielded = list(self._workers), 0
         while len(found) < len(units):
             while idle and waiting:
                 worker = idle.pop()
@@ -68,9 +68,12 @@ class Processes:
                 place, losses = worker.receive()
                 found[place] = losses
                 idle.append(worker)
+            while yielded in found and len(found) < len(units):
+                yield found[yielded]
+                yielded += 1
         for name, value in out.items():
             value.copy_(views[f"out:{name}"])
-        return [found[place] for place in range(len(units))]
+        yield from (found[place] for place in range(yielded, len(units)))
 
     def close(self) -> None:
         """End the workers and give the memory back; done by itself when nobody needs them any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,6 +47,37 @@ class Silent:
 
 
 SILENT = Silent()
+
+_PATIENCE = 2.0
+"""Seconds without a step after which a watcher is told what happens within it."""
+
+
+class Speaks(Protocol):
+    """What tells how far it is within a step: the engine."""
+
+    heard: Callable[[str], None]
+
+
+@contextmanager
+def heard(watch: Watch, speaker: Speaks, label: str, total: int, done: int = 0) -> Iterator[Advance]:
+    """Show progress by steps, and by what ``speaker`` says within those that take long."""
+    told = time.monotonic()
+    with watch.progress(label, total, done) as show:
+
+        def advance(steps: float, note: str) -> None:
+            nonlocal told
+            told = time.monotonic()
+            show(steps, note)
+
+        def within(note: str) -> None:
+            if time.monotonic() - told > _PATIENCE:
+                show(0, note)
+
+        speaker.heard = within
+        try:
+            yield advance
+        finally:
+            speaker.heard = lambda note: None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import machine, training
-from pflcli.steps.making import Manner, Outcome, make
+from pflcli.steps.making import Manner, Outcome, heard, make
 from pflcli.steps.personal import CHUNK
 from pflcli.steps.weights import INITIAL
 
@@ -162,7 +162,7 @@ def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress
     run.sealed = True
     checkpoints = training.Checkpoints(run, progress, work)
     done, total = progress.answered, len(run.clients)
-    with manner.watch.progress(method, total, done) as advance, checkpoints.on_interruption():
+    with heard(manner.watch, run.engine, method, total, done) as advance, checkpoints.on_interruption():
         for first in range(done, total, CHUNK):
             clients = run.clients[first : first + CHUNK]
             try:

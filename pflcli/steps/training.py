@@ -30,7 +30,7 @@ from pflcli.fl.run import Run
 from pflcli.fl.table import Table
 from pflcli.settings import Settings
 from pflcli.steps import machine, personal
-from pflcli.steps.making import Manner
+from pflcli.steps.making import Manner, heard
 
 Row = dict[str, Any]
 
@@ -153,7 +153,7 @@ def rounds(run: Run, name: str, method: ModuleType, progress: Progress, work: Wo
         return
     checkpoints = Checkpoints(run, progress, work)
     done = len(progress.rows)
-    with manner.watch.progress(name, run.settings.rounds, done) as advance, checkpoints.on_interruption():
+    with heard(manner.watch, run.engine, name, run.settings.rounds, done) as advance, checkpoints.on_interruption():
         for t in range(done, run.settings.rounds):
             progress.state, row = _round(run, name, method, progress.state, t)
             progress.rows.append(row)
