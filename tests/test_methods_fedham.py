@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import worlds
 from pflcli import config, models, rng
-from pflcli.errors import UsageError
 from pflcli.fl import grouping, ham
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
@@ -435,9 +434,8 @@ def test_validation_samples_may_choose_between_own_and_global_model():
 
 
 def test_validation_samples_that_ham_learns_from_choose_nothing():
-    made = worlds.run("fedham", participation=1.0, options={"answer": "best", "ham_split": "validation"})
-    with pytest.raises(UsageError, match="cannot choose"):
-        fedham.setup(made)
+    with pytest.raises(ValueError, match="answer=best chooses by validation samples"):
+        fedham.Config(answer="best", ham_split="validation")
 
 
 OPTIONS = [

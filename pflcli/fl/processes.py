@@ -100,7 +100,7 @@ class _Worker:
     def __init__(self) -> None:
         self.pipe, other = connection.Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pflcli.fl.processes", str(other.fileno())],
+            [sys.executable, "-P", "-m", "pflcli.fl.processes", str(other.fileno()), str(os.getpid())],
             pass_fds=(other.fileno(),),
             stdin=subprocess.DEVNULL,
             # Its own imports come from where ours came from, and its OpenMP threads do not spin.
@@ -181,6 +181,6 @@ def _follow(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_follow, args=(int(sys.argv[2]),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the process that holds the checkpoint
     serve(connection.Connection(int(sys.argv[1])))

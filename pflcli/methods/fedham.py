@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from pflcli.errors import UsageError
 from pflcli.fl import grouping, ham
 from pflcli.fl import params as P
 from pflcli.fl.engine import intra_op
@@ -91,12 +90,14 @@ class Config:
     remember: Annotated[int, Ge(0)] = 100
     """attention is kept for every round with up to so many clients, of the last round with more"""
 
+    def __post_init__(self) -> None:
+        if self.answer == "best" and self.ham_split == "validation":
+            raise ValueError("answer=best chooses by validation samples, from which ham_split=validation learns")
+
 
 def setup(run: Run) -> State:
     """Return the common initial model and HAM, no uploads, and empty records."""
     cfg, start, m = run.cfg, run.start(), len(run.clients)
-    if cfg.answer == "best" and cfg.ham_split == "validation":
-        raise UsageError("fedham: validation samples that HAM learns from cannot choose", "--set ham_split=train")
     faithful = cfg.form == "faithful"
     theta = ham.xavier(cfg.sketch, run.rng("ham")) if faithful else ham.identity(cfg.sketch, cfg.temperature)
     return {
