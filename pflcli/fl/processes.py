@@ -31,6 +31,9 @@ from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.unit import Unit, perform
 
+_FAREWELL = 2.0
+"""Seconds that a worker has to end by itself."""
+
 
 class Processes:
     """``jobs`` worker processes that share one federation; ``train`` gives them units, longest first."""
@@ -132,9 +135,13 @@ class _Worker:
         return ComputationError(f"a worker process {why}", "fewer --jobs need less memory")
 
     def close(self) -> None:
-        """Let the process end, and wait for it."""
+        """Let the process end, and wait for it; end it where it is still training, as nobody asks for that any more."""
         self.pipe.close()
-        self._process.wait()
+        try:
+            self._process.wait(timeout=_FAREWELL)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def serve(pipe: connection.Connection) -> None:
