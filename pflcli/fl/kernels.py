@@ -140,11 +140,11 @@ def normalize(x: Array, weight: Array, bias: Array, eps: float, cap: float, out:
     rate[:] = 1 / np.sqrt(variance / rows + eps)
     variance /= rows - 1
     scale = weight * rate
-    shift = bias - mean * scale
     least, most = x.dtype.type(0), x.dtype.type(cap)
     for row in range(rows):
         for c in range(channels):
-            value = x[row, c] * scale[c] + shift[c]
+            # From the difference: x scale - mean scale would lose its digits where the variance is small.
+            value = (x[row, c] - mean[c]) * scale[c] + bias[c]
             out[row, c] = min(max(value, least), most) if cap > 0 else value
 
 
@@ -156,7 +156,6 @@ def normalize_backward(
     rows, channels = x.shape
     mean, rate = seen[0], seen[1]
     scale = weight * rate
-    shift = bias - mean * scale
     least, most = x.dtype.type(0), x.dtype.type(cap)
     to_weight[:] = 0
     to_bias[:] = 0
@@ -165,20 +164,21 @@ def normalize_backward(
         part[:] = 0
         for row in range(first, min(first + _ROWS, rows)):
             for c in range(channels):
-                value = x[row, c] * scale[c] + shift[c]
+                offset = x[row, c] - mean[c]
+                value = offset * scale[c] + bias[c]
                 step = grad[row, c] if cap <= 0 or (least < value) & (value < most) else least
                 grad[row, c] = step
-                part[0, c] += step * (x[row, c] - mean[c])
+                part[0, c] += step * offset
                 part[1, c] += step
         to_weight += part[0]
         to_bias += part[1]
     to_weight *= rate
     # dx = scale (step - mean(step) - x^ mean(step x^)), where x^ = (x - mean) rate.
     slope = -scale * rate * to_weight / rows
-    level = -scale * to_bias / rows - slope * mean
+    level = -scale * to_bias / rows
     for row in range(rows):
         for c in range(channels):
-            grad[row, c] = scale[c] * grad[row, c] + slope[c] * x[row, c] + level[c]
+            grad[row, c] = scale[c] * grad[row, c] + slope[c] * (x[row, c] - mean[c]) + level[c]
 
 
 @_compiled
