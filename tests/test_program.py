@@ -120,6 +120,50 @@ class Twice(nn.Module):
         return x + x
 
 
+class Forked(nn.Module):
+    """Two branches beside the value itself, whose sums come after both."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4))
+        self.two = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        one, two = self.one(x), self.two(x)
+        return one + x + two
+
+
+class Stem(nn.Module):
+    """The images beside a convolution of theirs, or two convolutions of the images."""
+
+    def __init__(self, convolutions):
+        super().__init__()
+        self.inner = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2)) for _ in range(convolutions)
+        )
+
+    def forward(self, x):
+        found = [inner(x) for inner in self.inner]
+        return found[0] + (found[1] if found[1:] else x)
+
+
+class Idle(nn.Module):
+    """A branch that nobody takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        self.inner(x)
+        return x
+
+
+def stemmed(convolutions):
+    layers = (Stem(convolutions), depthwise(2), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return models.Net(nn.Sequential(*layers), nn.Linear(2, 3))
+
+
 class Scaled(nn.Module):
     def forward(self, x):
         return 2 * x
@@ -142,6 +186,12 @@ UNKNOWN = {
         body(depthwise(4, padding_mode="reflect"), depthwise(4)), nn.Linear(4, 3)
     ),
     "a sum of a value with itself": lambda: models.Net(body(depthwise(4), nn.BatchNorm2d(4), Twice()), nn.Linear(4, 3)),
+    "sums that come after other branches": lambda: models.Net(
+        body(depthwise(4), nn.BatchNorm2d(4), Forked()), nn.Linear(4, 3)
+    ),
+    "a sum with the images": lambda: stemmed(1),
+    "two first convolutions": lambda: stemmed(2),
+    "a branch that nobody takes": lambda: models.Net(body(depthwise(4), nn.BatchNorm2d(4), Idle()), nn.Linear(4, 3)),
     "an operator that is not a layer": lambda: models.Net(body(depthwise(4), Scaled()), nn.Linear(4, 3)),
     "dropout": lambda: models.Net(body(depthwise(4)), nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 3))),
     "no bias of the head": lambda: models.Net(body(depthwise(4)), nn.Linear(4, 3, bias=False)),

@@ -6,6 +6,7 @@ normalization, ReLU or ReLU6 after it, sums with an earlier value, one mean over
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import dataclass
 from math import inf
@@ -111,18 +112,22 @@ class _Reading:
 
     def sound(self) -> bool:
         """Whether the layers are what a ``Program`` counts on."""
-        makers = {layer.makes: layer for layer in self.layers}
         momenta = {layer.module.momentum for layer in self.layers if layer.kind == "norm"}
         last = [layer.kind for layer in self.layers].count("linear") == 1 and self.layers[-1].kind == "linear"
-        # A sum goes into the memory of its first or second value, which must not be needed any more.
-        for layer in self.layers:
-            if layer.kind == "sum":
-                layer.takes.sort(key=lambda value: not (value in makers and spent(makers[value])))
-        sums = [layer for layer in self.layers if layer.kind == "sum"]
-        kept = all(layer.takes[0] in makers and spent(makers[layer.takes[0]]) for layer in sums)
-        single = all(value.users == 1 for value in makers if makers[value].kind not in ("norm", "sum", "linear"))
-        same = all(_size(layer.takes[0]) == _size(layer.takes[1]) for layer in sums)
-        return last and kept and single and same and len(momenta) == 1
+        # A sum goes into the memory of its first value: what the layer just before it made, and nobody else needs. On
+        # the way back that layer then copies the gradient that both values share, before anything is added to it.
+        sums = [(before, layer) for before, layer in itertools.pairwise(self.layers) if layer.kind == "sum"]
+        for before, layer in sums:
+            layer.takes.sort(key=lambda value: value is not before.makes)
+        kept = all(spent(before) and layer.takes[0] is before.makes for before, layer in sums)
+        # Norms and sums may have several takers, everything else has one; what nobody takes has no gradient.
+        several = ("norm", "sum")
+        taken = all(
+            layer.makes.users == 1 or (layer.makes.users and layer.kind in several) for layer in self.layers[:-1]
+        )
+        first = self._image.users == 1 and self.layers[0].kind == "first"
+        same = all(_size(layer.takes[0]) == _size(layer.takes[1]) for _, layer in sums)
+        return first and last and taken and kept and same and len(momenta) == 1
 
 
 def _size(value: Value) -> tuple[int, int, int]:
