@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import operator
 from dataclasses import dataclass
+from functools import cache
 from math import inf
+from types import ModuleType
 from typing import Any
 
 from torch import fx, nn
@@ -184,3 +186,11 @@ def _after(module: nn.Conv2d, x: Value) -> Value:
         )
     )
     return Value(height, width, module.out_channels)
+
+
+@cache
+def kernels() -> ModuleType:
+    """Return the compiled loops; Numba takes a third of a second to import."""
+    from pflcli.fl import kernels as found
+
+    return found

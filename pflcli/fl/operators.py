@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from pflcli.fl import graph
+from pflcli.fl.graph import kernels
 
 _SMALL = 2
 """Depthwise convolutions of maps up to this height and width are computed tap by tap."""
@@ -66,24 +67,20 @@ class RectifiedPool(nn.MaxPool2d):
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        from pflcli.fl import kernels
-
         x = x.contiguous()
         images, channels, height, width = x.shape
         out = x.new_empty(images, channels, height // 2, width // 2)
-        kernels.rectified_pool(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy())
+        kernels().rectified_pool(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy())
         ctx.save_for_backward(x, out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        from pflcli.fl import kernels
-
         x, out = ctx.saved_tensors
         to_x = torch.empty_like(x)
         given = (value.flatten(0, 1).numpy() for value in (x.detach(), out.detach(), grad.contiguous()))
-        kernels.rectified_pool_backward(*given, to_x.flatten(0, 1).numpy())
+        kernels().rectified_pool_backward(*given, to_x.flatten(0, 1).numpy())
         return to_x
 
 

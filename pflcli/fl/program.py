@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from types import ModuleType
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli.fl import graph
-from pflcli.fl.graph import Layer, Value
+from pflcli.fl.graph import Layer, Value, kernels
 
 _SIDE = 64
 """Images up to this height and width; on larger ones the stock depthwise convolution makes up for the rest."""
@@ -284,11 +283,3 @@ class _Pass:
     def _pixels(self, value: Value, rows: Tensor) -> NDArray[Any]:
         array: NDArray[Any] = rows.view(self._n, value.height, value.width, value.channels).numpy()
         return array
-
-
-@cache
-def kernels() -> ModuleType:
-    """Return the compiled loops; Numba takes a third of a second to import."""
-    from pflcli.fl import kernels as found
-
-    return found
