@@ -417,7 +417,7 @@ def test_the_hybrid_may_answer():
 def test_validation_samples_may_choose_between_own_and_global_model():
     found, right = {}, {}
     for answer in ("final", "best"):
-        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "answer": answer})
+        made = worlds.run("fedham", participation=1.0, options={"warmup": 2, "answer": answer})
         state = worlds.play("fedham", made)
         found[answer] = worlds.answers("fedham", made, state)
     found["global"] = worlds.answers("fedavg", made, {"global": state["global"]})
@@ -428,9 +428,12 @@ def test_validation_samples_may_choose_between_own_and_global_model():
         right[which] = np.asarray([part.sum() for part in hit])
     chosen = right["global"] > right["final"]
     assert 0 < chosen.sum() < len(chosen)
-    rows = np.repeat(chosen, sizes["test"])
-    np.testing.assert_array_equal(found["best"]["test"][rows], found["global"]["test"][rows])
-    np.testing.assert_array_equal(found["best"]["test"][~rows], found["final"]["test"][~rows])
+    for split, size in sizes.items():
+        rows = np.repeat(chosen, size)
+        assert rows.any()
+        assert np.abs(found["global"][split][rows] - found["final"][split][rows]).max() > 1e-3
+        np.testing.assert_allclose(found["best"][split][rows], found["global"][split][rows], rtol=1e-5)
+        np.testing.assert_array_equal(found["best"][split][~rows], found["final"][split][~rows])
 
 
 def test_validation_samples_that_ham_learns_from_choose_nothing():
