@@ -58,8 +58,8 @@ def scores(theta: Params, sketches: Tensor, me: Tensor, slots: Tensor) -> tuple[
     return a, attention.weights(theta["q2"] @ mine, keys, slots > 0)
 
 
-def guarded(b: Tensor, share: float) -> Tensor:
-    """Return layer 2 (3,) with ``share`` on the client's own model, and the rest as in ``b`` (3,)."""
+def guarded(b: Tensor, share: float | Tensor) -> Tensor:
+    """Return layer 2 (..., 3) with ``share``, or shares (..., 1), on the client's own model, the rest as in ``b``."""
     me = torch.tensor([1.0, 0.0, 0.0], dtype=b.dtype, device=b.device)
     return share * me + (1 - share) * b
 

@@ -236,8 +236,27 @@ class Run:
         right = self.hits(self.federation.seen, params, split)
         return float(right.mean()) if len(right) else float("nan")
 
+    def own_losses(
+        self, clients: NDArray[np.int64], models: Params | Stacked | Table, split: str
+    ) -> NDArray[np.float64]:
+        """Return the mean cross-entropy (m,) of each client's samples of a split; 0 where there are none.
+
+        By one model, or each client's own (m, ...). A sample costs at most 16, so that one outlier does not decide.
+        """
+        p, y = self._answers(clients, models, split)
+        sizes = self.federation.sizes(split)[clients]
+        each = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float32).eps, dtype=np.float64))
+        sums = np.bincount(np.repeat(np.arange(len(clients)), sizes), weights=each, minlength=len(clients))
+        return np.asarray(sums / np.maximum(sizes, 1))
+
     def hits(self, clients: NDArray[np.int64], models: Params | Stacked | Table, split: str) -> NDArray[np.bool_]:
         """Return which samples (n,) of the clients' split one model, or each client's own (m, ...), gets right."""
-        p = self.predictor(clients, models, (split,)).answer(split)["p"]
-        y = np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in clients])
+        p, y = self._answers(clients, models, split)
         return np.asarray(p.argmax(axis=1) == y)
+
+    def _answers(
+        self, clients: NDArray[np.int64], models: Params | Stacked | Table, split: str
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return probabilities (n, C) and labels (n,) of the clients' samples of a split."""
+        p = self.predictor(clients, models, (split,)).answer(split)["p"]
+        return p, np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in clients])

@@ -9,7 +9,9 @@ every round (``--participation 1``); otherwise the others' last uploads stay.
 As published (``form=faithful``) HAM learns from the samples that x_i was just fitted to, so it prefers x_i to all else,
 and FedHAM becomes Local; so does ``joint``, whose features are centred on x^g and can tell models apart. The others'
 models have not seen those samples: by default (``guarded``) HAM is trained without x_i, which then enters the hybrid
-with a fixed share, and layer 1 is held near its first attention.
+with the share that serves the client's validation samples best, and layer 1 is held near its first attention.
+Published, a client's model is what it uploads. An epoch on few samples often undoes what mixing gave, so by default
+validation samples choose between the hybrid, the upload and x^g; both choices are by loss.
 
 ``attention`` in the state has a row for each round after the warm-up, 0 for clients that took no part: ``first``
 (rounds, m, m) and ``second`` (rounds, m, 3), the latter of x_i, x^a and x^g. ``history`` has the validation accuracy of
@@ -34,10 +36,9 @@ from torch.func import vmap
 from pflcli.fl import grouping, ham
 from pflcli.fl import params as P
 from pflcli.fl.engine import intra_op
-from pflcli.fl.params import Mean, Params, Stacked
+from pflcli.fl.params import Mean, Stacked
 from pflcli.fl.run import Predictor, Run
 from pflcli.fl.sketch import CountSketch
-from pflcli.fl.table import Table
 
 KIND = "server"
 NEEDS = ()
@@ -47,6 +48,9 @@ YEAR = 2023
 
 _PATIENCE = 5
 """Rounds without a lower training loss after which the warm-up ends, unless its length is given."""
+
+_SHARES = (1 / 3, 0.0, 2 / 3, 1.0)
+"""Shares of x_i in the hybrid that a client chooses from, if guarded; the first where nothing tells."""
 
 _SLOTS = {"ham": (1.0, 1.0, 1.0), "aml1": (0.0, 1.0, 0.0), "aml2": (1.0, 0.0, 1.0)}
 """What layer 2 chooses among: x_i, x^a and x^g."""
@@ -72,8 +76,8 @@ class Config:
     """samples that HAM learns from; validation samples are then not answered"""
     lam: Annotated[float, Ge(0)] = 1.0
     """lambda, weight of the hybrid's loss in Eq. 13"""
-    self_share: Annotated[float, Ge(0), Le(1)] = 1 / 3
-    """if guarded: share of x_i in the hybrid; 1 is training alone"""
+    self_share: Annotated[float, Ge(0), Le(1)] | None = None
+    """if guarded: share of x_i in the hybrid; 1 is training alone; none is 0, 1/3, 2/3 or 1, by validation loss"""
     rho: Annotated[float, Ge(0)] = 0.5
     """if guarded: weight of KL(first attention || attention) of layer 1"""
     temperature: Annotated[float, Gt(0)] = 5.0
@@ -84,15 +88,27 @@ class Config:
     """how uploads are clustered"""
     k: Annotated[int, Ge(1)] = 1
     """clusters of k-means; 1 sends every upload to every client"""
-    answer: Literal["final", "hybrid", "best"] = "final"
-    """a client's model: its last upload (the paper), the hybrid from which that was trained, or the global model where
-    that is right on more of its validation samples than its last upload"""
+    answer: Literal["final", "hybrid", "best"] | None = None
+    """a client's model: its last upload (the paper), the hybrid from which that was trained, or which of the two and
+    the global model has the least validation loss; none is best if guarded, else final"""
     remember: Annotated[int, Ge(0)] = 100
     """attention is kept for every round with up to so many clients, of the last round with more"""
 
     def __post_init__(self) -> None:
-        if self.answer == "best" and self.ham_split == "validation":
-            raise ValueError("answer=best chooses by validation samples, from which ham_split=validation learns")
+        chooses = self.answers == "best" or (self.form == "guarded" and self.self_share is None)
+        if self.ham_split == "validation" and chooses:
+            raise ValueError("ham_split=validation leaves nothing to choose by: give answer=final and self_share=0.33")
+
+    @property
+    def answers(self) -> str:
+        """Return ``answer`` or what stands for none."""
+        return self.answer or ("best" if self.form == "guarded" else "final")
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Return the tables of models that may answer, the last one first where several do as well."""
+        named = {"final": ("models",), "hybrid": ("hybrids",), "best": ("models", "hybrids")}[self.answers]
+        return named if self.variant != "ftl" else ("models",)
 
 
 def setup(run: Run) -> State:
@@ -108,7 +124,7 @@ def setup(run: Run) -> State:
         "warmup": {"best": torch.tensor(math.inf), "stale": torch.tensor(0)},
         "attention": {"first": torch.zeros(0, m, m), "second": torch.zeros(0, m, 3)},
         "history": {"hybrid": torch.zeros(0)},
-        **({"hybrids": run.table(run.start())} if cfg.answer == "hybrid" else {}),
+        **({"hybrids": run.table(run.start())} if "hybrids" in cfg.candidates else {}),
     }
 
 
@@ -140,18 +156,17 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with each client's own model; with the global one for clients that never took part."""
-    held: Table = state["hybrids" if run.cfg.answer == "hybrid" else "models"]
-    stacked, new = held[clients], ~np.isin(clients, held.written)
-    worse = _right(run, clients, stacked) < _right(run, clients, state["global"]) if run.cfg.answer == "best" else new
-    for name, value in stacked.items():
-        value[torch.from_numpy(new | worse).to(value.device)] = state["global"][name]
-    return run.predictor(clients, stacked, ("test",) if run.cfg.ham_split == "validation" else None)
-
-
-def _right(run: Run, clients: NDArray[np.int64], models: Params | Stacked) -> NDArray[np.int64]:
-    """Return how many of its validation samples each client (n,) gets right, by one model or its own."""
-    whose = np.repeat(np.arange(len(clients)), run.federation.sizes("validation")[clients])
-    return np.bincount(whose[run.hits(clients, models, "validation")], minlength=len(clients))
+    cfg, best = run.cfg, run.cfg.answers == "best"
+    stacked = {name: value.expand(len(clients), *value.shape).clone() for name, value in state["global"].items()}
+    least = run.own_losses(clients, stacked, "validation") if best else np.zeros(len(clients))
+    for table in cfg.candidates:
+        own = state[table][clients]
+        losses = run.own_losses(clients, own, "validation") if best else least
+        better = np.isin(clients, state[table].written) & (losses <= least)
+        least, chosen = np.where(better, losses, least), torch.from_numpy(better)
+        for name, value in stacked.items():
+            value[chosen.to(value.device)] = own[name][chosen.to(value.device)]
+    return run.predictor(clients, stacked, ("test",) if cfg.ham_split == "validation" else None)
 
 
 def _is_warm(run: Run, state: State, t: int) -> bool:
@@ -221,17 +236,31 @@ def _hybrids(
         _train(run, state, t, members, me, points, basis)
         a, b = _attention(state["theta"][members], points, me, _slots(cfg))
         if cfg.form == "guarded" and cfg.variant != "aml1":
-            b = ham.guarded(b, cfg.self_share)
+            b = ham.guarded(b, _share(run, members, a, b, me, basis).to(b))
         ids = torch.from_numpy(members)
         seen.first[ids[:, None], torch.from_numpy(peers)] = a.cpu()
         seen.second[ids] = b.cpu()
-        with intra_op(1):
-            hybrids = ham.mix(vmap(ham.coefficients)(a, b, me), basis)
+        hybrids = _mixed(a, b, me, basis)
         if (t + 1) % run.settings.eval_every == 0:
             seen.right.append(run.hits(members, hybrids, "validation"))
-        if cfg.answer == "hybrid":
+        if "hybrids" in state:
             state["hybrids"][members] = hybrids
         yield members, hybrids
+
+
+def _mixed(a: Tensor, b: Tensor, me: Tensor, basis: Stacked) -> Stacked:
+    """Return the hybrids of a stack of clients, by their attention (q, n) and (q, 3)."""
+    with intra_op(1):
+        return ham.mix(vmap(ham.coefficients)(a, b, me), basis)
+
+
+def _share(run: Run, members: NDArray[np.int64], a: Tensor, b: Tensor, me: Tensor, basis: Stacked) -> Tensor:
+    """Return the share (q, 1) of each member's own model in its hybrid: the one with the least validation loss."""
+    if run.cfg.self_share is not None:
+        return torch.full((len(members), 1), run.cfg.self_share)
+    hybrids = (_mixed(a, ham.guarded(b, share), me, basis) for share in _SHARES)
+    losses = [run.own_losses(members, models, "validation") for models in hybrids]
+    return torch.tensor(_SHARES)[np.argmin(losses, axis=0)][:, None]
 
 
 def _slots(cfg: Config) -> Tensor:
