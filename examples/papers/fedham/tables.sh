@@ -28,9 +28,9 @@ done
 methods=local,fedsgd,fedavg,fedprox,fedper,fedhealth,fedavg-plus,fedavg-plus@ftl,fedbabu,fedamp,knn-per
 methods+=,fedham,fedham@faithful,fedham@aml1,fedham@aml2,fedham@ftl,fedattn,fedattn@faithful,panm,panm@grad
 clusters=()
-if [ "$size" = paper ]; then
-  methods+=,fedham@k3,fedham@mean-shift
-  clusters=(--set fedham@k3.k=3 --set fedham@mean-shift.clustering=mean-shift)
+if [ "$name-$size" != air-quality-small ]; then  # nine stations are too few to cluster
+  methods+=,fedham@k3,fedham@k5,fedham@k10,fedham@mean-shift
+  clusters=(--set fedham@k3.k=3 --set fedham@k5.k=5 --set fedham@k10.k=10 --set fedham@mean-shift.clustering=mean-shift)
 fi
 pfl compare "${partitions[@]}" -o "$runs" --participation 1 --eval-every 1 "${how[@]}" --methods "$methods" \
   --set fedavg-plus@ftl.upper=1 --set fedham@faithful.form=faithful --set fedham@aml1.variant=aml1 \
