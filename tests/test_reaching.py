@@ -30,20 +30,21 @@ FEW = {"model": "mlp", "rounds": 4, "participation": 0.5, "eval_every": 2}
 
 
 def artifact(out, rounds, seed=0) -> Artifact:
+    summary = {"rounds": 3, "clients": 4, "model_bytes": 100_000}
     draft = Draft("predictions", {"method": "m", "options": {}, "settings": {}, "seed": seed, "x": rounds}, ())
     with Work(out, draft) as work:
         work.write("rounds.csv", rounds.encode())
-        work.commit({"rounds": 3}, {})
+        work.commit(summary, {})
     return open_artifact(out)
 
 
 @pytest.mark.parametrize(
     ("rounds", "target", "expected"),
     [
-        (OWN, 0.7, (2, 3.5, 6.5)),  # its own models count, though the global one is better
-        (OWN, 0.71, (3, 7.5, 6.500009)),
+        (OWN, 0.7, (2, 3.5, 6.5, 8.125)),  # its own models count, though the global one is better
+        (OWN, 0.71, (3, 7.5, 6.500009, 8.12501125)),
         (OWN, 0.81, None),
-        (SHARED, 0.81, (1, 1.5, 3.0)),  # a column that is empty says nothing
+        (SHARED, 0.81, (1, 1.5, 3.0, 3.75)),  # a column that is empty says nothing
         (HEAD, 0.1, None),
     ],
 )
@@ -66,13 +67,13 @@ def test_seeds_that_never_reach_it_are_left_out_and_counted(tmp_path):
     assert found["seconds_to_target"]["value"] == pytest.approx((3.5 + 7.5) / 2)
     table = {"target": 0.7, "methods": [{"label": "m", "seeds": [0, 1, 2], "metrics": found}]}
     heading, ((_, _, cell, *_),) = tables.rows(table)
-    assert heading[2:] == ["rounds to 70 %", "seconds to 70 %", "MB to 70 %"]
+    assert heading[2:] == ["rounds to 70 %", "seconds to 70 %", "MB to 70 %", "models to 70 %"]
     assert cell == "2.5 ± 0.7 (2 of 3)"
     (row,) = csv.DictReader(tables.comma_separated(table).splitlines())
     assert (row["rounds_to_target"], row["seeds_to_target"]) == ("2.5", "2")
     never = reaching.metrics(runs[:1], 0.99)
     assert all(math.isnan(metric["value"]) and metric["n"] == 0 for metric in never.values())
-    assert tables.rows({**table, "methods": [{"label": "m", "seeds": [0], "metrics": never}]})[1][0][2:] == ["-"] * 3
+    assert tables.rows({**table, "methods": [{"label": "m", "seeds": [0], "metrics": never}]})[1][0][2:] == ["-"] * 4
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,12 @@ def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_pat
         is None
     )
     assert local["rounds_to_target"]["of"] == 1
+    # Of FedAvg a round is as many models there and back as clients take part; 0.5 of those with training samples.
+    (cohort,) = {int(row["clients"]) for row in csv.DictReader((runs / "b" / "rounds.csv").open())}
+    share = cohort / open_artifact(runs / "fedavg").manifest.summary["clients"]
+    assert fedavg["exchanges"]["value"] == pytest.approx(4 * share)
+    assert fedavg["exchanges_to_target"]["value"] == pytest.approx(2 * share)
+    assert local["exchanges"]["value"] == 0
     assert "rounds to 1 %" in (tmp_path / "asked" / "table.md").read_text()
     assert "to 1 %" not in (tmp_path / "plain" / "table.md").read_text()
     for name in ("clients.csv", "accuracy.png"):

@@ -26,6 +26,7 @@ COLUMNS = {
     "rounds_to_target": "rounds to {}",
     "seconds_to_target": "seconds to {}",
     "megabytes_to_target": "MB to {}",
+    "exchanges_to_target": "models to {}",
 }
 """Metrics in the order of the table, with their headings."""
 
@@ -38,6 +39,7 @@ _PERCENT = {
 COMPARED = (
     "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_seen", "accuracy_unseen", "gain", "better_off",
     "megabytes", "seconds", "rounds_to_target", "seconds_to_target", "megabytes_to_target",
+    "exchanges_to_target",
 )  # fmt: skip
 """Columns of a comparison."""
 

@@ -18,6 +18,7 @@ from pflcli.artifacts.backbone import tensors
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import ComputationError, InputError, UsageError
+from pflcli.fl import params as P
 from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
@@ -118,6 +119,7 @@ def personalize(
         summary = {
             "method": method,
             "clients": len(run.clients),
+            "model_bytes": P.size(run.init),
             "rounds": len(rows) or plan.rounds * any(artifact.kind == "backbone" for artifact in inputs),
             **{
                 f"bytes_{link}": total + sum(item.manifest.summary.get(f"bytes_{link}", 0) for item in inputs)

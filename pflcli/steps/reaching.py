@@ -1,4 +1,7 @@
-"""How long a run takes to a target accuracy: rounds, seconds and MB, as FedHAM's Table 4 (Gao et al., 2023) has it.
+"""How long a run takes to a target accuracy: rounds, seconds, MB, models, as FedHAM's Tables 3 and 4 have it.
+
+Gao et al. (2023), https://doi.org/10.1145/3591362. Table 3 counts what is sent in models: of FedAvg with every client
+a round is 1, a model to each client and back.
 
 The accuracy is that on validation samples in ``rounds.csv``: of clients' own models where the method measured it
 (``personal_accuracy``), else of the global model (``validation_accuracy``). A method that starts from the backbone is
@@ -18,7 +21,12 @@ from pflcli.errors import UsageError
 
 _ROUNDS = "rounds.csv"
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
-UNITS = {"rounds_to_target": "rounds", "seconds_to_target": "seconds", "megabytes_to_target": "MB"}
+UNITS = {
+    "rounds_to_target": "rounds",
+    "seconds_to_target": "seconds",
+    "megabytes_to_target": "MB",
+    "exchanges_to_target": "models there and back, a client",
+}
 """What is said of a target, and its unit."""
 
 
@@ -45,19 +53,25 @@ def metrics(artifacts: Sequence[Artifact], target: float) -> dict[str, dict[str,
 
 
 def reached(artifact: Artifact, target: float) -> dict[str, float] | None:
-    """Return rounds, seconds and MB until the validation accuracy first reaches ``target``, or None if it never does.
+    """Return what it takes, in UNITS, until the validation accuracy first reaches ``target``, or None if never.
 
     Both include the round in which it does. Raises InputError if the backbone that is needed is gone.
     """
     column, rows = _rounds(artifact)
-    seconds = megabytes = 0.0
+    seconds = sent = 0.0
     for row in rows:
         seconds += float(row["seconds"])
-        megabytes += sum(int(row[link]) for link in _LINKS) / 1e6
+        sent += sum(int(row[link]) for link in _LINKS)
         if row[column] and float(row[column]) >= target:
-            found = (float(row["round"]), seconds, megabytes)
+            found = (float(row["round"]), seconds, sent / 1e6, sent * exchange(artifact))
             return dict(zip(UNITS, found, strict=True))
     return None
+
+
+def exchange(artifact: Artifact) -> float:
+    """Return what share a byte is of a model to every client and back; nan where the size of a model is not known."""
+    summary = artifact.manifest.summary
+    return 1 / (2 * summary["model_bytes"] * summary["clients"]) if "model_bytes" in summary else float("nan")
 
 
 def _rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:

@@ -223,6 +223,9 @@ def _method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         put(f"bytes_{link}", "bytes", "total of a run", len(items), [f.summary[f"bytes_{link}"] for f in facts])
     total = [sum(fact.summary[f"bytes_{link}"] for link in ("up", "down", "peer")) / 1e6 for fact in facts]
     put("megabytes", "MB", "total of a run, all links", len(items), total)
+    if all("model_bytes" in fact.summary for fact in facts):
+        moved = [1e6 * sent * reaching.exchange(item.artifact) for sent, item in zip(total, items, strict=True)]
+        put("exchanges", reaching.UNITS["exchanges_to_target"], "total of a run, all links", len(items), moved)
     spent = [fact.made["seconds"] + fact.made.get("seconds_inputs", 0) for fact in facts]
     put("seconds", "seconds", "a run, with the artifacts it needs", len(items), spent)
     return {

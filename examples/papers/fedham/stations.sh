@@ -8,20 +8,25 @@ set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 
 runs=$(runs)
-seed=${seeds[0]}
-stride=96 how=(--rounds 20 --batch-size 16)
+stride=96 how=(--rounds 12 --batch-size 16)
 [ "$size" = small ] || { stride=1 how=(--rounds 50 --epochs 2 --batch-size 32); }
-echo "stations,method,accuracy at Tiantan"
+echo "stations,method,accuracy at Tiantan (mean over seeds)"
 joined=Tiantan
 for others in "" ,Dongsi,Wanshouxigong,Guanyuan ,Aotizhongxin,Gucheng,Shunyi ,Changping,Huairou; do
   joined+=$others
   stations=$(tr , '\n' <<< "$joined" | wc -l)
   at=$runs/stations-$stations
-  pfl partition air-quality "${root[@]}" --set "stride=$stride" --set "stations=$joined" --seed "$seed" \
-    -o "$at/partition" -q
-  pfl compare "$at/partition" -o "$at" --model gru --lr 0.3 --participation 1 "${how[@]}" \
-    --methods fedavg,local,fedavg-plus,fedham -q
+  partitions=()
+  for seed in "${seeds[@]}"; do
+    partitions+=("$at/partition-$seed")
+    pfl partition air-quality "${root[@]}" --set "stride=$stride" --set "stations=$joined" --seed "$seed" \
+      -o "$at/partition-$seed" -q
+  done
+  pfl compare "${partitions[@]}" -o "$at" --model gru --lr 0.3 --participation 1 "${how[@]}" \
+    --methods fedavg,local,fedavg-plus,knn-per,fedham -q
   # Clients are numbered by their stations' names.
-  tiantan=$(awk -F, '$2 == "Tiantan" { print $1 }' "$at/partition/clients.csv")
-  awk -F, -v n="$stations" -v c="$tiantan" 'NR > 1 && $3 == c { print n "," $1 "," $5 }' "$at/comparison/clients.csv"
+  tiantan=$(awk -F, '$2 == "Tiantan" { print $1 }' "${partitions[0]}/clients.csv")
+  awk -F, -v n="$stations" -v c="$tiantan" '
+    NR > 1 && $3 == c { sum[$1] += $5; count[$1]++ }
+    END { for (method in sum) print n "," method "," sum[method] / count[method] }' "$at/comparison/clients.csv" | sort
 done
