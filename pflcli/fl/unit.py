@@ -44,7 +44,8 @@ def perform(unit: Unit, net: nn.Module, data: Federation, start: Params | Stacke
     plan = unit.plan.of(np.arange(unit.first, unit.last), like)
     draws = [rng.generator(unit.seed, *unit.key, int(client)) for client in unit.clients]
     direct = plan.objective is None and plan.precision == "float32" and chain.layers(net) is not None
-    if direct or (unit.way == "stacked" and not plan.one_by_one):
+    # A stack of one is the loop, with what torch.func costs on top.
+    if direct or (unit.way == "stacked" and len(unit.clients) > 1 and not plan.one_by_one):
         return stacked.train(net, data, unit.clients, draws, begin, mine, plan)
     losses = [
         loop.train(
