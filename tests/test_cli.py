@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -99,22 +98,12 @@ for line in ("--help", "list methods", "list", "list methods knn-per", "list dat
         assert end.code == 0, line
 heavy = {"torch", "torchvision", "faiss", "h5py", "matplotlib", "safetensors", "pandas", "pyarrow", "PIL"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert len(sys.modules) < 800, len(sys.modules)  # what takes time is importing
 """
 
 
 def test_what_is_only_looked_at_needs_no_torch():
     subprocess.run([sys.executable, "-c", LIGHT], check=True, stdout=subprocess.DEVNULL)
-
-
-@pytest.mark.parametrize("line", ["--help", "list methods"])
-def test_what_is_only_looked_at_takes_no_time(spawn, line):
-    spent = []
-    while len(spent) < 3 and min(spent, default=1.0) >= 0.5:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert spawn(*line.split()).communicate()[0]
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    assert min(spent) < 0.5, spent
 
 
 # Streams
