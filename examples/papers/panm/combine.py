@@ -1,0 +1,72 @@
+"""PANM's comparisons that clusters.sh made, side by side: accuracy, precision, neighbours found, bytes and seconds.
+
+python examples/papers/panm/combine.py runs/panm/clusters/*
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Metrics = dict[str, dict[str, Any]]
+"""Metrics by name, of one method in one comparison."""
+
+
+def main() -> None:
+    """Print the tables in Markdown: a row a method, the best on average first, a column a comparison."""
+    folders = [Path(name) for name in sys.argv[1:]]
+    runs = {folder: _read(folder) for folder in folders}
+    labels = {label for found in runs.values() for label in found}
+    ordered = sorted(labels, key=lambda label: -statistics.mean(_accuracies(runs, label)))
+    tables: dict[str, Callable[[Path, str], str]] = {
+        "Accuracy / bottom decile, percent": lambda folder, label: (
+            f"{_shown(runs[folder][label]['accuracy'])} / {_shown(runs[folder][label]['bottom_decile'])}"
+        ),
+        "Macro precision, percent": lambda folder, label: _shown(runs[folder][label]["macro_precision"]),
+        "Precision / recall of neighbours in the last round": _neighbours,
+        "GB sent / seconds": lambda folder, label: (
+            f"{runs[folder][label]['megabytes']['value'] / 1000:.1f} / {runs[folder][label]['seconds']['value']:.0f}"
+        ),
+    }
+    for title, cell in tables.items():
+        print(f"{title}:\n")
+        print(f"| method | {' | '.join(folder.name for folder in folders)} |")
+        print(f"|---|{'---:|' * len(folders)}")
+        for label in ordered:
+            cells = [cell(folder, label) if label in runs[folder] else "-" for folder in folders]
+            if set(cells) != {"-"}:
+                print(f"| `{label}` | {' | '.join(cells)} |")
+        print()
+
+
+def _read(folder: Path) -> dict[str, Metrics]:
+    found = json.loads((folder / "comparison" / "metrics.json").read_text(encoding="utf-8"))
+    return {method["label"]: method["metrics"] for method in found["methods"]}
+
+
+def _accuracies(runs: dict[Path, dict[str, Metrics]], label: str) -> list[float]:
+    return [found[label]["accuracy"]["value"] for found in runs.values() if label in found]
+
+
+def _shown(metric: dict[str, Any]) -> str:
+    spread = metric.get("std_over_seeds")
+    return f"{100 * metric['value']:.1f}" + (f" ± {100 * spread:.1f}" if spread else "")
+
+
+def _neighbours(folder: Path, label: str) -> str:
+    """Return means over the seeds, or "-" for a method without neighbours."""
+    last = []
+    for path in sorted(folder.glob(f"seed-*/{label}/neighbours.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            *_, row = csv.DictReader(file)
+        last.append((float(row["precision"]), float(row["recall"])))
+    return " / ".join(f"{statistics.mean(values):.2f}" for values in zip(*last, strict=True)) if last else "-"
+
+
+if __name__ == "__main__":
+    main()
