@@ -22,6 +22,15 @@ from pflcli.fl.plan import Batch, Model
 SLOTS = ("self", "others", "global")
 """What layer 2 chooses among: x_i, x^a and x^g."""
 
+_ALLOWED = {"ham": (1.0, 1.0, 1.0), "aml1": (0.0, 1.0, 0.0), "aml2": (1.0, 0.0, 1.0)}
+"""Which of them a variant allows."""
+
+
+def allowed(variant: str, *, guard: bool) -> Tensor:
+    """Return which slots layer 2 chooses among when HAM is trained (3,); guarded, it does without x_i."""
+    me, others, common = _ALLOWED[variant]
+    return torch.tensor([0.0 if guard else me, others, common])
+
 
 def identity(width: int, temperature: float) -> Params:
     """Return projections by which layer 1 begins as softmax(temperature * cosine), and layer 2 as uniform.

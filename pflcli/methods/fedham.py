@@ -9,9 +9,8 @@ every round (``--participation 1``); otherwise the others' last uploads stay.
 As published (``form=faithful``) HAM learns from the samples that x_i was just fitted to, so it prefers x_i to all else,
 and FedHAM becomes Local; so does ``joint``, whose features are centred on x^g and can tell models apart. The others'
 models have not seen those samples: by default (``guarded``) HAM is trained without x_i, which then enters the hybrid
-with the share that serves the client's validation samples best, and layer 1 is held near its first attention.
-Published, a client's model is what it uploads. An epoch on few samples often undoes what mixing gave, so by default
-validation samples choose between the hybrid, the upload and x^g; both choices are by loss.
+with the share of least validation loss, and layer 1 is held near its first attention. Published, a client's model is
+what it uploads. An epoch on few samples undoes part of what mixing gave: by default validation loss chooses that too.
 
 ``attention`` in the state has a row for each round after the warm-up, 0 for clients that took no part: ``first``
 (rounds, m, m) and ``second`` (rounds, m, 3), the latter of x_i, x^a and x^g. ``history`` has the validation accuracy of
@@ -51,9 +50,6 @@ _PATIENCE = 5
 
 _SHARES = (1 / 3, 0.0, 2 / 3, 1.0)
 """Shares of x_i in the hybrid that a client chooses from, if guarded; the first where nothing tells."""
-
-_SLOTS = {"ham": (1.0, 1.0, 1.0), "aml1": (0.0, 1.0, 0.0), "aml2": (1.0, 0.0, 1.0)}
-"""What layer 2 chooses among: x_i, x^a and x^g."""
 
 State = dict[str, Any]
 
@@ -103,6 +99,11 @@ class Config:
     def answers(self) -> str:
         """Return ``answer`` or what stands for none."""
         return self.answer or ("best" if self.form == "guarded" else "final")
+
+    @property
+    def slots(self) -> Tensor:
+        """Return what layer 2 chooses among when HAM is trained (3,)."""
+        return ham.allowed(self.variant, guard=self.form == "guarded")
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -234,7 +235,7 @@ def _hybrids(
         points = (points + centre if cfg.form == "faithful" else points).float().to(run.federation.y.device)
         me = torch.eye(len(peers), device=points.device)[torch.from_numpy(np.searchsorted(peers, members))]
         _train(run, state, t, members, me, points, basis)
-        a, b = _attention(state["theta"][members], points, me, _slots(cfg))
+        a, b = _attention(state["theta"][members], points, me, cfg.slots)
         if cfg.form == "guarded" and cfg.variant != "aml1":
             b = ham.guarded(b, _share(run, members, a, b, me, basis).to(b))
         ids = torch.from_numpy(members)
@@ -263,12 +264,6 @@ def _share(run: Run, members: NDArray[np.int64], a: Tensor, b: Tensor, me: Tenso
     return torch.tensor(_SHARES)[np.argmin(losses, axis=0)][:, None]
 
 
-def _slots(cfg: Config) -> Tensor:
-    """Return what layer 2 chooses among when HAM is trained (3,): guarded, it does without x_i."""
-    me, others, common = _SLOTS[cfg.variant]
-    return torch.tensor([0.0 if cfg.form == "guarded" else me, others, common])
-
-
 def _attention(theta: Stacked, points: Tensor, me: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Return the attention (q, n) and (q, 3) of a stack of clients."""
     with intra_op(1):
@@ -280,17 +275,12 @@ def _train(
     run: Run, state: State, t: int, members: NDArray[np.int64], me: Tensor, points: Tensor, basis: Stacked
 ) -> None:
     """Train the members' HAM, in place in its table (Eq. 13)."""
-    cfg, theta, slots = run.cfg, state["theta"], _slots(run.cfg)
+    cfg, theta, slots = run.cfg, state["theta"], run.cfg.slots
     if not cfg.ham_epochs or slots.sum() == slots[2]:  # nothing to choose
         return
     first = {name: value.expand(len(members), *value.shape) for name, value in theta.default.items()}
-    rho = cfg.rho if cfg.form == "guarded" else 0.0
-    constants = {
-        "points": points,
-        "slots": slots.to(points.device),
-        "lam": torch.tensor(cfg.lam),
-        "rho": torch.tensor(rho),
-    }
+    rho = torch.tensor(cfg.rho if cfg.form == "guarded" else 0.0)
+    constants = {"points": points, "slots": slots.to(points.device), "lam": torch.tensor(cfg.lam), "rho": rho}
     for part in run.local_sgd(
         members,
         theta,
