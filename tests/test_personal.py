@@ -51,10 +51,12 @@ def test_it_is_what_clients_would_answer_now_and_trains_nobody(method):
     assert (made.traffic, made.losses, made.trained, made.sealed) == (before, losses, trained, False)
 
 
-@pytest.mark.parametrize("method", ["gossip", "fedamp", "ditto", "fedham"])
-def test_a_table_of_models_by_hand(method):
+@pytest.mark.parametrize(
+    ("method", "options"), [("gossip", {}), ("fedamp", {}), ("ditto", {}), ("fedham", {"answer": "final"})]
+)
+def test_a_table_of_models_by_hand(method, options):
     """Every sample of those that took part, under the row of the table, and nothing but matrix products."""
-    made = worlds.run(method, participation=0.5, rounds=2)
+    made = worlds.run(method, participation=0.5, rounds=2, options=options)
     state = worlds.play(method, made)
     held = state[registry.load("methods", method).PERSONAL]
     took = sorted({c for t in range(2) for c in made.cohort(t).tolist()})
@@ -83,7 +85,8 @@ def test_as_long_as_clients_share_one_model_it_is_that_of_all():
 
 
 def test_samples_that_were_learned_from_measure_nothing():
-    made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "ham_split": "validation"})
+    options = {"warmup": 1, "ham_split": "validation", "answer": "final", "self_share": 0.3}
+    made = worlds.run("fedham", participation=1.0, options=options)
     assert math.isnan(measured("fedham", made, worlds.play("fedham", made)))
 
 
