@@ -13,7 +13,8 @@ from torch.nn import functional
 import worlds
 from pflcli import models, rng
 from pflcli.errors import ComputationError, UsageError
-from pflcli.fl import chain
+from pflcli.fl import chain, stacked
+from pflcli.fl import engine as engines
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine, choose
 from pflcli.fl.federation import Federation
@@ -57,6 +58,12 @@ PLANS = {
 
 
 WAYS = ("loop", "stacked")
+
+
+@pytest.fixture(autouse=True)
+def one_stack(monkeypatch):
+    """Few clients in one stack: a stack of one would be the loop, which it is compared with."""
+    monkeypatch.setattr(engines, "_STACKS", 1)
 
 
 def network(kind, data, seed=0):
@@ -323,6 +330,33 @@ def test_an_objective_is_minimised_over_whatever_the_start_holds(way):
                         value -= 0.1 * grad
         for name, value in P.pick(part.params, place).items():
             torch.testing.assert_close(value, a[name].detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_stack_of_one_is_the_loop(monkeypatch):
+    monkeypatch.setattr(engines, "_STACKS", 4)
+    data, net = worlds.federation(), network("other", worlds.federation())
+    start, calls = {**P.stack([P.of(net)] * 6), "scale": torch.ones(6)}, []
+    whole = stacked.train
+    monkeypatch.setattr(
+        stacked,
+        "train",
+        lambda net, data, clients, *rest: calls.append(len(clients)) or whole(net, data, clients, *rest),
+    )
+    own, shared = P.stack([P.of(net)] * 6), {"sign": torch.tensor(1.0)}
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated, own=own, shared=shared)
+    list(Engine(net, data, seed=0, way="stacked").local_sgd(worlds.ABLE, start, plan, ("sgd", 0)))
+    assert calls == [2, 2, 2]
+    few = {name: value[:4] for name, value in start.items()}
+    alone = [
+        list(
+            Engine(net, data, seed=0, way=way).local_sgd(
+                worlds.ABLE[:4], few, plan.of(np.arange(4), P.pick(few, 0)), ("sgd", 0)
+            )
+        )
+        for way in WAYS
+    ]
+    assert calls == [2, 2, 2]
+    assert worlds.same(alone[0][0].params, alone[1][0].params)
 
 
 def ragged(model, params, batch):

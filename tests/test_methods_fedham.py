@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import config, models, rng
+from pflcli.fl import engine as engines
 from pflcli.fl import grouping, ham
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
@@ -25,6 +26,12 @@ from pflcli.methods import fedham
 from pflcli.steps import training
 
 ABLE = [0, 1, 2, 3, 4, 6]
+
+
+@pytest.fixture(autouse=True)
+def one_stack(monkeypatch):
+    """Few clients in one stack: a stack of one would be the loop, which it is compared with."""
+    monkeypatch.setattr(engines, "_STACKS", 1)
 
 
 def logits(w, x):
@@ -514,7 +521,7 @@ def test_normalising_layers_are_mixed_and_used_in_evaluation_mode():
         torch.testing.assert_close(states[1]["global"][name], value, rtol=1e-3, atol=1e-4)
     for table in ("models", "theta"):
         for name, value in states[0][table][[0, 1, 2]].items():
-            torch.testing.assert_close(states[1][table][[0, 1, 2]][name], value, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(states[1][table][[0, 1, 2]][name], value, rtol=1e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("way", ["loop", "stacked"])
