@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import blocks
+from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.artifact import Artifact
+from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError
 
@@ -35,8 +37,8 @@ class Dataset:
     sd: NDArray[np.float64] | None = None
 
 
-def write(work: Work, dataset: Dataset) -> None:
-    """Write ``samples.h5``."""
+def write(work: Work, dataset: Dataset, codebook: Codebook) -> None:
+    """Write ``samples.h5`` and ``codebook.json``."""
     arrays: dict[str, NDArray[Any]] = {"x": dataset.x, "y": dataset.y, "classes": _encoded(dataset.classes)}
     if dataset.owner is not None:
         names, arrays["owner"] = np.unique(dataset.owner, return_inverse=True)
@@ -46,6 +48,7 @@ def write(work: Work, dataset: Dataset) -> None:
     if dataset.mean is not None and dataset.sd is not None:
         arrays |= {"mean": dataset.mean, "sd": dataset.sd}
     work.write(FILE, blocks.h5_bytes(arrays))
+    codebooks.write(work, codebook)
 
 
 def _encoded(names: list[str] | tuple[str, ...]) -> NDArray[Any]:

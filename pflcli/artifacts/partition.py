@@ -4,7 +4,7 @@
 dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names``
 (m,) of the clients, UTF-8; attribute ``classes`` (count). Where there are such: ``cluster`` (m,) int64, the group of
 clients that see their samples alike, and ``new`` (m,) bool, who takes no part in training the global model.
-``clients.csv``: one row a client.
+``clients.csv``: one row per client. ``codebook.json``: see ``codebook``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import blocks
+from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.artifact import Artifact
+from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError
 
@@ -67,7 +69,7 @@ class Partition:
             raise InputError(f"{where} is inconsistent: a label lies outside 0..{self.classes - 1}")
 
 
-def write(work: Work, partition: Partition) -> None:
+def write(work: Work, partition: Partition, codebook: Codebook) -> None:
     """Write the files of a partition, after checking that its splits are disjoint."""
     partition.check(str(work.out))
     arrays: dict[str, NDArray[Any]] = {
@@ -80,18 +82,18 @@ def write(work: Work, partition: Partition) -> None:
     arrays["names"] = np.char.encode(np.asarray(partition.names, dtype=np.str_), "utf-8")
     arrays |= partition._beside
     work.write("samples.h5", blocks.h5_bytes(arrays, {"classes": partition.classes}))
-    work.write("clients.csv", _table(partition).encode())
+    work.write("clients.csv", _table(partition, codebook))
+    codebooks.write(work, codebook)
 
 
-def _table(partition: Partition) -> str:
+def _table(partition: Partition, codebook: Codebook) -> bytes:
     beside = partition._beside
-    rows = [",".join(["client", "name", *blocks.SPLITS, "labels", *beside])]
     labels = (partition.label_counts > 0).sum(axis=1)
-    for client, name in enumerate(partition.names):
-        quoted = '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n') else name
-        known = [int(values[client]) for values in beside.values()]
-        rows.append(",".join([str(client), quoted, *map(str, [*partition.sizes[client], labels[client], *known])]))
-    return "\n".join(rows) + "\n"
+    rows = [
+        [*partition.sizes[client], labels[client], *(int(values[client]) for values in beside.values())]
+        for client in range(len(partition.names))
+    ]
+    return codebooks.clients_csv(codebook, [*blocks.SPLITS, "labels", *beside], rows)
 
 
 def read(artifact: Artifact) -> Partition:

@@ -22,7 +22,8 @@ class Samples:
 
     ``ordered``: the rows of an owner follow each other in time and are split in that order, never at random; ``gap``
     is then how many rows to leave out between two splits, so that no window of one overlaps a window of the next.
-    ``coarse`` (n,) is each sample's superclass, where classes come in groups.
+    ``coarse`` (n,) is each sample's superclass, where classes come in groups. ``names`` (classes,) are those of the
+    classes and ``features`` (d,) those of the features, where they have names.
     """
 
     x: NDArray[Any]
@@ -32,6 +33,8 @@ class Samples:
     ordered: bool = False
     gap: int = 0
     coarse: NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
@@ -47,6 +50,8 @@ class Samples:
         lengths = {len(array) for array in (self.x, self.y, self.owner, self.coarse) if array is not None}
         if len(lengths) != 1:
             raise InputError(f"{name}: x, y, owner and coarse differ in length: {sorted(lengths)}")
+        if self.names and len(self.names) != self.classes:
+            raise InputError(f"{name} has {self.classes} classes, and names of {len(self.names)}")
         self._check_kind(name)
         if len(self.y) == 0:
             raise InputError(f"{name} holds no samples")

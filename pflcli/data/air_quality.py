@@ -33,6 +33,8 @@ SHAPE = "48x13"
 LICENCE = "CC BY 4.0"
 FILES = ("PRSA_Data_20130301-20170228/PRSA_Data_*.csv", "PRSA_Data_*.csv", "beijing_air.npz")
 LEVELS = (35, 75, 115, 150)
+NAMES = ("up to 35", "35 to 75", "75 to 115", "115 to 150", "above 150")
+"""PM2.5 in ug/m3."""
 HOURS = 48
 FILL = 6
 SCALES = {
@@ -42,6 +44,7 @@ SCALES = {
 """What is subtracted from each feature, and what it is then divided by: ug/m3, degrees Celsius, hPa, mm, m/s."""
 DIRECTIONS = ("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW")
 """Where the wind comes from, clockwise in steps of 22.5 degrees."""
+FEATURES = (*SCALES, "wind sine", "wind cosine")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,16 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
         raise InputError(f"{found[0]}: no {HOURS} hours in a row are complete")
     # Windows use hours from FILL before their start to their target; those of i and j are apart if they start so far.
     gap = -(-(HOURS + 1 + FILL) // stride) - 1
-    return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), ordered=True, gap=gap)
+    return Samples(
+        np.concatenate(x),
+        np.concatenate(y),
+        CLASSES,
+        np.asarray(owner),
+        ordered=True,
+        gap=gap,
+        names=NAMES,
+        features=FEATURES,
+    )
 
 
 def windowed(

@@ -11,6 +11,7 @@ from pathlib import Path
 from pflcli.data import Samples, from_torchvision, needs_root, train_and_test
 
 CLASSES = 10
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = "32x32x3"
 LICENCE = "none stated"
 FILES = ("cifar-10-batches-py", "cifar10_12k.npz")
@@ -19,7 +20,7 @@ FILES = ("cifar-10-batches-py", "cifar10_12k.npz")
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images found; the full set is preferred to the subset."""
     if download or (root is not None and (Path(root) / FILES[0]).is_dir()):
-        return Samples(*from_torchvision("CIFAR10", root, download=download), CLASSES)
+        return Samples(*from_torchvision("CIFAR10", root, download=download), CLASSES, names=NAMES)
     if root is not None and (Path(root) / FILES[1]).is_file():
-        return Samples(*train_and_test(Path(root) / FILES[1]), CLASSES)
+        return Samples(*train_and_test(Path(root) / FILES[1]), CLASSES, names=NAMES)
     raise needs_root("cifar10", *FILES)

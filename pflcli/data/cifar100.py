@@ -16,6 +16,18 @@ from numpy.typing import NDArray
 from pflcli.data import Samples, from_torchvision, needs_root, train_and_test
 
 CLASSES = 100
+NAMES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish", "forest",
+    "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion", "lizard",
+    "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange", "orchid",
+    "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine", "possum",
+    "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk", "skyscraper",
+    "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank", "telephone",
+    "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale", "willow_tree", "wolf",
+    "woman", "worm",
+)  # fmt: skip
 SHAPE = "32x32x3"
 LICENCE = "none stated"
 FILES = ("cifar-100-python", "cifar100_12k.npz")
@@ -40,4 +52,4 @@ def load(root: Path | None, *, download: bool = False) -> Samples:
 def _with_coarse(x: NDArray[Any], y: NDArray[np.int64]) -> Samples:
     samples = Samples(x, y, CLASSES)
     samples.check("cifar100")
-    return Samples(x, y, CLASSES, coarse=np.asarray(COARSE, dtype=np.int64)[y])
+    return Samples(x, y, CLASSES, names=NAMES, coarse=np.asarray(COARSE, dtype=np.int64)[y])

@@ -8,6 +8,7 @@ Training and test images are joined; the partition splits each client's samples 
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,15 @@ CLASSES = 26
 SHAPE = "28x28"
 LICENCE = "a work of the US Government"
 FILES = ("EMNIST/raw", "gzip/emnist-*-ubyte.gz", "emnist-*-ubyte*", "emnist_letters_31k.npz")
-CLASSES_OF = {"letters": 26, "balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "mnist": 10}
+NAMES = {
+    "letters": tuple(string.ascii_lowercase),
+    "balanced": tuple(string.digits + string.ascii_uppercase + "abdefghnqrt"),
+    "byclass": tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
+    "bymerge": tuple(string.digits + string.ascii_uppercase + "abdefghnqrt"),
+    "digits": tuple(string.digits),
+    "mnist": tuple(string.digits),
+}
+"""The classes of each selection; where both cases of a letter are one class, it bears the capital's name."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,9 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
         parts = read_parts([raw, raw / "gzip", Path(root) / "gzip", Path(root)], [f"{stem}-train", f"{stem}-test"])
     if parts is not None:
         x, y = parts
-        return Samples(x.transpose(0, 2, 1), y - 1 if split == "letters" else y, CLASSES_OF[split])
+        names = NAMES[split]
+        return Samples(x.transpose(0, 2, 1), y - 1 if split == "letters" else y, len(names), names=names)
     if root is not None and split == "letters" and (Path(root) / FILES[3]).is_file():
-        return Samples(*train_and_test(Path(root) / FILES[3]), CLASSES)
+        return Samples(*train_and_test(Path(root) / FILES[3]), CLASSES, names=NAMES[split])
     files = [f"EMNIST/raw/{stem}-train-images-idx3-ubyte", *([FILES[3]] if split == "letters" else [])]
     raise needs_root(f"emnist (split={split})", *files)

@@ -11,6 +11,9 @@ from pathlib import Path
 from pflcli.data import Samples, from_torchvision, needs_root, train_and_test
 
 CLASSES = 10
+NAMES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 SHAPE = "28x28"
 LICENCE = "MIT"
 FILES = ("fashion_mnist.npz", "FashionMNIST/raw")
@@ -19,7 +22,7 @@ FILES = ("fashion_mnist.npz", "FashionMNIST/raw")
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images; raises UsageError if neither layout is found and ``download`` is off."""
     if root is not None and (Path(root) / FILES[0]).is_file():
-        return Samples(*train_and_test(Path(root) / FILES[0]), CLASSES)
+        return Samples(*train_and_test(Path(root) / FILES[0]), CLASSES, names=NAMES)
     if download or (root is not None and (Path(root) / FILES[1]).is_dir()):
-        return Samples(*from_torchvision("FashionMNIST", root, download=download), CLASSES)
+        return Samples(*from_torchvision("FashionMNIST", root, download=download), CLASSES, names=NAMES)
     raise needs_root("fashion-mnist", *FILES)

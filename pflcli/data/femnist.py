@@ -7,6 +7,7 @@ As in LEAF, and unlike MNIST, ink is dark (near 0) on a white ground (255): LEAF
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pflcli.data._leaf import files, users
 from pflcli.errors import InputError
 
 CLASSES = 62
+NAMES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 SHAPE = "28x28"
 LICENCE = "NIST: a work of the US Government; LEAF: BSD"
 FILES = ("femnist/data/all_data/*.json", "femnist/all_data*.json", "all_data*.json")
@@ -36,7 +38,7 @@ def load(root: Path | None, *, download: bool = False) -> Samples:
             owner += [user] * len(labels)
     if not x:
         raise InputError(f"{paths[0].parent}: no user has a sample")
-    return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner))
+    return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), names=NAMES)
 
 
 def _pixels(images: list[Any], where: str) -> NDArray[np.uint8]:

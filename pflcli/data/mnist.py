@@ -15,6 +15,7 @@ from pflcli.data import Samples, from_torchvision, needs_root, read_npz
 from pflcli.data._idx import read_parts
 
 CLASSES = 10
+NAMES = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 SHAPE = "28x28"
 LICENCE = "CC BY-SA 3.0"
 FILES = ("MNIST/raw", "train-images-idx3-ubyte*", "mnist_by_writer.npz")
@@ -23,12 +24,12 @@ FILES = ("MNIST/raw", "train-images-idx3-ubyte*", "mnist_by_writer.npz")
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all digits found, white on black; the full set is preferred to the subset."""
     if download:
-        return Samples(*from_torchvision("MNIST", root, download=True), CLASSES)
+        return Samples(*from_torchvision("MNIST", root, download=True), CLASSES, names=NAMES)
     if root is not None:
         parts = read_parts([Path(root) / "MNIST" / "raw", Path(root)], ["train", "t10k"])
         if parts is not None:
-            return Samples(*parts, CLASSES)
+            return Samples(*parts, CLASSES, names=NAMES)
         if (Path(root) / FILES[2]).is_file():
             x, y = read_npz(Path(root) / FILES[2], "x", "y")
-            return Samples(x, y.astype(np.int64), CLASSES)
+            return Samples(x, y.astype(np.int64), CLASSES, names=NAMES)
     raise needs_root("mnist", *FILES)

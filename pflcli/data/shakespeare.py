@@ -29,6 +29,7 @@ from pflcli.errors import InputError
 
 VOCABULARY = "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
 """LEAF's 80 characters; a token is a character's place in it."""
+NAMES = tuple({"\n": "line break", " ": "space"}.get(character, character) for character in VOCABULARY)
 UNKNOWN = 79
 """The token of any other character: that of "}", which stands in no play. LEAF's own -1 comes to the same."""
 LENGTH = 80
@@ -71,7 +72,7 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
         raise InputError(f"{paths[0]}: no role speaks {cfg.min_characters} characters", "--set min_characters=81")
     # Windows i and j use common characters if they start less than LENGTH + 1 apart.
     gap = -(-(LENGTH + 1) // cfg.stride) - 1
-    return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), ordered=True, gap=gap)
+    return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), ordered=True, gap=gap, names=NAMES)
 
 
 _Windows = Iterator[tuple[str, NDArray[np.int16], NDArray[np.int16]]]

@@ -13,6 +13,7 @@ import numpy as np
 from pflcli.data import Samples, needs_root, read_npz
 
 CLASSES = 10
+NAMES = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 SHAPE = "28x28"
 LICENCE = "MNIST: CC BY-SA 3.0; writer ids: BSD"
 FILES = ("mnist_by_writer.npz",)
@@ -24,4 +25,4 @@ def load(root: Path | None, *, download: bool = False) -> Samples:
     if download or not path.is_file():
         raise needs_root("the full set of writers", *FILES, source="without --root, 60 writers are used")
     x, y, writer = read_npz(path, "x", "y", "writer")
-    return Samples(x, y.astype(np.int64), CLASSES, np.asarray([f"w{i:04d}" for i in writer]))
+    return Samples(x, y.astype(np.int64), CLASSES, np.asarray([f"w{i:04d}" for i in writer]), names=NAMES)

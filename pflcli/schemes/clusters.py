@@ -63,9 +63,14 @@ def transform(
     """Return samples as ``group`` sees them; ``rng`` is the same for all groups and makes their permutations."""
     if cfg.kind != "labels":
         x = np.rot90(x, _turns(group, cfg.groups), axes=(1, 2))
-    if cfg.kind != "rotation":
+    if permutes_labels(cfg):
         y = permutations(group + 1, classes, rng)[group][y]
     return x, y
+
+
+def permutes_labels(cfg: Config) -> bool:
+    """Return whether groups call the same class by different labels, so that no label has a name for all."""
+    return cfg.kind != "rotation"
 
 
 def permutations(groups: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:

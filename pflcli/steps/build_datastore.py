@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import rng
-from pflcli.artifacts import blocks, datastore, embeddings
+from pflcli.artifacts import blocks, codebook, datastore, embeddings
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.embeddings import Embedded
 from pflcli.artifacts.manifest import Draft
@@ -111,11 +111,12 @@ def build_datastore(
             train=train,
             bytes=blocks.offsets(sizes),
         )
-        rows = zip(range(count), own, train, np.diff(offsets) - train, kinds, sizes, strict=True)
-        lines = [
-            f'{client},{part:.6g},{first},{rest},"{kind}",{size}' for client, part, first, rest, kind, size in rows
-        ]
-        work.write("clients.csv", "\n".join(["client,capacity,train,validation,index,bytes", *lines, ""]).encode())
+        known = codebook.read(origin)
+        codebook.write(work, known)
+        shares = [f"{share:.6g}" for share in own]
+        rows = list(zip(shares, train, np.diff(offsets) - train, kinds, sizes, strict=True))
+        heading = ["capacity", "train", "validation", "index", "bytes"]
+        work.write("clients.csv", codebook.clients_csv(known, heading, rows))
         total, instead = sum(sizes), kinds.count(indexes.EXACT) if index != indexes.EXACT else 0
         manner.watch.say(
             f"{count} stores of {len(y)} {'samples' if prototypes is None else 'prototypes'}, {total / 1e6:.1f} MB, "

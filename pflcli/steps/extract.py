@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pflcli import registry
-from pflcli.artifacts import blocks, embeddings
+from pflcli.artifacts import blocks, codebook, embeddings
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
 from pflcli.artifacts.backbone import tensors
@@ -73,6 +73,7 @@ def extract(
                 )
                 advance(len(rows), split)
         embeddings.write(work, splits)
+        codebook.write(work, codebook.read(chosen))
         dimension = splits["train"].z.shape[1]
         manner.watch.say(f"{len(data.y)} samples, {dimension}-d")
         summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}

@@ -14,6 +14,7 @@ from pflcli import registry
 from pflcli.artifacts import dataset as datasets
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.artifact import Artifact, open_artifact
+from pflcli.artifacts.codebook import Codebook, Column, floats
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.data import Samples
@@ -130,13 +131,24 @@ def import_data(
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         dataset, summary = checked()
-        datasets.write(work, dataset)
+        datasets.write(work, dataset, _codebook(dataset, path.name))
         return summary, {"source": path.name}
 
     outcome = make(out, draft, manner, build)
     if outcome.decision.startswith("dry run"):
         return replace(outcome, summary=checked()[1])
     return outcome
+
+
+def _codebook(dataset: datasets.Dataset, title: str) -> Codebook:
+    return Codebook(
+        dataset=title,
+        classes=tuple(dataset.classes),
+        features=dataset.features,
+        columns=tuple(Column(name) for name in dataset.features),
+        mean=floats(dataset.mean),
+        sd=floats(dataset.sd),
+    )
 
 
 def _form(path: Path) -> str:

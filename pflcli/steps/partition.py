@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import config, registry, rng
-from pflcli.artifacts import blocks
+from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts import partition as artifact
+from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.data import Samples
@@ -80,6 +81,7 @@ def partition(
     samples.check(dataset)
     if part != (1, 1) and samples.ordered:
         raise UsageError(f"--part: the samples of {dataset} stand in order of time, and are not drawn at random")
+    base = Codebook(dataset, (), samples.names, samples.features) if source is None else codebook.read(source)
     draft = Draft(
         "partition",
         {
@@ -112,7 +114,7 @@ def partition(
             result = _clustered(result, splitter, cfg, seed)
         if new_clients:
             result = replace(result, new=_new(result.sizes, new_clients, seed))
-        artifact.write(work, result)
+        artifact.write(work, result, _codebook(result, base, splitter, cfg))
         summary = _summary(result, len(some.y), seed)
         _remark(summary, manner)
         if samples.ordered:
@@ -120,6 +122,12 @@ def partition(
         return summary, {}
 
     return make(out, draft, manner, build)
+
+
+def _codebook(result: artifact.Partition, base: Codebook, splitter: ModuleType, cfg: Any) -> Codebook:
+    """Return what the partition's numbers stand for: where groups permute labels, no class has a name for all."""
+    permuted = hasattr(splitter, "permutes_labels") and splitter.permutes_labels(cfg)
+    return replace(base, clients=tuple(result.names), classes=() if permuted else base.classes)
 
 
 def _part(n: int, i: int, parts: int) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pflcli import config, registry
-from pflcli.artifacts import blocks, datastore, embeddings, predictions
+from pflcli.artifacts import blocks, codebook, datastore, embeddings, predictions
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
 from pflcli.artifacts.backbone import tensors
@@ -109,6 +109,7 @@ def personalize(
         tuned = {name: values.numpy() for name, values in joined.pop("tuned", {}).items()}
         answers = {split: _framed(run, data, split, parts) for split, parts in joined.items()}
         predictions.write(work, predictions.Predictions(answers, tuned, data.new))
+        codebook.write(work, codebook.read(nearest))
         training.keep(state, work)
         if rows:
             work.write("rounds.csv", training.table(rows))

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save
 
 from pflcli import config, registry
+from pflcli.artifacts import codebook
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.backbone import WEIGHTS
@@ -69,6 +70,7 @@ def train_global(
         shared, rows = progress.state["global"], progress.rows
         work.write(WEIGHTS, bytes(save(training.flatten(shared))))
         work.write("rounds.csv", training.table(rows))
+        codebook.write(work, codebook.read(partition))
         accuracy = rows[-1]["validation_accuracy"] if rows else run.accuracy(shared, "validation")
         summary = {
             "rounds": len(rows),

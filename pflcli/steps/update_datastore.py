@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks, datastore, embeddings
+from pflcli.artifacts import blocks, codebook, datastore, embeddings
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.embeddings import Embedded
@@ -96,7 +96,7 @@ def update_datastore(
         same = _content(old) == _content(new)
         count = len(packed.train)
         stores: list[tuple[Rows, Rows]] = []
-        lines = []
+        counts: list[list[int]] = []
         with manner.watch.progress("update-datastore", count) as advance:
             for client in range(count):
                 store, added, evicted = [], 0, 0
@@ -109,7 +109,7 @@ def update_datastore(
                     evicted += len(held.y) + number - len(kept.y)
                     store.append(kept)
                 stores.append((store[0], store[1]))
-                lines.append(f"{client},{added},{evicted},{len(store[0].y)},{len(store[1].y)}")
+                counts.append([added, evicted, len(store[0].y), len(store[1].y)])
                 advance(1, "")
         whole = [train + validation for train, validation in stores]
         pieces, ends = flat_pieces([rows.z for rows in whole])
@@ -117,8 +117,10 @@ def update_datastore(
         train = np.asarray([len(rows.y) for rows, _ in stores], dtype=np.int64)
         offsets = blocks.offsets([len(rows.y) for rows in whole])
         datastore.write(work, pieces, y=y, sample=sample, offsets=offsets, train=train, bytes=ends)
-        work.write("clients.csv", "\n".join(["client,added,evicted,train,validation", *lines, ""]).encode())
-        added, evicted = (sum(int(line.split(",")[column]) for line in lines) for column in (1, 2))
+        known = codebook.read(new)
+        codebook.write(work, known)
+        work.write("clients.csv", codebook.clients_csv(known, ["added", "evicted", "train", "validation"], counts))
+        added, evicted = (sum(row[column] for row in counts) for column in (0, 1))
         manner.watch.say(f"{count} stores: {added} samples added, {evicted} evicted, {len(y)} held")
         return {"clients": count, "samples": len(y), "bytes": int(ends[-1]), "added": added, "evicted": evicted}, {}
 

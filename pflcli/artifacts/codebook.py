@@ -1,0 +1,183 @@
+"""What an artifact's numbers stand for: ``codebook.json``, in every artifact from the dataset to the predictions.
+
+It holds the names of clients, classes and features, how the features were made from the user's columns, and the mean
+and deviation by which they were standardized. Every step hands it on, so that an artifact knows its names when those
+that it was made from are gone. An artifact from before there was a codebook looks for its names in its lineage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts.artifact import Artifact, follow
+from pflcli.artifacts.store import Work
+from pflcli.errors import InputError
+
+FILE = "codebook.json"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the user's: a number or, with ``words``, a feature of 0 and 1 for each word in this order.
+
+    With ``gaps``, one more feature of 0 and 1 says where the number was missing.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    gaps: bool = False
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """Names, empty where there are none: ``clients`` (m,), ``classes`` (C,), ``features`` (d,) in their order.
+
+    ``dataset`` is for titles of pictures. ``columns`` are those that the features were made from. ``mean``, ``sd`` and
+    ``median`` (d,) belong to the features, or to the channels of a series: empty if they are not standardized or no
+    missing value was filled in. A ``sd`` of 0 stands for a constant. ``complete`` is false for an artifact from before
+    there was a codebook, if its lineage does not tell everything any more.
+    """
+
+    dataset: str = ""
+    clients: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    mean: tuple[float, ...] = ()
+    sd: tuple[float, ...] = ()
+    median: tuple[float, ...] = ()
+    complete: bool = True
+
+    def client_names(self, count: int) -> list[str]:
+        """Return the names of ``count`` clients; their numbers where no names are known."""
+        return list(self.clients) if len(self.clients) == count else [str(client) for client in range(count)]
+
+    def class_names(self, count: int) -> list[str]:
+        """Return the names of ``count`` classes; their numbers where no names are known."""
+        return list(self.classes) if len(self.classes) == count else [str(label) for label in range(count)]
+
+
+def write(work: Work, codebook: Codebook) -> None:
+    """Write ``codebook.json``."""
+    work.write(FILE, (json.dumps(asdict(codebook), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read(artifact: Artifact) -> Codebook:
+    """Return what an artifact's numbers stand for, as far as it or its lineage knows; raises InputError for damage."""
+    if FILE in artifact.manifest.files:
+        return _parsed(artifact)
+    if artifact.origin is not None:
+        return read(artifact.origin)
+    if artifact.kind == "dataset":
+        return _of_old_dataset(artifact)
+    for reference in artifact.manifest.inputs:
+        try:
+            inherited = read(follow(artifact, reference))
+        except InputError:
+            continue  # old artifacts get along without what they were made from
+        return _with_clients(artifact, inherited) if artifact.kind == "partition" else inherited
+    return _with_clients(artifact, _NOTHING) if artifact.kind == "partition" else _NOTHING
+
+
+_NOTHING = Codebook(complete=False)
+
+
+def _parsed(artifact: Artifact) -> Codebook:
+    try:
+        fields: dict[str, Any] = json.loads(artifact.read(FILE))
+        columns = [Column(str(c["name"]), tuple(c["words"]), bool(c["gaps"])) for c in fields.pop("columns")]
+        title, complete = str(fields.pop("dataset")), bool(fields.pop("complete"))
+        names = {key: tuple(value) for key, value in fields.items()}
+        return Codebook(dataset=title, columns=tuple(columns), complete=complete, **names)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InputError(f"{artifact.path / FILE} is damaged: it is not a codebook") from None
+
+
+def _of_old_dataset(artifact: Artifact) -> Codebook:
+    with artifact.h5("samples.h5") as file:
+        mean, sd = (_numbers(file[name]) if name in file else () for name in ("mean", "sd"))
+        features = _words(file["features"]) if "features" in file else ()
+        columns = tuple(Column(name) for name in features)
+        source = str(artifact.manifest.made.get("source", ""))
+        return Codebook(source, (), _words(file["classes"]), features, columns, mean, sd)
+
+
+def _with_clients(artifact: Artifact, codebook: Codebook) -> Codebook:
+    """Return the codebook with the clients of an old partition, which keeps their names beside the samples."""
+    with artifact.h5("samples.h5") as file:
+        clients = _words(file["names"]) if "names" in file else tuple(map(str, file.attrs["names"]))
+    title = str(artifact.manifest.request.get("dataset", ""))
+    builtin = title != "imported"
+    return replace(codebook, clients=clients, dataset=codebook.dataset or title, complete=codebook.complete or builtin)
+
+
+def _words(array: Any) -> tuple[str, ...]:
+    return tuple(str(word) for word in array.asstr("utf-8")[...])
+
+
+def _numbers(array: Any) -> tuple[float, ...]:
+    return tuple(float(number) for number in array[...])
+
+
+def require_same(here: Artifact, there: Artifact, *what: str, fix: str = "") -> None:
+    """Raise InputError, naming both sides, if the codebooks of two artifacts that are combined contradict each other.
+
+    ``what`` are fields of ``Codebook``. Names that only one side knows contradict nothing, and neither does what an
+    artifact from before there was a codebook may have had.
+    """
+    mine, other = read(here), read(there)
+    both_complete = mine.complete and other.complete
+    for field in what:
+        ours, theirs = getattr(mine, field), getattr(other, field)
+        if ours != theirs and (both_complete if field in _SCALES else ours and theirs):
+            raise InputError(
+                f"{here.path} and {there.path} differ in their {_TITLES.get(field, field)}: "
+                f"{_difference(field, ours, theirs, mine.features or other.features)}",
+                fix,
+            )
+
+
+_SCALES = ("mean", "sd", "median")
+_TITLES = {"mean": "standardization", "sd": "standardization", "median": "medians for missing values"}
+_SHOWN = 8
+
+
+def _difference(field: str, ours: Sequence[Any], theirs: Sequence[Any], features: Sequence[str]) -> str:
+    if field not in _SCALES:
+        return f"{_few(ours)} against {_few(theirs)}"
+    if not (ours and theirs):
+        return "the one has none, the other has" if not ours else "the one has it, the other has none"
+    if len(ours) != len(theirs):
+        return f"{len(ours)} features against {len(theirs)}"
+    at = int(np.flatnonzero(np.asarray(ours) != np.asarray(theirs))[0])
+    name = features[at] if len(features) == len(ours) else f"feature {at}"
+    return f"the {field} of '{name}' is {ours[at]:.6g} against {theirs[at]:.6g}"
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(str(name) for name in names[:_SHOWN])
+    return shown + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
+
+
+def clients_csv(codebook: Codebook, heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
+    """Return ``clients.csv``: a row per client, with its number and its name in front."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", "name", *heading])
+    names = codebook.client_names(len(rows))
+    writer.writerows([client, name, *row] for client, (name, row) in enumerate(zip(names, rows, strict=True)))
+    return text.getvalue().encode()
+
+
+def floats(values: NDArray[Any] | None) -> tuple[float, ...]:
+    """Return an array (d,) as a codebook holds it; none as nothing."""
+    return () if values is None else tuple(float(value) for value in values)

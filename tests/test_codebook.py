@@ -1,0 +1,104 @@
+"""Names travel: every artifact knows what its numbers stand for, and artifacts that disagree are not combined."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pflcli.artifacts import codebook
+from pflcli.artifacts.artifact import open_artifact
+from pflcli.artifacts.codebook import Codebook
+from pflcli.steps.build_datastore import build_datastore
+from pflcli.steps.extract import extract
+from pflcli.steps.import_data import import_data
+from pflcli.steps.partition import partition
+from pflcli.steps.personalize import personalize
+from pflcli.steps.train_global import train_global
+
+CLIENTS = ("cleveland", "hungarian", 'St. Mary\'s, "North"')
+
+
+def table(path: Path, words=("no", "yes"), clients=CLIENTS, features=("age", "pulse"), seed=0) -> Path:
+    """Write a table of 40 patients per client, half of whom are ill and older for it."""
+    draw = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["hospital", "ill", *features])
+        for row in range(40 * len(clients)):
+            ill = row % 2
+            values = [round(float(draw.normal(50 + 20 * ill, 5)), 2), *draw.integers(60, 90, len(features) - 1)]
+            writer.writerow([clients[row // 40], words[ill], *values])
+    return path
+
+
+def chain(root: Path, source: Path, **options) -> Path:
+    """Make every artifact from a table to the predictions."""
+    import_data(source, root / "data", client="hospital", label="ill", **options)
+    partition(str(root / "data"), root / "p")
+    train_global(root / "p", root / "b", settings={"model": "mlp", "rounds": 2, "participation": 1.0, "lr": 0.01})
+    extract(root / "b", root / "e")
+    build_datastore(root / "e", root / "d")
+    personalize("knn-per", root / "d", root / "knn")
+    return root
+
+
+MADE = ("data", "p", "b", "e", "d", "knn")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A chain that is only read."""
+    root = tmp_path_factory.mktemp("made")
+    return chain(root, table(root / "visits.csv"))
+
+
+def test_every_artifact_knows_the_names_when_its_ancestors_are_gone(made, tmp_path):
+    for kind in MADE:
+        shutil.copytree(made / kind, tmp_path / kind / "alone")
+        known = codebook.read(open_artifact(tmp_path / kind / "alone"))
+        assert known.classes == ("no", "yes"), kind
+        assert known.features == ("age", "pulse"), kind
+        assert known.dataset == "visits.csv", kind
+        assert set(known.clients) == (set() if kind == "data" else set(CLIENTS)), kind
+
+
+def test_clients_are_named_in_tables(made):
+    for kind in ("p", "d"):
+        rows = list(csv.DictReader((made / kind / "clients.csv").open()))
+        assert [(row["client"], row["name"]) for row in rows] == [
+            (str(i), name) for i, name in enumerate(sorted(CLIENTS))
+        ]
+
+
+def test_old_artifacts_find_in_their_lineage_what_is_left(tmp_path):
+    golden = Path(__file__).parent / "golden" / "schema-1"
+    known = codebook.read(open_artifact(golden / "predictions"))
+    assert known.clients == tuple(f"client-{i:04d}" for i in range(4))
+    assert known.dataset == "fashion-mnist"
+    own = codebook.read(open_artifact(golden / "dataset"))
+    assert (own.classes, own.features, own.dataset) == (("no", "yes"), ("height", "age"), "table.csv")
+    assert len(own.mean) == len(own.sd) == 2
+    shutil.copytree(golden / "predictions", tmp_path / "alone")
+    assert codebook.read(open_artifact(tmp_path / "alone")) == Codebook(complete=False)
+    assert Codebook().client_names(2) == ["0", "1"]
+
+
+def test_datasets_that_come_with_pfl_name_their_classes(tmp_path):
+    partition("writers", tmp_path / "p", clients=3)
+    known = codebook.read(open_artifact(tmp_path / "p"))
+    assert known.classes == tuple("0123456789")
+    assert (known.dataset, len(known.clients)) == ("writers", 3)
+    permuted = {"kind": "labels", "groups": 2}
+    partition("writers", tmp_path / "q", scheme="clusters", options=permuted, clients=4)
+    assert codebook.read(open_artifact(tmp_path / "q")).classes == ()
+
+
+def test_a_damaged_codebook_is_an_error(made, tmp_path, pfl):
+    shutil.copytree(made / "p", tmp_path / "p")
+    (tmp_path / "p" / "codebook.json").write_text("{}")
+    ran = pfl("train-global", tmp_path / "p", "-o", tmp_path / "b", "--model", "mlp")
+    assert (ran.code, "codebook.json is not what was written" in ran.err) == (3, True)
