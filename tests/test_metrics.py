@@ -54,21 +54,6 @@ def test_weighted_mean_leaves_out_clients_without_samples():
     assert scores.weighted_mean(np.asarray([1.0, np.nan, 0.0]), np.asarray([3, 0, 1])) == 0.75
 
 
-def test_bootstrap_covers_the_truth_and_shrinks():
-    widths = []
-    for m in (20, 500):
-        draw = np.random.default_rng(0)
-        hits = 0
-        for _ in range(60):
-            gains = [(draw.normal(0.1, 0.2, m), np.ones(m)) for _ in range(1)]
-            low, high = scores.bootstrap_gain(gains, 200, draw)
-            hits += low <= 0.1 <= high
-        assert hits >= 50
-        widths.append(high - low)
-    assert widths[1] < widths[0] / 3
-    assert scores.bootstrap_gain([(np.zeros(9), np.ones(9))], 50, np.random.default_rng(0)) == (0, 0)
-
-
 def test_jensen_shannon_by_hand():
     """(1, 0) and (1/2, 1/2) lie about (3/4, 1/4): half of log2(4/3) + (log2(2/3) + log2(2)) / 2."""
     p, q = np.asarray([1.0, 0.0]), np.asarray([0.5, 0.5])

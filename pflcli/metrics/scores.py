@@ -71,22 +71,3 @@ def weighted_mean(values: Array, weights: Array) -> float:
     """Return the mean of (m,) values weighted by (m,) weights; nan are left out."""
     known = ~np.isnan(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
-
-
-def bootstrap_gain(gains: list[tuple[Array, Array]], draws: int, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the 95 % interval of the weighted mean gain, paired by client, resampled over seeds and clients.
-
-    ``gains`` holds, for each seed, the clients' differences in accuracy (m,) and weights (m,). Each draw takes seeds
-    with replacement and, within each, clients with replacement (percentile bootstrap).
-    """
-    means = np.empty(draws)
-    for draw in range(draws):
-        total = weight = 0.0
-        for seed in rng.integers(len(gains), size=len(gains)):
-            difference, w = gains[seed]
-            chosen = rng.integers(len(difference), size=len(difference))
-            total += float(difference[chosen] @ w[chosen])
-            weight += float(w[chosen].sum())
-        means[draw] = total / weight if weight else math.nan
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)

@@ -17,10 +17,11 @@ COLUMNS = {
     "worst": "worst",
     "accuracy_std": "std",
     "macro_precision": "macro prec.",
+    "macro_precision_mean": "plain macro prec.",
     "calibration_error": "ECE",
     "gain": "gain",
-    "better_off": "better off",
-    "worse_off": "worse off",
+    "better_off": "better off (chance)",
+    "worse_off": "worse off (chance)",
     "megabytes": "MB sent",
     "seconds": "seconds",
     "rounds_to_target": "rounds to {}",
@@ -30,16 +31,19 @@ COLUMNS = {
 }
 """Metrics in the order of the table, with their headings."""
 
+MARK = "*"
+"""What marks a share of clients that is more than chance gives."""
+
 _PERCENT = {
-    "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_std", "macro_precision", "calibration_error",
-    "gain", "better_off", "worse_off", "accuracy_seen", "accuracy_unseen",
+    "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_std", "macro_precision", "macro_precision_mean",
+    "calibration_error", "gain", "better_off", "worse_off", "accuracy_seen", "accuracy_unseen",
 }  # fmt: skip
 
 
 COMPARED = (
     "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_seen", "accuracy_unseen", "gain", "better_off",
-    "megabytes", "seconds", "rounds_to_target", "seconds_to_target", "megabytes_to_target",
-    "exchanges_to_target",
+    "worse_off", "macro_precision", "macro_precision_mean", "megabytes", "seconds", "rounds_to_target",
+    "seconds_to_target", "megabytes_to_target", "exchanges_to_target",
 )  # fmt: skip
 """Columns of a comparison."""
 
@@ -77,6 +81,9 @@ def comma_separated(metrics: Mapping[str, Any]) -> str:
                 row["seeds_to_target"] = metric.get("n")
             if name == "gain":
                 row["gain_low"], row["gain_high"] = metric.get("interval") or (None, None)
+            if name in ("better_off", "worse_off"):
+                row[f"{name}_by_chance"] = metric.get("by_chance")
+                row[f"{name}_by_chance_high"] = metric.get("by_chance_high")
         body.append(row)
     known = [name for name in body[0] if any(row[name] is not None for row in body)]
     text = io.StringIO()
@@ -102,6 +109,8 @@ def _cell(name: str, metric: Mapping[str, Any] | None) -> str:
     if name == "gain" and metric.get("interval"):
         low, high = (bound * scale for bound in metric["interval"])
         return f"{text} [{low:+.1f}, {high:+.1f}]"
+    if "by_chance" in metric:
+        return f"{text}{MARK if metric['exceeds_chance'] else ''} ({scale * metric['by_chance']:.1f})"
     some = f" ({metric['n']} of {metric['of']})" if "of" in metric and metric["n"] < metric["of"] else ""
     return (f"{text} ± {spread * scale:.1f}" if spread else text) + some
 

@@ -14,7 +14,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Decision, Work
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError, closest
 from pflcli.report import tables
-from pflcli.steps import lineup, reaching, running, scoring, training
+from pflcli.steps import lineup, reaching, rows, running, scoring, training
 from pflcli.steps.lineup import ALL, BACKBONE, Step
 from pflcli.steps.making import SILENT, Manner, Outcome, make
 
@@ -74,7 +74,7 @@ def compare(
         "settings": config.plain(plan),
         "split": _SPLIT,
         "baseline": baseline,
-        "bootstrap_draws": scoring.DRAWS,
+        "statistics": rows.STATISTICS,
         **({} if target is None else {"target": target}),
     }
     ahead = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
@@ -150,20 +150,24 @@ def _addition(target: Path, draft: Draft) -> str:
         old = manifests.read(target)
     except InputError:
         return ""
-    growing = ["methods", "seeds"]
+    growing = {"methods", "seeds"}
+    renewed = old.request.get("statistics") != rows.STATISTICS
+    if renewed:
+        growing |= {"statistics", "bootstrap_draws"}
     if "target" in draft.request and "target" not in old.request:
-        growing.append("target")
+        growing.add("target")
     before, after = (
         {key: value for key, value in request.items() if key not in growing} for request in (old.request, draft.request)
     )
     had, has = ({item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs))
-    more = had.items() < has.items() or (had == has and "target" in growing)
+    more = had.items() < has.items() or (had == has and ("target" in growing or renewed))
     if old.kind != NAME or before != after or not more:
         return ""
     fresh = [name for name in draft.request["methods"] if name not in old.request["methods"]]
     fresh += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
     fresh += [f"target {draft.request['target']:g}"] if "target" in growing else []
-    return f"adds {', '.join(fresh or sorted(has.keys() - had.keys()))}"
+    fresh = fresh or sorted(has.keys() - had.keys())
+    return f"adds {', '.join(fresh)}" if fresh else "computes the intervals as this version of pfl does"
 
 
 def _nothing(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -197,7 +201,6 @@ def _tabulate(request: Mapping[str, Any], results: running.Results, out: Path, e
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         scored = scoring.score(artifacts, _SPLIT, baseline, labels)
-        metrics = {**scoring.metrics(scored, _SPLIT, baseline), "failed": lost}
         metrics = {**scoring.metrics(scored, _SPLIT, baseline, request.get("target")), "failed": lost}
         metrics["methods"].sort(key=lambda method: -method["metrics"]["accuracy"]["value"])
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}

@@ -12,7 +12,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError, closest
 from pflcli.report import tables
-from pflcli.steps import reaching, scoring
+from pflcli.steps import reaching, rows, scoring
 from pflcli.steps.making import Manner, Outcome, make
 
 
@@ -42,7 +42,7 @@ def evaluate(
     twice = {a.manifest.fingerprint: a.path for a in artifacts}
     if len(twice) < len(artifacts):
         raise UsageError("the same predictions are given twice")
-    request: dict[str, Any] = {"split": split, "baseline": baseline, "bootstrap_draws": scoring.DRAWS, "seed": 0}
+    request: dict[str, Any] = {"split": split, "baseline": baseline, "statistics": rows.STATISTICS, "seed": 0}
     request |= {} if target is None else {"target": target}
     draft = Draft(
         "evaluation",

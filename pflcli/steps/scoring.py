@@ -1,4 +1,4 @@
-"""Scores of stored predictions: per client, and over clients and seeds, a row for each method. NumPy alone."""
+"""Scores of stored predictions, per client, and what an evaluation or a comparison writes of them. NumPy alone."""
 
 from __future__ import annotations
 
@@ -9,39 +9,22 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
 from pflcli.artifacts import predictions
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.metrics import scores
 from pflcli.report import pictures
-from pflcli.steps import reaching
+from pflcli.steps import reaching, rows
+from pflcli.steps.rows import Scored
 
-DRAWS = 2000
-"""Draws of the bootstrap."""
 _PER_CLIENT = ("accuracy", "log_loss", "macro_precision", "calibration_error")
-
-
-@dataclass(frozen=True)
-class Scored:
-    """One predictions artifact, scored: (m,) arrays by client."""
-
-    label: str
-    seed: int
-    artifact: Artifact
-    answers: predictions.Answers
-    n: NDArray[np.int64]
-    client: dict[str, NDArray[np.float64]]
-    tuned: dict[str, NDArray[np.float64]]
-    new: NDArray[np.bool_] | None = None
-    baseline: NDArray[np.float64] | None = None
 
 
 def score(
@@ -63,7 +46,7 @@ def metrics(scored: Sequence[Scored], split: str, baseline: str, target: float |
         "split": split,
         "baseline": baseline if baseline in groups else "global" if _has_baseline(scored) else None,
         "reported": "last round",
-        "methods": [_method(label, items) for label, items in groups.items()],
+        "methods": [rows.row(label, items) for label, items in groups.items()],
     }
     if target is not None:
         found["target"] = target
@@ -126,19 +109,20 @@ def _score(artifact: Artifact, label: str, split: str) -> Scored:
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
     spans = list(itertools.pairwise(bounds))
+    right = scores.correct(p, y)
     client = {
-        "accuracy": scores.per_client(scores.correct(p, y), bounds),
+        "accuracy": scores.per_client(right, bounds),
         "log_loss": scores.per_client(scores.log_loss(p, y), bounds),
         "macro_precision": np.asarray([scores.macro_precision(p[a:b], y[a:b]) for a, b in spans]),
         "calibration_error": np.asarray([scores.calibration_error(p[a:b], y[a:b]) for a, b in spans]),
     }
     seed = int(artifact.manifest.request["seed"])
     new = predictions.new(artifact)
-    return Scored(label, seed, artifact, answers, np.diff(bounds), client, predictions.tuned(artifact), new)
+    return Scored(label, seed, artifact, answers, right, np.diff(bounds), client, predictions.tuned(artifact), new)
 
 
 def _paired(scored: list[Scored], baseline: str) -> list[Scored]:
-    """Give each its baseline's accuracy by client: that of predictions on the same samples, else of the global part."""
+    """Give each what its baseline gets right: predictions on the same samples, else the backbone's own answers."""
     bases = [item for item in scored if item.label == baseline]
     known = {item.artifact.manifest.request["method"] for item in scored}
     if baseline != "fedavg" and not bases:
@@ -147,13 +131,11 @@ def _paired(scored: list[Scored], baseline: str) -> list[Scored]:
     for item in scored:
         twins = [base for base in bases if base.seed == item.seed and _same_samples(base, item)]
         if twins:
-            reference = twins[0].client["accuracy"]
+            paired.append(replace(item, baseline_right=twins[0].right))
         elif "global" in item.answers.parts:
-            right = scores.correct(item.answers.parts["global"], item.answers.y)
-            reference = scores.per_client(right, item.answers.offsets)
+            paired.append(replace(item, baseline_right=scores.correct(item.answers.parts["global"], item.answers.y)))
         else:
-            reference = None
-        paired.append(Scored(**{**item.__dict__, "baseline": reference}))
+            paired.append(item)
     return paired
 
 
@@ -163,86 +145,6 @@ def _same_samples(a: Scored, b: Scored) -> bool:
 
 def _has_baseline(scored: Sequence[Scored]) -> bool:
     return any(item.baseline is not None for item in scored)
-
-
-def _method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
-    """Return one row: every number with its unit, weighting and n."""
-    clients = sum(int((item.n > 0).sum()) for item in items)
-    samples = sum(int(item.n.sum()) for item in items)
-    metrics: dict[str, Any] = {}
-
-    def put(name: str, unit: str, weighting: str, n: int, values: Sequence[float]) -> None:
-        known = [value for value in values if not math.isnan(value)]
-        metrics[name] = {
-            "value": float(np.mean(known)) if known else math.nan,
-            "unit": unit,
-            "weighting": weighting,
-            "n": n,
-            "std_over_seeds": float(np.std(known, ddof=1)) if len(known) > 1 else None,
-        }
-
-    accuracies = [item.client["accuracy"] for item in items]
-    answers = [(item.answers.parts["p"], item.answers.y) for item in items]
-    weighted = [scores.weighted_mean(item.client["accuracy"], item.n) for item in items]
-    put("accuracy", "fraction", "clients by samples", clients, weighted)
-    put("accuracy_mean", "fraction", "clients alike", clients, [float(np.nanmean(a)) for a in accuracies])
-    put("bottom_decile", "fraction", "(m/10)-th worst client", clients, [scores.bottom_decile(a) for a in accuracies])
-    put("worst", "fraction", "worst client", clients, [float(np.nanmin(a)) for a in accuracies])
-    put("accuracy_std", "fraction", "clients alike", clients, [float(np.nanstd(a)) for a in accuracies])
-    put(
-        "macro_precision",
-        "fraction",
-        "classes alike, samples pooled",
-        samples,
-        [scores.macro_precision(*a) for a in answers],
-    )
-    put(
-        "calibration_error",
-        "fraction",
-        "samples pooled, 15 bins",
-        samples,
-        [scores.calibration_error(*a) for a in answers],
-    )
-    put("log_loss", "nats", "samples pooled", samples, [float(np.mean(scores.log_loss(*a))) for a in answers])
-    if all(item.baseline is not None for item in items):
-        gains = [(item.client["accuracy"] - item.baseline, item.n.astype(float)) for item in items]  # type: ignore[operator]
-        gains = [(gain[n > 0], n[n > 0]) for gain, n in gains]
-        put("gain", "fraction", "clients by samples", clients, [scores.weighted_mean(*gain) for gain in gains])
-        if any(np.any(gain) for gain, _ in gains):
-            draw = rng.generator(0, "bootstrap", label)
-            metrics["gain"]["interval"] = scores.bootstrap_gain(gains, DRAWS, draw)
-        put("better_off", "fraction", "clients alike", clients, [float((gain > 0).mean()) for gain, _ in gains])
-        put("worse_off", "fraction", "clients alike", clients, [float((gain < 0).mean()) for gain, _ in gains])
-    for group, chosen in _seen_and_unseen(items).items():
-        count = sum(int((n > 0).sum()) for _, n in chosen)
-        put(f"accuracy_{group}", "fraction", "clients by samples", count, [scores.weighted_mean(*c) for c in chosen])
-        worst = [scores.bottom_decile(accuracy) for accuracy, _ in chosen]
-        put(f"bottom_decile_{group}", "fraction", "(m/10)-th worst client", count, worst)
-    facts = [item.artifact.manifest for item in items]
-    for link in ("up", "down", "peer"):
-        put(f"bytes_{link}", "bytes", "total of a run", len(items), [f.summary[f"bytes_{link}"] for f in facts])
-    total = [sum(fact.summary[f"bytes_{link}"] for link in ("up", "down", "peer")) / 1e6 for fact in facts]
-    put("megabytes", "MB", "total of a run, all links", len(items), total)
-    if all("model_bytes" in fact.summary for fact in facts):
-        moved = [1e6 * sent * reaching.exchange(item.artifact) for sent, item in zip(total, items, strict=True)]
-        put("exchanges", reaching.UNITS["exchanges_to_target"], "total of a run, all links", len(items), moved)
-    spent = [fact.made["seconds"] + fact.made.get("seconds_inputs", 0) for fact in facts]
-    put("seconds", "seconds", "a run, with the artifacts it needs", len(items), spent)
-    return {
-        "label": label,
-        "method": facts[0].request["method"],
-        "seeds": [item.seed for item in items],
-        "metrics": metrics,
-    }
-
-
-def _seen_and_unseen(items: Sequence[Scored]) -> dict[str, list[tuple[NDArray[Any], NDArray[Any]]]]:
-    """Return accuracies and sizes of clients that could train the global model and of those that joined later."""
-    groups = {"seen": False, "unseen": True} if all(item.new is not None for item in items) else {}
-    return {
-        group: [(item.client["accuracy"][item.new == late], item.n[item.new == late]) for item in items]
-        for group, late in groups.items()
-    }
 
 
 def _table(scored: Sequence[Scored], split: str) -> bytes:
@@ -256,7 +158,7 @@ def _table(scored: Sequence[Scored], split: str) -> bytes:
         for client in range(len(item.n)):
             values: list[Any] = [item.client[name][client] for name in _PER_CLIENT]
             base = math.nan if item.baseline is None else item.baseline[client]
-            values += [base, item.client["accuracy"][client] - base]
+            values += [base, item.gain[client]]
             values += [item.tuned[name][client] if name in item.tuned else math.nan for name in tuned]
             if late:
                 values.append(math.nan if item.new is None else float(item.new[client]))
