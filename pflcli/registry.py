@@ -6,7 +6,6 @@ Cards are read from the syntax tree, so that ``pfl list`` and ``pfl --help`` nev
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib
 import inspect
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from typing import Any
 from pflcli.errors import UsageError, closest
 
 GROUPS = {"methods": "method", "datasets": "dataset", "models": "model", "schemes": "scheme"}
+ROOT = Path(__file__).parent
+"""The package's own folder."""
 _FOLDERS = {"methods": "methods", "datasets": "data", "models": "models", "schemes": "schemes"}
 
 
@@ -48,16 +49,17 @@ class Card:
 
 def folder(group: str) -> Path:
     """Return the folder whose files make up ``group``."""
-    return Path(__file__).parent / _FOLDERS[group]
+    return ROOT / _FOLDERS[group]
 
 
 def names(group: str) -> list[str]:
     """Return the names in ``group``, as typed on the command line (kebab case), sorted."""
-    stems = (path.stem for path in folder(group).glob("*.py") if not path.stem.startswith("_"))
+    stems = (file.stem for file in folder(group).glob("*.py") if not file.stem.startswith("_"))
     return sorted(stem.replace("_", "-") for stem in stems)
 
 
-def _path(group: str, name: str) -> Path:
+def path(group: str, name: str) -> Path:
+    """Return the file that ``name`` stands for; raises UsageError with the nearest name if there is none."""
     if group not in GROUPS:
         raise UsageError(f"unknown kind '{group}'", closest(group, GROUPS))
     file = name.partition(":")[0]  # `torchvision:resnet50` is one of many that a file builds
@@ -68,13 +70,12 @@ def _path(group: str, name: str) -> Path:
 
 def load(group: str, name: str) -> ModuleType:
     """Import the file that ``name`` stands for; raises UsageError with the nearest name if there is none."""
-    path = _path(group, name)
-    return importlib.import_module(f"pflcli.{_FOLDERS[group]}.{path.stem}")
+    return importlib.import_module(f"pflcli.{_FOLDERS[group]}.{path(group, name).stem}")
 
 
 def card(group: str, name: str) -> Card:
     """Read a file's card without importing it."""
-    tree = ast.parse(_path(group, name).read_text(encoding="utf-8"))
+    tree = ast.parse(path(group, name).read_text(encoding="utf-8"))
     facts: dict[str, Any] = {}
     options: tuple[Option, ...] = ()
     for node in tree.body:
@@ -139,17 +140,3 @@ def _words(annotation: ast.expr) -> str:
 def _bound(call: ast.Call) -> str:
     sign = _BOUNDS.get(ast.unparse(call.func), ast.unparse(call.func))
     return f"{sign} {', '.join(ast.unparse(arg) for arg in call.args)}"
-
-
-def code_hash(group: str, name: str) -> str:
-    """SHA-256 of a file's syntax tree without docstrings: comments, words and layout do not change it."""
-    tree = ast.parse(_path(group, name).read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [item for item in body if not _is_docstring(item)]  # type: ignore[attr-defined]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

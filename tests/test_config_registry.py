@@ -131,19 +131,6 @@ def test_a_file_is_enough(tmp_path, monkeypatch):
     assert error.value.fix[0] == "did you mean 'foo-bar'?"
 
 
-def test_the_hash_of_code_is_over_what_it_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "folder", lambda group: tmp_path)
-    path = tmp_path / "m.py"
-
-    def hashed(text):
-        path.write_text(text)
-        return registry.code_hash("methods", "m")
-
-    first = hashed('"""One."""\ndef f(x):\n    """Doc."""\n    return x + 1\n')
-    assert first == hashed('"""Two."""\n\n\ndef f(x):  # comment\n    """Other."""\n    return (x\n            + 1)\n')
-    assert first != hashed("def f(x):\n    return x + 2\n")
-
-
 def test_cards_need_no_torch():
     code = "import sys; from pflcli import registry; registry.cards('methods'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

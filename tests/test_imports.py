@@ -17,6 +17,7 @@ ALLOWED = {
     "settings": set(),
     "vision": set(),
     "registry": {"errors"},
+    "sources": {"registry"},
     "config": {"errors"},
     "artifacts": {"errors"},
     "metrics": {"errors"},
@@ -28,7 +29,7 @@ ALLOWED = {
     "fl": BASE,
     "methods": {"fl"},
     "steps": BASE
-    | {"config", "artifacts", "metrics", "report", "data", "readers", "schemes", "models", "fl", "methods"},
+    | {"config", "artifacts", "metrics", "report", "data", "readers", "schemes", "models", "fl", "methods", "sources"},
     "cli": BASE | {"config", "steps", "artifacts", "report"},
     "__main__": {"cli", "errors"},
     "__init__": set(),

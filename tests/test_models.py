@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pflcli import models, registry
+from pflcli import models, registry, sources
 from pflcli.errors import UsageError
 from pflcli.fl import operators
 from pflcli.fl import params as P
@@ -305,4 +305,4 @@ def test_the_family_is_known():
     assert {"resnet50", "vit_b_16", "densenet121"} <= set(members())
     card = registry.card("models", "torchvision:resnet50")
     assert card.doc == registry.card("models", "torchvision").doc
-    assert registry.code_hash("models", "torchvision:resnet50") == registry.code_hash("models", "torchvision")
+    assert sources.code_hash("models", "torchvision:resnet50") == sources.code_hash("models", "torchvision")

@@ -90,7 +90,11 @@ def _changes(old: Manifest, draft: Draft) -> list[str]:
         # An input that comes or goes with the request goes without saying.
         before, after = ({role: known[role] for role in before.keys() & after.keys()} for known in (before, after))
     lines += manifests.differences(before, after, "input ")
-    lines += [f"the code of {name} has changed" for name in draft.code if old.code.get(name) != draft.code[name]]
+    # A name that stands on one side alone comes with the request, or was not recorded when the old one was made.
+    shared = old.code.keys() & draft.code.keys()
+    lines += [f"the code of {name} has changed" for name in sorted(shared) if old.code[name] != draft.code[name]]
+    if not lines and old.code.keys() != draft.code.keys():
+        lines = [f"it was made before the code of {name} was recorded" for name in sorted({*draft.code} - shared)]
     return lines or [f"schema: {old.schema} -> {manifests.SCHEMAS[draft.kind]}"]
 
 

@@ -15,9 +15,6 @@ from pflcli.errors import UsageError, closest
 KINDS = {"images": 3, "series": 2, "features": 1, "tokens": 1}
 """Kinds of samples with their dimensions: images (C, H, W), series (L, d), features (d,), tokens (L,) of integers."""
 
-_EMBEDDING = 8
-"""Dimensions of a token's embedding: LEAF (Caldas et al., 2018), https://arxiv.org/abs/1812.01097."""
-
 
 class Net(nn.Module):
     """A classifier in two parts: ``body`` gives the representation (n, d), ``head`` the logits (n, C)."""
@@ -92,10 +89,3 @@ def image_shape(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[in
         wanted = f"images of at least {smallest}x{smallest}"
         raise UsageError(f"model {name} takes {wanted}, not {_shape(in_shape)}", "--model mlp")
     return in_shape
-
-
-def as_series(in_shape: tuple[int, ...], vocabulary: int) -> tuple[nn.Module, int]:
-    """Return what turns samples into series (n, L, d), and d: embeddings of tokens (L,); series (L, d) stay."""
-    if len(in_shape) == KINDS["tokens"]:
-        return nn.Embedding(vocabulary, _EMBEDDING), _EMBEDDING
-    return nn.Identity(), in_shape[1]

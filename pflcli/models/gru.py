@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pflcli.models import Net, as_series
+from pflcli.models import Net
+from pflcli.models._series import as_series
 
 REPRESENTATION = "128"
 TAKES = ("series", "tokens")

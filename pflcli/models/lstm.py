@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pflcli.models import Net, as_series
+from pflcli.models import Net
+from pflcli.models._series import as_series
 
 REPRESENTATION = "1024"
 TAKES = ("tokens", "series")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
+from pflcli import rng, sources
 from pflcli.artifacts import blocks, codebook, datastore, embeddings
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.embeddings import Embedded
@@ -79,7 +79,13 @@ def build_datastore(
     # What is not asked for stays out, so that a request is the same as before there was such an option.
     further = {"parameters": chosen, "capacity_spread": capacity_spread, "prototypes": prototypes}
     request |= {name: value for name, value in further.items() if value}
-    draft = Draft("datastore", request, (origin.as_input("embeddings", Path(out)),))
+    used = [
+        "fl.capacity",
+        *(["fl.prototypes"] if prototypes else []),
+        *(["fl.indexes"] if index != indexes.EXACT else []),
+    ]
+    code = {"stores": sources.module_hash(*used)}
+    draft = Draft("datastore", request, (origin.as_input("embeddings", Path(out)),), code)
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         splits = embeddings.read(origin)

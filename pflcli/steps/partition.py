@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import config, registry, rng
+from pflcli import config, registry, rng, sources
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts import partition as artifact
 from pflcli.artifacts.codebook import Codebook
@@ -99,7 +99,7 @@ def partition(
             "seed": seed,
         },
         () if source is None else (source.as_input("dataset", Path(out)),),
-        code={f"schemes/{scheme}": registry.code_hash("schemes", scheme)},
+        code={f"schemes/{scheme}": sources.code_hash("schemes", scheme)},
     )
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:

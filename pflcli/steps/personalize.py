@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflcli import config, registry
+from pflcli import config, registry, sources
 from pflcli.artifacts import blocks, codebook, datastore, embeddings, predictions
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
@@ -75,13 +75,19 @@ def personalize(
     if backbone is not None and "weights" in backbone.manifest.request:
         request["weights"] = backbone.manifest.request["weights"]  # models begin where the backbone began
     trained = hasattr(code, "train_round")
-    made_by_it = trained and backbone is not None and dict(backbone.manifest.request) == request
-    names = [f"methods/{method}"]
+    # A method that stands on embeddings trains no model; theirs is part of their own lineage.
+    names = [f"methods/{method}", *([] if "embeddings" in _closure(code.NEEDS) else [f"models/{plan.model}"])]
+    written = {name: sources.code_hash(*name.split("/", 1)) for name in names}
+    made_by_it = (
+        trained
+        and backbone is not None
+        and (dict(backbone.manifest.request), backbone.manifest.code) == (request, written)
+    )
     draft = Draft(
         "predictions",
         request,
         (nearest.as_input("source", Path(out)),),
-        code={name: registry.code_hash(*name.split("/")) for name in names},
+        code=written,
     )
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
-from pflcli import config, registry
+from pflcli import config, sources
 from pflcli.artifacts import embeddings
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
@@ -114,7 +114,11 @@ def sweep(
         "sweep",
         {**config.plain(points), "plot": plot, "seed": seed},
         (origin.as_input("embeddings", Path(out)),),
-        code={"methods/knn-per": registry.code_hash("methods", "knn-per")},
+        code={
+            "methods/knn-per": sources.code_hash("methods", "knn-per"),
+            "stores": sources.module_hash("fl.capacity"),
+            "scores": sources.module_hash("metrics.scores"),
+        },
     )
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:

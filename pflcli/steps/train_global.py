@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import save
 
-from pflcli import config, registry
+from pflcli import config, registry, sources
 from pflcli.artifacts import codebook
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact
@@ -55,8 +55,8 @@ def train_global(
         request if begin is None else {**request, "weights": begin.digest},
         (partition.as_input("partition", Path(out)),),
         code={
-            f"methods/{method}": registry.code_hash("methods", method),
-            f"models/{plan.model}": registry.code_hash("models", plan.model),
+            f"methods/{method}": sources.code_hash("methods", method),
+            f"models/{plan.model}": sources.code_hash("models", plan.model),
         },
     )
 

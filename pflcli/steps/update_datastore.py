@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import sources
 from pflcli.artifacts import blocks, codebook, datastore, embeddings
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact
@@ -88,7 +89,7 @@ def update_datastore(
     request = {"index": indexes.EXACT, "policy": policy, "from": first, "to": last, "seed": seed}
     # The embeddings stand before the stores, whose own lineage leads to the samples that they were first built from.
     inputs = (new.as_input("embeddings", Path(out)), old.as_input("datastore", Path(out)))
-    draft = Draft("datastore", request, inputs)
+    draft = Draft("datastore", request, inputs, {"stores": sources.module_hash("fl.capacity")})
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         packed, splits = datastore.read(old), embeddings.read(new)

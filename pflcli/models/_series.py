@@ -1,0 +1,15 @@
+"""What recurrent models share: tokens become series by an embedding."""
+
+from __future__ import annotations
+
+from torch import nn
+
+_EMBEDDING = 8
+"""Dimensions of a token's embedding: LEAF (Caldas et al., 2018), https://arxiv.org/abs/1812.01097."""
+
+
+def as_series(in_shape: tuple[int, ...], vocabulary: int) -> tuple[nn.Module, int]:
+    """Return what turns samples into series (n, L, d), and d: embeddings of tokens (L,); series (L, d) stay."""
+    if len(in_shape) == 1:
+        return nn.Embedding(vocabulary, _EMBEDDING), _EMBEDDING
+    return nn.Identity(), in_shape[1]

@@ -1,0 +1,95 @@
+"""The code that a result depends on, as hashes: a method together with the modules that hold its mathematics.
+
+A method is one file and what it imports: attention, mixtures, tuning and the like. The modules of ``SHARED`` stay
+outside, so that work on the engine, which is held to give the same numbers, makes no artifact stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pflcli import registry
+
+ENGINE = frozenset(
+    f"fl.{name}"
+    for name in (
+        *("allocator", "arena", "central", "chain", "engine", "federation", "graph", "kernels", "loop", "operators"),
+        *("params", "plan", "processes", "program", "run", "stacked", "table", "unit", "update"),
+    )
+)
+"""What every method trains with; its results are the same for all methods, and tests hold them to autograd's."""
+
+SHARED = ENGINE | {"", "data", "errors", "fl", "methods", "models", "registry", "rng", "settings", "vision"}
+"""Modules and packages (not their contents) whose code is no part of any one method, scheme or model."""
+
+
+def code_hash(group: str, name: str) -> str:
+    """Return the SHA-256 of a file of the registry and of what it imports outside ``SHARED``.
+
+    Imports, docstrings, comments, layout and the names of modules do not change it.
+    """
+    return _hash([registry.path(group, name)])
+
+
+def module_hash(*modules: str) -> str:
+    """Return the same for modules by their names below the package, such as ``fl.capacity``."""
+    return _hash([path for module in modules if (path := _file(module)) is not None])
+
+
+def _hash(begin: Iterable[Path]) -> str:
+    ahead, known, contents = list(begin), set[Path](), set[str]()
+    while ahead:
+        path = ahead.pop()
+        if path in known:
+            continue
+        known.add(path)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = [_file(module) for module in _imports(tree) if module not in SHARED]
+        ahead += [file for file in imported if file is not None]
+        contents.add(hashlib.sha256(ast.dump(_Strip().visit(tree)).encode()).hexdigest())
+    # Contents alone, in an order of their own: a module may move, and a package without code may come or go.
+    contents.discard(_EMPTY)
+    return hashlib.sha256("".join(sorted(contents)).encode()).hexdigest()
+
+
+_EMPTY = hashlib.sha256(ast.dump(ast.parse("")).encode()).hexdigest()
+
+
+def _file(module: str) -> Path | None:
+    """Return the file of a module, or of a package; None if there is none of that name."""
+    path = registry.ROOT.joinpath(*module.split("."))
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Return what may be modules below the package: of ``from pflcli.fl import ham``, both ``fl`` and ``fl.ham``."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return (name.partition(".")[2] for name in names if name.partition(".")[0] == "pflcli")
+
+
+class _Strip(ast.NodeTransformer):
+    """Removes imports and docstrings, and what is empty without them, such as ``if TYPE_CHECKING``."""
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """Remove it."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """Remove it."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        """Remove words that stand alone."""
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
+
+    def visit_If(self, node: ast.If) -> ast.If | None:
+        """Remove a condition under which nothing is left."""
+        self.generic_visit(node)
+        return node if node.body or node.orelse else None
