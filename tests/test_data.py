@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pflcli
-from originals import SHARED, idx, needs_shared
+from originals import SHARED, idx, needs_shared, write_idx
 from pflcli import data, registry
 from pflcli.data import Samples, cifar10, fashion_mnist, writers
 from pflcli.errors import InputError, PflError, UsageError
@@ -124,3 +124,17 @@ def test_bad_samples_are_named(name):
 def test_errors_have_codes_for_scripts():
     codes = {cls.__name__: cls.exit_code for cls in PflError.__subclasses__()}
     assert codes == {"UsageError": 2, "InputError": 3, "ConflictError": 4, "ComputationError": 5}
+
+
+def test_published_test_samples_are_marked(tmp_path):
+    write_idx(tmp_path / "MNIST" / "raw", "train", "t10k")
+    write_idx(tmp_path, "emnist-letters-train", "emnist-letters-test")
+    draw = {"x_train": np.zeros((5, 32, 32, 3), np.uint8), "x_test": np.ones((2, 32, 32, 3), np.uint8)}
+    labels = {"y_train": np.arange(5), "y_test": np.arange(2)}
+    for name in ("cifar10_12k", "cifar100_12k"):
+        np.savez(tmp_path / f"{name}.npz", **draw, **labels)
+    for name, split in (("mnist", 6), ("emnist", 6), ("cifar10", 5), ("cifar100", 5)):
+        samples = registry.load("datasets", name).load(tmp_path)
+        samples.check(name)
+        assert samples.is_test.tolist() == [row >= split for row in range(len(samples.y))], name
+        assert samples.take(np.asarray([0, split])).is_test.tolist() == [False, True]

@@ -237,3 +237,71 @@ def test_what_cannot_be_drawn(small, tmp_path):
         plot(small.b, tmp_path / "b.png")
     with pytest.raises(InputError, match="cannot write"):
         plot(small.p, tmp_path / "nowhere" / "p.png")
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A folder with Fashion-MNIST of 300 training and 60 test images; the latter are all dark."""
+    draw = np.random.default_rng(0)
+    x = draw.integers(1, 256, (300, 28, 28), dtype=np.uint8)
+    y = np.arange(300) % 10
+    root = tmp_path / "data"
+    root.mkdir()
+    np.savez(root / "fashion_mnist.npz", x_train=x, y_train=y, x_test=0 * x[:60], y_test=y[:60])
+    return root
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "classes", "iid"])
+def test_published_test_samples_are_the_test_samples(published, tmp_path, scheme):
+    made = partition(
+        "fashion-mnist", tmp_path / "p", scheme=scheme, clients=10, keep_test=True, root=published, min_samples=10
+    )
+    held = read(tmp_path / "p")
+    split = np.repeat(np.tile([0, 1, 2], 10), held.sizes.ravel())
+    np.testing.assert_array_equal(split == 2, ~held.x.any(axis=(1, 2)))
+    assert made.summary["test"] == 60
+    of_others = held.sizes[:, :2].sum(axis=1)
+    np.testing.assert_array_equal(held.sizes[:, 1], np.round(0.2 * of_others))
+    part = partition(
+        "fashion-mnist", tmp_path / "q", scheme="iid", clients=3, keep_test=True, root=published, part=(1, 2)
+    )
+    assert part.summary["test"] == (read(tmp_path / "q").sample >= 300).sum() > 0
+
+
+def test_what_cannot_be_kept_is_said(published, tmp_path):
+    with pytest.raises(UsageError, match="writers has no published test samples"):
+        partition("writers", tmp_path / "p", keep_test=True)
+    with pytest.raises(UsageError, match="no share to draw test samples from"):
+        partition("fashion-mnist", tmp_path / "p", keep_test=True, fractions=(0.6, 0.2, 0.2), root=published)
+
+
+def test_new_clients_keep_less_and_nobody_else_does(tmp_path):
+    wholes = partition("writers", tmp_path / "1", clients=12, new_clients=0.25)
+    some = {"1": read(wholes.path)}
+    for fraction in ("0.6", "0.2"):
+        partition("writers", tmp_path / fraction, clients=12, new_clients=0.25, new_capacity=float(fraction))
+        some[fraction] = read(tmp_path / fraction)
+        assert some[fraction].new.sum() == 3
+    for client, new in enumerate(some["1"].new):
+        for split in range(3):
+            rows = [
+                set(part.sample[part.offsets[3 * client + split] :][: part.sizes[client, split]])
+                for part in some.values()
+            ]
+            assert rows[0] >= rows[1] >= rows[2]
+            if new and split < 2:
+                assert [len(row) for row in rows[1:]] == [np.ceil(round(f * len(rows[0]), 6)) for f in (0.6, 0.2)]
+            else:
+                assert rows[0] == rows[2]
+    with pytest.raises(UsageError, match="of what new clients have"):
+        partition("writers", tmp_path / "p", new_capacity=0.5)
+
+
+def test_less_data_of_new_clients_leaves_the_global_model_as_it_is(tmp_path):
+    states = []
+    for capacity in (1.0, 0.3):
+        partition("writers", tmp_path / f"p{capacity}", clients=8, new_clients=0.25, new_capacity=capacity)
+        out = tmp_path / f"b{capacity}"
+        train_global(tmp_path / f"p{capacity}", out, settings={"model": "mlp", "rounds": 2})
+        states.append((out / "weights.safetensors").read_bytes())
+    assert states[0] == states[1]

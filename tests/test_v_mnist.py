@@ -66,7 +66,7 @@ def few(tmp_path):
     for i, image in enumerate(x):
         image[0, 0], image[-1, -1] = i, 0  # to tell them apart
     y = np.arange(150) % 10
-    np.savez(tmp_path / "mnist_by_writer.npz", x=x[:120], y=y[:120])
+    np.savez(tmp_path / "mnist_by_writer.npz", x=x[:120], y=y[:120], mnist_test=y[:120] > 9)
     parts = {"x_train": x[120:140], "y_train": y[120:140], "x_test": x[140:], "y_test": y[140:]}
     np.savez(tmp_path / "fashion_mnist.npz", **parts)
     grey = np.repeat(DRAW.integers(0, 256, (12, 32, 32, 1), dtype=np.uint8), 3, axis=3)

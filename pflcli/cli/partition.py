@@ -29,11 +29,23 @@ def command(
     clients: Annotated[int | None, typer.Option(help="Number of clients.", metavar="N")] = None,
     min_samples: Annotated[int, typer.Option(help="Move samples until every client has so many.", metavar="N")] = 0,
     fractions: Annotated[
-        str, typer.Option(help="Train, validation and test share of each client.", metavar="F,F,F")
-    ] = "0.6,0.2,0.2",
+        str | None,
+        typer.Option(
+            help="Train, validation and test share of each client.",
+            metavar="F,F,F",
+            show_default="0.6,0.2,0.2; with --keep-test 0.8,0.2,0",
+        ),
+    ] = None,
+    keep_test: Annotated[
+        bool,
+        typer.Option("--keep-test", help="Test on the dataset's published test samples; --fractions split the others."),
+    ] = False,
     new_clients: Annotated[
         float, typer.Option(help="Fraction of clients that join after the global model is trained.", metavar="F")
     ] = 0.0,
+    new_capacity: Annotated[
+        float, typer.Option(help="Fraction of training and validation samples that they keep.", metavar="F")
+    ] = 1.0,
     part: Annotated[
         str, typer.Option(help="Take the I-th of N disjoint random parts of the dataset.", metavar="I/N")
     ] = "1/1",
@@ -57,10 +69,6 @@ def command(
     from pflcli.steps.partition import partition
 
     try:
-        train, validation, test = (float(part) for part in fractions.split(","))
-    except ValueError:
-        raise UsageError(f"--fractions {fractions} are not three numbers", "--fractions 0.6,0.2,0.2") from None
-    try:
         number, parts = (int(figure) for figure in part.split("/"))
     except ValueError:
         raise UsageError(f"--part {part} is not the number of a part and how many there are", "--part 1/2") from None
@@ -71,8 +79,10 @@ def command(
         options=config.assignments(options or []),
         clients=clients,
         min_samples=min_samples,
-        fractions=(train, validation, test),
+        fractions=None if fractions is None else _fractions(fractions),
+        keep_test=keep_test,
         new_clients=new_clients,
+        new_capacity=new_capacity,
         part=(number, parts),
         root=root,
         download=download,
@@ -80,3 +90,11 @@ def command(
         manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose),
     )
     console.result(outcome, as_json=as_json)
+
+
+def _fractions(text: str) -> tuple[float, float, float]:
+    try:
+        train, validation, test = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--fractions {text} are not three numbers", "--fractions 0.6,0.2,0.2") from None
+    return train, validation, test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ class Samples:
     ``ordered``: the rows of an owner follow each other in time and are split in that order, never at random; ``gap``
     is then how many rows to leave out between two splits, so that no window of one overlaps a window of the next.
     ``coarse`` (n,) is each sample's superclass, where classes come in groups. ``names`` (classes,) are those of the
-    classes and ``features`` (d,) those of the features, where they have names.
+    classes and ``features`` (d,) those of the features, where they have names. ``is_test`` (n,) says which samples the
+    dataset's authors publish as its test set, where they do.
     """
 
     x: NDArray[Any]
@@ -35,21 +37,24 @@ class Samples:
     coarse: NDArray[np.int64] | None = None
     names: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    is_test: NDArray[np.bool_] | None = None
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
         owner = None if self.owner is None else self.owner[rows]
         coarse = None if self.coarse is None else self.coarse[rows]
-        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner, coarse=coarse)
+        is_test = None if self.is_test is None else self.is_test[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner, coarse=coarse, is_test=is_test)
 
     def check(self, name: str) -> None:
         """Raise InputError if arrays disagree in length, ``x`` is of no kind that models take, or a value is not sound.
 
         Unsound are values that are not finite and labels out of range.
         """
-        lengths = {len(array) for array in (self.x, self.y, self.owner, self.coarse) if array is not None}
+        arrays = (self.x, self.y, self.owner, self.coarse, self.is_test)
+        lengths = {len(array) for array in arrays if array is not None}
         if len(lengths) != 1:
-            raise InputError(f"{name}: x, y, owner and coarse differ in length: {sorted(lengths)}")
+            raise InputError(f"{name}: x, y, owner, coarse and is_test differ in length: {sorted(lengths)}")
         if self.names and len(self.names) != self.classes:
             raise InputError(f"{name} has {self.classes} classes, and names of {len(self.names)}")
         self._check_kind(name)
@@ -94,17 +99,22 @@ def read_npz(path: Path, *keys: str) -> list[NDArray[Any]]:
         raise InputError(f"{path} cannot be read as NPZ: {error}") from None
 
 
-def train_and_test(path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def joined(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]], names: tuple[str, ...]) -> Samples:
+    """Join the training and the test part, images and labels each, into one dataset that remembers which is which."""
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    is_test = np.repeat([False, True], [len(labels) for _, labels in parts])
+    return Samples(x, y.astype(np.int64), len(names), names=names, is_test=is_test)
+
+
+def train_and_test(path: Path, names: tuple[str, ...]) -> Samples:
     """Read ``x_train, y_train, x_test, y_test`` from an NPZ file, joined in this order."""
     x_train, y_train, x_test, y_test = read_npz(path, "x_train", "y_train", "x_test", "y_test")
     if x_train.shape[1:] != x_test.shape[1:]:
         raise InputError(f"{path}: samples of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]}")
-    return np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test]).astype(np.int64)
+    return joined([(x_train, y_train), (x_test, y_test)], names)
 
 
-def from_torchvision(
-    cls: str, root: Path | None, *, download: bool, **options: Any
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def from_torchvision(cls: str, root: Path | None, names: tuple[str, ...], *, download: bool, **options: Any) -> Samples:
     """Read a torchvision dataset's training and test part, joined; raises if its files are not in ``root``."""
     from pflcli.vision import torchvision
 
@@ -115,9 +125,7 @@ def from_torchvision(
         parts = [reader(str(root), train=train, download=download, **options) for train in (True, False)]
     except Exception as error:  # a failed download, a checksum, a missing folder: each its own kind
         raise InputError(f"{cls} cannot be read from {root}: {error}", "--download fetches it") from None
-    x = np.concatenate([np.asarray(part.data) for part in parts])
-    y = np.concatenate([np.asarray(part.targets) for part in parts]).astype(np.int64)
-    return x, y
+    return joined([(np.asarray(part.data), np.asarray(part.targets)) for part in parts], names)
 
 
 def needs_root(name: str, *files: str, source: str = "") -> PflError:

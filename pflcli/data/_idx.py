@@ -6,11 +6,11 @@ import gzip
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.data import Samples, joined
 from pflcli.errors import InputError
 
 _KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
@@ -33,8 +33,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def read_parts(folders: Sequence[Path], stems: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-    """Return images (n, 28, 28) and labels (n,) of all ``stems``, joined, from the first folder that holds one of them.
+def read_parts(folders: Sequence[Path], stems: tuple[str, str], names: tuple[str, ...]) -> Samples | None:
+    """Return images (n, 28, 28) of the training and the test stem, joined, from the first folder that holds one.
 
     A stem is what stands before ``-images-idx3-ubyte`` and ``-labels-idx1-ubyte``. Returns None if no folder holds
     any; raises InputError if one holds some but not all, or if images and labels do not match.
@@ -54,7 +54,7 @@ def read_parts(folders: Sequence[Path], stems: Sequence[str]) -> tuple[NDArray[A
                 raise InputError(
                     f"{folder}: {stem} has images {x.shape} and labels {y.shape}, not (n, 28, 28) and (n,)"
                 )
-        return np.concatenate(images), np.concatenate(labels).astype(np.int64)
+        return joined(list(zip(images, labels, strict=True)), names)
     return None
 
 

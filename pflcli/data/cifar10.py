@@ -1,7 +1,7 @@
 """CIFAR-10, 60,000 colour images in 10 classes (Krizhevsky, 2009), https://www.cs.toronto.edu/~kriz/cifar.html.
 
 ``--root``: a folder with torchvision's ``cifar-10-batches-py``, or ``cifar10_12k.npz``, a balanced subset of 12,000
-images. Training and test images are joined; the partition splits each client's samples anew.
+images. Training and test images are joined; ``--keep-test`` of the partition keeps them apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILES = ("cifar-10-batches-py", "cifar10_12k.npz")
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images found; the full set is preferred to the subset."""
     if download or (root is not None and (Path(root) / FILES[0]).is_dir()):
-        return Samples(*from_torchvision("CIFAR10", root, download=download), CLASSES, names=NAMES)
+        return from_torchvision("CIFAR10", root, NAMES, download=download)
     if root is not None and (Path(root) / FILES[1]).is_file():
-        return Samples(*train_and_test(Path(root) / FILES[1]), CLASSES, names=NAMES)
+        return train_and_test(Path(root) / FILES[1], NAMES)
     raise needs_root("cifar10", *FILES)

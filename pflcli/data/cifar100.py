@@ -1,17 +1,16 @@
 """CIFAR-100, 60,000 colour images in 100 classes of 20 superclasses (Krizhevsky, 2009).
 
 https://www.cs.toronto.edu/~kriz/cifar.html. ``--root``: a folder with torchvision's ``cifar-100-python``, or
-``cifar100_12k.npz``, a balanced subset of 12,000 images. Training and test images are joined; the partition splits each
-client's samples anew.
+``cifar100_12k.npz``, a balanced subset of 12,000 images. Training and test images are joined; ``--keep-test`` of the
+partition keeps them apart.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pflcli.data import Samples, from_torchvision, needs_root, train_and_test
 
@@ -43,13 +42,12 @@ COARSE = (
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images found, with superclasses; the full set is preferred to the subset."""
     if download or (root is not None and (Path(root) / FILES[0]).is_dir()):
-        return _with_coarse(*from_torchvision("CIFAR100", root, download=download))
+        return _with_coarse(from_torchvision("CIFAR100", root, NAMES, download=download))
     if root is not None and (Path(root) / FILES[1]).is_file():
-        return _with_coarse(*train_and_test(Path(root) / FILES[1]))
+        return _with_coarse(train_and_test(Path(root) / FILES[1], NAMES))
     raise needs_root("cifar100", *FILES)
 
 
-def _with_coarse(x: NDArray[Any], y: NDArray[np.int64]) -> Samples:
-    samples = Samples(x, y, CLASSES)
+def _with_coarse(samples: Samples) -> Samples:
     samples.check("cifar100")
-    return Samples(x, y, CLASSES, names=NAMES, coarse=np.asarray(COARSE, dtype=np.int64)[y])
+    return replace(samples, coarse=np.asarray(COARSE, dtype=np.int64)[samples.y])

@@ -3,13 +3,13 @@
 ``--root``: a folder with torchvision's ``EMNIST/raw``, with NIST's ``gzip`` folder, with the idx files themselves, or
 with ``emnist_letters_31k.npz``, a balanced subset of 31,200 letters. The idx files hold every image transposed; here
 they stand upright. Classes follow EMNIST's own order from 0, so that ``letters``, numbered 1..26 there, are 0..25.
-Training and test images are joined; the partition splits each client's samples anew.
+Training and test images are joined; ``--keep-test`` of the partition keeps them apart.
 """
 
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,17 +43,16 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     """Return all upright images of one selection; raises UsageError if its files are not in ``root``."""
     split = (cfg or Config()).split
     stem = f"emnist-{split}"
-    parts = None
+    samples = None
     if download:
-        parts = from_torchvision("EMNIST", root, download=True, split=split)
+        samples = from_torchvision("EMNIST", root, NAMES[split], download=True, split=split)
     elif root is not None:
         raw = Path(root) / "EMNIST" / "raw"
-        parts = read_parts([raw, raw / "gzip", Path(root) / "gzip", Path(root)], [f"{stem}-train", f"{stem}-test"])
-    if parts is not None:
-        x, y = parts
-        names = NAMES[split]
-        return Samples(x.transpose(0, 2, 1), y - 1 if split == "letters" else y, len(names), names=names)
+        folders = [raw, raw / "gzip", Path(root) / "gzip", Path(root)]
+        samples = read_parts(folders, (f"{stem}-train", f"{stem}-test"), NAMES[split])
+    if samples is not None:
+        return replace(samples, x=samples.x.transpose(0, 2, 1), y=samples.y - (split == "letters"))
     if root is not None and split == "letters" and (Path(root) / FILES[3]).is_file():
-        return Samples(*train_and_test(Path(root) / FILES[3]), CLASSES, names=NAMES[split])
+        return train_and_test(Path(root) / FILES[3], NAMES[split])
     files = [f"EMNIST/raw/{stem}-train-images-idx3-ubyte", *([FILES[3]] if split == "letters" else [])]
     raise needs_root(f"emnist (split={split})", *files)

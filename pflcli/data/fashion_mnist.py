@@ -1,7 +1,7 @@
 """Fashion-MNIST, 70,000 images of clothing in 10 classes (Xiao et al., 2017), https://arxiv.org/abs/1708.07747.
 
 ``--root``: a folder with ``fashion_mnist.npz`` or torchvision's ``FashionMNIST/raw``. Training and test images are
-joined; the partition splits each client's samples anew.
+joined; ``--keep-test`` of the partition keeps them apart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILES = ("fashion_mnist.npz", "FashionMNIST/raw")
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images; raises UsageError if neither layout is found and ``download`` is off."""
     if root is not None and (Path(root) / FILES[0]).is_file():
-        return Samples(*train_and_test(Path(root) / FILES[0]), CLASSES, names=NAMES)
+        return train_and_test(Path(root) / FILES[0], NAMES)
     if download or (root is not None and (Path(root) / FILES[1]).is_dir()):
-        return Samples(*from_torchvision("FashionMNIST", root, download=download), CLASSES, names=NAMES)
+        return from_torchvision("FashionMNIST", root, NAMES, download=download)
     raise needs_root("fashion-mnist", *FILES)

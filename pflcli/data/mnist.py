@@ -2,7 +2,7 @@
 
 ``--root``: a folder with torchvision's ``MNIST/raw``, or with the four idx files themselves, gzipped or not, or with
 ``mnist_by_writer.npz`` (52,047 digits; dataset ``writers`` keeps their writers). Training and test images are joined;
-the partition splits each client's samples anew.
+``--keep-test`` of the partition keeps them apart.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FILES = ("MNIST/raw", "train-images-idx3-ubyte*", "mnist_by_writer.npz")
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all digits found, white on black; the full set is preferred to the subset."""
     if download:
-        return Samples(*from_torchvision("MNIST", root, download=True), CLASSES, names=NAMES)
+        return from_torchvision("MNIST", root, NAMES, download=True)
     if root is not None:
-        parts = read_parts([Path(root) / "MNIST" / "raw", Path(root)], ["train", "t10k"])
-        if parts is not None:
-            return Samples(*parts, CLASSES, names=NAMES)
+        samples = read_parts([Path(root) / "MNIST" / "raw", Path(root)], ("train", "t10k"), NAMES)
+        if samples is not None:
+            return samples
         if (Path(root) / FILES[2]).is_file():
-            x, y = read_npz(Path(root) / FILES[2], "x", "y")
-            return Samples(x, y.astype(np.int64), CLASSES, names=NAMES)
+            x, y, is_test = read_npz(Path(root) / FILES[2], "x", "y", "mnist_test")
+            return Samples(x, y.astype(np.int64), CLASSES, names=NAMES, is_test=is_test)
     raise needs_root("mnist", *FILES)

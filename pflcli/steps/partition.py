@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,12 +24,14 @@ from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity
 from pflcli.schemes import redistribute
-from pflcli.steps import import_data
+from pflcli.steps import import_data, splits
 from pflcli.steps.chronology import split_by_time
 from pflcli.steps.making import Manner, Outcome, make
 
 FRACTIONS = (0.6, 0.2, 0.2)
 """Train, validation and test: kNN-Per (Marfoq et al., 2022), section 5, for natural clients."""
+FRACTIONS_BESIDE_TEST = (0.8, 0.2, 0.0)
+"""The same, for datasets whose published test samples are kept: fractions of the others."""
 
 
 def partition(
@@ -39,8 +42,10 @@ def partition(
     options: Mapping[str, Any] | None = None,
     clients: int | None = None,
     min_samples: int = 0,
-    fractions: tuple[float, float, float] = FRACTIONS,
+    fractions: tuple[float, float, float] | None = None,
+    keep_test: bool = False,
     new_clients: float = 0.0,
+    new_capacity: float = 1.0,
     part: tuple[int, int] = (1, 1),
     root: Path | str | None = None,
     download: bool = False,
@@ -50,21 +55,32 @@ def partition(
     """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
 
     ``dataset`` is a name, or the folder of an imported one. ``fractions`` of train, validation and test add up to 1.
+    With ``keep_test`` the dataset's published test samples, and no others, are clients' test samples.
+
     ``new_clients`` is the fraction of clients that join after the global model is trained (kNN-Per, Table 3), drawn
-    uniformly. ``part`` (i, n) takes the i-th of n parts alone into which the samples fall at random, whatever the seed:
-    partitions of different parts share no sample. ``root`` is the folder with the dataset's files, where it does not
-    come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
+    uniformly; they keep ``new_capacity`` of their training and validation samples (Figures 1 and 10), which changes
+    nothing that the others train. ``part`` (i, n) takes the i-th of n parts alone into which the samples fall at
+    random, whatever the seed: partitions of different parts share no sample. ``root`` is the folder with the dataset's
+    files, where it does not come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
     """
     manner = manner or Manner()
     if clients is not None and clients < 1:
         raise UsageError(f"--clients {clients} is not a positive number", "--clients 100")
     if min_samples < 0:
         raise UsageError(f"--min-samples {min_samples} is negative", "--min-samples 10")
+    fractions = fractions or (FRACTIONS_BESIDE_TEST if keep_test else FRACTIONS)
     if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
         shown = ",".join(f"{part:g}" for part in fractions)
         raise UsageError(f"fractions {shown} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
     if not 0 <= new_clients < 1:
         raise UsageError(f"--new-clients {new_clients:g} is not a fraction from 0 to below 1", "--new-clients 0.2")
+    if keep_test and fractions[2]:
+        raise UsageError("--keep-test leaves no share to draw test samples from", "--fractions 0.8,0.2,0")
+    if not 0 < new_capacity <= 1 or (new_capacity < 1 and not new_clients):
+        raise UsageError(
+            f"--new-capacity {new_capacity:g} is a fraction, above 0 and up to 1, of what new clients have",
+            "--new-clients 0.2 --new-capacity 0.5",
+        )
     if not 1 <= part[0] <= part[1]:
         raise UsageError(f"--part {part[0]}/{part[1]} is not the i-th of n parts", "--part 1/2")
     source = import_data.artifact(dataset)
@@ -82,6 +98,8 @@ def partition(
     if part != (1, 1) and samples.ordered:
         raise UsageError(f"--part: the samples of {dataset} stand in order of time, and are not drawn at random")
     base = Codebook(dataset, (), samples.names, samples.features) if source is None else codebook.read(source)
+    if keep_test and samples.is_test is None:
+        raise UsageError(f"{dataset} has no published test samples to keep", "leave out --keep-test")
     draft = Draft(
         "partition",
         {
@@ -94,7 +112,9 @@ def partition(
             "clients": clients,
             "min_samples": min_samples,
             "fractions": list(fractions),
+            **({"keep_test": _digest(samples.is_test)} if keep_test else {}),
             "new_clients": new_clients,
+            **({} if new_capacity == 1 else {"new_capacity": new_capacity}),
             **({} if part == (1, 1) else {"part": list(part)}),
             "seed": seed,
         },
@@ -108,12 +128,14 @@ def partition(
         parts = splitter.split(some, clients, cfg, rng.generator(seed, "partition", scheme))
         if min_samples:
             parts = redistribute(parts, min_samples, rng.generator(seed, "redistribute"))
-        result = _assemble(some, parts, fractions, seed)
+        result = _assemble(some if keep_test else replace(some, is_test=None), parts, fractions, seed)
         result = replace(result, sample=rows[result.sample])
         if hasattr(splitter, "cluster"):
             result = _clustered(result, splitter, cfg, seed)
         if new_clients:
             result = replace(result, new=_new(result.sizes, new_clients, seed))
+        if result.new is not None and new_capacity < 1:
+            result = splits.with_less(result, np.flatnonzero(result.new), new_capacity, seed)
         artifact.write(work, result, _codebook(result, base, splitter, cfg))
         summary = _summary(result, len(some.y), seed)
         _remark(summary, manner)
@@ -136,10 +158,13 @@ def _part(n: int, i: int, parts: int) -> NDArray[np.int64]:
     return np.sort(np.array_split(order, parts)[i - 1])
 
 
+def _digest(values: NDArray[Any] | None) -> str:
+    assert values is not None
+    return hashlib.sha256(np.packbits(values).tobytes()).hexdigest()
+
+
 def _content(samples: Samples) -> str:
     """A fingerprint of the data itself: two folders with the same samples make the same artifact."""
-    import hashlib
-
     digest = hashlib.sha256()
     for array in (samples.x, samples.y):
         digest.update(f"{array.dtype}{array.shape}".encode())
@@ -156,6 +181,7 @@ def _content(samples: Samples) -> str:
 def _assemble(
     samples: Samples, parts: list[NDArray[np.int64]], fractions: tuple[float, float, float], seed: int
 ) -> artifact.Partition:
+    """Return the partition; where ``samples`` say which of them are test samples, these are."""
     held: list[NDArray[np.int64]] = []
     in_time = split_by_time(samples, fractions) if samples.ordered else None
     for client, part in enumerate(parts):
@@ -163,11 +189,10 @@ def _assemble(
             held += [np.sort(part[in_time[part] == split]) for split in range(len(blocks.SPLITS))]
             continue
         order = rng.generator(seed, "split", client).permutation(part)
-        test = round(fractions[2] * len(order))
-        validation = round(fractions[1] * len(order))
-        train = max(len(order) - test - validation, min(1, len(order)))
-        test = min(test, len(order) - train)
-        held += [np.sort(piece) for piece in np.split(order, [train, len(order) - test])]
+        if samples.is_test is None:
+            held += splits.at_random(order, fractions)
+        else:
+            held += splits.keeping_test(order, fractions, samples.is_test)
     rows = np.concatenate(held)
     x = samples.x[rows]
     return artifact.Partition(
