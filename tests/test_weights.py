@@ -17,6 +17,7 @@ from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.fl import params as P
 from pflcli.steps import weights as initial
+from pflcli.steps.compare import compare
 from pflcli.steps.making import Manner
 from pflcli.steps.personalize import personalize
 from pflcli.steps.train_global import train_global
@@ -259,3 +260,38 @@ def test_a_method_answers_the_same_from_its_own_backbone(method, small, tmp_path
     ours, theirs = (predictions.read(one, "test").parts["p"] for one in made)
     np.testing.assert_array_equal(ours, theirs)
     assert made[0].manifest.summary["bytes_up"] == made[1].manifest.summary["bytes_up"]
+
+
+def test_all_methods_of_a_comparison_begin_with_the_weights(small, tmp_path, trained):
+    compare(
+        [small.p],
+        tmp_path / "c",
+        methods=["fedavg", "ditto", "fedavg-plus", "knn-per"],
+        settings={"model": "mlp", "rounds": 0},
+        options={"fedavg-plus": {"epochs": 0}, "ditto": {"newcomer_epochs": 0}, "knn-per": {"weight": 0.0}},
+        weights=tmp_path / "w.pt",
+    )
+    made = {
+        name: open_artifact(tmp_path / "c" / "seed-0" / name) for name in ("fedavg", "ditto", "fedavg-plus", "knn-per")
+    }
+    digest = initial.read(tmp_path / "w.pt").digest
+    assert {one.manifest.request["weights"] for one in made.values()} == {digest}
+    ours = {name: predictions.read(one, "test").parts["p"] for name, one in made.items()}
+    personalize("fedavg", tmp_path / "b0", tmp_path / "f0")
+    expected = predictions.read(open_artifact(tmp_path / "f0"), "test").parts["p"]
+    for name, p in ours.items():
+        np.testing.assert_allclose(p, expected, atol=1e-6, err_msg=name)
+    request = open_artifact(tmp_path / "c" / "comparison").manifest.request
+    assert request["weights"] == digest
+
+
+def test_weights_other_than_the_backbones_are_refused(pfl, small, tmp_path, trained):
+    with pytest.raises(UsageError, match="did not begin at"):
+        personalize("fedavg-plus", small.b, tmp_path / "f", weights=tmp_path / "w.pt")
+    same = personalize("fedavg", tmp_path / "b0", tmp_path / "f", weights=tmp_path / "w.pt")
+    assert same.request["weights"] == initial.read(tmp_path / "w.pt").digest
+    line = ("compare", small.p, "-o", tmp_path / "c", "--methods", "fedavg", "--model", "mlp", "--rounds", 1)
+    assert pfl(*line, "--weights", tmp_path / "w.pt", "-q").code == 0
+    ran = pfl(*line, "-q")
+    assert ran.code == 4
+    assert "weights: " in ran.err

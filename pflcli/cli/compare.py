@@ -46,6 +46,7 @@ def command(
             callback=o.beside_file,
         ),
     ] = None,
+    weights: o.Weights = None,
     baseline: Annotated[str, typer.Option(help="Method that gains are measured against.")] = "fedavg",
     target: o.Target = None,
     device: o.Device = "auto",
@@ -79,6 +80,7 @@ def command(
             seeds=None if seeds is None else _numbers(seeds),
             options=config.by_owner(config.assignments(options or [])),
             settings=settings,
+            weights=weights,
             baseline=baseline,
             target=target,
             manner=o.manner(

@@ -102,6 +102,10 @@ Set = Annotated[
         callback=beside_file,
     ),
 ]
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="State dict to start from (.safetensors, .pt).", metavar="FILE", show_default="random"),
+]
 Target = Annotated[
     float | None,
     typer.Option(

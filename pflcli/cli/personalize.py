@@ -22,6 +22,7 @@ def command(
     source: Annotated[Path, typer.Argument(help="The nearest artifact; its lineage leads to the others.")],
     out: o.Out,
     settings: Mapping[str, Any],
+    weights: o.Weights = None,
     options: o.Set = None,
     seed: o.Seed = None,
     device: o.Device = "auto",
@@ -47,6 +48,7 @@ def command(
         out,
         options=config.assignments(options or []),
         settings=settings,
+        weights=weights,
         seed=seed,
         manner=o.manner(
             force=force,

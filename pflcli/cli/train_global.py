@@ -22,10 +22,7 @@ def command(
         str,
         typer.Option(help="Method that makes the global model.", autocompletion=lambda: registry.names("methods")),
     ] = "fedavg",
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="State dict to start from (.safetensors, .pt).", metavar="FILE", show_default="random"),
-    ] = None,
+    weights: o.Weights = None,
     options: o.Set = None,
     seed: o.Seed = None,
     device: o.Device = "auto",

@@ -15,6 +15,7 @@ from pflcli.artifacts.store import Decision, Work
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError, closest
 from pflcli.report import tables
 from pflcli.steps import lineup, reaching, rows, running, scoring, training
+from pflcli.steps import weights as initial
 from pflcli.steps.lineup import ALL, BACKBONE, Step
 from pflcli.steps.making import SILENT, Manner, Outcome, make
 
@@ -40,6 +41,7 @@ def compare(
     seeds: Sequence[int] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
+    weights: Path | str | None = None,
     baseline: str = BACKBONE,
     target: float | None = None,
     manner: Manner | None = None,
@@ -49,8 +51,9 @@ def compare(
     ``sources`` is one partition, trained on under each of ``seeds`` (by default its own), or several partitions, each
     under the seed that it was drawn with. ``options`` holds by method its options and training settings that differ
     from ``settings``. What is there already is not made again; with ``force`` what another request made is replaced,
-    and nothing else. A table that holds all of the one that stands there takes its place. ``baseline`` is the method
-    that gains are measured against, ``target`` a validation accuracy of which the table says how long it took.
+    and nothing else. A table that holds all of the one that stands there takes its place. All models begin at
+    ``weights``, a file, or at random. ``baseline`` is the method that gains are measured against, ``target`` a
+    validation accuracy of which the table says how long it took.
 
     Raises UsageError for what cannot be, ConflictError before anything is made, and IncompleteError, with the
     comparison of the others, if a method fails.
@@ -65,13 +68,17 @@ def compare(
     if baseline not in (BACKBONE, *names):
         raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
     partitions = _by_seed(sources, seeds)
+    begin = None if weights is None else initial.read(weights)
     steps = [
-        step for seed, partition in partitions.items() for step in lineup.steps(partition, seed, out, entered, plan)
+        step
+        for seed, partition in partitions.items()
+        for step in lineup.steps(partition, seed, out, entered, plan, begin)
     ]
     request = {
         "methods": {e.name: {"options": dict(e.options), "settings": dict(e.settings)} for e in entered},
         "seeds": sorted(partitions),
         "settings": config.plain(plan),
+        **({} if begin is None else {"weights": begin.digest}),
         "split": _SPLIT,
         "baseline": baseline,
         "statistics": rows.STATISTICS,

@@ -24,6 +24,7 @@ from pflcli.steps.extract import extract
 from pflcli.steps.making import SILENT, Manner, Outcome
 from pflcli.steps.personalize import CHAIN, personalize
 from pflcli.steps.train_global import train_global
+from pflcli.steps.weights import Weights
 
 ALL = "all"
 NOT_NEEDED = "not needed"
@@ -147,8 +148,18 @@ def _entrant(name: str, given: Mapping[str, Any], plan: Settings) -> Entrant:
     return Entrant(name, config.plain(cfg), changes, source, epochs)
 
 
-def steps(partition: Artifact, seed: int, root: Path, lineup: Sequence[Entrant], plan: Settings) -> list[Step]:
-    """Return the steps of one seed, in the order in which they are made, planned by a dry run."""
+def steps(
+    partition: Artifact,
+    seed: int,
+    root: Path,
+    lineup: Sequence[Entrant],
+    plan: Settings,
+    weights: Weights | None = None,
+) -> list[Step]:
+    """Return the steps of one seed, in the order in which they are made, planned by a dry run.
+
+    All models begin at ``weights``, where these are given.
+    """
     at = root / f"seed-{seed}"
     settings = config.plain(plan)
     order = list(CHAIN)
@@ -156,7 +167,9 @@ def steps(partition: Artifact, seed: int, root: Path, lineup: Sequence[Entrant],
     epochs = max(1.0, plan.rounds * plan.participation * plan.epochs)
 
     def backbone(source: Artifact, manner: Manner) -> Outcome:
-        return train_global(source, at / "backbone", method=BACKBONE, settings=settings, seed=seed, manner=manner)
+        return train_global(
+            source, at / "backbone", method=BACKBONE, settings=settings, weights=weights, seed=seed, manner=manner
+        )
 
     def embeddings(source: Artifact, manner: Manner) -> Outcome:
         return extract(source, at / "embeddings", manner=manner)
@@ -174,6 +187,7 @@ def steps(partition: Artifact, seed: int, root: Path, lineup: Sequence[Entrant],
                 at / entrant.name,
                 options=entrant.options,
                 settings=own,
+                weights=weights,
                 seed=seed,
                 manner=manner,
             )

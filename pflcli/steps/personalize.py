@@ -24,9 +24,9 @@ from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import machine, training
+from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, heard, make
 from pflcli.steps.personal import CHUNK
-from pflcli.steps.weights import INITIAL
 
 CHAIN = {
     "partition": "",
@@ -44,6 +44,7 @@ def personalize(
     *,
     options: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    weights: Path | str | initial.Weights | None = None,
     seed: int | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
@@ -51,7 +52,8 @@ def personalize(
 
     ``source`` is the nearest artifact (partition, backbone, embeddings or datastore); its lineage leads to the others.
     Training settings are those of the backbone, if there is one, with ``settings`` changed. A method that made the
-    backbone with these very settings goes on from it. Raises InputError if the method needs what is not there.
+    backbone with these very settings goes on from it. Models begin where the backbone began, and without one at
+    ``weights``, a file. Raises InputError if the method needs what is not there or ``weights`` do not fit.
     """
     manner = manner or Manner()
     code = registry.load("methods", method)
@@ -72,8 +74,12 @@ def personalize(
         )
     seed = training.draws(seed, nearest)
     request = {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed}
-    if backbone is not None and "weights" in backbone.manifest.request:
-        request["weights"] = backbone.manifest.request["weights"]  # models begin where the backbone began
+    begin = initial.read(weights) if weights is not None else None
+    began = backbone.manifest.request.get("weights") if backbone is not None else begin and begin.digest
+    if began is not None:
+        request["weights"] = began
+    if begin is not None and begin.digest != began:
+        raise UsageError(f"{nearest.path} descends from a backbone that did not begin at {begin.path}")
     trained = hasattr(code, "train_round")
     # A method that stands on embeddings trains no model; theirs is part of their own lineage.
     names = [f"methods/{method}", *([] if "embeddings" in _closure(code.NEEDS) else [f"models/{plan.model}"])]
@@ -96,8 +102,11 @@ def personalize(
         data = partitions.read(partition)
         run = training.prepare(data, code, cfg, plan, seed, manner)
         _provide(run, kin)
-        if backbone is not None and "weights" in request:
-            run.init = {name: value.to(run.federation.x.device) for name, value in tensors(backbone, INITIAL).items()}
+        if backbone is not None and began is not None:
+            device = run.federation.x.device
+            run.init = {name: value.to(device) for name, value in tensors(backbone, initial.INITIAL).items()}
+        elif begin is not None:
+            run.init = initial.fit(begin, plan.model, run.init, manner.watch.say)
         progress = training.resumed(run, code, work, manner)
         # A method that keeps more than the global model has to run its rounds again.
         taken = made_by_it and progress.state.keys() == {"global"}

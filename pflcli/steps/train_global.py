@@ -30,7 +30,7 @@ def train_global(
     method: str = "fedavg",
     options: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
-    weights: Path | str | None = None,
+    weights: Path | str | initial.Weights | None = None,
     seed: int | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
@@ -86,7 +86,7 @@ def train_global(
             "engine": run.engine.way,
             "threads": run.engine.threads,
             "jobs": run.engine.jobs,
-            **({"weights": str(weights)} if weights is not None else {}),
+            **({"weights": str(begin.path)} if begin is not None else {}),
         }
 
     return make(out, draft, manner, build)

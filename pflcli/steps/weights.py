@@ -34,9 +34,11 @@ class Weights:
     digest: str
 
 
-def read(path: Path | str) -> Weights:
-    """Read a state dict; raises InputError if it is missing, damaged, not a dict of tensors, or not finite."""
-    path = Path(path)
+def read(source: Path | str | Weights) -> Weights:
+    """Read a state dict, unless it is read; raises InputError if it is missing, damaged, no dict of finite tensors."""
+    if isinstance(source, Weights):
+        return source
+    path = Path(source)
     if path.suffix not in (".safetensors", ".pt", ".pth"):
         raise UsageError(
             f"--weights {path} is neither .safetensors nor .pt or .pth", "torch.save(net.state_dict(), FILE)"
