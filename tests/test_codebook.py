@@ -102,3 +102,55 @@ def test_a_damaged_codebook_is_an_error(made, tmp_path, pfl):
     (tmp_path / "p" / "codebook.json").write_text("{}")
     ran = pfl("train-global", tmp_path / "p", "-o", tmp_path / "b", "--model", "mlp")
     assert (ran.code, "codebook.json is not what was written" in ran.err) == (3, True)
+
+
+def test_reversed_classes_are_refused_and_both_sides_named(pfl, made, tmp_path):
+    """``diseased`` comes before ``healthy`` as ``no`` before ``yes``: the numbers mean the opposite."""
+    source = table(tmp_path / "again.csv", words=("healthy", "diseased"))
+    import_data(source, tmp_path / "data", client="hospital", label="ill")
+    partition(str(tmp_path / "data"), tmp_path / "p")
+    for words in ([], ["-n"]):
+        ran = pfl("extract", made / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e", *words)
+        assert ran.code == 3
+        assert "differ in their classes: diseased, healthy against no, yes" in ran.err
+        assert str(tmp_path / "p") in ran.err
+        assert str(made / "b") in ran.err
+        assert not (tmp_path / "e").exists()
+    personalize("local", tmp_path / "p", tmp_path / "local", settings={"model": "mlp"})
+    ran = pfl("evaluate", made / "knn", tmp_path / "local", "-o", tmp_path / "ev")
+    assert (ran.code, "no, yes against diseased, healthy" in ran.err) == (3, True)
+
+
+def test_other_clients_are_refused_and_named(pfl, made, tmp_path):
+    source = table(tmp_path / "again.csv", clients=("basel", "bern"))
+    import_data(source, tmp_path / "data", client="hospital", label="ill")
+    partition(str(tmp_path / "data"), tmp_path / "p")
+    extract(made / "b", tmp_path / "e", partition=tmp_path / "p")
+    ran = pfl("update-datastore", made / "d", tmp_path / "e", "-o", tmp_path / "d", "-n")
+    assert ran.code == 3
+    assert "differ in their clients: " in ran.err
+    assert "against basel, bern" in ran.err
+
+
+def test_other_features_are_refused(pfl, made, tmp_path):
+    source = table(tmp_path / "again.csv", features=("pulse", "age"))
+    import_data(source, tmp_path / "data", client="hospital", label="ill")
+    partition(str(tmp_path / "data"), tmp_path / "p")
+    ran = pfl("extract", made / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e")
+    assert (ran.code, "differ in their features: pulse, age against age, pulse" in ran.err) == (3, True)
+
+
+def test_pictures_name_clients_and_classes(monkeypatch, made, tmp_path):
+    from pflcli.steps import drawing
+
+    drawn = {}
+    monkeypatch.setattr(drawing, "holdings", lambda *given: drawn.update(holdings=given) or b"")
+    monkeypatch.setattr(drawing, "neighbours", lambda *given: drawn.update(neighbours=given) or b"")
+    drawing.partition(open_artifact(made / "p"))
+    _, title, _, _, names, classes = drawn["holdings"]
+    assert title == "visits.csv, natural, 3 clients"
+    assert (sorted(names), classes) == (sorted(CLIENTS), ("no", "yes"))
+    personalize("gossip", made / "p", tmp_path / "g", settings={"model": "mlp", "rounds": 1, "lr": 0.01})
+    drawing.predictions(open_artifact(tmp_path / "g"))
+    assert drawn["neighbours"][2] == "visits.csv: gossip, 3 clients, after 1 round"
+    assert sorted(drawn["neighbours"][4]) == sorted(CLIENTS)

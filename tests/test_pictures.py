@@ -158,3 +158,10 @@ def test_a_collapse_into_what_is_not_finite():
         "rejected": np.asarray([0, 0, 4.0]),
     }
     assert collapse.collapse(history, rounds, "x").startswith(b"\x89PNG")
+
+
+def test_few_clients_are_called_by_their_names(axis):
+    canvas.name_clients(axis, Order.of(3, None, ["ann", "a name that is long", "bob"]), "client", along="y")
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["ann", "a name that is …", "bob"]
+    canvas.name_clients(axis, Order.of(3, np.asarray([0, 1, 1]), ["ann", "bea", "bob"]), "client", along="y")
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["group 0", "group 1"]

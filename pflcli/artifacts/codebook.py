@@ -143,6 +143,8 @@ def require_same(here: Artifact, there: Artifact, *what: str, fix: str = "") -> 
             )
 
 
+INPUTS = ("classes", "features", "mean", "sd", "median")
+"""What samples and the model that they are fed to must agree in."""
 _SCALES = ("mean", "sd", "median")
 _TITLES = {"mean": "standardization", "sd": "standardization", "median": "medians for missing values"}
 _SHOWN = 8
@@ -150,6 +152,10 @@ _SHOWN = 8
 
 def _difference(field: str, ours: Sequence[Any], theirs: Sequence[Any], features: Sequence[str]) -> str:
     if field not in _SCALES:
+        if max(len(ours), len(theirs)) > _SHOWN and set(ours) != set(theirs):
+            # Of long lists, what both have says nothing.
+            ours, theirs = ([name for name in a if name not in set(b)] for a, b in ((ours, theirs), (theirs, ours)))
+            return f"only the one has {_few(ours) or 'nothing'}, only the other {_few(theirs) or 'nothing'}"
         return f"{_few(ours)} against {_few(theirs)}"
     if not (ours and theirs):
         return "the one has none, the other has" if not ours else "the one has it, the other has none"

@@ -115,6 +115,24 @@ def read(artifact: Artifact) -> Partition:
     return partition
 
 
+@dataclass(frozen=True)
+class Form:
+    """What the samples are like: the ``shape`` of one, images with channels last, their ``dtype``, how many classes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    classes: int
+
+
+def form(artifact: Artifact) -> Form:
+    """Return what a partition's samples are like, without reading them."""
+    known = artifact.manifest.summary
+    if "type" in known:
+        return Form(tuple(known["shape"]), known["type"], known["classes"])
+    with artifact.h5("samples.h5") as file:  # of an older partition
+        return Form(tuple(file["x"].shape[1:]), str(file["x"].dtype), int(file.attrs["classes"]))
+
+
 def new(artifact: Artifact) -> NDArray[np.bool_] | None:
     """Read which clients take no part in training the global model, (m,), or None if all are free to."""
     with artifact.h5("samples.h5") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,15 @@ def attention(
     rounds: NDArray[np.int64],
     title: str,
     cluster: NDArray[np.int64] | None = None,
+    names: Sequence[str] = (),
 ) -> bytes:
     """Return a PNG: whom each client attends to (layer 1), what it then takes (layer 2), and the means by round.
 
     ``first`` (r, m, m) and ``second`` (r, m, 3) hold a row for each client and round, 0 where it took no part;
     ``rounds`` (r,) are their numbers; of one alone there are no means. The fields show each client's last attention,
-    clients of a true ``cluster`` (m,) together.
+    clients of a true ``cluster`` (m,) together; few of them are called by their ``names`` (m,).
     """
-    order = Order.of(first.shape[1], cluster)
+    order = Order.of(first.shape[1], cluster, names)
     took = second.sum(axis=2) > 0
     several = len(rounds) > 1
     figure, axes = canvas.draw((7.2 + 7 * several, 4.4), [4.4, 1.7, 4.2][: 2 + several])

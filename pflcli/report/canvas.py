@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,21 +20,35 @@ _NUMBERED, _WORDS = 40, 5
 """Up to so many clients are labelled by numbers of our choice, and up to so many groups in words."""
 
 
+NAMED = 30
+"""Up to so many clients or classes are labelled by their names."""
+
+
+def short(name: str) -> str:
+    """Return a name that fits beside an axis."""
+    return name if len(name) <= 16 else f"{name[:15]}…"
+
+
 @dataclass(frozen=True)
 class Order:
-    """Clients as they stand in a picture: ``place`` (m,) are their ids, group after group of ``sizes`` (k,)."""
+    """Clients as they stand in a picture: ``place`` (m,) are their ids, group after group of ``sizes`` (k,).
+
+    ``names`` (k,) are those of groups, ``clients`` (m,) those of clients by their ids, empty where there are none.
+    """
 
     place: NDArray[np.intp]
     sizes: NDArray[np.int64]
     names: tuple[str, ...]
+    clients: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, clients: int, cluster: NDArray[np.int64] | None) -> Order:
-        """Order clients by ``cluster`` (m,) where it is known, otherwise by number, as one group."""
+    def of(cls, clients: int, cluster: NDArray[np.int64] | None, names: Sequence[str] = ()) -> Order:
+        """Order clients, called ``names``, by ``cluster`` (m,) where it is known, otherwise by number, as one group."""
+        known = tuple(short(name) for name in names)
         if cluster is None:
-            return cls(np.arange(clients), np.asarray([clients]), ())
+            return cls(np.arange(clients), np.asarray([clients]), (), known)
         groups, sizes = np.unique(cluster, return_counts=True)
-        return cls(np.argsort(cluster, kind="stable"), sizes, tuple(map(str, groups)))
+        return cls(np.argsort(cluster, kind="stable"), sizes, tuple(map(str, groups)), known)
 
     @property
     def group(self) -> NDArray[np.int64]:
@@ -65,7 +80,7 @@ def png(figure: Any) -> bytes:
 
 
 def name_clients(axis: Any, order: Order, label: str, *, along: str) -> None:
-    """Label the clients of an image along ``x`` or ``y`` by their groups, or numbers, with borders between groups."""
+    """Label the clients of an image along ``x`` or ``y`` by groups, names or numbers, with borders between groups."""
     line, target = (axis.axvline, axis.xaxis) if along == "x" else (axis.axhline, axis.yaxis)
     ends, few = np.cumsum(order.sizes), len(order.names) <= _WORDS
     for end in ends[:-1]:
@@ -75,6 +90,9 @@ def name_clients(axis: Any, order: Order, label: str, *, along: str) -> None:
         turn = 90 if along == "y" and few else 0
         target.set_ticks(ends - order.sizes / 2 - 0.5, names, rotation=turn, va="center" if along == "y" else "top")
         target.set_tick_params(length=0)
+    elif order.clients and len(order.place) <= NAMED:
+        turn = 90 if along == "x" and any(len(name) > 2 for name in order.clients) else 0
+        target.set_ticks(np.arange(len(order.place)), [order.clients[at] for at in order.place], rotation=turn)
     elif len(order.place) <= _NUMBERED:
         target.set_ticks(np.arange(0, len(order.place), 1 if len(order.place) <= 12 else 5))
     target.set_label_text(label if few else f"{label}, by group")

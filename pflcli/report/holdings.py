@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pflcli.report import canvas
 
 _SEEN, _NEW = "#0072B2", "#D55E00"
 _FEW = 120
@@ -18,24 +21,27 @@ def holdings(
     title: str,
     cluster: NDArray[np.int64] | None = None,
     new: NDArray[np.bool_] | None = None,
+    names: Sequence[str] = (),
+    classes: Sequence[str] = (),
 ) -> bytes:
     """Return a PNG: above, each client's number of samples; below, its samples of each class.
 
     ``counts`` (m, C): samples by client and class. Few clients stand in their order, many by their most frequent class,
-    those of a ``cluster`` (m,) together. Clients that are ``new`` (m,) have another colour.
+    those of a ``cluster`` (m,) together. Clients that are ``new`` (m,) have another colour. Few clients and classes are
+    called by their ``names`` (m,) and ``classes`` (C,).
     """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    clients, classes = counts.shape
+    clients, labels = counts.shape
     few = clients <= _FEW
     order = _order(counts, cluster, by_class=not few)
     counts = counts[order]
     late = np.zeros(clients, dtype=np.bool_) if new is None else new[order]
     width = float(np.clip(2.0 + 0.11 * clients, 6.0, 15.0))
-    height = float(np.clip(0.24 * classes, 2.4, 9.0))
+    height = float(np.clip(0.24 * labels, 2.4, 9.0))
     figure, (size, held) = pyplot.subplots(
         2, 1, sharex=True, figsize=(width, height + 2.3), height_ratios=[1.2, height], layout="constrained"
     )
@@ -48,13 +54,19 @@ def holdings(
     size.grid(axis="y", alpha=0.25)
     figure.suptitle(title, fontsize=11)
     if few:
-        place = 72 * min((width - 1.2) / clients, 1.5 * height / classes)
+        place = 72 * min((width - 1.2) / clients, 1.5 * height / labels)
         _bubbles(held, counts, np.where(late, _NEW, _SEEN), widest=place)
     else:
         _heat(figure, held, counts)
-    held.set(ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(classes - 0.5, -0.5))
-    held.yaxis.get_major_locator().set_params(integer=True)
+    held.set(ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(labels - 0.5, -0.5))
+    if classes and labels <= canvas.NAMED:
+        held.set_yticks(range(labels), [canvas.short(name) for name in classes])
+    else:
+        held.yaxis.get_major_locator().set_params(integer=True)
     _name(held, cluster, clients, few)
+    if names and cluster is None and clients <= canvas.NAMED:
+        turn = 90 if any(len(name) > 4 for name in names) else 0
+        held.set_xticks(range(clients), [canvas.short(names[client]) for client in order], rotation=turn)
     for axis in (size, held):
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)

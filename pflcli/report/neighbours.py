@@ -23,14 +23,18 @@ _GROUPS = tuple(colour for colour in COLOURS if colour != _ACROSS)
 
 
 def neighbours(
-    last: Graph, rows: Sequence[dict[str, float]], title: str, cluster: NDArray[np.int64] | None = None
+    last: Graph,
+    rows: Sequence[dict[str, float]],
+    title: str,
+    cluster: NDArray[np.int64] | None = None,
+    names: Sequence[str] = (),
 ) -> bytes:
     """Return a PNG: who has whom ``last`` (m, m), as a field and for few clients as a graph, and the ``rows`` by round.
 
-    Clients of a true ``cluster`` (m,) stand together, and neighbours across clusters have a colour of their own. There
-    are no curves if there is but one row.
+    Clients of a true ``cluster`` (m,) stand together, and neighbours across clusters have a colour of their own; few
+    clients are called by their ``names`` (m,). There are no curves if there is but one row.
     """
-    order = Order.of(len(last), cluster)
+    order = Order.of(len(last), cluster, names)
     graph = last[np.ix_(order.place, order.place)]
     few, curves = len(graph) <= _FEW, len(rows) > 1
     figure, axes = canvas.draw((0.6 + 4.5 * (1 + few + curves), 4.9), [1.0] * (1 + few + curves))
@@ -88,7 +92,8 @@ def _circle(axis: Any, graph: Graph, order: Order) -> None:
             *at[own].T, s=40 if small else 70, zorder=3, label=name, edgecolors="white", linewidths=0.6, **style
         )
     for (x, y), client in zip(at * 1.1, order.place, strict=True):
-        axis.text(x, y, str(client), ha="center", va="center", fontsize=6.5 if small else 8, color="#444444")
+        name = order.clients[client] if order.clients and len(graph) <= canvas.NAMED else str(client)
+        axis.text(x, y, name, ha="center", va="center", fontsize=6.5 if small else 8, color="#444444")
     axis.set(xlim=(-1.22, 1.22), ylim=(-1.22, 1.22), aspect="equal", title="neighbours, in either direction")
     axis.set_axis_off()
     if order.names:

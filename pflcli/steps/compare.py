@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli import config
+from pflcli.artifacts import codebook
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.manifest import Draft
@@ -133,6 +134,7 @@ def _by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict
     found: dict[int, Artifact] = {}
     for artifact in artifacts:
         seed = training.draws(None, artifact)
+        codebook.require_same(artifacts[0], artifact, "classes", "features")
         if seed in found:
             raise UsageError(
                 f"{found[seed].path} and {artifact.path} are both of seed {seed}",

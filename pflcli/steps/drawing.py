@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.artifacts import codebook
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, parent
+from pflcli.artifacts.codebook import Codebook
 from pflcli.errors import InputError, UsageError
 from pflcli.metrics import neighbourhood
 from pflcli.report.attention import attention
@@ -23,8 +26,10 @@ def partition(artifact: Artifact) -> bytes:
     """Return a PNG of who holds what."""
     held, request = partitions.read(artifact), artifact.manifest.request
     options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
-    title = f"{request['dataset']}, {request['scheme']}{f' ({options})' if options else ''}, {len(held.names)} clients"
-    return holdings(held.label_counts, title, held.cluster, held.new)
+    known, clients = codebook.read(artifact), len(held.names)
+    dataset, count = known.dataset or request["dataset"], f"{clients} client{'s' * (clients != 1)}"
+    title = f"{dataset}, {request['scheme']}{f' ({options})' if options else ''}, {count}"
+    return holdings(held.label_counts, title, held.cluster, held.new, _names(known, clients), known.classes)
 
 
 def predictions(artifact: Artifact) -> bytes:
@@ -34,7 +39,9 @@ def predictions(artifact: Artifact) -> bytes:
     """
     summary, state = artifact.manifest.summary, _state(artifact)
     method, clients, rounds = summary["method"], summary["clients"], summary["rounds"]
-    title = f"{method}, {clients} clients, after {rounds} round{'s' * (rounds != 1)}"
+    known = codebook.read(artifact)
+    dataset, names = f"{known.dataset}: " if known.dataset else "", _names(known, clients)
+    title = f"{dataset}{method}, {clients} client{'s' * (clients != 1)}, after {rounds} round{'s' * (rounds != 1)}"
     if not state:
         raise UsageError(
             f"{artifact.path} holds nothing to draw: {method} keeps no attention, neighbours or history of its rounds",
@@ -48,13 +55,19 @@ def predictions(artifact: Artifact) -> bytes:
     cluster = _cluster(artifact)
     if "attention/first" in state:
         first, second = state["attention/first"], state["attention/second"]
-        return attention(first, second, _numbers(rounds, len(first)), title, cluster)
+        return attention(first, second, _numbers(rounds, len(first)), title, cluster, names)
     if "graph" in state:
         graphs = [neighbourhood.adjacency(packed, clients) for packed in state["graph"]]
     else:  # whoever is given the same model
         found = state["cluster"]
         graphs = [neighbourhood.together(found) & (found >= 0)]
-    return neighbours(graphs[-1], neighbourhood.by_round(graphs, cluster), title, cluster)
+    return neighbours(graphs[-1], neighbourhood.by_round(graphs, cluster), title, cluster, names)
+
+
+def _names(known: Codebook, clients: int) -> list[str]:
+    """Return the names of clients for a picture; none if they are but numbers that a partition scheme gave them."""
+    names = known.client_names(clients)
+    return [] if all(re.fullmatch(r"(client-)?\d+", name) for name in names) else names
 
 
 _KEPT = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import blocks
+from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
@@ -42,6 +42,8 @@ def evaluate(
     twice = {a.manifest.fingerprint: a.path for a in artifacts}
     if len(twice) < len(artifacts):
         raise UsageError("the same predictions are given twice")
+    for artifact in artifacts[1:]:
+        codebook.require_same(artifacts[0], artifact, "classes")
     request: dict[str, Any] = {"split": split, "baseline": baseline, "statistics": rows.STATISTICS, "seed": 0}
     request |= {} if target is None else {"target": target}
     draft = Draft(

@@ -13,7 +13,6 @@ from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
 from pflcli.artifacts.backbone import tensors
 from pflcli.artifacts.manifest import Draft
-from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError
 from pflcli.steps import machine, training
@@ -38,13 +37,16 @@ def extract(
     """Store the representation and the logits of every sample, for every split, under the backbone ``source``.
 
     The samples are those that the backbone was trained on, or those of another ``partition``, such as the clients'
-    data after a shift. Raises InputError if its samples or classes are not of the backbone's kind.
+    data after a shift. Raises InputError if its samples are not of the backbone's kind, or its classes or features mean
+    something else.
     """
     manner = manner or Manner()
     backbone = open_artifact(source, "backbone")
     trained_on = lineage(backbone, "partition")
     chosen = trained_on if partition is None else open_artifact(partition, "partition")
     request = backbone.manifest.request
+    if partition is not None:
+        _match(chosen, backbone, trained_on)
     # Another partition stands before the backbone, whose lineage would lead to the one that it was trained on.
     inputs = [backbone.as_input("backbone", Path(out))]
     if chosen.manifest.fingerprint != trained_on.manifest.fingerprint:
@@ -55,8 +57,6 @@ def extract(
         plan = training.settings(request["settings"], {})
         code = registry.load("methods", request["method"])
         data = partitions.read(chosen)
-        if chosen is not trained_on:
-            _match(chosen, data, backbone, partitions.read(trained_on))
         run = training.prepare(data, code, None, plan, request["seed"], manner)
         weights = tensors(backbone)
         splits: dict[str, embeddings.Embedded] = {}
@@ -82,15 +82,18 @@ def extract(
     return make(out, draft, manner, build)
 
 
-def _match(chosen: Artifact, data: Partition, backbone: Artifact, known: Partition) -> None:
-    """Raise InputError unless ``data`` could be fed to a model that was trained on ``known``."""
-    for what, here, there in (
-        ("samples of shape", data.x.shape[1:], known.x.shape[1:]),
-        ("samples of type", data.x.dtype, known.x.dtype),
-        ("a number of classes of", data.classes, known.classes),
+def _match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -> None:
+    """Raise InputError unless the samples of ``chosen`` can be fed to the model of ``backbone`` and mean the same."""
+    here, there = partitions.form(chosen), partitions.form(trained_on)
+    for what, ours, theirs in (
+        ("samples of shape", here.shape, there.shape),
+        ("samples of type", here.dtype, there.dtype),
+        ("a number of classes of", here.classes, there.classes),
     ):
-        if here != there:
+        if ours != theirs:
             raise InputError(
-                f"{chosen.path} has {what} {here}, but {backbone.path} was trained on {there}",
+                f"{chosen.path} has {what} {ours}, but {backbone.path} was trained on {theirs}",
                 f"pfl train-global {chosen.path} -o DIR",
             )
+    fix = "new data are read as the old ones were by: pfl import DATA --like PARTITION -o DIR"
+    codebook.require_same(chosen, backbone, *codebook.INPUTS, fix=fix)

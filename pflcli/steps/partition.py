@@ -247,6 +247,7 @@ def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any
         **{split: int(count) for split, count in zip(blocks.SPLITS, result.sizes.sum(axis=0), strict=True)},
         "classes": result.classes,
         "shape": list(result.x.shape[1:]),
+        "type": str(result.x.dtype),
         "smallest": int(sizes.min()),
         "median": float(np.median(sizes)),
         "largest": int(sizes.max()),

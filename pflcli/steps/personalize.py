@@ -64,6 +64,10 @@ def personalize(
         if kin[need] is None:
             raise _missing(method, need, nearest)
     backbone = kin["backbone"]
+    if kin["partition"] is not None and backbone is not None:
+        codebook.require_same(kin["partition"], backbone, *codebook.INPUTS)
+    if kin["partition"] is not None and kin["datastore"] is not None:
+        codebook.require_same(kin["partition"], kin["datastore"], "clients", *codebook.INPUTS)
     base = backbone.manifest.request["settings"] if backbone is not None else {}
     plan = training.settings(base, settings or {})
     if backbone is not None and plan.model != base["model"]:

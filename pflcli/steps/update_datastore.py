@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from pflcli import sources
 from pflcli.artifacts import blocks, codebook, datastore, embeddings
-from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.embeddings import Embedded
 from pflcli.artifacts.manifest import Draft
@@ -85,6 +84,7 @@ def update_datastore(
             f"{old.path} holds compressed stores ({old.manifest.request['index']}), whose vectors cannot be had back",
             f"pfl build-datastore {new.path} --index {old.manifest.request['index']} -o DIR",
         )
+    codebook.require_same(old, new, "clients", *codebook.INPUTS)
     seed = training.draws(seed, new)
     request = {"index": indexes.EXACT, "policy": policy, "from": first, "to": last, "seed": seed}
     # The embeddings stand before the stores, whose own lineage leads to the samples that they were first built from.
@@ -93,7 +93,6 @@ def update_datastore(
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         packed, splits = datastore.read(old), embeddings.read(new)
-        _match(old, new)
         same = _content(old) == _content(new)
         count = len(packed.train)
         stores: list[tuple[Rows, Rows]] = []
@@ -153,15 +152,6 @@ def _held(packed: datastore.Packed, client: int) -> tuple[Rows, Rows]:
 def _rows(part: Embedded, client: int) -> Rows:
     span = slice(part.offsets[client], part.offsets[client + 1])
     return Rows(part.z[span], part.y[span], part.sample[span])
-
-
-def _match(old: Artifact, new: Artifact) -> None:
-    """Raise InputError unless both are of the same clients."""
-    before, after = (partitions.read(lineage(one, "partition")).names for one in (old, new))
-    if before != after:
-        raise InputError(
-            f"{old.path} has the stores of {len(before)} clients, but {new.path} is of {len(after)} others"
-        )
 
 
 def _content(artifact: Artifact) -> Any:
