@@ -9,6 +9,8 @@ from torch.nn import functional
 
 import worlds
 from pflcli.fl import params as P
+from pflcli.fl.federation import Federation
+from pflcli.methods import ditto
 
 
 def test_fedprox_without_a_pull_is_fedavg():
@@ -111,3 +113,86 @@ def test_ditto_of_a_newcomer_starts_from_the_global_model(epochs):
     key = ("personal", "newcomer")
     model = worlds.steps(shared, made.federation, new, key, epochs=epochs, anchor=shared, pull=0.6)
     np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)
+
+
+def chooser(way="auto", **settings):
+    """A run of Ditto whose clients choose lambda; clients 1 and 2 have too few validation samples for it."""
+    draw = np.random.default_rng(4)
+    sizes = np.asarray([(12, 5, 5), (7, 3, 3), (6, 0, 4), (9, 6, 3), (10, 4, 2)])
+    y = draw.integers(0, worlds.CLASSES, sizes.sum())
+    x = draw.normal(size=(len(y), worlds.FEATURES)) + 0.7 * np.eye(worlds.FEATURES)[y]
+    data = Federation.of(x.astype(np.float32), y, np.cumsum([0, *sizes.ravel()]), worlds.CLASSES)
+    options = {"grid": "0.1,3,6", "personal_epochs": 3}
+    return worlds.run("ditto", data=data, way=way, options=options, participation=0.6, **settings)
+
+
+def choice(start, data, client, key, anchor):
+    """Return the model of the lowest validation loss over the grid, and its lambda."""
+    if len(data.rows(client, "validation")) < 4:
+        return worlds.steps(start, data, client, key, epochs=3, anchor=anchor, pull=1.0), 1.0
+    tried = []
+    for lam in (0.1, 3.0, 6.0):
+        model = worlds.steps(start, data, client, key, epochs=3, anchor=anchor, pull=lam)
+        rows = data.block(client, "validation")
+        tried.append(
+            (float(functional.cross_entropy(worlds.logits(model, data.inputs(rows)), data.y[rows])), model, lam)
+        )
+    return min(tried, key=lambda item: item[0])[1:]
+
+
+@pytest.mark.parametrize("way", ["loop", "stacked"])
+def test_ditto_chooses_lambda_by_hand(way):
+    made = chooser(way, rounds=4)
+    state = worlds.play("ditto", made)
+    data, shared, own, lambdas = made.federation, made.init, dict.fromkeys(range(5), made.init), {}
+    for t in range(4):
+        cohort = made.cohort(t).tolist()
+        for c in cohort:
+            own[c], lambdas[c] = choice(own[c], data, c, ("personal", t), shared)
+        models = [worlds.steps(shared, data, c, ("sgd", t)) for c in cohort]
+        shared = worlds.mean(models, data.sizes("train")[cohort].tolist())
+    worlds.close(state["global"], shared)
+    assert len(set(lambdas.values())) > 2  # not all choose the same
+    for c, lam in lambdas.items():
+        worlds.close(P.pick(state["personal"][[c]], 0), own[c])
+        assert state["lambda"][c] == lam
+    tuned = ditto.personalize(made, state, np.asarray(sorted(lambdas))).tuned["lambda"]
+    np.testing.assert_array_equal(tuned, [lambdas[c] for c in sorted(lambdas)])
+
+
+def test_ditto_of_a_newcomer_chooses_lambda_too():
+    made = chooser(rounds=1)
+    state = worlds.play("ditto", made)
+    new = np.setdiff1d(made.clients, made.cohort(0))
+    made.cfg = ditto.Config(grid=made.cfg.grid, newcomer_epochs=3)
+    predictor = ditto.personalize(made, state, new)
+    expected = [choice(state["global"], made.federation, c, ("personal", "newcomer"), state["global"]) for c in new]
+    p = np.concatenate([worlds.probabilities(m, made.federation, c) for (m, _), c in zip(expected, new, strict=True)])
+    np.testing.assert_allclose(predictor.answer("test")["p"], p, atol=1e-6)
+    np.testing.assert_array_equal(predictor.tuned["lambda"], [lam for _, lam in expected])
+
+
+@pytest.mark.parametrize("grid", [(0.1, 2.0), (2.0, 0.1)])
+def test_ditto_takes_the_first_of_lambdas_that_do_equally_well(grid):
+    """One step from the common model: the pull is zero, and every lambda leads to the same model."""
+    made = chooser(rounds=1, batch_size=100)
+    made.cfg = ditto.Config(grid=grid)
+    state = worlds.play("ditto", made)
+    for c in made.cohort(0).tolist():
+        assert state["lambda"][c] == (grid[0] if c in (0, 3, 4) else 1.0)
+
+
+def test_ditto_with_a_fixed_lambda_does_without_validation_samples():
+    states = {}
+    for lam in (None, 1.0):
+        for flip in (False, True):
+            made = chooser(rounds=4)
+            made.cfg = ditto.Config(lam=lam, grid=(0.1, 3.0, 6.0), personal_epochs=3)
+            for c in (0, 3, 4) if flip else ():
+                rows = made.federation.block(c, "validation")
+                made.federation.y[rows] = (made.federation.y[rows] + 1) % worlds.CLASSES
+            states[lam, flip] = worlds.play("ditto", made)
+    assert worlds.same(states[1.0, False], states[1.0, True])
+    assert "lambda" not in states[1.0, False]
+    assert not worlds.same(states[None, False]["personal"], states[None, True]["personal"])
+    assert worlds.same(states[None, False]["global"], states[None, True]["global"])

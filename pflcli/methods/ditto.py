@@ -5,21 +5,33 @@ personal model v: in a round the cohort is sent w^t, and each of it takes person
 lambda (v - w^t)), towards the model that it was sent and not the one that it trains, then trains w^t as in FedAvg.
 Personal models begin at the common initialisation and stay as they are in rounds that do without the client.
 
+By default each client chooses lambda on its validation samples, as the paper does (section 5): in a round it takes its
+personal steps once for each lambda of `grid`, on the same minibatches, and keeps the model with the lowest validation
+loss, of equal ones the first in `grid`. A client with fewer than 4 validation samples takes 1, as in the paper. The
+authors' code chooses so at every step; here a choice stands for a round. It costs as many personal trainings per round
+as `grid` has values; a fixed `lam` costs one and leaves validation samples alone.
+
 A client that never took part has no personal model. When it personalizes it starts from the last global model and takes
-`newcomer_epochs` of the same personal steps. All answers come from training samples alone.
+`newcomer_epochs` of the same personal steps, with the same choice. All models learn from training samples alone; where
+lambda is chosen, validation accuracy is of the samples that chose.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
-from annotated_types import Ge
+import torch
+from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
-from pflcli.fl.params import Mean
+from pflcli.fl import params as P
+from pflcli.fl.engine import Part
+from pflcli.fl.params import Params
 from pflcli.fl.run import Predictor, Run
+from pflcli.fl.table import Table
 
 KIND = "server"
 NEEDS = ()
@@ -29,13 +41,20 @@ YEAR = 2021
 
 State = dict[str, Any]
 
+_ENOUGH = 4
+"""Validation samples that a client needs to choose lambda (the paper's number)."""
+_OTHERWISE = 1.0
+"""Lambda of a client with fewer (the paper's value)."""
+
 
 @dataclass(frozen=True)
 class Config:
     """Options of the method."""
 
-    lam: Annotated[float, Ge(0)] = 1.0
-    """lambda, the pull of the global model; 0 is training alone. The authors' code chooses among 0.1, 1 and 2"""
+    lam: Annotated[float, Ge(0)] | None = None
+    """lambda, the pull of the global model; none lets validation samples choose per client, 0 is training alone"""
+    grid: Annotated[tuple[Annotated[float, Ge(0)], ...], MinLen(1)] = (0.1, 1.0, 2.0)
+    """values of lambda to choose from; the paper's 0.1, 1 and 2"""
     personal_epochs: Annotated[int, Ge(0)] = 0
     """local epochs a round of the personal model; 0 takes those of the training settings"""
     lr: Annotated[float, Ge(0)] = 0.0
@@ -45,8 +64,11 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return the common initial model, for the server and for every client."""
-    return {"global": run.start(), "personal": run.table(run.start())}
+    """Return the common initial model, for the server and for every client; and lambdas, where clients choose them."""
+    state: State = {"global": run.start(), "personal": run.table(run.start())}
+    if run.cfg.lam is None:
+        state["lambda"] = torch.full((len(run.clients),), _OTHERWISE, dtype=torch.float64)
+    return state
 
 
 def train_round(run: Run, state: State, t: int) -> State:
@@ -54,20 +76,62 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, start, personal = run.cohort(t), state["global"], state["personal"]
     run.send("down", start, copies=len(cohort))
     rate = run.cfg.lr or run.settings.lr_at(t)
-    epochs, near = run.cfg.personal_epochs or run.settings.epochs, (start, run.cfg.lam)
-    for part in run.local_sgd(cohort, personal, t=t, name="personal", epochs=epochs, lr=rate, prox=near):
+    epochs = run.cfg.personal_epochs or run.settings.epochs
+    lambdas = {"lambda": state["lambda"].clone()} if "lambda" in state else {}
+    for part, lam in _near(run, cohort, personal, start, t=t, epochs=epochs, lr=rate):
         personal[part.clients] = part.params
-    mean = Mean()
+        if lambdas:
+            lambdas["lambda"][part.clients] = torch.from_numpy(lam)
+    mean = P.Mean()
     for part in run.local_sgd(cohort, start, t=t):
         mean.add(part.params, part.weights)
     run.send("up", start, copies=len(cohort))
-    return {"global": mean.value(), "personal": personal}
+    return {"global": mean.value(), "personal": personal, **lambdas}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with each client's personal model."""
     start, personal = state["global"], state["personal"]
     rate = run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1)
-    new, epochs, near = personal.unwritten(clients), run.cfg.newcomer_epochs, (start, run.cfg.lam)
-    trained = run.local_sgd(new, start, t="newcomer", name="personal", epochs=epochs, lr=rate, prox=near)
-    return run.predictor(clients, personal.replaced(clients, trained))
+    new, epochs = personal.unwritten(clients), run.cfg.newcomer_epochs
+    parts = list(_near(run, new, start, start, t="newcomer", epochs=epochs, lr=rate))
+    predictor = run.predictor(clients, personal.replaced(clients, (part for part, _ in parts)))
+    if "lambda" not in state:
+        return predictor
+    lambdas = state["lambda"].cpu().numpy().copy()
+    for part, lam in parts:
+        lambdas[part.clients] = lam
+    return replace(predictor, tuned={"lambda": lambdas[clients]})
+
+
+def _near(
+    run: Run, clients: NDArray[np.int64], begin: Params | Table, anchor: Params, **plan: Any
+) -> Iterator[tuple[Part, NDArray[np.float64]]]:
+    """Yield the clients' personal models after steps near ``anchor``, in parts, with the lambda of each client (n,)."""
+
+    def steps(ids: NDArray[np.int64], lam: float) -> Iterator[Part]:
+        return run.local_sgd(ids, begin, name="personal", prox=(anchor, lam), **plan)
+
+    fixed, able = run.cfg.lam, run.federation.sizes("validation")[clients] >= _ENOUGH
+    for part in steps(clients, fixed) if fixed is not None else steps(clients[~able], _OTHERWISE):
+        yield part, np.full(len(part.clients), _OTHERWISE if fixed is None else fixed)
+    for ids in run.portions(clients[able], 2 * P.size(anchor)) if fixed is None else ():
+        yield _chosen(run, ids, steps)
+
+
+def _chosen(
+    run: Run, ids: NDArray[np.int64], steps: Callable[[NDArray[np.int64], float], Iterator[Part]]
+) -> tuple[Part, NDArray[np.float64]]:
+    """Return each client's model with the lowest validation loss over the lambdas of the grid, and that lambda (n,)."""
+    (best,) = steps(ids, run.cfg.grid[0])  # a portion is trained in one part
+    lowest = run.own_losses(ids, best.params, "validation")
+    lambdas = np.full(len(ids), run.cfg.grid[0])
+    for lam in run.cfg.grid[1:]:
+        (part,) = steps(ids, lam)
+        loss = run.own_losses(ids, part.params, "validation")
+        better = loss < lowest
+        for name, value in part.params.items():
+            rows = torch.from_numpy(better).to(value.device)
+            best.params[name][rows] = value[rows]
+        lowest, lambdas = np.where(better, loss, lowest), np.where(better, lam, lambdas)
+    return best, lambdas
