@@ -4,7 +4,8 @@ Fallah et al. (2020), https://arxiv.org/abs/2002.07948, Algorithm 1, by first-or
 local step draws two minibatches, takes a step of rate alpha on the first, and moves the model by the gradient of the
 second at the point where that step led: w <- w - lr grad F(w - alpha grad F(w; D); D'). The Hessian's term is left
 out. Two minibatches are the even and the odd places of one twice as large, so an epoch has half as many steps as in
-FedAvg; fewer than four samples serve as both. The averaging is that of FedAvg.
+FedAvg; fewer than four samples serve as both. The averaging is that of FedAvg. Running statistics of BatchNorm are
+updated twice per step, once by each minibatch.
 
 When it personalizes, a client takes `epochs` of steps of rate alpha from the last global model, whether it ever took
 part or not; the paper takes one step. That is done after training, so it learns from validation samples too.

@@ -4,7 +4,8 @@ Dinh et al. (2020), https://arxiv.org/abs/2006.08848, Algorithm 1. The personal 
 + lambda/2 |theta - w|^2, and the federation minimises the mean of these minima, its Moreau envelope, over w. A local
 step draws a minibatch, approaches theta by `inner_steps` of gradient descent from w, and moves w by lr lambda (w -
 theta); the server takes w <- (1 - beta) w + beta (mean of the cohort's). Means are weighted by samples. The
-first-order weight of a step is lr, as in FedAvg, but it goes beyond theta where lr lambda > 1.
+first-order weight of a step is lr, as in FedAvg, but it goes beyond theta where lr lambda > 1. Running statistics of
+BatchNorm are updated `inner_steps` + 1 times per step, each time by the same minibatch.
 
 A client answers with theta_i of the last global model, which it approaches by `epochs` of proximal steps over all its
 samples, whether it ever took part or not. That is done after training, so it learns from validation samples too.

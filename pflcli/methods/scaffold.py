@@ -5,7 +5,8 @@ c_i + c from the global model x, and after K steps that led to y its control var
 lr), the mean of the gradients that it met. The server moves x by `server_lr` times the mean of y - x, and c by the
 mean change of all control variates, those that did not change included. Means are weighted by samples, as in FedAvg;
 with equal clients they are the paper's. Model and control variate travel both ways, so a round sends twice what FedAvg
-sends. Local steps have no momentum, for which the mean of the gradients could not be told from y.
+sends. Local steps have no momentum, for which the mean of the gradients could not be told from y. With weight decay c_i
+holds the decay as well as the gradient, as (x - y) / (K lr) cannot tell them apart.
 
 It is a global model: control variates begin at zero and change no answer.
 """
