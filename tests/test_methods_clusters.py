@@ -270,7 +270,7 @@ FORMS = ("heuristic", "attention")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_fedamp_without_a_pull_is_training_alone(form):
-    made = worlds.run("fedamp", options={"lam": 0.0, "form": form})
+    made = worlds.run("fedamp", options={"lam": 0.0, "form": form, "start": "own"})
     state, alone = worlds.play("fedamp", made), worlds.run()
     models = alone.table(alone.start())
     for t in range(3):
@@ -285,12 +285,31 @@ def test_fedamp_pulls_by_its_gradient(form):
     """An implementation is known whose proximal term has no gradient, so that it trains alone whatever lambda is."""
     found = []
     for lam in (0.0, 0.1, 1.0):
-        made = worlds.run("fedamp", participation=1.0, options={"lam": lam, "form": form})
+        made = worlds.run("fedamp", participation=1.0, options={"lam": lam, "form": form, "start": "own"})
         state = worlds.play("fedamp", made)
         found.append(state["model"][ABLE]["head.weight"])
     assert not torch.equal(found[0], found[1])
     spread = [float(models.var(dim=0).sum()) for models in found]
     assert spread[0] > spread[1] > spread[2]  # the stronger the pull, the nearer to each other
+
+
+def test_fedamp_that_starts_from_the_cloud_model_keeps_clients_nearer_to_each_other():
+    """Where the pull is weak, the start carries what others have learned; by default it is the client's own model."""
+    models = []
+    for options in ({}, {"start": "own"}, {"start": "cloud"}):
+        made = worlds.run("fedamp", participation=1.0, options={"lam": 1e-4, **options})
+        models.append(worlds.play("fedamp", made)["model"])
+    assert worlds.same(models[0], models[1])
+    spread = [float(model[ABLE]["head.weight"].var(dim=0).sum()) for model in models]
+    assert spread[2] < 0.8 * spread[1]
+
+
+def test_fedamp_with_all_weight_on_itself_starts_from_itself():
+    """The cloud model is then the client's own, so that both starts are one, and without a pull training alone."""
+    runs = [worlds.run("fedamp", options={"self_weight": 1.0, "start": start}) for start in ("own", "cloud")]
+    models = [worlds.play("fedamp", made)["model"] for made in runs]
+    for i in ABLE:
+        worlds.close(P.pick(models[0][[i]], 0), P.pick(models[1][[i]], 0))
 
 
 def test_fedamp_with_all_weight_on_itself_knows_nobody():
@@ -377,9 +396,10 @@ def test_fedamp_gives_equal_clients_equal_means(form):
     assert xi[0, 1] > xi[0, 2]
 
 
+@pytest.mark.parametrize("start", ["own", "cloud"])
 @pytest.mark.parametrize("options", [{}, {"form": "attention"}, {"form": "attention", "alpha": 0.5, "sigma": 9.0}])
-def test_fedamp_rounds_by_hand(options):
-    made = worlds.run("fedamp", participation=0.7, rounds=3, options={"lam": 0.3, **options})
+def test_fedamp_rounds_by_hand(options, start):
+    made = worlds.run("fedamp", participation=0.7, rounds=3, options={"lam": 0.3, "start": start, **options})
     state = worlds.play("fedamp", made)
     own, known, cfg = dict.fromkeys(range(7), made.init), set(), made.cfg
     pull = 0.3 / (cfg.alpha or 1)
@@ -393,7 +413,8 @@ def test_fedamp_rounds_by_hand(options):
         means = {
             i: worlds.mean([own[j] for j in ids], xi[ids.index(i)].tolist()) if known else made.init for i in cohort
         }
-        own |= {i: worlds.steps(own[i], made.federation, i, ("sgd", t), anchor=means[i], pull=pull) for i in cohort}
+        begin = own if start == "own" else means
+        own |= {i: worlds.steps(begin[i], made.federation, i, ("sgd", t), anchor=means[i], pull=pull) for i in cohort}
         known |= set(cohort)
     for i in known:
         worlds.close(P.pick(state["model"][[i]], 0), own[i], atol=1e-4)

@@ -1,7 +1,7 @@
 """FedAMP: every client is pulled to a mean of all models in which those like its own weigh more.
 
 Huang et al. (2021), https://arxiv.org/abs/2007.03797. The server keeps every client's model, makes for client i the
-mean u_i = sum_j xi_ij w_j, and sends it; from its own w_i the client minimises F_i(w) + lambda / (2 alpha) |w - u_i|^2.
+mean u_i = sum_j xi_ij w_j, and sends it; the client minimises F_i(w) + lambda / (2 alpha) |w - u_i|^2 over its own w.
 With `form=attention`, FedAMP, xi_ij = alpha A'(|w_i - w_j|^2) for others, where A'(x) = exp(-x / sigma) / sigma, and
 xi_ii is what that leaves of 1; where it leaves nothing, the others' weights are scaled to 1. Models of many parameters
 lie far apart: with a sigma that does not follow distances all weights vanish and clients are alone. With
@@ -50,6 +50,8 @@ class Config:
     """xi_ii of the heuristic form; none takes 1 / number of models, and 1 is alone"""
     centred: bool = True
     """cosines of the ways from the common initialisation; false takes those of the models, as the paper does"""
+    start: Literal["own", "cloud"] = "own"
+    """where local steps begin: own is the client's last model (so PFLlib and fling), cloud is u_i (so flgo)"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
     """local epochs, when they personalize, of clients that never took part and so train alone"""
 
@@ -74,8 +76,9 @@ def train_round(run: Run, state: State, t: int) -> State:
         cloud[cohort[rows]] = means
     run.send("down", run.init, copies=len(cohort))
     pull = run.cfg.lam / (run.cfg.alpha or 1.0)
+    begin = own if run.cfg.start == "own" else cloud
     for part_ids in run.portions(cohort, P.size(run.init)):
-        for part in run.local_sgd(part_ids, own[part_ids], t=t, prox=(cloud[part_ids], pull)):
+        for part in run.local_sgd(part_ids, begin[part_ids], t=t, prox=(cloud[part_ids], pull)):
             own[part.clients] = part.params
     run.send("up", run.init, copies=len(cohort))
     return state
