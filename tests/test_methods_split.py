@@ -67,8 +67,9 @@ def test_fedper_rounds_by_hand():
     np.testing.assert_allclose(found, worlds.probabilities({**shared, **heads[0]}, data, 0), atol=1e-5)
 
 
-def test_fedrep_rounds_by_hand():
-    made = worlds.run("fedrep", options={"head_epochs": 3, "body_epochs": 2})
+@pytest.mark.parametrize("final", [0, 4])
+def test_fedrep_rounds_by_hand(final):
+    made = worlds.run("fedrep", options={"head_epochs": 3, "body_epochs": 2, "final_epochs": final})
     state = worlds.play("fedrep", made)
     data, shared, heads = made.federation, body(made.init), dict.fromkeys(range(7), head(made.init))
     for t in range(3):
@@ -87,7 +88,9 @@ def test_fedrep_rounds_by_hand():
         worlds.close(P.pick(state["heads"][[c]], 0), expected, atol=1e-5)
     found = worlds.answers("fedrep", made, state, np.asarray([0]))["test"]
     assert 0 in state["heads"].written
-    np.testing.assert_allclose(found, worlds.probabilities({**shared, **heads[0]}, data, 0), atol=1e-5)
+    # At last the head, however old it is, meets the last body.
+    last = worlds.steps({**shared, **heads[0]}, data, 0, ("head", "final"), epochs=final, trainable="head.")
+    np.testing.assert_allclose(found, worlds.probabilities(last, data, 0), atol=1e-5)
 
 
 def test_fedrep_without_steps_on_heads_is_fedbabu():
@@ -104,8 +107,8 @@ def test_fedrep_without_steps_on_heads_is_fedbabu():
 @pytest.mark.parametrize("method", ["fedper", "fedrep"])
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_a_newcomer_trains_its_head_alone(method, epochs):
-    option = "newcomer_epochs" if method == "fedper" else "head_epochs"
-    made = worlds.run(method, options={option: epochs})
+    options = {"newcomer_epochs": epochs} if method == "fedper" else {"head_epochs": epochs, "final_epochs": 0}
+    made = worlds.run(method, options=options)
     state = worlds.play(method, made)
     new = next(c for c in worlds.ABLE if c not in state["heads"].written and made.federation.sizes("test")[c])
     found = worlds.answers(method, made, state, np.asarray([new]))["test"]

@@ -37,7 +37,7 @@ def measured(method, made, state):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_is_what_clients_would_answer_now_and_trains_nobody(method):
+def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
     made = worlds.run(method, participation=0.5)
     state = worlds.play(method, made)
     p = np.split(worlds.answers(method, made, state)["validation"], np.cumsum(made.federation.sizes("validation"))[:-1])

@@ -41,6 +41,8 @@ class Config:
     """local epochs a round on the head, and on that of a client that never took part when it personalizes"""
     body_epochs: Annotated[int, Ge(0)] = 0
     """local epochs a round on the body; 0 takes those of the training settings"""
+    final_epochs: Annotated[int, Ge(0)] = 10
+    """local epochs of each client's head on the last body, when it personalizes (the authors' 10); 0 leaves it"""
 
 
 def setup(run: Run) -> State:
@@ -67,14 +69,11 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with each client's head on the global body."""
-    body, heads = state["body"], state["heads"]
-    trained = run.local_sgd(
-        heads.unwritten(clients),
-        {**body, **heads.default},
-        t="newcomer",
-        name="head",
-        epochs=run.cfg.head_epochs,
-        lr=run.settings.lr_at(run.settings.rounds - 1),
-        trainable="head.",
-    )
-    return run.predictor(clients, {**P.repeat(body, len(clients)), **heads.replaced(clients, trained)})
+    body, cfg = state["body"], run.cfg
+    plan: dict[str, Any] = {"name": "head", "lr": run.settings.lr_at(run.settings.rounds - 1), "trainable": "head."}
+    new = state["heads"].unwritten(clients)
+    parts = run.local_sgd(new, {**body, **state["heads"].default}, t="newcomer", epochs=cfg.head_epochs, **plan)
+    models = {**P.repeat(body, len(clients)), **state["heads"].replaced(clients, parts)}
+    if not cfg.final_epochs:
+        return run.predictor(clients, models)
+    return run.predictor(clients, run.local_sgd(clients, models, t="final", epochs=cfg.final_epochs, **plan))

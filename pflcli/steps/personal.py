@@ -1,8 +1,8 @@
 """How well clients' own models do, round by round: what they would answer if a run ended now.
 
 A method whose rounds leave clients models of their own says so by ``PERSONAL``: the key of its state under which stands
-who has taken part, a table with a row for each of them, or the cluster (m,) of each client, -1 for none. For these
-clients its ``personalize`` must train nothing, as here it is called in the middle of a run.
+who has taken part, a table with a row for each of them, or the cluster (m,) of each client, -1 for none. Its
+``personalize`` is called here in the middle of a run; what it trains for an answer is not counted to the round.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def accuracy(run: Run, method: ModuleType, state: dict[str, Any]) -> float:
     clients = owners(run, method, state)
     clients = clients[run.federation.sizes("validation")[clients] > 0]
     right: list[NDArray[np.bool_]] = []
-    run.sealed = True
+    run.sealed, counted = True, (list(run.losses), set(run.trained))
     for first in range(0, len(clients), CHUNK):
         some = clients[first : first + CHUNK]
         predictor = method.personalize(run, state, some)
@@ -54,5 +54,5 @@ def accuracy(run: Run, method: ModuleType, state: dict[str, Any]) -> float:
             break
         y = np.concatenate([run.federation.y[run.federation.block(int(c), "validation")].cpu() for c in some])
         right.append(predictor.answer("validation")["p"].argmax(axis=1) == y)
-    run.sealed = False
+    run.sealed, (run.losses, run.trained) = False, counted
     return float(np.concatenate(right).mean()) if right else math.nan
