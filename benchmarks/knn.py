@@ -118,7 +118,7 @@ class World:
         train = np.full(self.args.clients, self.args.train)
         stores = Stores(blob, self.ends, self.y, self.offsets, train, self.args.threads)
         every = np.arange(self.args.clients)
-        self.found = stores.search(every, self.queries, self.bounds, self.args.k, train_only=False)
+        self.found = stores.search(every, self.queries, self.bounds, self.args.k)
 
     def score(self) -> None:
         """Score seven values of lambda."""

@@ -34,6 +34,8 @@ class Settings:
     """rounds at which the learning rate is multiplied by gamma, such as 100,150"""
     gamma: Annotated[float, Gt(0), Le(1)] = 0.1
     """factor of the learning rate at each milestone"""
+    refit: bool = False
+    """learn from validation samples too, by what a run without them has chosen; they are then not answered"""
     eval_every: Annotated[int, Ge(1)] = 5
     """rounds from one validation of the global model to the next; the last round is always validated"""
 

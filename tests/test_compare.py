@@ -500,7 +500,7 @@ def test_a_file_sets_options_of_methods(pfl, small, tmp_path):
     request = json.loads(ran.out)["request"]
     assert request["seeds"] == [2, 4]
     assert request["settings"]["rounds"] == 3
-    assert request["methods"]["local"] == {"options": {"epochs": 2, "refit": True}, "settings": {"lr": 0.05}}
+    assert request["methods"]["local"] == {"options": {"epochs": 2}, "settings": {"lr": 0.05}}
     assert request["methods"]["fedavg-plus"]["options"]["trainable"] == "head."
 
 
@@ -600,7 +600,7 @@ def test_progress_goes_by_the_time_that_steps_take(tmp_path):
             yield advance
 
     def step(seed, name, epochs):
-        return lineup.Step(seed, name, "partition", train_global, epochs)
+        return lineup.Step(seed, name, ("partition",), train_global, epochs)
 
     steps = [step(seed, name, 1.0) for seed in (0, 1) for name in ("slow", "fast")]
     watch = Screen()
@@ -631,7 +631,7 @@ def test_a_resumed_step_is_not_taken_for_a_fast_one():
         def progress(self, label, total, done=0):
             yield lambda steps, note: shown.append(shown[-1] + steps)
 
-    step = lineup.Step(0, "backbone", "partition", train_global, 100.0)
+    step = lineup.Step(0, "backbone", ("partition",), train_global, 100.0)
     progress = Whole(Screen(), [step], clock=lambda: now[0])
     with progress.everything(), progress.step(step), progress.progress("fedavg", 100, 90) as advance:
         now[0] = 5.0
@@ -640,7 +640,7 @@ def test_a_resumed_step_is_not_taken_for_a_fast_one():
 
 
 def test_an_option_set_to_what_it_is_anyway_makes_no_other_request(made, untrained):
-    options = {"local": {"refit": "true"}, "fedavg": {"rounds": "2"}}
+    options = {"local": {"epochs": "0"}, "fedavg": {"rounds": "2"}}
     assert pair(made, options=options).decision == "up to date"
 
 

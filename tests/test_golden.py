@@ -41,7 +41,7 @@ def test_every_kind_is_whole_and_read(at):
     z = embeddings.read(open_artifact(at / "embeddings"))["test"]
     packed = datastore.read(open_artifact(at / "datastore"))
     stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train)
-    found = stores.search(range(4), z.z, z.offsets, 2, train_only=False)
+    found = stores.search(range(4), z.z, z.offsets, 2)
     assert np.isfinite(found.distance).any()
 
 
@@ -56,5 +56,6 @@ def test_it_is_scored_as_it_was(at, tmp_path):
 @pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
 def test_it_answers_as_it_did(at, tmp_path):
     personalize("knn-per", at / "datastore", tmp_path / "p", options={"k": 3})
-    old, new = (predictions.read(open_artifact(path), "test") for path in (at / "predictions", tmp_path / "p"))
+    # Test samples were then answered from validation samples too, which is now what `refit` asks for.
+    old, new = (predictions.read(open_artifact(path), "validation") for path in (at / "predictions", tmp_path / "p"))
     np.testing.assert_allclose(new.parts["p"], old.parts["p"], atol=1e-5)

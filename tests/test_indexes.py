@@ -66,8 +66,8 @@ def test_what_loses_nothing_finds_the_nearest(kind):
     sizes = np.asarray([0, ALL])
     answers = []
     for raw in (flat_indexes([z])[0], blob(kind, z, TRAIN, **parameters)):
-        store = Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), sizes, np.asarray([TRAIN]))
-        answers.append([store.search([0], queries, np.asarray([0, 25]), 5, train_only=t) for t in (True, False)])
+        stores = [Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), sizes, np.asarray([n])) for n in (TRAIN, ALL)]
+        answers.append([store.search([0], queries, np.asarray([0, 25]), 5) for store in stores])
     for exact, other in zip(*answers, strict=True):
         assert (exact.label == other.label).mean() > 0.98
         np.testing.assert_allclose(exact.distance, other.distance, rtol=0.02)
@@ -90,7 +90,7 @@ def test_fewer_lists_asked_than_neighbours_wanted():
     # Such places stay empty in a search of stores.
     raw = blob("IVF16,Flat", z, TRAIN)
     store = Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), np.asarray([0, ALL]), np.asarray([TRAIN]))
-    near = store.search([0], points(25, 1), np.asarray([0, 25]), 20, train_only=True)
+    near = store.search([0], points(25, 1), np.asarray([0, 25]), 20)
     np.testing.assert_array_equal(near.label < 0, np.isinf(near.distance))
     assert (near.label < 0).sum() == (row < 0).sum()
 
@@ -133,7 +133,7 @@ def test_a_datastore_of_every_kind_answers(small, tmp_path, kind):
 
 def test_clients_with_too_few_samples_get_the_exact_index(small, tmp_path):
     outcome = build_datastore(small.e, tmp_path / "d", index="PQ8x4", capacity=0.3)
-    train = [int(row["train"]) for row in rows(tmp_path / "d")]
+    train = [int(row["samples"]) for row in rows(tmp_path / "d")]
     exact = [row["index"] == "Flat" for row in rows(tmp_path / "d")]
     assert exact == [n < 16 for n in train]
     assert outcome.summary["exact_instead"] == sum(exact) > 0
@@ -152,7 +152,7 @@ def test_half_of_the_clients_are_weak(small, tmp_path):
         build_datastore(small.e, tmp_path / f"{spread}", capacity=0.5, capacity_spread=spread)
         own = [float(row["capacity"]) for row in rows(tmp_path / f"{spread}")]
         assert sorted(set(own)) == pytest.approx([0.5 - spread, 0.5 + spread])
-        assert [int(row["train"]) for row in rows(tmp_path / f"{spread}")] == [
+        assert [int(row["samples"]) for row in rows(tmp_path / f"{spread}")] == [
             np.ceil(round(part * n, 6)) for part, n in zip(own, sizes, strict=True)
         ]
         weak.append([part < 0.5 for part in own])

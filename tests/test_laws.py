@@ -12,7 +12,7 @@ import worlds
 from pflcli import registry
 from pflcli.errors import ComputationError
 from pflcli.fl.run import LINKS
-from pflcli.steps import training
+from pflcli.steps import choices, training
 
 METHODS = registry.names("methods")
 KINDS = {name: registry.card("methods", name).facts["KIND"] for name in METHODS}
@@ -40,6 +40,44 @@ def test_same_seed_same_bytes_whatever_the_threads(method, way):
     assert worlds.same(*states)
     for split in first:
         assert first[split].tobytes() == second[split].tobytes()
+
+
+def unmeasured(state):
+    """A state without what its method measured on the way, from which nothing follows."""
+    return {name: value for name, value in state.items() if name != "history"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_learns_from_validation_samples(method):
+    """They may only choose; with what they chose given, nothing depends on them."""
+    plain = worlds.run(method)
+    code = registry.load("methods", method)
+    first = worlds.play(method, plain)
+    plain.choices = worlds.tuned(method, plain, first) if choices.named(code, plain.cfg) else {}
+    other = worlds.run(method, data=worlds.spoiled(worlds.federation(), "validation"))
+    other.choices = plain.choices
+    states = [worlds.play(method, made) for made in (plain, other)]
+    assert worlds.same(*(unmeasured(state) for state in states))
+    answers = [worlds.answers(method, made, state) for made, state in zip((plain, other), states, strict=True)]
+    assert answers[0]["test"].tobytes() == answers[1]["test"].tobytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_refit_learns_from_validation_samples_as_from_training_samples(method):
+    """The same as if every validation sample had been a training sample from the start; test samples change nothing."""
+    code, data = registry.load("methods", method), worlds.federation()
+    earlier = worlds.run(method)
+    chosen = worlds.tuned(method, earlier, worlds.play(method, earlier)) if choices.named(code, earlier.cfg) else {}
+    moved = worlds.moved_to_training(data)
+    runs = [worlds.run(method, refit=True), worlds.run(method, data=moved), worlds.run(method)]
+    for made in runs[:2]:
+        made.choices = chosen
+    states = [worlds.play(method, made) for made in runs]
+    assert worlds.same(*states[:2])
+    found = [worlds.answers(method, made, state)["test"] for made, state in zip(runs, states, strict=True)]
+    assert found[0].tobytes() == found[1].tobytes()
+    if "backbone" not in code.NEEDS or method == "fedavg-plus":
+        assert not np.array_equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -90,12 +90,11 @@ def test_learning_rate_falls_at_milestones():
 
 @pytest.mark.parametrize("refit", [True, False])
 def test_local_is_training_alone(refit):
-    made = worlds.run("local", options={"epochs": 3, "refit": refit})
+    made = worlds.run("local", options={"epochs": 3}, refit=refit)
     found = worlds.answers("local", made, {})
-    assert set(found) == ({"test"} if refit else {"validation", "test"})
     data, expected = made.federation, []
     for client in made.clients:
-        rows = data.rows(client, *(("train", "validation") if refit else ("train",)))
+        rows = worlds.federation().rows(client, *(("train", "validation") if refit else ("train",)))
         params = train(made.init, data.x[rows], data.y[rows], 0, ("sgd", "local"), client, 3, 4, 0.1)
         model = net_of(params)
         with torch.no_grad():
@@ -111,7 +110,7 @@ def test_local_trains_as_long_as_a_client_of_fedavg():
 
 
 def test_fedavg_plus_starts_from_the_backbone():
-    made = worlds.run("fedavg-plus", options={"epochs": 2, "refit": False})
+    made = worlds.run("fedavg-plus", options={"epochs": 2})
     found = worlds.answers("fedavg-plus", made, {})["test"]
     data, expected = made.federation, []
     for client in made.clients:
@@ -129,7 +128,7 @@ def test_fedavg_plus_starts_from_the_backbone():
 def test_fedavg_plus_may_train_upper_layers_alone(options, trainable):
     made = worlds.run("fedavg-plus", options={"epochs": 2, **options})
     found = worlds.answers("fedavg-plus", made, {}, np.asarray([0]))["test"]
-    plan = {"epochs": 2, "trainable": trainable, "splits": ("train", "validation")}
+    plan = {"epochs": 2, "trainable": trainable}
     model = worlds.steps(made.backbone, made.federation, 0, ("sgd", "fine-tune"), **plan)
     np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, 0), atol=1e-6)
 
@@ -170,16 +169,15 @@ def test_an_empty_store_is_fedavg():
 
 
 @pytest.mark.parametrize("kernel", ["euclidean", "scaled-squared"])
-@pytest.mark.parametrize("refit", [True, False])
-def test_knn_per_against_a_few_lines(kernel, refit):
+def test_knn_per_against_a_few_lines(kernel):
     """p = lambda p_kNN + (1 - lambda) h, neighbours by brute force, exp(-d) taken literally."""
     k, lam = 3, 0.4
-    made = worlds.run("knn-per", options={"k": k, "weight": lam, "kernel": kernel, "sigma": 2.0, "refit": refit})
+    made = worlds.run("knn-per", options={"k": k, "weight": lam, "kernel": kernel, "sigma": 2.0})
     found = worlds.answers("knn-per", made, {})["test"]
     parts, expected = made.embeddings, []
     for client in made.clients:
-        held = [parts[split].take(np.asarray([client])) for split in ("train", "validation")[: 1 + refit]]
-        z, y = np.concatenate([p.z for p in held]), np.concatenate([p.y for p in held])
+        stored = parts["train"].take(np.asarray([client]))
+        z, y = stored.z, stored.y
         query = parts["test"].take(np.asarray([client]))
         for x, logits in zip(query.z.astype(float), query.logits.astype(float), strict=True):
             squared = ((z - x) ** 2).sum(axis=1)
@@ -252,24 +250,22 @@ def test_search_is_exact_and_clamped():
     )
     queries = draw.normal(size=(8, 6)).astype(np.float32)
     bounds = np.asarray([0, 2, 4, 6, 8])
-    for train_only in (False, True):
-        found = made.search(np.arange(4), queries, bounds, 5, train_only=train_only)
-        for client in range(4):
-            held = made.train[client] if train_only else sizes[client]
-            for row in range(bounds[client], bounds[client + 1]):
-                squared = ((z[client][:held] - queries[row]) ** 2).sum(axis=1)
-                near = np.argsort(squared)[:5]
-                depth = len(near)
-                np.testing.assert_allclose(found.distance[row, :depth], squared[near], rtol=1e-4)
-                assert found.label[row, :depth].tolist() == y[client][near].tolist()
-                assert (found.label[row, depth:] == -1).all()
-                assert np.isinf(found.distance[row, depth:]).all()
+    found = made.search(np.arange(4), queries, bounds, 5)
+    for client in range(4):
+        for row in range(bounds[client], bounds[client + 1]):
+            squared = ((z[client][: made.train[client]] - queries[row]) ** 2).sum(axis=1)
+            near = np.argsort(squared)[:5]
+            depth = len(near)
+            np.testing.assert_allclose(found.distance[row, :depth], squared[near], rtol=1e-4)
+            assert found.label[row, :depth].tolist() == y[client][near].tolist()
+            assert (found.label[row, depth:] == -1).all()
+            assert np.isinf(found.distance[row, depth:]).all()
 
 
 def test_auto_sigma_is_the_median_nearest_distance():
     made = worlds.run("knn-per", options={"sigma": "auto"})
     part = made.embeddings["validation"]
-    found = made.stores.search(made.clients, part.z, part.offsets, 1, train_only=True)
+    found = made.stores.search(made.clients, part.z, part.offsets, 1)
     sigma = knn_per._sigma(made, found, part.offsets)
     first = np.sqrt(found.distance[:4, 0])
     assert sigma[0] == pytest.approx(np.median(first))

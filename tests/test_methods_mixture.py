@@ -32,9 +32,9 @@ def moved(w, direction, by):
     return {name: value - by * direction[name] for name, value in w.items()}
 
 
-def minibatches(data, client, key, *, epochs=1, size=4, splits=("train",)):
+def minibatches(data, client, key, *, epochs=1, size=4):
     """The rows of each of a client's minibatches."""
-    rows, draw = torch.from_numpy(data.rows(client, *splits)), rng.generator(0, *key, client)
+    rows, draw = torch.from_numpy(data.rows(client, "train")), rng.generator(0, *key, client)
     for _ in range(epochs):
         yield from (part for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(size) if len(part))
 
@@ -152,14 +152,11 @@ def test_the_outer_gradient_is_of_other_samples_than_the_inner():
     assert [first.sum().item(), second.sum().item()] == pytest.approx([1, 1])
 
 
-@pytest.mark.parametrize("refit", [True, False])
-def test_per_fedavg_fine_tunes_at_rate_alpha(refit):
-    made = worlds.run("per-fedavg", options={"alpha": 0.2, "epochs": 2, "refit": refit})
+def test_per_fedavg_fine_tunes_at_rate_alpha():
+    made = worlds.run("per-fedavg", options={"alpha": 0.2, "epochs": 2})
     state = worlds.play("per-fedavg", made)
     found = worlds.answers("per-fedavg", made, state, np.asarray([0]))
-    assert set(found) == ({"test"} if refit else {"validation", "test"})
-    splits = ("train", "validation") if refit else ("train",)
-    model = worlds.steps(state["global"], made.federation, 0, ("sgd", "fine-tune"), epochs=2, lr=0.2, splits=splits)
+    model = worlds.steps(state["global"], made.federation, 0, ("sgd", "fine-tune"), epochs=2, lr=0.2)
     np.testing.assert_allclose(found["test"], worlds.probabilities(model, made.federation, 0), atol=1e-6)
 
 
@@ -236,13 +233,11 @@ def test_one_small_step_towards_theta_is_a_step_of_fedavg():
     worlds.close(worlds.play("pfedme", made)["global"], worlds.play("fedavg", worlds.run("fedavg"))["global"])
 
 
-@pytest.mark.parametrize("refit", [True, False])
-def test_pfedme_answers_with_theta(refit):
-    made = worlds.run("pfedme", options={"epochs": 2, "refit": refit})
+def test_pfedme_answers_with_theta():
+    made = worlds.run("pfedme", options={"epochs": 2})
     state = worlds.play("pfedme", made)
     found = worlds.answers("pfedme", made, state, np.asarray([0]))
-    assert set(found) == ({"test"} if refit else {"validation", "test"})
-    plan = {"epochs": 2, "lr": 0.05, "splits": ("train", "validation") if refit else ("train",)}
+    plan = {"epochs": 2, "lr": 0.05}
     shared = state["global"]
     model = worlds.steps(shared, made.federation, 0, ("sgd", "theta"), anchor=shared, pull=15.0, **plan)
     np.testing.assert_allclose(found["test"], worlds.probabilities(model, made.federation, 0), atol=1e-6)
@@ -288,7 +283,7 @@ def test_fedhealth_transfer_by_hand(way):
     expected = []
     for c in (0, 6):
         w = dict(state["global"])
-        for rows in minibatches(data, c, ("sgd", "transfer"), epochs=2, splits=("train", "validation")):
+        for rows in minibatches(data, c, ("sgd", "transfer"), epochs=2):
             at = {name: value.clone().requires_grad_(not name.startswith("body.1.")) for name, value in w.items()}
             z, far = (features(at, x) for x in (data.x[rows], public))
             apart = (covariance(z) - covariance(far)).pow(2).sum() / (4 * 200**2)
@@ -313,7 +308,7 @@ def test_fedhealth_without_alignment_is_fine_tuning_of_the_upper_layers():
     made = worlds.run("fedhealth", options={"weight": 0.0, "upper": 1, "epochs": 2})
     state = worlds.play("fedhealth", made)
     found = worlds.answers("fedhealth", made, state, np.asarray([0]))["test"]
-    plan = {"epochs": 2, "trainable": "head.", "splits": ("train", "validation")}
+    plan = {"epochs": 2, "trainable": "head."}
     model = worlds.steps(state["global"], made.federation, 0, ("sgd", "transfer"), **plan)
     np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, 0), atol=1e-6)
 

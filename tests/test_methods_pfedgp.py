@@ -288,7 +288,7 @@ def test_rounds_bring_the_loss_down():
 
 
 def test_without_rounds_the_answers_are_those_of_gps_on_the_first_embeddings():
-    made = worlds.run("pfedgp", options={"refit": False})
+    made = worlds.run("pfedgp")
     found = worlds.answers("pfedgp", made, worlds.play("pfedgp", made, last=0))
     assert set(found) == {"validation", "test"}
     data, client = made.federation, 0  # who holds all classes

@@ -36,7 +36,7 @@ def test_votes_within_every_store_are_those_of_one_built_for_it():
     for c, i, s in np.ndindex(found.shape[:3]):
         size = int(kept[c].sum())
         store = Stores(*flat_indexes([stored[kept[c]]]), y[kept[c]], np.asarray([0, size]), np.asarray([size]))
-        near = store.search([0], queries, np.asarray([0, len(queries)]), ks[i], train_only=False)
+        near = store.search([0], queries, np.asarray([0, len(queries)]), ks[i])
         expected = votes(near, CLASSES, -np.sqrt(near.distance) / sigmas[s])
         np.testing.assert_allclose(found[c, i, s], expected, atol=1e-6)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -64,6 +66,7 @@ def run(
     """A run of ``method`` with all that it may need: a backbone (unlike the start), embeddings and stores."""
     data = federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
+    data = data.refitted() if plan.refit else data
     net = models.create("mlp", data.in_shape, CLASSES, seed)
     engine = Engine(net, data, seed=seed, threads=threads, way=way)
     code = registry.load("methods", method) if method else None
@@ -88,19 +91,11 @@ def embed(made: Run) -> dict[str, Embedded]:
 
 
 def stores(made: Run) -> Stores:
-    """Build every client's store: training rows first, validation rows behind."""
-    vectors, labels, train = [], [], []
-    for client in made.clients:
-        parts = [made.embeddings[split].take(np.asarray([client])) for split in ("train", "validation")]
-        vectors.append(np.concatenate([part.z for part in parts]))
-        labels.append(np.concatenate([part.y for part in parts]))
-        train.append(len(parts[0].y))
-    return Stores(
-        *flat_indexes(vectors),
-        np.concatenate(labels),
-        np.cumsum([0, *map(len, labels)]),
-        np.asarray(train),
-    )
+    """Build every client's store of its training samples."""
+    parts = [made.embeddings["train"].take(np.asarray([client])) for client in made.clients]
+    sizes = [len(part.y) for part in parts]
+    labels = np.concatenate([part.y for part in parts])
+    return Stores(*flat_indexes([part.z for part in parts]), labels, np.cumsum([0, *sizes]), np.asarray(sizes))
 
 
 def play(method: str, made: Run, first: int = 0, last: int | None = None, state: dict | None = None) -> dict:
@@ -124,6 +119,29 @@ def answers(method: str, made: Run, state: dict, clients: np.ndarray | None = No
     return found
 
 
+def tuned(method: str, made: Run, state: dict) -> dict[str, np.ndarray]:
+    """What each client chose by its validation samples, by name."""
+    made.sealed = True
+    chosen = registry.load("methods", method).personalize(made, state, made.clients).tuned
+    made.sealed = False
+    return dict(chosen)
+
+
+def spoiled(data: Federation, *splits: str) -> Federation:
+    """The same federation, but for the samples of these splits: other features, other labels."""
+    x, y = data.x.clone(), data.y.clone()
+    for client in data.clients:
+        rows = data.rows(client, *splits)
+        x[rows], y[rows] = 3 - 2 * x[rows], (y[rows] + 1) % data.classes
+    return replace(data, x=x, y=y)
+
+
+def moved_to_training(data: Federation) -> Federation:
+    """The same samples, those for validation now for training."""
+    sizes = [(data.sizes("train", "validation")[c], 0, data.sizes("test")[c]) for c in data.clients]
+    return replace(data, offsets=np.concatenate([[0], np.cumsum(sizes)]))
+
+
 def same(a: object, b: object) -> bool:
     """Whether two nested states are equal to the bit."""
     if isinstance(a, Table) and isinstance(b, Table):
@@ -133,12 +151,10 @@ def same(a: object, b: object) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def steps(
-    start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, trainable="", splits=("train",)
-):
+def steps(start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, trainable=""):
     """Gradient steps on one client's minibatches with ``pull (w - anchor)``, and nothing but autograd."""
     w = {name: value.clone().requires_grad_() for name, value in start.items()}
-    rows, draw = torch.from_numpy(data.rows(client, *splits)), rng.generator(0, *key, client)
+    rows, draw = torch.from_numpy(data.rows(client, "train")), rng.generator(0, *key, client)
     for _ in range(epochs):
         for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(batch):
             if len(part):

@@ -2,8 +2,8 @@
 
 ``stores.faiss``: the serialised indexes, one behind the other; client c's is bytes ``bytes[c]:bytes[c + 1]``.
 ``labels.h5``: ``y``, ``sample`` (n,) int64 in index row order (-1 for a prototype of several samples), ``offsets``
-(m + 1,) rows by client, ``train`` (m,) how many of a client's rows are training samples (they stand first, validation
-samples follow), ``bytes`` (m + 1,). ``clients.csv``: one row a client.
+(m + 1,) rows by client, ``train`` (m,) how many of a client's rows are training samples (all of them; older stores hold
+validation samples behind these, which are not searched), ``bytes`` (m + 1,). ``clients.csv``: one row per client.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def read(artifact: Artifact, split: str) -> Answers:
             method = artifact.manifest.request.get("method", "the method")
             raise InputError(
                 f"{artifact.path} has no predictions on {split}, only on {', '.join(held)}: {method} learned from it",
-                f"pfl personalize {method} SOURCE -o DIR --set refit=false",
+                f"pfl personalize {method} SOURCE -o DIR without --refit",
             )
         group = file[split]
         frame = {name: group[name][...] for name in _FRAME}

@@ -24,6 +24,14 @@ def command(
     settings: Mapping[str, Any],
     weights: o.Weights = None,
     options: o.Set = None,
+    choices: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --refit: predictions of the same run without it, which chose by validation samples.",
+            metavar="PREDICTIONS",
+            show_default=False,
+        ),
+    ] = None,
     seed: o.Seed = None,
     device: o.Device = "auto",
     threads: o.Threads = 0,
@@ -49,6 +57,7 @@ def command(
         options=config.assignments(options or []),
         settings=settings,
         weights=weights,
+        choices=choices,
         seed=seed,
         manner=o.manner(
             force=force,

@@ -51,13 +51,16 @@ def _parameter(option: registry.Option, hint: Any, default: str) -> inspect.Para
     kind, shape = {int: (int, "N"), float: (float, "F"), str: (str, "NAME")}.get(hint, (str, "VALUE"))
     if typing.get_origin(hint) is tuple:
         shape = "N,N"
-    value = getattr(Settings(), option.name)
+    value, name = getattr(Settings(), option.name), option.name.replace("_", "-")
+    if hint is bool:
+        kind, shape = bool, ""
+        name = f"{name}/--no-{name}"
     info = typer.Option(
         None,
-        f"--{option.name.replace('_', '-')}",
+        f"--{name}",
         help=f"{option.doc[:1].upper()}{option.doc[1:]}.",
-        metavar=shape,
-        show_default=default or ("none" if value == () else str(value)),
+        metavar=shape or None,
+        show_default=default or ("none" if value == () else str(value).lower() if hint is bool else str(value)),
         rich_help_panel="Training",
     )
     where = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,12 @@ class Federation:
         """Return the rows (n,) of one client's splits, joined."""
         blocks = (self.block(client, split) for split in splits)
         return np.concatenate([np.arange(block.start, block.stop) for block in blocks])
+
+    def refitted(self) -> Federation:
+        """Return the same clients, whose validation samples have become training samples."""
+        offsets = self.offsets.copy()
+        offsets[1 :: len(SPLITS)] = offsets[2 :: len(SPLITS)]
+        return replace(self, offsets=offsets)
 
     def pooled(self, rows: NDArray[np.int64]) -> Federation:
         """Return a federation of one client, whose training samples are these rows, whoever's they are."""

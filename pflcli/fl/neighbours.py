@@ -118,19 +118,17 @@ class Stores:
         z: NDArray[np.float32],
         bounds: NDArray[np.int64],
         k: int,
-        *,
-        train_only: bool,
     ) -> Neighbours:
         """Search each client's store for its own queries: rows ``bounds[i]:bounds[i + 1]`` of ``z`` are the i-th's.
 
-        ``train_only`` searches the training samples alone; k is clamped to the size of each store.
+        Only training samples are searched; k is clamped to their number.
         """
         distance = np.full((len(z), k), np.inf)
         label = np.full((len(z), k), -1, dtype=np.int64)
 
         def search(place: int) -> None:
             client, span = int(clients[place]), slice(bounds[place], bounds[place + 1])
-            size = int(self.train[client] if train_only else self.offsets[client + 1] - self.offsets[client])
+            size = int(self.train[client])
             if span.start == span.stop or size == 0:
                 return
             raw = self.blob[self.bytes[client] : self.bytes[client + 1]]

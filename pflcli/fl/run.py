@@ -85,11 +85,17 @@ class Run:
     """how many tables there are"""
     fresh: Callable[[int], Params] | None = None
     """makes further initial parameters, by their number from 1"""
+    choices: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """what each client (m,) chose by validation samples in an earlier run, now that it learns from these too"""
 
     @property
     def clients(self) -> NDArray[np.int64]:
         """Return all client ids (m,)."""
         return self.federation.clients
+
+    def chosen(self, name: str, clients: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Return what the clients (m,) chose in the earlier run, or None if they are to choose now."""
+        return self.choices[name][clients] if name in self.choices else None
 
     def rng(self, *key: str | int) -> np.random.Generator:
         """Return the generator that belongs to the meaning ``key``, whatever was drawn before."""

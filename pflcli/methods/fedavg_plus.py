@@ -35,8 +35,6 @@ class Config:
     """fine-tune only parameters whose name starts with this, such as `head.`"""
     upper: Annotated[int, Ge(0)] = 0
     """fine-tune only so many layers, counted from the last; 0 fine-tunes all, 1 the head"""
-    refit: bool = True
-    """learn from training and validation samples; false keeps validation samples apart"""
 
     def __post_init__(self) -> None:
         if self.trainable and self.upper:
@@ -46,7 +44,6 @@ class Config:
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the backbone on each client and answer with the result."""
     assert run.backbone is not None
-    splits = ("train", "validation") if run.cfg.refit else ("train",)
     chosen = P.upper(run.init, run.cfg.upper) if run.cfg.upper else run.cfg.trainable
     P.part(run.init, run.cfg.trainable)  # refuses a misspelt name, which would train nothing
     tuned = run.local_sgd(
@@ -56,6 +53,5 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         epochs=run.cfg.epochs,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
         trainable=chosen,
-        splits=splits,
     )
-    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)
+    return run.predictor(clients, tuned)

@@ -37,8 +37,6 @@ class Config:
     """learning rate of fine-tuning; 0 takes that of the last round"""
     tune: Literal["all", "head", "body"] = "all"
     """what fine-tuning trains"""
-    refit: bool = True
-    """fine-tune on training and validation samples; false keeps validation samples apart"""
 
 
 def setup(run: Run) -> State:
@@ -67,6 +65,5 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         epochs=run.cfg.epochs,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
         trainable="" if run.cfg.tune == "all" else f"{run.cfg.tune}.",
-        splits=("train", "validation") if run.cfg.refit else ("train",),
     )
-    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)
+    return run.predictor(clients, tuned)

@@ -12,7 +12,8 @@ models have not seen those samples: by default (``guarded``) HAM is trained with
 with the share of least validation loss, and layer 1 is held near its first attention. Published, a client's model is
 what it uploads. An epoch on few samples undoes part of what mixing gave: by default validation loss chooses that too.
 
-``attention`` in the state has a row for each round after the warm-up, 0 for clients that took no part: ``first``
+With ``--refit`` a client takes the share that it chose last in the earlier run, and lets the model answer that it chose
+there. ``attention`` in the state has a row for each round after the warm-up, 0 for clients that took no part: ``first``
 (rounds, m, m) and ``second`` (rounds, m, 3), the latter of x_i, x^a and x^g. ``history`` has the validation accuracy of
 hybrids before they are trained, where it was measured, else -1.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,9 @@ _PATIENCE = 5
 
 _SHARES = (1 / 3, 0.0, 2 / 3, 1.0)
 """Shares of x_i in the hybrid that a client chooses from, if guarded; the first where nothing tells."""
+
+_ON_CPU = ("sketches", "shares", "warmup", "attention", "history")
+"""What the server keeps of the state, whatever the device of the models."""
 
 State = dict[str, Any]
 
@@ -91,14 +95,18 @@ class Config:
     """attention is kept for every round with up to so many clients, of the last round with more"""
 
     def __post_init__(self) -> None:
-        chooses = self.answers == "best" or (self.form == "guarded" and self.self_share is None)
-        if self.ham_split == "validation" and chooses:
+        if self.ham_split == "validation" and choices(self):
             raise ValueError("ham_split=validation leaves nothing to choose by: give answer=final and self_share=0.33")
 
     @property
     def answers(self) -> str:
         """Return ``answer`` or what stands for none."""
         return self.answer or ("best" if self.form == "guarded" else "final")
+
+    @property
+    def chooses_share(self) -> bool:
+        """Return whether each client chooses the share of x_i in its hybrid."""
+        return self.form == "guarded" and self.self_share is None and self.variant in ("ham", "aml2")
 
     @property
     def slots(self) -> Tensor:
@@ -112,6 +120,11 @@ class Config:
         return named if self.variant != "ftl" else ("models",)
 
 
+def choices(cfg: Config) -> tuple[str, ...]:
+    """Return what each client chooses by its validation samples."""
+    return ("self_share",) * cfg.chooses_share + ("answer",) * (cfg.answers == "best")
+
+
 def setup(run: Run) -> State:
     """Return the common initial model and HAM, no uploads, and empty records."""
     cfg, start, m = run.cfg, run.start(), len(run.clients)
@@ -122,6 +135,7 @@ def setup(run: Run) -> State:
         "models": run.table(run.start()),
         "theta": run.table({name: value.to(run.federation.y.device) for name, value in theta.items()}),
         "sketches": torch.zeros(m, cfg.sketch, dtype=torch.float64),
+        "shares": torch.full((m,), _SHARES[0], dtype=torch.float64),
         "warmup": {"best": torch.tensor(math.inf), "stale": torch.tensor(0)},
         "attention": {"first": torch.zeros(0, m, m), "second": torch.zeros(0, m, 3)},
         "history": {"hybrid": torch.zeros(0)},
@@ -132,7 +146,7 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Let a cohort train from the global model in the warm-up, then from hybrids; average what comes back."""
     cohort, start, models = run.cohort(t), state["global"], state["models"]
-    state = {**state, **P.on_cpu({name: state[name] for name in ("sketches", "warmup", "attention", "history")})}
+    state = {**state, **P.on_cpu({name: state[name] for name in _ON_CPU}), "shares": state["shares"].cpu().clone()}
     warm, sketch, known = _is_warm(run, state, t), _sketch(run), models.written
     # A client's first upload is trained from the global model: before it there is no x_i.
     ready = np.isin(cohort, known) & (run.cfg.variant != "ftl" and not warm)
@@ -159,15 +173,20 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer with each client's own model; with the global one for clients that never took part."""
     cfg, best = run.cfg, run.cfg.answers == "best"
     stacked = {name: value.expand(len(clients), *value.shape).clone() for name, value in state["global"].items()}
+    earlier, answer = run.chosen("answer", clients), np.zeros(len(clients))
     least = run.own_losses(clients, stacked, "validation") if best else np.zeros(len(clients))
-    for table in cfg.candidates:
+    for number, table in enumerate(cfg.candidates, 1):
         own = state[table][clients]
         losses = run.own_losses(clients, own, "validation") if best else least
-        better = np.isin(clients, state[table].written) & (losses <= least)
-        least, chosen = np.where(better, losses, least), torch.from_numpy(better)
+        better = losses <= least if earlier is None else earlier == number
+        better &= np.isin(clients, state[table].written)
+        least, answer = np.where(better, losses, least), np.where(better, number, answer)
+        chosen = torch.from_numpy(better)
         for name, value in stacked.items():
             value[chosen.to(value.device)] = own[name][chosen.to(value.device)]
-    return run.predictor(clients, stacked, ("test",) if cfg.ham_split == "validation" else None)
+    tuned = {"answer": answer, "self_share": state["shares"].cpu().numpy()[clients]}
+    predictor = run.predictor(clients, stacked, ("test",) if cfg.ham_split == "validation" else None)
+    return replace(predictor, tuned={name: tuned[name] for name in choices(cfg)})
 
 
 def _is_warm(run: Run, state: State, t: int) -> bool:
@@ -237,7 +256,9 @@ def _hybrids(
         _train(run, state, t, members, me, points, basis)
         a, b = _attention(state["theta"][members], points, me, cfg.slots)
         if cfg.form == "guarded" and cfg.variant != "aml1":
-            b = ham.guarded(b, _share(run, members, a, b, me, basis).to(b))
+            share = _share(run, members, a, b, me, basis)
+            state["shares"][torch.from_numpy(members)] = share[:, 0].double()
+            b = ham.guarded(b, share.to(b))
         ids = torch.from_numpy(members)
         seen.first[ids[:, None], torch.from_numpy(peers)] = a.cpu()
         seen.second[ids] = b.cpu()
@@ -259,6 +280,9 @@ def _share(run: Run, members: NDArray[np.int64], a: Tensor, b: Tensor, me: Tenso
     """Return the share (q, 1) of each member's own model in its hybrid: the one with the least validation loss."""
     if run.cfg.self_share is not None:
         return torch.full((len(members), 1), run.cfg.self_share)
+    earlier = run.chosen("self_share", members)
+    if earlier is not None:
+        return torch.from_numpy(earlier)[:, None]
     hybrids = (_mixed(a, ham.guarded(b, share), me, basis) for share in _SHARES)
     losses = [run.own_losses(members, models, "validation") for models in hybrids]
     return torch.tensor(_SHARES)[np.argmin(losses, axis=0)][:, None]

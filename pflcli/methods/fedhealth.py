@@ -8,8 +8,7 @@ here, so that a single sample has one). Where there is no public set, FedHAM (Ga
 client's training samples for it, and so does this: they travel to the server, and their inputs to every client, which
 is counted; clients keep learning from theirs. Features are the input of the head.
 
-Any client can transfer, whether it took part or not. That is done after training, so it learns from validation
-samples.
+Any client can transfer, whether it took part or not.
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ class Config:
     """local epochs of transfer"""
     lr: Annotated[float, Ge(0)] = 0.0
     """learning rate of transfer; 0 takes that of the last round"""
-    refit: bool = True
-    """transfer on training and validation samples; false keeps validation samples apart"""
 
 
 def setup(run: Run) -> State:
@@ -91,11 +88,10 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         epochs=run.cfg.epochs,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
         trainable=P.upper(run.init, run.cfg.upper),
-        splits=("train", "validation") if run.cfg.refit else ("train",),
         objective=partial(_aligned, weight=run.cfg.weight),
         shared={"public": run.federation.inputs(torch.from_numpy(rows[some]))},
     )
-    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)
+    return run.predictor(clients, tuned)
 
 
 def _public(run: Run) -> NDArray[np.int64]:

@@ -1,9 +1,10 @@
 """kNN-Per: the global model interpolated with a nearest-neighbour model over the client's own embeddings.
 
 Marfoq et al. (2022), https://arxiv.org/abs/2111.09360, Eq. 6 and 7: p = lambda p_kNN + (1 - lambda) softmax(h(x)). Each
-client tunes lambda on its validation samples against a store of its training samples; the test samples are answered
-from a store of both. Where the authors' code differs (squared distances divided by the dimension, lambda chosen on
-test samples), the paper is followed; the former is ``kernel=scaled-squared``.
+client tunes lambda on its validation samples against a store of its training samples. With ``--refit``, as in the
+paper, lambda is what an earlier run chose, and the global model and the stores have learned from validation samples
+too. Where the authors' code differs (squared distances divided by the dimension, lambda chosen on test samples), the
+paper is followed; the former is ``kernel=scaled-squared``.
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ class Config:
     """exp(-d / sigma) with d the distance (the paper), or exp(-d^2 / (dimension sigma)) (the authors' code)"""
     sigma: Annotated[float, Gt(0)] | Literal["auto"] = 1.0
     """kernel scale; auto is the median distance of a client's validation samples to their nearest stored one"""
-    refit: bool = True
-    """answer test samples from training and validation samples; false from training samples alone"""
 
     def __post_init__(self) -> None:
         if not self.grid:
             raise ValueError("grid is empty; give at least one lambda, such as 0.5")
+
+
+def choices(cfg: Config) -> tuple[str, ...]:
+    """Return what each client chooses by its validation samples."""
+    return ("lambda",) * (cfg.weight is None) + ("sigma",) * (cfg.sigma == "auto")
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
@@ -53,13 +57,15 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     assert run.embeddings is not None
     assert run.stores is not None
     parts = {split: run.embeddings[split].take(clients) for split in ("validation", "test")}
-    held_out = _search(run, clients, parts["validation"], train_only=True)
-    sigma = _sigma(run, held_out, parts["validation"].offsets)
-    knn = {"validation": _votes(run, held_out, parts["validation"], sigma)}
-    test = _search(run, clients, parts["test"], train_only=not run.cfg.refit)
-    knn["test"] = _votes(run, test, parts["test"], sigma)
+    near = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
+    sigma = run.chosen("sigma", clients)
+    if sigma is None:
+        sigma = _sigma(run, near["validation"], parts["validation"].offsets)
+    knn = {split: _votes(run, near[split], part, sigma) for split, part in parts.items()}
     model = {split: softmax(part.logits) for split, part in parts.items()}
-    weight = _tune(run.cfg, knn["validation"], model["validation"], parts["validation"])
+    weight = run.chosen("lambda", clients)
+    if weight is None:
+        weight = _tune(run.cfg, knn["validation"], model["validation"], parts["validation"])
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         lam = np.repeat(weight, np.diff(parts[split].offsets))[:, None]
@@ -69,12 +75,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         shown = {"p": p, "knn": knn[split], "global": model[split]}
         return {name: values.astype(np.float32) for name, values in shown.items()}
 
-    return Predictor(answer, tuned={"lambda": weight})
-
-
-def _search(run: Run, clients: NDArray[np.int64], part: Embedded, *, train_only: bool) -> Neighbours:
-    assert run.stores is not None
-    return run.stores.search(clients, part.z, part.offsets, run.cfg.k, train_only=train_only)
+    return Predictor(answer, tuned={"lambda": weight, **({"sigma": sigma} if run.cfg.sigma == "auto" else {})})
 
 
 def _sigma(run: Run, found: Neighbours, offsets: NDArray[np.int64]) -> NDArray[np.float64]:

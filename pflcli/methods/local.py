@@ -28,21 +28,17 @@ class Config:
 
     epochs: Annotated[int, Ge(0)] = 0
     """local epochs in all; 0 takes rounds x participation x epochs of the training settings"""
-    refit: bool = True
-    """learn from training and validation samples; false keeps validation samples apart"""
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
     """Train each client's own model and answer with it."""
     plan = run.settings
     epochs = run.cfg.epochs or max(1, math.ceil(plan.rounds * plan.participation * plan.epochs))
-    splits = ("train", "validation") if run.cfg.refit else ("train",)
     trained = run.local_sgd(
         clients,
         run.start(),
         t="local",
         epochs=epochs,
         lr=lambda epoch: plan.lr_at(epoch * plan.rounds // epochs),
-        splits=splits,
     )
-    return run.predictor(clients, trained, splits=("test",) if run.cfg.refit else None)
+    return run.predictor(clients, trained)

@@ -8,7 +8,7 @@ FedAvg; fewer than four samples serve as both. The averaging is that of FedAvg. 
 updated twice per step, once by each minibatch.
 
 When it personalizes, a client takes `epochs` of steps of rate alpha from the last global model, whether it ever took
-part or not; the paper takes one step. That is done after training, so it learns from validation samples too.
+part or not; the paper takes one step.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class Config:
     """learning rate of the inner step, and of fine-tuning (the paper's 0.01)"""
     epochs: Annotated[int, Ge(0)] = 5
     """local epochs of fine-tuning, as many as those of `fedavg-plus`; the paper takes one step"""
-    refit: bool = True
-    """fine-tune on training and validation samples; false keeps validation samples apart"""
 
 
 def setup(run: Run) -> State:
@@ -73,9 +71,8 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         t="fine-tune",
         epochs=run.cfg.epochs,
         lr=run.cfg.alpha,
-        splits=("train", "validation") if run.cfg.refit else ("train",),
     )
-    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)
+    return run.predictor(clients, tuned)
 
 
 def _adapted_loss(model: Model, params: Params, batch: Batch, *, alpha: float) -> Tensor:

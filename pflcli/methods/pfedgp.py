@@ -59,8 +59,6 @@ class Config:
     """Gibbs chains of the answers"""
     sweeps: Annotated[int, Ge(1)] = 5
     """Gibbs steps of each chain"""
-    refit: bool = True
-    """answer from training and validation samples; false keeps validation samples apart"""
 
     def prior(self, chains: int) -> Prior:
         """Return the GP of an inner node."""
@@ -117,23 +115,21 @@ def predictive_loss(prior: Prior, model: Model, params: Params, batch: Batch) ->
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with each client's tree over its own samples, embedded by the common body."""
-    learned = ("train", "validation") if run.cfg.refit else ("train",)
-    splits = ("test",) if run.cfg.refit else ("validation", "test")
+    splits = ("validation", "test")
     data, embedded = run.federation, []
     for client in clients:
-        known = data.rows(int(client), *learned)
+        known = data.rows(int(client), "train")
         asked = [data.rows(int(client), split) for split in splits]
         embedded.append([_embedded(run, state["body"], rows) for rows in (known, *asked)])
 
     def answer(place: int) -> list[NDArray[np.float32]]:
         client, (z, *asked) = int(clients[place]), embedded[place]
-        y = torch.cat([data.y[data.block(client, split)] for split in learned])
-        p = _answered(run, z, y, torch.cat(asked), run.rng("answer", client))
+        p = _answered(run, z, data.y[data.block(client, "train")], torch.cat(asked), run.rng("answer", client))
         return [piece.numpy() for piece in torch.split(p.float().cpu(), [len(part) for part in asked])]
 
     found = run.engine.each(answer, len(clients))
     joined = {split: np.concatenate(pieces) for split, *pieces in zip(splits, *found, strict=True)}
-    return Predictor(lambda split: {"p": joined[split]}, splits)
+    return Predictor(lambda split: {"p": joined[split]})
 
 
 def _embedded(run: Run, body: Params, rows: NDArray[np.int64]) -> Tensor:

@@ -8,7 +8,7 @@ first-order weight of a step is lr, as in FedAvg, but it goes beyond theta where
 BatchNorm are updated `inner_steps` + 1 times per step, each time by the same minibatch.
 
 A client answers with theta_i of the last global model, which it approaches by `epochs` of proximal steps over all its
-samples, whether it ever took part or not. That is done after training, so it learns from validation samples too.
+samples, whether it ever took part or not.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class Config:
     """how far the server goes towards the mean of the clients' models (the paper's 1)"""
     epochs: Annotated[int, Ge(0)] = 5
     """local epochs towards theta when clients personalize; 0 answers with the global model"""
-    refit: bool = True
-    """approach theta on training and validation samples; false keeps validation samples apart"""
 
 
 def setup(run: Run) -> State:
@@ -84,9 +82,8 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         epochs=run.cfg.epochs,
         lr=run.cfg.inner_lr,
         prox=(state["global"], run.cfg.lam),
-        splits=("train", "validation") if run.cfg.refit else ("train",),
     )
-    return run.predictor(clients, tuned, splits=("test",) if run.cfg.refit else None)
+    return run.predictor(clients, tuned)
 
 
 def _envelope(model: Model, params: Params, batch: Batch, *, lam: float, count: int, rate: float) -> Tensor:

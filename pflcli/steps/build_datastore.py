@@ -30,12 +30,11 @@ NO_SAMPLE = -1
 
 @dataclass(frozen=True)
 class Held:
-    """What one store holds: ``z`` (n, d), ``y``, ``sample`` (n,), the first ``train`` rows of them from training."""
+    """What one store holds: ``z`` (n, d), ``y``, ``sample`` (n,)."""
 
     z: NDArray[np.float32]
     y: NDArray[np.int64]
     sample: NDArray[np.int64]
-    train: int
 
 
 def build_datastore(
@@ -50,14 +49,14 @@ def build_datastore(
     seed: int | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
-    """Build each client's store from its training and validation embeddings.
+    """Build each client's store from the embeddings of its training samples.
 
     ``index`` is a string of FAISS's index factory, ``parameters`` are its search parameters, such as nprobe; a client
     with too few training samples to train such an index gets the exact one. ``capacity`` is the fraction of a client's
     samples that its store keeps, drawn at random (stores of smaller capacity are subsets of larger ones); half of the
-    clients have ``capacity_spread`` less, half as much more. ``prototypes`` replace what is kept: their number for the
-    training samples, with as many of the validation samples in proportion, or, below 1, their fraction of both.
-    Training samples stand first, so that lambda can be tuned against them alone. Raises UsageError for what cannot be.
+    clients have ``capacity_spread`` less, half as much more. ``prototypes`` replace what is kept: their number or,
+    below 1, their fraction. Validation samples stay outside, as lambda is tuned on them; under a backbone that was
+    trained with ``refit`` they are training samples. Raises UsageError for what cannot be.
     """
     manner = manner or Manner()
     if not 0 <= capacity <= 1:
@@ -75,7 +74,7 @@ def build_datastore(
     if "dimension" in origin.manifest.summary:  # embeddings that are only planned do not know it yet
         indexes.check(index, int(origin.manifest.summary["dimension"]), chosen)
     seed = training.draws(seed, origin)
-    request = {"index": index, "metric": "squared L2", "capacity": capacity, "seed": seed}
+    request = {"index": index, "metric": "squared L2", "splits": ["train"], "capacity": capacity, "seed": seed}
     # What is not asked for stays out, so that a request is the same as before there was such an option.
     further = {"parameters": chosen, "capacity_spread": capacity_spread, "prototypes": prototypes}
     request |= {name: value for name, value in further.items() if value}
@@ -99,29 +98,28 @@ def build_datastore(
             for client in range(count):
                 store = _held(splits, client, float(own[client]), prototypes, seed)
                 exact, ends = flat_pieces([store.z])
-                blob = None if index == indexes.EXACT else indexes.built(index, store.z, store.train, chosen)
+                blob = None if index == indexes.EXACT else indexes.built(index, store.z, len(store.y), chosen)
                 pieces += exact if blob is None else [blob]
                 sizes.append(int(ends[-1]) if blob is None else len(blob))
                 kinds.append(indexes.EXACT if blob is None else index)
                 stores.append(store)
                 advance(1, "")
         y = np.concatenate([store.y for store in stores])
-        train = np.asarray([store.train for store in stores], dtype=np.int64)
-        offsets = blocks.offsets([len(store.y) for store in stores])
+        stored = [len(store.y) for store in stores]
         datastore.write(
             work,
             pieces,
             y=y,
             sample=np.concatenate([store.sample for store in stores]),
-            offsets=offsets,
-            train=train,
+            offsets=blocks.offsets(stored),
+            train=np.asarray(stored, dtype=np.int64),
             bytes=blocks.offsets(sizes),
         )
         known = codebook.read(origin)
         codebook.write(work, known)
         shares = [f"{share:.6g}" for share in own]
-        rows = list(zip(shares, train, np.diff(offsets) - train, kinds, sizes, strict=True))
-        heading = ["capacity", "train", "validation", "index", "bytes"]
+        rows = list(zip(shares, stored, kinds, sizes, strict=True))
+        heading = ["capacity", "samples", "index", "bytes"]
         work.write("clients.csv", codebook.clients_csv(known, heading, rows))
         total, instead = sum(sizes), kinds.count(indexes.EXACT) if index != indexes.EXACT else 0
         manner.watch.say(
@@ -144,20 +142,14 @@ def build_datastore(
 
 
 def _held(splits: Mapping[str, Embedded], client: int, capacity: float, count: float | None, seed: int) -> Held:
-    """Return what a client's store keeps of its samples, or the prototypes that stand for them."""
-    parts: list[tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]] = []
-    share = count
-    for split in ("train", "validation"):
-        part = splits[split]
-        first, last = part.offsets[client], part.offsets[client + 1]
-        rows = first + capacities.kept(capacity, capacities.uptake(seed, split, client, last - first))
-        z, y, sample = part.z[rows], part.y[rows], part.sample[rows]
-        if count is not None and share is not None:
-            if split == "train" and count >= 1:
-                share = min(1.0, count / max(len(y), 1))
-            draw = rng.generator(seed, "prototypes", split, client)
-            z, y, row = means(z, y, capacities.count(share, len(y)), draw)
-            sample = np.where(row >= 0, sample[row], NO_SAMPLE)
-        parts.append((z, y, sample))
-    z, y, sample = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Held(z, y, sample, len(parts[0][1]))
+    """Return what a client's store keeps of its training samples, or the prototypes that stand for them."""
+    part = splits["train"]
+    first, last = part.offsets[client], part.offsets[client + 1]
+    rows = first + capacities.kept(capacity, capacities.uptake(seed, "train", client, last - first))
+    z, y, sample = part.z[rows], part.y[rows], part.sample[rows]
+    if count is not None:
+        share = min(1.0, count / max(len(y), 1)) if count >= 1 else count
+        draw = rng.generator(seed, "prototypes", "train", client)
+        z, y, row = means(z, y, capacities.count(share, len(y)), draw)
+        sample = np.where(row >= 0, sample[row], NO_SAMPLE)
+    return Held(z, y, sample)

@@ -93,7 +93,7 @@ def _faiss() -> str:
     blob, ends = flat_indexes([points])
     rows = np.asarray([0, 3])
     stores = Stores(blob, ends, np.arange(3), rows, np.asarray([3]))
-    found = stores.search([0], points, rows, 1, train_only=False)
+    found = stores.search([0], points, rows, 1)
     if found.label[:, 0].tolist() != [0, 1, 2]:
         raise RuntimeError(f"the nearest of three points came out as {found.label[:, 0].tolist()}")
     return "search is exact"

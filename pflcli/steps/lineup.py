@@ -19,6 +19,7 @@ from pflcli.artifacts.artifact import Artifact, foreseen
 from pflcli.artifacts.store import Decision
 from pflcli.errors import ConflictError, UsageError, closest
 from pflcli.settings import Settings
+from pflcli.steps import choices
 from pflcli.steps.build_datastore import build_datastore
 from pflcli.steps.extract import extract
 from pflcli.steps.making import SILENT, Manner, Outcome
@@ -47,6 +48,8 @@ class Entrant:
     source: str
     epochs: float
     """a guess at its work: epochs over all clients' samples"""
+    chooses: bool = False
+    """whether its clients choose by validation samples, so that with ``refit`` an earlier run has to"""
 
     @property
     def method(self) -> str:
@@ -59,23 +62,30 @@ def method(name: str) -> str:
     return name.split("@", maxsplit=1)[0]
 
 
-Act = Callable[[Artifact, Manner], Outcome]
+Act = Callable[[Sequence[Artifact], Manner], Outcome]
+"""Makes an artifact of those that stand before it, in their order."""
+
+CHOOSING = "choosing"
+"""Folder, in that of a seed, of what runs without ``refit`` to choose; and the word before the names of its steps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """One artifact of a comparison, how it is made, and what a dry run says of it.
 
-    ``name`` is the artifact's kind, or the method for its predictions; ``source`` the name of the step before it.
+    ``name`` is the artifact's kind, or the method for its predictions; ``sources`` are the names of the steps that it
+    needs, first the one whose artifact it goes on from.
     """
 
     seed: int
     name: str
-    source: str
+    sources: tuple[str, ...]
     act: Act
     epochs: float
     rounds: bool = False
     """whether it has rounds before its clients answer"""
+    before: tuple[Artifact, ...] = ()
+    """the artifacts of its sources, there or foreseen"""
     planned: Artifact | None = None
     decision: str = ""
     conflict: ConflictError | None = None
@@ -87,8 +97,8 @@ class Step:
 
     @property
     def is_method(self) -> bool:
-        """Whether it makes predictions."""
-        return self.name not in CHAIN
+        """Whether it makes predictions that are compared."""
+        return self.name not in CHAIN and not self.name.startswith(f"{CHOOSING} ")
 
     @property
     def is_done(self) -> bool:
@@ -145,7 +155,8 @@ def _entrant(name: str, given: Mapping[str, Any], plan: Settings) -> Entrant:
     if name == BACKBONE and not changes and cfg == code.Config():
         source, trains = "backbone", False
     epochs = max(1.0, mine.rounds * mine.participation * mine.epochs) if trains else 2.0
-    return Entrant(name, config.plain(cfg), changes, source, epochs)
+    chooses = mine.refit and bool(choices.named(code, cfg))
+    return Entrant(name, config.plain(cfg), changes, source, epochs, chooses)
 
 
 def steps(
@@ -161,56 +172,73 @@ def steps(
     All models begin at ``weights``, where these are given.
     """
     at = root / f"seed-{seed}"
+    choosing = [replace(entrant, chooses=False) for entrant in lineup if entrant.chooses]
+    apart = replace(plan, refit=False)
+    first = _steps(seed, at / CHOOSING, choosing, apart, weights, f"{CHOOSING} ") if choosing else []
+    return _planned(partition, [*first, *_steps(seed, at, lineup, plan, weights)])
+
+
+def _steps(
+    seed: int, at: Path, lineup: Sequence[Entrant], plan: Settings, weights: Weights | None, prefix: str = ""
+) -> list[Step]:
+    """Return the chain that the methods of ``lineup`` need, and their own steps, in the folder ``at``.
+
+    ``prefix`` stands before the names of all; with it, they run without ``refit``, to choose.
+    """
     settings = config.plain(plan)
     order = list(CHAIN)
     deepest = max((order.index(entrant.source) for entrant in lineup), default=0)
     epochs = max(1.0, plan.rounds * plan.participation * plan.epochs)
 
-    def backbone(source: Artifact, manner: Manner) -> Outcome:
+    def backbone(sources: Sequence[Artifact], manner: Manner) -> Outcome:
         return train_global(
-            source, at / "backbone", method=BACKBONE, settings=settings, weights=weights, seed=seed, manner=manner
+            sources[0], at / "backbone", method=BACKBONE, settings=settings, weights=weights, seed=seed, manner=manner
         )
 
-    def embeddings(source: Artifact, manner: Manner) -> Outcome:
-        return extract(source, at / "embeddings", manner=manner)
+    def embeddings(sources: Sequence[Artifact], manner: Manner) -> Outcome:
+        return extract(sources[0], at / "embeddings", manner=manner)
 
-    def datastore(source: Artifact, manner: Manner) -> Outcome:
-        return build_datastore(source, at / "datastore", manner=manner)
+    def datastore(sources: Sequence[Artifact], manner: Manner) -> Outcome:
+        return build_datastore(sources[0], at / "datastore", manner=manner)
 
     def predictions(entrant: Entrant) -> Act:
-        own = {**settings, **entrant.settings}
+        own = {**settings, **entrant.settings, **({"refit": False} if prefix else {})}
 
-        def act(source: Artifact, manner: Manner) -> Outcome:
+        def act(sources: Sequence[Artifact], manner: Manner) -> Outcome:
             return personalize(
                 entrant.method,
-                source,
+                sources[0],
                 at / entrant.name,
                 options=entrant.options,
                 settings=own,
                 weights=weights,
+                choices=sources[1] if entrant.chooses else None,
                 seed=seed,
                 manner=manner,
             )
 
         return act
 
+    def named(source: str) -> str:
+        return source if source == "partition" else prefix + source
+
     chain = [
-        Step(seed, "backbone", "partition", backbone, epochs),
-        Step(seed, "embeddings", "backbone", embeddings, 0.5),
-        Step(seed, "datastore", "embeddings", datastore, 0.2),
+        Step(seed, f"{prefix}backbone", ("partition",), backbone, epochs),
+        Step(seed, f"{prefix}embeddings", (f"{prefix}backbone",), embeddings, 0.5),
+        Step(seed, f"{prefix}datastore", (f"{prefix}embeddings",), datastore, 0.2),
     ]
     methods = [
         Step(
             seed,
-            entrant.name,
-            entrant.source,
+            prefix + entrant.name,
+            (named(entrant.source), *([f"{CHOOSING} {entrant.name}"] if entrant.chooses else [])),
             predictions(entrant),
             entrant.epochs,
             rounds=hasattr(registry.load("methods", entrant.method), "train_round") and entrant.source == "partition",
         )
         for entrant in lineup
     ]
-    return _planned(partition, [*chain[:deepest], *methods])
+    return [*chain[:deepest], *methods]
 
 
 def _planned(partition: Artifact, ahead: Sequence[Step]) -> list[Step]:
@@ -218,20 +246,20 @@ def _planned(partition: Artifact, ahead: Sequence[Step]) -> list[Step]:
     known = {"partition": partition}
     found: dict[str, Step] = {}
     for step in ahead:
-        source, conflict = known[step.source], None
+        before, conflict = tuple(known[name] for name in step.sources), None
         try:
-            outcome = step.act(source, Manner(dry_run=True, watch=SILENT))
+            outcome = step.act(before, Manner(dry_run=True, watch=SILENT))
         except ConflictError as error:
             conflict = error
-            outcome = step.act(source, Manner(dry_run=True, force=True, watch=SILENT))
-        artifact = foreseen(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, source)
+            outcome = step.act(before, Manner(dry_run=True, force=True, watch=SILENT))
+        artifact = foreseen(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, before[0])
         known[step.name] = artifact
         decision = outcome.decision.removeprefix("dry run: ")
-        found[step.name] = replace(step, planned=artifact, decision=decision, conflict=conflict)
+        found[step.name] = replace(step, before=before, planned=artifact, decision=decision, conflict=conflict)
     reached: set[str] = set()
     for step in reversed(found.values()):
         if step.name in reached or (step.is_method and not step.is_done):
-            reached.add(step.source)
+            reached.update(step.sources)
     spare = {name for name, step in found.items() if not (step.is_method or step.is_done or name in reached)}
     return [
         replace(step, decision=NOT_NEEDED, conflict=None) if step.name in spare else step for step in found.values()

@@ -23,6 +23,7 @@ from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.metrics.neighbourhood import adjacency, by_round
+from pflcli.steps import choices as earlier
 from pflcli.steps import machine, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, heard, make
@@ -45,6 +46,7 @@ def personalize(
     options: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     weights: Path | str | initial.Weights | None = None,
+    choices: Path | str | Artifact | None = None,
     seed: int | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
@@ -53,7 +55,9 @@ def personalize(
     ``source`` is the nearest artifact (partition, backbone, embeddings or datastore); its lineage leads to the others.
     Training settings are those of the backbone, if there is one, with ``settings`` changed. A method that made the
     backbone with these very settings goes on from it. Models begin where the backbone began, and without one at
-    ``weights``, a file. Raises InputError if the method needs what is not there or ``weights`` do not fit.
+    ``weights``, a file. With the setting ``refit`` a method that chooses by validation samples takes what it chose in
+    the predictions ``choices``. Raises InputError if the method needs what is not there or ``weights`` do not fit,
+    UsageError if it needs choices, or a backbone that has learned from the same samples.
     """
     manner = manner or Manner()
     code = registry.load("methods", method)
@@ -76,6 +80,12 @@ def personalize(
             f"{backbone.path} is a {base['model']}, not a {plan.model}",
             f"pfl personalize {method} {partition.path if partition else 'PARTITION'} --model {plan.model} -o {out}",
         )
+    if code.NEEDS and plan.refit != base.get("refit", False):
+        assert backbone is not None
+        raise UsageError(
+            f"{backbone.path} was trained with{'' if base.get('refit') else 'out'} --refit, and {method} stands on it",
+            f"pfl train-global PARTITION{' --refit' if plan.refit else ''} -o DIR, and {method} on that",
+        )
     seed = training.draws(seed, nearest)
     request = {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed}
     begin = initial.read(weights) if weights is not None else None
@@ -93,10 +103,14 @@ def personalize(
         and backbone is not None
         and (dict(backbone.manifest.request), backbone.manifest.code) == (request, written)
     )
+    chosen = earlier.source(code, cfg, request, choices, kin["partition"])
+    ahead = [nearest.as_input("source", Path(out))]
+    if chosen is not None:
+        ahead.append(chosen.as_input("choices", Path(out)))
     draft = Draft(
         "predictions",
         request,
-        (nearest.as_input("source", Path(out)),),
+        tuple(ahead),
         code=written,
     )
 
@@ -111,6 +125,7 @@ def personalize(
             run.init = {name: value.to(device) for name, value in tensors(backbone, initial.INITIAL).items()}
         elif begin is not None:
             run.init = initial.fit(begin, plan.model, run.init, manner.watch.say)
+        run.choices = earlier.read(chosen, earlier.named(code, cfg))
         progress = training.resumed(run, code, work, manner)
         # A method that keeps more than the global model has to run its rounds again.
         taken = made_by_it and progress.state.keys() == {"global"}
@@ -136,6 +151,7 @@ def personalize(
             graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
             work.write("neighbours.csv", training.table(by_round(graphs, data.cluster)))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
+        inputs += [] if chosen is None else [chosen]  # what choosing cost, this run has cost too
         summary = {
             "method": method,
             "clients": len(run.clients),
@@ -147,7 +163,11 @@ def personalize(
             },
             "tuned": {name: _spread(values) for name, values in tuned.items()},
         }
-        spent = sum(item.manifest.made["seconds"] for item in inputs if item.kind != "partition")
+        spent = sum(
+            item.manifest.made["seconds"] + (item.manifest.made.get("seconds_inputs", 0) if item is chosen else 0)
+            for item in inputs
+            if item.kind != "partition"
+        )
         return summary, {
             "device": machine.device(manner.device),
             "engine": run.engine.way,
@@ -191,7 +211,9 @@ def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress
                 predictor = code.personalize(run, progress.state, clients)
             except ComputationError as error:
                 raise ComputationError(f"{method}: {error.message}", *error.fix) from None
-            found = {split: _with_global(run, predictor.answer(split), clients, split) for split in predictor.splits}
+            # Validation samples that a run has learned from are training samples: there are none left to answer.
+            splits = [split for split in predictor.splits if split == "test" or not run.settings.refit]
+            found = {split: _with_global(run, predictor.answer(split), clients, split) for split in splits}
             # One append: an interruption finds these clients' answers whole or not at all.
             progress.answers.append((len(clients), _tensors({**found, "tuned": predictor.tuned})))
             advance(len(clients), "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.errors import ComputationError, ConflictError, InputError, PflError, UnsuitedError
-from pflcli.steps.lineup import Step
+from pflcli.steps.lineup import CHOOSING, Step
 from pflcli.steps.making import Manner
 from pflcli.steps.pace import Whole
 
@@ -38,7 +38,7 @@ def run(steps: Sequence[Step], manner: Manner, *, every: bool) -> Results:
     broken: dict[tuple[int, str], Step] = {}
     with whole.everything():
         for step in todo:
-            cause = broken.get((step.seed, step.source))
+            cause = next((broken[step.seed, name] for name in step.sources if (step.seed, name) in broken), None)
             if cause is not None:
                 results.blocked[step] = broken[step.seed, step.name] = cause
             if cause is not None or step.name in results.unsuited:
@@ -49,7 +49,7 @@ def run(steps: Sequence[Step], manner: Manner, *, every: bool) -> Results:
                 if step.is_method:
                     results.predictions[step] = open_artifact(step.artifact.path)
             elif every and isinstance(error, UnsuitedError):
-                results.unsuited.add(step.name)
+                results.unsuited |= {step.name, step.name.removeprefix(f"{CHOOSING} ")}
                 manner.watch.say(f"{step.name} is left out: {error.message}")
             else:
                 results.failed[step] = error
@@ -60,11 +60,9 @@ def run(steps: Sequence[Step], manner: Manner, *, every: bool) -> Results:
 
 def _failure(step: Step, manner: Manner, whole: Whole) -> PflError | None:
     """Make one artifact and return what went wrong, if something did; raises ConflictError if another pfl makes it."""
-    origin = step.artifact.origin
-    assert origin is not None
     try:
         with whole.step(step):
-            step.act(open_artifact(origin.path), manner)
+            step.act([open_artifact(source.path) for source in step.before], manner)
     except ConflictError:
         raise
     except PflError as error:

@@ -42,7 +42,7 @@ _METRICS = {
     "worst": ("fraction", "worst client"),
     "accuracy_unseen": ("fraction", "clients that took no part in training, by samples"),
     "bottom_decile_unseen": ("fraction", "(m/10)-th worst client that took no part in training"),
-    "validation_accuracy": ("fraction", "clients by validation samples, against the training samples alone"),
+    "validation_accuracy": ("fraction", "clients by validation samples"),
 }
 
 
@@ -99,9 +99,9 @@ def sweep(
 ) -> Outcome:
     """Score kNN-Per at every point of ``grid``, with every shared lambda and with the one that each client tunes.
 
-    ``grid`` holds fields of ``Grid``. Lambda is tuned on validation samples against the training samples that a store
-    keeps; test samples are answered from training and validation samples. ``plot`` is the horizontal axis of the
-    picture, by default the first that varies. Raises UsageError for values that cannot be.
+    ``grid`` holds fields of ``Grid``. Stores keep training samples; lambda is tuned on validation samples. ``plot`` is
+    the horizontal axis of the picture, by default the first that varies. Raises UsageError for values that cannot be,
+    InputError if the backbone has learned from validation samples, which then tune nothing.
     """
     manner = manner or Manner()
     points: Grid = config.build(Grid, grid or {}, "sweep")
@@ -109,6 +109,12 @@ def sweep(
     if plot not in points.axes:
         raise UsageError(f"--plot {plot} is no axis of a sweep", closest(plot, points.axes))
     origin = open_artifact(source, "embeddings")
+    backbone = parent(origin, "backbone")
+    if backbone is not None and backbone.manifest.request["settings"].get("refit"):
+        raise InputError(
+            f"{backbone.path} was trained with --refit: no validation samples are left to tune lambda on",
+            "sweep the embeddings of a backbone that was trained without it",
+        )
     seed = training.draws(seed, origin)
     draft = Draft(
         "sweep",
@@ -176,23 +182,15 @@ def _counts(splits: Mapping[str, embeddings.Embedded], points: Grid, seed: int, 
                 for split, whole in splits.items()
                 for span in [slice(bounds[split][client], bounds[split][client + 1])]
             }
-            held = [part["train"], part["validation"]]
-            z, y = np.concatenate([one.z for one in held]), np.concatenate([one.y for one in held])
+            z, y = part["train"].z, part["train"].y
             kept = np.zeros((len(points.capacity), len(y)), np.bool_)
-            first = 0
-            for split, one in zip(("train", "validation"), held, strict=True):
-                order = first + capacities.uptake(seed, split, client, len(one.y))
-                for place, capacity in enumerate(points.capacity):
-                    kept[place, capacities.kept(capacity, order)] = True
-                first += len(one.y)
+            order = capacities.uptake(seed, "train", client, len(y))
+            for place, capacity in enumerate(points.capacity):
+                kept[place, capacities.kept(capacity, order)] = True
             grid = (points.k, points.sigma, lambdas)
-            n = len(held[0].y)
-            counts = {
-                "validation": right(z[:n], y[:n], kept[:, :n], part["validation"], *grid),
-                "test": right(z, y, kept, part["test"], *grid),
-            }
+            counts = {split: right(z, y, kept, part[split], *grid) for split in ("validation", "test")}
             weight[client] = tuned(tune, counts["validation"][..., own])
-            stored[client] = kept[:, :n].sum(axis=1)
+            stored[client] = kept.sum(axis=1)
             chosen = np.searchsorted(lambdas, weight[client])[..., None]
             for split, count in counts.items():
                 found = [count[..., shared], np.take_along_axis(count, chosen, axis=-1)]

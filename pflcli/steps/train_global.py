@@ -79,7 +79,8 @@ def train_global(
             "validation_accuracy": None if math.isnan(accuracy) else accuracy,
             **{f"bytes_{link}": total for link, total in run.traffic.items()},
         }
-        known = "no validation samples" if math.isnan(accuracy) else f"validation accuracy {accuracy:.4f}"
+        nothing = "validation samples were trained on" if plan.refit else "no validation samples"
+        known = nothing if math.isnan(accuracy) else f"validation accuracy {accuracy:.4f}"
         manner.watch.say(f"{known} after round {len(rows)} (the last)")
         return summary, {
             "device": machine.device(manner.device),

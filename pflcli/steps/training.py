@@ -48,6 +48,7 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
     workers = machine.threads(manner.threads)
     torch.set_num_threads(workers)
     federation = Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new, data.cluster)
+    federation = federation.refitted() if plan.refit else federation
     shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
     net = models.create(plan.model, shape, data.classes, seed, tokens=tokens)
     way, jobs = machine.engine(manner.engine), machine.jobs(manner.jobs)

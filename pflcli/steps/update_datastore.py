@@ -61,7 +61,7 @@ def update_datastore(
     """Add samples of the embeddings ``arriving`` to the stores of ``source``.
 
     Samples arrive in the order in which stores of growing capacity take them up: those between the fractions ``first``
-    and ``last`` of each client's training samples, and of its validation samples. ``fifo`` lets as many of the oldest
+    and ``last`` of each client's training samples. ``fifo`` lets as many of the oldest
     go as come, ``concatenate`` keeps all, ``fixed`` takes up nothing (kNN-Per, section 5, distribution shift). What a
     store holds already is not taken up twice. The new stores descend from ``arriving``: it is their test samples that
     ``personalize`` then answers. Raises UsageError for values that cannot be, InputError if the two do not match.
@@ -95,34 +95,32 @@ def update_datastore(
         packed, splits = datastore.read(old), embeddings.read(new)
         same = _content(old) == _content(new)
         count = len(packed.train)
-        stores: list[tuple[Rows, Rows]] = []
-        counts: list[list[int]] = []
+        stores: list[Rows] = []
+        added: list[int] = []
+        evicted: list[int] = []
         with manner.watch.progress("update-datastore", count) as advance:
             for client in range(count):
-                store, added, evicted = [], 0, 0
-                for split, held in zip(("train", "validation"), _held(packed, client), strict=True):
-                    order = capacities.uptake(seed, split, client, int(np.diff(splits[split].offsets)[client]))
-                    begin, end = (capacities.count(share, len(order)) for share in (first, last))
-                    come = _rows(splits[split], client)[np.sort(order[begin:end])]
-                    kept, number = taken_up(held, come, policy, distinct=same)
-                    added += number
-                    evicted += len(held.y) + number - len(kept.y)
-                    store.append(kept)
-                stores.append((store[0], store[1]))
-                counts.append([added, evicted, len(store[0].y), len(store[1].y)])
+                stored = _stored(packed, client)
+                order = capacities.uptake(seed, "train", client, int(np.diff(splits["train"].offsets)[client]))
+                begin, end = (capacities.count(share, len(order)) for share in (first, last))
+                come = _rows(splits["train"], client)[np.sort(order[begin:end])]
+                kept, number = taken_up(stored, come, policy, distinct=same)
+                added.append(number)
+                evicted.append(len(stored.y) + number - len(kept.y))
+                stores.append(kept)
                 advance(1, "")
-        whole = [train + validation for train, validation in stores]
-        pieces, ends = flat_pieces([rows.z for rows in whole])
-        y, sample = np.concatenate([rows.y for rows in whole]), np.concatenate([rows.sample for rows in whole])
-        train = np.asarray([len(rows.y) for rows, _ in stores], dtype=np.int64)
-        offsets = blocks.offsets([len(rows.y) for rows in whole])
-        datastore.write(work, pieces, y=y, sample=sample, offsets=offsets, train=train, bytes=ends)
+        pieces, ends = flat_pieces([rows.z for rows in stores])
+        y, sample = np.concatenate([rows.y for rows in stores]), np.concatenate([rows.sample for rows in stores])
+        sizes = [len(rows.y) for rows in stores]
+        train = np.asarray(sizes, dtype=np.int64)
+        datastore.write(work, pieces, y=y, sample=sample, offsets=blocks.offsets(sizes), train=train, bytes=ends)
         known = codebook.read(new)
         codebook.write(work, known)
-        work.write("clients.csv", codebook.clients_csv(known, ["added", "evicted", "train", "validation"], counts))
-        added, evicted = (sum(row[column] for row in counts) for column in (0, 1))
-        manner.watch.say(f"{count} stores: {added} samples added, {evicted} evicted, {len(y)} held")
-        return {"clients": count, "samples": len(y), "bytes": int(ends[-1]), "added": added, "evicted": evicted}, {}
+        counts = list(zip(added, evicted, sizes, strict=True))
+        work.write("clients.csv", codebook.clients_csv(known, ["added", "evicted", "samples"], counts))
+        manner.watch.say(f"{count} stores: {sum(added)} samples added, {sum(evicted)} evicted, {len(y)} stored")
+        changes = {"added": sum(added), "evicted": sum(evicted)}
+        return {"clients": count, "samples": len(y), "bytes": int(ends[-1]), **changes}, {}
 
     return make(out, draft, manner, build)
 
@@ -140,13 +138,12 @@ def taken_up(held: Rows, come: Rows, policy: str, *, distinct: bool) -> tuple[Ro
     return (both[len(both.y) - len(held.y) :] if policy == "fifo" else both), len(come.y)
 
 
-def _held(packed: datastore.Packed, client: int) -> tuple[Rows, Rows]:
-    """Return a client's training and validation samples in its store."""
+def _stored(packed: datastore.Packed, client: int) -> Rows:
+    """Return a client's training samples in its store."""
     span = slice(packed.offsets[client], packed.offsets[client + 1])
     z = flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
     assert z is not None  # the stores are exact ones
-    rows, train = Rows(z, packed.y[span], packed.sample[span]), int(packed.train[client])
-    return rows[:train], rows[train:]
+    return Rows(z, packed.y[span], packed.sample[span])[: int(packed.train[client])]
 
 
 def _rows(part: Embedded, client: int) -> Rows:
