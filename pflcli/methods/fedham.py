@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -36,6 +36,7 @@ from torch.func import vmap
 from pflcli.fl import grouping, ham
 from pflcli.fl import params as P
 from pflcli.fl.engine import intra_op
+from pflcli.fl.ham_records import Seen
 from pflcli.fl.params import Mean, Stacked
 from pflcli.fl.run import Predictor, Run
 from pflcli.fl.sketch import CountSketch
@@ -151,7 +152,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     # A client's first upload is trained from the global model: before it there is no x_i.
     ready = np.isin(cohort, known) & (run.cfg.variant != "ftl" and not warm)
     run.send("down", start, copies=len(cohort))
-    seen = _Seen(len(run.clients))
+    seen = Seen(len(run.clients))
     starts = [(cohort[~ready], start)] if not ready.all() else []
     mean, sketches, loss = Mean(), state["sketches"].clone(), 0.0
     for clients, begin in chain(starts, _hybrids(run, state, t, known, cohort[ready], sketch, seen)):
@@ -166,7 +167,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         best, stale = state["warmup"]["best"], state["warmup"]["stale"]
         found = torch.tensor(loss / run.federation.sizes("train")[cohort].sum())
         return {**state, "warmup": {"best": found.minimum(best), "stale": torch.where(found < best, 0, stale + 1)}}
-    return {**state, **_recorded(run, state, seen)}
+    return {**state, **seen.recorded(state, remember=run.cfg.remember)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
@@ -199,31 +200,6 @@ def _sketch(run: Run) -> CountSketch:
     return CountSketch(run.init, run.engine.parameters, run.cfg.sketch, run.rng("sketch"))
 
 
-@dataclass
-class _Seen:
-    """What the clients of a round attended to, and which validation samples their hybrids got right."""
-
-    clients: int
-    right: list[NDArray[np.bool_]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.first = torch.zeros(self.clients, self.clients)
-        self.second = torch.zeros(self.clients, 3)
-
-
-def _recorded(run: Run, state: State, seen: _Seen) -> State:
-    """Return the records with one more round."""
-    right = np.concatenate([*seen.right, np.zeros(0, dtype=bool)])
-    accuracy = torch.tensor([right.mean() if len(right) else -1]).float()
-    first, second = state["attention"]["first"], state["attention"]["second"]
-    if len(run.clients) > run.cfg.remember:
-        first, second = first[:0], second[:0]
-    return {
-        "attention": {"first": torch.cat([first, seen.first[None]]), "second": torch.cat([second, seen.second[None]])},
-        "history": {"hybrid": torch.cat([state["history"]["hybrid"], accuracy])},
-    }
-
-
 def _hybrids(
     run: Run,
     state: State,
@@ -231,7 +207,7 @@ def _hybrids(
     known: NDArray[np.int64],
     ready: NDArray[np.int64],
     sketch: CountSketch,
-    seen: _Seen,
+    seen: Seen,
 ) -> Iterator[tuple[NDArray[np.int64], Stacked]]:
     """Yield, cluster by cluster, the clients ``ready`` for them and their hybrids, after training HAM.
 

@@ -45,8 +45,7 @@ def settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
 def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed: int, manner: Manner) -> Run:
     """Take the samples, build the model and return a run, ready for ``rounds`` or ``personalize``."""
     device = machine.device(manner.device)
-    workers = machine.threads(manner.threads)
-    torch.set_num_threads(workers)
+    torch.set_num_threads(workers := machine.threads(manner.threads))
     federation = Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new, data.cluster)
     federation = federation.refitted() if plan.refit else federation
     shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
