@@ -9,7 +9,8 @@ By default each client chooses lambda on its validation samples, as the paper do
 personal steps once for each lambda of `grid`, on the same minibatches, and keeps the model with the lowest validation
 loss, of equal ones the first in `grid`. A client with fewer than 4 validation samples takes 1, as in the paper. The
 authors' code chooses so at every step; here a choice stands for a round. It costs as many personal trainings per round
-as `grid` has values; a fixed `lam` costs one and leaves validation samples alone.
+as `grid` has values; a fixed `lam` costs one and leaves validation samples alone. With ``--refit`` a client takes the
+lambda that it chose last in the earlier run.
 
 A client that never took part has no personal model. When it personalizes it starts from the last global model and takes
 `newcomer_epochs` of the same personal steps, with the same choice. All models learn from training samples alone; where
@@ -63,6 +64,11 @@ class Config:
     """local epochs, when they personalize, of clients that never took part; 0 leaves them the global model"""
 
 
+def choices(cfg: Config) -> tuple[str, ...]:
+    """Return what each client chooses by its validation samples."""
+    return ("lambda",) if cfg.lam is None else ()
+
+
 def setup(run: Run) -> State:
     """Return the common initial model, for the server and for every client; and lambdas, where clients choose them."""
     state: State = {"global": run.start(), "personal": run.table(run.start())}
@@ -112,11 +118,22 @@ def _near(
     def steps(ids: NDArray[np.int64], lam: float) -> Iterator[Part]:
         return run.local_sgd(ids, begin, name="personal", prox=(anchor, lam), **plan)
 
-    fixed, able = run.cfg.lam, run.federation.sizes("validation")[clients] >= _ENOUGH
-    for part in steps(clients, fixed) if fixed is not None else steps(clients[~able], _OTHERWISE):
-        yield part, np.full(len(part.clients), _OTHERWISE if fixed is None else fixed)
-    for ids in run.portions(clients[able], 2 * P.size(anchor)) if fixed is None else ():
+    lambdas = _known(run, clients)
+    for lam in np.unique(lambdas[~np.isnan(lambdas)]):
+        for part in steps(clients[lambdas == lam], float(lam)):
+            yield part, np.full(len(part.clients), lam)
+    for ids in run.portions(clients[np.isnan(lambdas)], 2 * P.size(anchor)):
         yield _chosen(run, ids, steps)
+
+
+def _known(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the lambda of each client (n,), nan where validation samples are to choose it."""
+    earlier = run.chosen("lambda", clients)
+    if run.cfg.lam is not None:
+        return np.full(len(clients), run.cfg.lam)
+    if earlier is not None:
+        return earlier
+    return np.where(run.federation.sizes("validation")[clients] >= _ENOUGH, np.nan, _OTHERWISE)
 
 
 def _chosen(
