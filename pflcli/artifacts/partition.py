@@ -133,6 +133,13 @@ def form(artifact: Artifact) -> Form:
         return Form(tuple(file["x"].shape[1:]), str(file["x"].dtype), int(file.attrs["classes"]))
 
 
+def able(artifact: Artifact) -> NDArray[np.int64]:
+    """Read the ids of the clients that can take part in a round: those with training samples that are not new."""
+    with artifact.h5("samples.h5") as file:
+        train = np.diff(file["offsets"][...])[:: len(blocks.SPLITS)] > 0
+        return np.flatnonzero(train & ~file["new"][...] if "new" in file else train)
+
+
 def new(artifact: Artifact) -> NDArray[np.bool_] | None:
     """Read which clients take no part in training the global model, (m,), or None if all are free to."""
     with artifact.h5("samples.h5") as file:

@@ -67,6 +67,12 @@ class Federation:
         return self.clients if self.new is None else np.flatnonzero(~self.new)
 
     @property
+    def able(self) -> NDArray[np.int64]:
+        """Return the ids of the clients that can take part in a round: the seen ones that have training samples."""
+        seen = self.seen
+        return seen[self.sizes("train")[seen] > 0]
+
+    @property
     def in_shape(self) -> tuple[int, ...]:
         """Return the shape of one sample, channels first."""
         return tuple(self.x.shape[1:])

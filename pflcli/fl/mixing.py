@@ -28,7 +28,7 @@ def mixed(models: Table, weights: NDArray[np.float64], room: int) -> Iterator[tu
         for begin in range(0, len(givers), room):
             ids = givers[begin : begin + room]
             _add(sums, models[ids], torch.from_numpy(some[:, ids]))
-        total = torch.from_numpy(some.sum(axis=1))
+        total = torch.from_numpy(some[:, givers].sum(axis=1))
         yield rows, {name: _quotient(sums[name], total, value) for name, value in models.default.items()}
 
 

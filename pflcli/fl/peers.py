@@ -40,6 +40,13 @@ def recorded(graph: Tensor, neighbours: NDArray[np.bool_]) -> Tensor:
     return torch.cat([graph.cpu(), new]) if len(graph) else new
 
 
+def last(graph: Tensor, clients: int) -> NDArray[np.bool_]:
+    """Return who has whom (m, m) after the last round of the graph: nobody before the first."""
+    if not len(graph):
+        return np.zeros((clients, clients), dtype=bool)
+    return np.unpackbits(graph[-1].cpu().numpy(), axis=1, count=clients).astype(bool)
+
+
 def train(run: Run, state: State, cohort: NDArray[np.int64], t: int) -> NDArray[np.int64]:
     """Train the cohort from their own models; returns the clients that can be asked from now on, sorted."""
     for part in run.local_sgd(cohort, state["model"], t=t):

@@ -121,8 +121,7 @@ class Run:
 
     def cohort(self, t: int) -> NDArray[np.int64]:
         """Draw the clients of round ``t``, sorted: uniformly among the seen ones that have training samples."""
-        seen = self.federation.seen
-        able = seen[self.federation.sizes("train")[seen] > 0]
+        able = self.federation.able
         count = max(1, round(self.settings.participation * len(able)))
         return np.sort(self.rng("cohort", t).choice(able, size=count, replace=False))
 

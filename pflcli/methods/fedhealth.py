@@ -62,7 +62,7 @@ def setup(run: Run) -> State:
     rows = _public(run)
     given = {"x": run.federation.x[rows], "y": run.federation.y[rows]}
     run.send("up", given)
-    run.send("down", {"x": given["x"]}, copies=len(run.clients))
+    run.send("down", {"x": given["x"]}, copies=len(run.federation.seen))
     return {"global": run.server_sgd(rows, run.start(), t="cloud", epochs=run.cfg.cloud_epochs)}
 
 
@@ -95,9 +95,9 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 
 def _public(run: Run) -> NDArray[np.int64]:
-    """Return the rows (n,) of the public set; each client's draw is its own."""
+    """Return the rows (n,) of the public set, of which new clients give none; each client's draw is its own."""
     drawn = []
-    for client in run.clients:
+    for client in run.federation.seen:
         rows = run.federation.rows(int(client), "train")
         count = math.ceil(run.cfg.public * len(rows))
         drawn.append(np.sort(run.rng("public", int(client)).choice(rows, size=count, replace=False)))

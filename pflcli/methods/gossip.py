@@ -52,7 +52,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         partners[place, peers.drawn(run.rng("asked", t, i), reachable[reachable != i], run.cfg.k)] = True
     run.send("peer", run.init, copies=int(partners.sum()))
     peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
-    met = np.zeros((len(run.clients), len(run.clients)), dtype=bool)
+    met = peers.last(state["graph"], len(run.clients))
     met[cohort] = partners
     return {**state, "graph": peers.recorded(state["graph"], met)}
 

@@ -1,12 +1,12 @@
 """SCAFFOLD: FedAvg whose clients correct the drift of their own steps by control variates.
 
 Karimireddy et al. (2020), https://arxiv.org/abs/1910.06378, Algorithm 1, option II. Client i steps along grad F(y) -
-c_i + c from the global model x, and after K steps that led to y its control variate becomes c_i - c + (x - y) / (K
-lr), the mean of the gradients that it met. The server moves x by `server_lr` times the mean of y - x, and c by the
-mean change of all control variates, those that did not change included. Means are weighted by samples, as in FedAvg;
-with equal clients they are the paper's. Model and control variate travel both ways, so a round sends twice what FedAvg
-sends. Local steps have no momentum, for which the mean of the gradients could not be told from y. With weight decay c_i
-holds the decay as well as the gradient, as (x - y) / (K lr) cannot tell them apart.
+c_i + c from the global model x, and after K steps that led to y its control variate becomes c_i - c + (x - y) / (K lr),
+the mean of the gradients that it met. The server moves x by `server_lr` times the mean of y - x, and c by the mean
+change of the control variates of all clients that can take part, those that did not change included. Means are weighted
+by samples, as in FedAvg; with equal clients they are the paper's. Model and control variate travel both ways, so a
+round sends twice what FedAvg sends. Local steps have no momentum, for which the mean of the gradients could not be told
+from y. With weight decay c_i holds the decay as well as the gradient, as (x - y) / (K lr) cannot tell them apart.
 
 It is a global model: control variates begin at zero and change no answer.
 """
@@ -56,6 +56,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     run.send("down", start, copies=len(cohort))
     run.send("down", control, copies=len(cohort))
     sizes = run.federation.sizes("train")
+    everyone = sizes[run.federation.able].sum()
     count = run.settings.epochs * steps(sizes, run.settings.batch_size, join_single=run.engine.joins_single)
     mean, change = P.Mean(), {name: torch.zeros_like(value) for name, value in control.items()}
     for ids in run.portions(cohort, 3 * P.size(start)):
@@ -64,7 +65,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         begin = P.repeat(start, len(ids))
         (part,) = run.local_sgd(ids, begin, t=t, momentum=0.0, objective=_corrected, own=drift)
         mean.add(part.params, part.weights)
-        scale, share = 1 / (count[ids] * run.settings.lr_at(t)), sizes[ids] / sizes.sum()
+        scale, share = 1 / (count[ids] * run.settings.lr_at(t)), sizes[ids] / everyone
         met = {name: (start[name] - part.params[name]) * _wide(scale, drift[name]) for name in control}
         controls[ids] = {name: value - drift[name] for name, value in met.items()}
         for name, value in met.items():  # c_i after less c_i before is what was met, less c

@@ -42,13 +42,21 @@ def precision_recall(neighbours: Array, cluster: Array) -> tuple[float, float]:
     )
 
 
-def by_round(graphs: Iterable[Array], cluster: Array | None) -> list[dict[str, float]]:
+def by_round(
+    graphs: Iterable[Array], cluster: Array | None, able: NDArray[np.int64] | None = None
+) -> list[dict[str, float]]:
     """Return a row for each round's neighbours (m, m): their mean number, and how well they match ``cluster`` (m,).
 
-    Precision and recall are those of ``precision_recall``; they are left out if the true clusters are not known.
+    Precision and recall are those of ``precision_recall``; they are left out if the true clusters are not known. Only
+    the clients ``able`` to take part in a round, given by their ids, count: others have no neighbours and are nobody's.
+    One that could have taken part and has not yet counts as not having found anybody.
     """
     rows: list[dict[str, float]] = []
-    for number, found in enumerate(graphs, start=1):
+    among = slice(None) if able is None else able
+    if cluster is not None:
+        cluster = cluster[among]
+    for number, graph in enumerate(graphs, start=1):
+        found = graph[among][:, among]
         row = {"round": number, "neighbours": float(found.sum(axis=1).mean())}
         if cluster is not None:
             row["precision"], row["recall"] = precision_recall(found, cluster)

@@ -52,7 +52,8 @@ def predictions(artifact: Artifact) -> bytes:
     if "history/rho" in state:
         history = {name.removeprefix("history/"): values for name, values in state.items()}
         return collapse(history, _numbers(rounds, len(history["rho"])), title)
-    cluster = _cluster(artifact)
+    held = parent(artifact, "partition")
+    cluster, able = (None, None) if held is None else (partitions.cluster(held), partitions.able(held))
     if "attention/first" in state:
         first, second = state["attention/first"], state["attention/second"]
         return attention(first, second, _numbers(rounds, len(first)), title, cluster, names)
@@ -61,7 +62,7 @@ def predictions(artifact: Artifact) -> bytes:
     else:  # whoever is given the same model
         found = state["cluster"]
         graphs = [neighbourhood.together(found) & (found >= 0)]
-    return neighbours(graphs[-1], neighbourhood.by_round(graphs, cluster), title, cluster, names)
+    return neighbours(graphs[-1], neighbourhood.by_round(graphs, cluster, able), title, cluster, names)
 
 
 def _names(known: Codebook, clients: int) -> list[str]:
@@ -96,8 +97,3 @@ def _state(artifact: Artifact) -> dict[str, NDArray[Any]]:
 def _numbers(rounds: int, count: int) -> NDArray[np.int64]:
     """Return the numbers of the last ``count`` of the rounds."""
     return np.arange(rounds - count + 1, rounds + 1)
-
-
-def _cluster(artifact: Artifact) -> NDArray[np.int64] | None:
-    held = parent(artifact, "partition")
-    return None if held is None else partitions.cluster(held)

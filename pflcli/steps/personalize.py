@@ -149,7 +149,7 @@ def personalize(
             work.write("rounds.csv", training.table(rows))
         if len(state.get("graph", ())):
             graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
-            work.write("neighbours.csv", training.table(by_round(graphs, data.cluster)))
+            work.write("neighbours.csv", training.table(by_round(graphs, data.cluster, run.federation.able)))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
         inputs += [] if chosen is None else [chosen]  # what choosing cost, this run has cost too
         summary = {
