@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from functools import partial
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -39,12 +42,13 @@ def logits(w, x):
     return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"]) @ w["head.weight"].T + w["head.bias"]
 
 
-def trained(start, data, client, t, *, batch=4, lr=0.1, epochs=1):
-    """Local SGD with nothing but autograd."""
+def trained(start, data, client, t, *, batch=4, lr=0.1, epochs=1, also=lambda w, part: 0):
+    """Local SGD with nothing but autograd, on the loss and what is ``also`` minimised."""
     w = {name: value.clone().requires_grad_() for name, value in start.items()}
     draw = rng.generator(0, "sgd", t, client)
     for part in minibatches(data, client, draw, epochs, batch):
-        grads = torch.autograd.grad(functional.cross_entropy(logits(w, data.x[part]), data.y[part]), list(w.values()))
+        loss = functional.cross_entropy(logits(w, data.x[part]), data.y[part]) + also(w, part)
+        grads = torch.autograd.grad(loss, list(w.values()))
         with torch.no_grad():
             for value, grad in zip(w.values(), grads, strict=True):
                 value -= lr * grad
@@ -76,8 +80,16 @@ def validation_loss(w, data, i):
     return float(functional.cross_entropy(logits(w, data.x[rows]), data.y[rows])) if len(rows) else 0.0
 
 
-def hybrid(theta, cfg, sketches, x, i, g, data):
-    """Eq. 5 to 9 word by word: the hybrid of client i, its first layer by client, and its second layer."""
+def sketched(sketch, w):
+    """The sketch of one model, which a gradient goes through."""
+    found = torch.zeros(sketch._width, dtype=torch.float64)
+    for name, (bucket, sign) in sketch._maps.items():
+        found = found.index_add(0, bucket, w[name].flatten().double() * sign)
+    return found
+
+
+def hybrid(theta, cfg, sketches, x, i, g, data, share=None):
+    """Eq. 5 to 9 word by word: the hybrid of client i, its first layer by client, its second layer, and its share."""
     others = [j for j in x if j != i]
     z = {j: unit(sketches[j]) for j in [*x, "g"]}
     a = attend(theta["q1"] @ z[i], [theta["k1"] @ z[j] for j in others])
@@ -89,12 +101,12 @@ def hybrid(theta, cfg, sketches, x, i, g, data):
         kept = [slot for slot in kept if slot != "self"]
     b = attend(theta["q2"] @ z[i], [theta["k2"] @ candidates[slot][1] for slot in kept])
     learned = {k: sum(w * candidates[slot][0][k] for w, slot in zip(b, kept, strict=True)) for k in g}
-    shares = [0]
-    if cfg.form == "guarded" and cfg.variant != "aml1":
+    shares = [0] if share is None else [share]
+    if share is None and cfg.form == "guarded" and cfg.variant != "aml1":
         shares = [1 / 3, 0, 2 / 3, 1] if cfg.self_share is None else [cfg.self_share]
-    tried = [{k: s * x[i][k] + (1 - s) * learned[k] for k in g} for s in shares]
-    final = min(tried, key=lambda w: validation_loss(w, data, i))
-    return learned, final, dict(zip(others, a, strict=True)), dict(zip(kept, b, strict=True))
+    tried = {s: {k: s * x[i][k] + (1 - s) * learned[k] for k in g} for s in shares}
+    best = min(tried, key=lambda s: validation_loss(tried[s], data, i))
+    return learned, tried[best], dict(zip(others, a, strict=True)), dict(zip(kept, b, strict=True)), best
 
 
 def reference(made, rounds):
@@ -106,7 +118,7 @@ def reference(made, rounds):
     )
     theta, x, seen = {i: {k: v.clone().requires_grad_() for k, v in first.items()} for i in ABLE}, {}, []
     for t in range(rounds):
-        start = dict.fromkeys(ABLE, g)
+        start, also = dict.fromkeys(ABLE, g), dict.fromkeys(ABLE, lambda w, part: 0)
         if t >= cfg.warmup and x:
             centre = sketch({k: v[None] for k, v in g.items()})[0] * (cfg.form != "faithful")
             points = {
@@ -117,29 +129,41 @@ def reference(made, rounds):
                 prior = hybrid(first, cfg, points, x, i, g, data)[2]
                 optimizer, draw = torch.optim.Adam(theta[i].values(), lr=cfg.ham_lr), rng.generator(0, "ham", t, i)
                 for batch in minibatches(data, i, draw, cfg.ham_epochs):
-                    learned, _, a, _ = hybrid(theta[i], cfg, points, x, i, g, data)
-                    loss = cfg.lam * functional.cross_entropy(logits(learned, data.x[batch]), data.y[batch])
+                    learned, _, a, *_ = hybrid(theta[i], cfg, points, x, i, g, data)
+                    loss = functional.cross_entropy(logits(learned, data.x[batch]), data.y[batch])
                     if cfg.form == "guarded":
                         loss = loss + cfg.rho * sum(p * (p / a[j]).log() for j, p in prior.items())
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
                 with torch.no_grad():
-                    _, start[i], a, b = hybrid(theta[i], cfg, points, x, i, g, data)
+                    _, start[i], a, b, share = hybrid(theta[i], cfg, points, x, i, g, data)
+                if cfg.lam:
+                    also[i] = partial(through_hybrid, made, sketch, theta[i], points, centre, x, i, g, share)
                 seen.append((i, {j: float(w) for j, w in a.items()}, {slot: float(w) for slot, w in b.items()}))
-        x = {i: trained(start[i], data, i, t) for i in ABLE}
+        x = {i: trained(start[i], data, i, t, also=also[i]) for i in ABLE}
         g = mean(x, data)
     return g, x, seen
 
 
+def through_hybrid(made, sketch, theta, points, centre, x, i, g, share, w, part):
+    """The second term of Eq. 1: lambda times the loss of the hybrid, with w in the place of x_i."""
+    own = (sketched(sketch, w) - centre).float()
+    _, mixed, *_ = hybrid(theta, made.cfg, {**points, i: own}, {**x, i: w}, i, g, made.federation, share)
+    return made.cfg.lam * functional.cross_entropy(logits(mixed, made.federation.x[part]), made.federation.y[part])
+
+
 CASES = {
+    "guarded, Eq. 15 with lambda": {"lam": 2.0},
+    "joint, Eq. 15 with lambda": {"form": "joint", "lam": 0.5},
+    "faithful, Eq. 15 with lambda": {"form": "faithful", "lam": 2.0, "self_share": 0.0},
     "guarded": {},
     "guarded, fixed share": {"self_share": 0.25},
     "guarded aml2": {"variant": "aml2", "ham_epochs": 0},
     "guarded aml1": {"variant": "aml1"},
     "joint": {"form": "joint"},
     "joint aml2": {"form": "joint", "variant": "aml2"},
-    "faithful": {"form": "faithful", "lam": 0.5},
+    "faithful": {"form": "faithful"},
     "frozen": {"ham_epochs": 0},
 }
 
@@ -183,7 +207,7 @@ def test_the_gradient_through_the_hybrid_is_exact(slots):
     theta = {name: torch.randn(6, 6).double().requires_grad_() for name in ("q1", "k1", "q2", "k2")}
     me = torch.eye(4).double()[1]
     shared = {"points": torch.randn(5, 6).double(), "slots": torch.tensor(slots).double()}
-    shared |= {"lam": torch.tensor(0.7).double(), "rho": torch.tensor(0.3).double()}
+    shared |= {"rho": torch.tensor(0.3).double()}
     shared |= {f"basis.{name}": value for name, value in basis.items()}
     prior = torch.tensor([0.2, 0.0, 0.5, 0.3]).double()
 
@@ -197,6 +221,36 @@ def test_the_gradient_through_the_hybrid_is_exact(slots):
     reached = [bool(grad.abs().max() > 0) for grad in grads]
     chooses = sum(slots) > 1
     assert reached == [True, True, chooses, chooses]
+
+
+@pytest.mark.parametrize("centred", [0.0, 1.0])
+@pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (0, 1, 0), (1, 0, 1)])
+def test_the_gradient_in_a_clients_own_model_is_exact(slots, centred):
+    """Eq. 15: x_i enters the hybrid as query, key and value."""
+    net, basis, x, y = double_world()
+    like = {name: value[0] for name, value in basis.items()}
+    sketch = CountSketch(like, like, 6, np.random.default_rng(0))
+    own = {name: torch.randn_like(value, requires_grad=True) for name, value in like.items()}
+    me = torch.eye(4).double()[1]
+    theta = {name: torch.randn(6, 6).double() for name in ("q1", "k1", "q2", "k2")}
+    shared = {"points": sketch(basis), "slots": torch.tensor(slots).double(), "lam": torch.tensor(0.7).double()}
+    shared |= {f"basis.{name}": value for name, value in basis.items()}
+    shared |= {"centred": torch.tensor(centred).double(), **sketch.constants()}
+    shared["points"] = shared["points"] - centred * shared["points"][-1:]
+    mine = {"me": me, "share": torch.tensor([0.2]).double()}
+    batch = Batch(x, y, None, {**mine, **{f"theta.{name}": value for name, value in theta.items()}}, shared)
+
+    def loss(*weights):
+        return ham.joint(Model(net), dict(zip(own, weights, strict=True)), batch)
+
+    # With the client's model in its own place the hybrid is that of Eq. 14.
+    place = {name: torch.cat([value[:1], own[name][None], value[2:]]) for name, value in basis.items()}
+    points = sketch(place) - centred * sketch(basis)[-1:]
+    a, b = ham.scores(theta, points, me, shared["slots"])
+    mixed = ham.mix(ham.coefficients(a, ham.guarded(b, 0.2), me), place)
+    both = [functional.cross_entropy(functional_call(net, w, x), y) for w in (own, mixed)]
+    torch.testing.assert_close(loss(*own.values()), both[0] + 0.7 * both[1])
+    assert torch.autograd.gradcheck(loss, tuple(own.values()))
 
 
 def test_the_gradient_is_that_of_two_stages():
@@ -229,6 +283,25 @@ def test_a_lone_client_mixes_itself_and_the_global_model():
     a, b = ham.scores(ham.identity(2, 5.0), points, me, torch.ones(3))
     assert a.tolist() == [0]
     torch.testing.assert_close(ham.coefficients(a, b, me), torch.tensor([1 / 3, 2 / 3]))
+
+
+@pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (1, 0, 1)])
+def test_the_second_layers_keys_by_hand(slots):
+    """The key of x^a is that of the mixture itself, as if it had been sketched; without others it is that of x^g."""
+    draw = np.random.default_rng(0)
+    theta = {name: torch.from_numpy(draw.normal(size=(6, 6))) for name in ("q1", "k1", "q2", "k2")}
+    points, slots = torch.from_numpy(draw.normal(size=(5, 6))), torch.tensor(slots).double()
+    for n in (4, 1):
+        held = torch.cat([points[:n], points[-1:]])
+        me = torch.eye(n).double()[n // 2]
+        a, b = ham.scores(theta, held, me, slots)
+        mixed = sum(a[j] * held[j] for j in range(n)) if n > 1 else held[-1]
+        query = theta["q2"] @ unit(held[n // 2])
+        keys = [theta["k2"] @ unit(v) for v in (held[n // 2], mixed, held[-1])]
+        kept = [place for place in range(3) if slots[place]]
+        torch.testing.assert_close(b[kept], attend(query, [keys[place] for place in kept]))
+        assert b.sum() == pytest.approx(1)
+        assert a.sum() == pytest.approx(float(n > 1))
 
 
 def test_coefficients_and_mixtures_by_hand():
@@ -347,6 +420,94 @@ def test_cluster_labels():
         equal = grouping.labels(np.zeros((4, 2)), how, 2, np.random.default_rng(1))
         assert equal.tolist() == [0] * 4
     assert grouping.labels(points[:1], "mean-shift", 1, np.random.default_rng(1)).tolist() == [0]
+
+
+def test_the_nearest_uploads_by_hand():
+    points = np.asarray([[1.0, 0.0], [2.0, 0.1], [0.0, 3.0], [0.2, 1.0], [-1.0, 0.0]])
+    draw = np.random.default_rng(0)
+    received = grouping.sent(points, "nearest", 2, draw)  # of four others two, and its own
+    assert [np.flatnonzero(row).tolist() for row in received] == [[0, 1, 3], [0, 1, 3], [1, 2, 3], [1, 2, 3], [2, 3, 4]]
+    assert grouping.sent(points, "nearest", 3, draw).sum(axis=1).tolist() == [3] * 5  # a third of four, rounded up
+    assert grouping.sent(points, "nearest", 9, draw).sum(axis=1).tolist() == [2] * 5
+    assert grouping.sent(points, "nearest", 1, draw).all()
+    assert grouping.sent(points[:1], "nearest", 2, draw).all()
+    equal = grouping.sent(np.zeros((3, 2)), "nearest", 2, draw)
+    assert [np.flatnonzero(row).tolist() for row in equal] == [[0, 1], [0, 1], [0, 2]]
+    label = grouping.labels(points, "k-means", 2, np.random.default_rng(0))
+    assert (grouping.sent(points, "k-means", 2, np.random.default_rng(0)) == (label[:, None] == label)).all()
+
+
+def test_those_who_are_sent_the_same_go_together():
+    rows = np.asarray([[1, 1, 0], [0, 1, 1], [1, 1, 0]], dtype=bool)
+    together = [(places.tolist(), row.tolist()) for places, row in grouping.alike(rows)]
+    assert together == [([0, 2], [True, True, False]), ([1], [False, True, True])]
+    together = grouping.alike(rows[1:])
+    assert [places.tolist() for places, _ in together] == [[0], [1]]
+
+
+def test_the_nearest_of_the_round_before_are_sent():
+    """What a client is sent does not depend on who trained before it: hybrids are mixed of the last uploads."""
+    options = {"warmup": 1, "clustering": "nearest", "k": 2, "answer": "hybrid", "form": "joint"}
+    made = worlds.run("fedham", participation=1.0, rounds=3, options=options)
+    before = worlds.play("fedham", made, last=2)
+    uploads = before["models"][range(7)]
+    start = {name: value.clone() for name, value in before["global"].items()}
+    state = worlds.play("fedham", made, first=2, state=before)
+    first, second = state["attention"]["first"][-1], state["attention"]["second"][-1]
+    for i in ABLE:
+        assert (first[i] > 0).sum() == 3  # half of five others
+        assert first[i].sum() == pytest.approx(1, abs=1e-6)
+        for name, value in state["hybrids"][[i]].items():
+            others = torch.tensordot(first[i], uploads[name], dims=1)
+            mixed = second[i, 0] * uploads[name][i] + second[i, 1] * others + second[i, 2] * start[name]
+            torch.testing.assert_close(value[0], mixed, rtol=1e-4, atol=1e-5)
+    size = P.size(made.init)
+    assert made.traffic["down"] == (3 * 6 + 2 * 6 * 4) * size  # the global model, its own and three others'
+
+
+EFFECTS = {
+    "form": [{"form": "joint"}, {"form": "faithful"}, {}],
+    "variant": [{"variant": "ham"}, {"variant": "aml1"}, {"variant": "aml2"}, {"variant": "ftl"}],
+    "warmup": [{"warmup": 1}, {"warmup": 2}],
+    "ham_epochs": [{"ham_epochs": 0}, {"ham_epochs": 1}, {"ham_epochs": 2}],
+    "ham_lr": [{}, {"ham_lr": 0.1}],
+    "ham_split": [
+        {"answer": "final", "self_share": 0.3},
+        {"ham_split": "validation", "answer": "final", "self_share": 0.3},
+    ],
+    "lam": [{}, {"lam": 1.0}, {"lam": 2.0}],
+    "lam, joint": [{"form": "joint", "lam": lam} for lam in (0.0, 1.0, 2.0)],
+    "lam, faithful": [{"form": "faithful", "lam": lam} for lam in (0.0, 1.0, 2.0)],
+    "self_share": [{"self_share": 0.0}, {"self_share": 0.4}, {"self_share": 1.0}],
+    "rho": [{"rho": 0.0}, {"rho": 5.0}],
+    "temperature": [{}, {"temperature": 1.0}],
+    "temperature, joint": [{"form": "joint"}, {"form": "joint", "temperature": 1.0}],
+    "sketch": [{}, {"sketch": 8}],
+    "clustering": [{"k": 2, "clustering": how} for how in ("k-means", "mean-shift", "nearest")],
+    "k": [{"k": 1}, {"k": 2}, {"k": 3}],
+    "k, nearest": [{"k": k, "clustering": "nearest"} for k in (1, 2, 5)],
+    "answer": [{"answer": answer} for answer in ("final", "hybrid", "best")],
+    "remember": [{}, {"remember": 2}],
+}
+"""For each option, values that must differ in what they give."""
+
+
+def test_every_option_is_tried():
+    assert {name.partition(",")[0] for name in EFFECTS} == {field.name for field in dataclasses.fields(fedham.Config)}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_every_option_has_an_effect(name):
+    """By more than float noise: Adam hides the scale of a loss, but for the last digits."""
+    found = []
+    for options in EFFECTS[name]:
+        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16, **options})
+        state = worlds.play("fedham", made)
+        parts = [torch.from_numpy(worlds.answers("fedham", made, state)["test"])]
+        parts += [*state["models"][ABLE].values(), state["attention"]["first"]]
+        found.append(parts)
+    for one, other in combinations(found, 2):
+        assert any(a.shape != b.shape or (a - b).abs().max() > 1e-4 for a, b in zip(one, other, strict=True))
 
 
 def clustered_run(**options):
@@ -485,6 +646,7 @@ OPTIONS = [
     {"form": "joint", "variant": "aml2"},
     {"k": 2, "answer": "hybrid"},
     {"clustering": "mean-shift", "variant": "aml1"},
+    {"clustering": "nearest", "k": 3, "lam": 1.0},
 ]
 
 
@@ -501,7 +663,7 @@ def test_every_form_resumes_and_runs_both_ways(options):
     assert all(np.isfinite(p).all() for p in worlds.answers("fedham", made[0], whole).values())
 
 
-def normalising(way):
+def normalising(way, **options):
     """A run of FedHAM on a network with BatchNorm and small images."""
     draw = np.random.default_rng(0)
     x = draw.integers(0, 255, size=(60, 8, 8), dtype=np.uint8)
@@ -510,12 +672,13 @@ def normalising(way):
     body = nn.Sequential(nn.Conv2d(1, 4, 3, stride=8), nn.BatchNorm2d(4), nn.Flatten())
     net = models.Net(body, nn.Linear(4, 2))
     plan = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4}, "")
-    cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 8}, "fedham")
+    cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 8, **options}, "fedham")
     return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0, way=way), P.of(net)), net
 
 
-def test_normalising_layers_are_mixed_and_used_in_evaluation_mode():
-    runs = [normalising(way)[0] for way in ("loop", "stacked")]
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_normalising_layers_are_mixed_and_used_in_evaluation_mode(lam):
+    runs = [normalising(way, lam=lam)[0] for way in ("loop", "stacked")]
     states = [worlds.play("fedham", made) for made in runs]
     for name, value in states[0]["global"].items():
         torch.testing.assert_close(states[1]["global"][name], value, rtol=1e-3, atol=1e-4)
@@ -539,10 +702,11 @@ def test_frozen_norm_uses_running_statistics_and_keeps_them(way):
         assert torch.equal(part.params[name][0], value)
 
 
-def test_processes_train_ham_as_threads_do():
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_processes_train_ham_as_threads_do(lam):
     states = []
     for jobs in (0, 1):
-        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16})
+        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16, "lam": lam})
         made.engine = Engine(models.create("mlp", (5,), 3, 0), made.federation, seed=0, jobs=jobs)
         states.append(worlds.play("fedham", made))
         made.engine.close()

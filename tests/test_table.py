@@ -138,3 +138,61 @@ def test_rows_are_found_whatever_the_order_of_names():
     for order in (sorted(packed), sorted(packed, reverse=True)):
         again = Table.unpack({name: packed[name] for name in order}, Memory())
         assert worlds.same(again[[0, 1]], table[[0, 1]])
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_snapshot_stays_as_it_was(kind, tmp_path):
+    """Whatever is written, kept, read back and released around it, as a plain copy would."""
+    held = storage(kind, tmp_path)
+    table, plain = Table(DEFAULT, 5, held), dict.fromkeys(range(5), DEFAULT)
+    draw, snapshots = np.random.default_rng(0), []
+    for seed in range(60):
+        client = int(draw.integers(5))
+        table[[client]] = stack(seed)
+        plain[client] = model(seed)
+        if seed % 4 == 1:
+            snapshots.append((table.snapshot(), dict(plain)))
+        if seed % 9 == 3:
+            table.keep()
+        if len(snapshots) == 3:
+            snapshots.pop(int(draw.integers(3)))[0].release()
+        if seed % 13 == 12:  # killed and resumed
+            kept = [one.pack() for one in (table, *(snapshot for snapshot, _ in snapshots))]
+            table = Table.unpack(kept[0], held if kind == "file" else Memory())
+            snapshots = [(table.remembered(k), copy) for k, (_, copy) in zip(kept[1:], snapshots, strict=True)]
+        for one, copy in [(table, plain), *snapshots]:
+            assert worlds.same(one[range(5)], {n: torch.stack([copy[c][n] for c in range(5)]) for n in DEFAULT})
+            assert one.written.tolist() == [c for c in range(5) if copy[c] is not DEFAULT]
+
+
+def test_rows_of_a_released_snapshot_are_used_again(tmp_path):
+    table = Table(DEFAULT, 4, storage("file", tmp_path))
+    for seed in range(20):
+        table[[0, 1]] = stack(seed, seed + 1)
+        snapshot = table.snapshot()
+        table[[0]] = stack(seed)
+        snapshot.release()
+    assert (tmp_path / "table-0.rows").stat().st_size <= 3 * (24 + 8)
+
+
+def test_a_checkpoint_knows_the_rows_of_its_snapshots(tmp_path):
+    """A snapshot that is released after the checkpoint is there again when the run resumes."""
+    table = Table(DEFAULT, 2, storage("file", tmp_path))
+    table[[0]] = stack(1)
+    best = table.snapshot()
+    table[[0]] = stack(2)
+    held = table.pack(), best.pack()
+    table.keep()
+    best.release()
+    for seed in range(3, 9):
+        table[[0, 1]] = stack(seed, seed)
+    resumed = Table.unpack(held[0], storage("file", tmp_path, fresh=False))
+    assert worlds.same(resumed.remembered(held[1])[[0]], stack(1))
+    assert worlds.same(resumed[[0]], stack(2))
+
+
+def test_a_snapshot_is_not_written_to():
+    table = Table(DEFAULT, 2, Memory())
+    table[[0]] = stack(1)
+    with pytest.raises(TypeError, match="snapshot"):
+        table.snapshot()[[0]] = stack(2)

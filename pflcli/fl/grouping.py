@@ -1,6 +1,8 @@
-"""Groups of points by k-means or mean-shift. The one place that imports scikit-learn."""
+"""Groups of points by k-means or mean-shift, or of nearest ones. The one place that imports scikit-learn."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,30 @@ _RESTARTS = 10
 
 _QUANTILE = 0.3
 """Mean-shift reaches as far as a point, on average, has to go for this share of the others."""
+
+
+def sent(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Return whose point each is sent, (n, n), its own included: ``nearest``, or those of its cluster in ``labels``.
+
+    ``nearest`` are the 1/k of the others, rounded up, of largest cosine; the first of equal ones.
+    """
+    if how != "nearest":
+        label = labels(points, how, k, rng)
+        return np.asarray(label[:, None] == label)
+    length = np.linalg.norm(points, axis=1, keepdims=True)
+    unit = np.divide(points, length, out=np.zeros_like(points), where=length > 0)
+    cosine = unit @ unit.T
+    np.fill_diagonal(cosine, np.inf)
+    nearest = np.argsort(-cosine, axis=1, kind="stable")[:, : 1 + math.ceil((len(points) - 1) / k)]
+    received = np.zeros(cosine.shape, dtype=bool)
+    np.put_along_axis(received, nearest, True, axis=1)
+    return received
+
+
+def alike(rows: NDArray[np.bool_]) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Return the distinct rows of (q, n), in order of their first places, each behind all its places."""
+    distinct, first, place = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return [(np.flatnonzero(place.reshape(-1) == which), distinct[which]) for which in np.argsort(first)]
 
 
 def labels(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generator) -> NDArray[np.int64]:

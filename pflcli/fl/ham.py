@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli.fl import attention
+from pflcli.fl import attention, sketch
+from pflcli.fl import params as P
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import Batch, Model
 
@@ -91,11 +92,40 @@ def mix(share: Tensor, basis: Stacked) -> Params | Stacked:
 
 
 def loss(model: Model, params: Params, batch: Batch) -> Tensor:
-    """Return lambda F(H(x^g, X)) of Eq. 13 as a function of HAM, plus the divergence from the first attention."""
+    """Return F(H(x^g, X)) of Eq. 13 as a function of HAM, plus the divergence from the first attention.
+
+    Without lambda, which scales a gradient whose scale Adam does not see.
+    """
     shared, me = batch.shared, batch.own["me"]
-    basis = {name.removeprefix("basis."): value for name, value in shared.items() if name.startswith("basis.")}
     a, b = scores(params, shared["points"], me, shared["slots"])
-    mixed = mix(coefficients(a, b, me), basis)
-    held = {name: value if name in model.parameters else value.detach() for name, value in mixed.items()}
-    found = batch.cross_entropy(model(held, batch.x))
-    return shared["lam"] * found + shared["rho"] * attention.divergence(batch.own["prior"], a)
+    hybrid = mix(coefficients(a, b, me), P.unprefixed(shared, "basis."))
+    return _of_hybrid(model, hybrid, batch) + shared["rho"] * attention.divergence(batch.own["prior"], a)
+
+
+def joint(model: Model, params: Params, batch: Batch) -> Tensor:
+    """Return F(x_i) + lambda F(H(x^g, X)), client i's part of Eq. 1, as a function of x_i (Eq. 15).
+
+    HAM is fixed and so are the others' uploads; x_i enters the hybrid as query, key and value. ``own`` holds the
+    ``theta.``, ``me`` and the ``share`` that x_i was given; ``shared`` the ``points`` and ``basis.`` of the hybrids,
+    in which it takes its own place, and the constants of its sketch, ``centred`` (1) on x^g or not (0).
+    """
+    shared, me = batch.shared, batch.own["me"]
+    basis = P.unprefixed(shared, "basis.")
+    offset = {name: value - shared["centred"] * basis[name][-1] for name, value in params.items() if name in basis}
+    others, own = torch.cat([1 - me, me.new_ones(1)]), torch.cat([me, me.new_zeros(1)])
+    mine = sketch.of(offset, shared, shared["points"].shape[-1])
+    points = others[:, None] * shared["points"] + own[:, None] * mine
+    a, b = scores(P.unprefixed(batch.own, "theta."), points, me, shared["slots"])
+    share = coefficients(a, guarded(b, batch.own["share"]), me)
+    hybrid = {
+        name: value + (own @ share).to(value.dtype) * params[name] if value.is_floating_point() else value
+        for name, value in mix(share * others, basis).items()
+    }
+    alone = batch.cross_entropy(model(params, batch.x))
+    return alone + shared["lam"] * _of_hybrid(model, hybrid, batch)
+
+
+def _of_hybrid(model: Model, hybrid: Params, batch: Batch) -> Tensor:
+    """Return F(hybrid), of which buffers are constants."""
+    constant = {name: value if name in model.parameters else value.detach() for name, value in hybrid.items()}
+    return batch.cross_entropy(model(constant, batch.x))

@@ -51,6 +51,11 @@ def part(params: Mapping[str, Tensor], prefix: str) -> Params:
     return found
 
 
+def unprefixed(held: Mapping[str, Tensor], prefix: str) -> Params:
+    """Return what stands in ``held`` under names that start with ``prefix``, without it."""
+    return {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
+
+
 def upper(params: Mapping[str, Tensor], count: int) -> tuple[str, ...]:
     """Return the prefixes of the last ``count`` layers, in the order of ``params``: that of the network."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] + "." for name in params))

@@ -31,6 +31,14 @@ class CountSketch:
             if name in chosen
         }
 
+    def constants(self) -> Params:
+        """Return what ``of`` takes: the buckets and the signs of each parameter, flat."""
+        return {
+            f"{kind}.{name}": value
+            for name, (bucket, sign) in self._maps.items()
+            for kind, value in (("bucket", bucket), ("sign", sign.float()))
+        }
+
     def __call__(self, stacked: Stacked) -> Tensor:
         """Return the sketches (m, width) of a stack of models, float64 on the CPU, where sums have one order."""
         count = len(next(iter(stacked.values())))
@@ -39,3 +47,13 @@ class CountSketch:
             for row, value in zip(out, stacked[name], strict=True):
                 row.index_add_(0, bucket, value.detach().flatten().cpu().double() * sign)
         return out
+
+
+def of(params: Params, constants: Params, width: int) -> Tensor:
+    """Return the sketch (width,) of one model as a function of it, in its precision; ``constants`` as of the map."""
+    sketch = next(iter(params.values())).new_zeros(width)
+    for name, value in params.items():
+        if f"bucket.{name}" in constants:
+            signed = value.flatten() * constants[f"sign.{name}"].to(value.dtype)
+            sketch = sketch.index_add(0, constants[f"bucket.{name}"], signed)
+    return sketch

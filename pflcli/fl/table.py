@@ -1,7 +1,8 @@
 """A model for every client, of which only those that changed take room: in memory, or in a file that grows with them.
 
-3,550 MobileNets are 32 GB, and a round touches a few per cent of them. A row is written where no checkpoint needs what
-lies there, so a killed run finds the rows of its last checkpoint as they were, and nothing is ever copied to make one.
+3,550 MobileNets are 32 GB, and a round touches a few per cent of them. A row is written where neither a checkpoint nor
+a snapshot needs what lies there, so a killed run finds the rows of its last checkpoint as they were, and no row is
+ever copied.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Table:
         self.default = default
         self.storage = storage
         self._row = np.full(clients, -1)
-        self._kept = self._row.copy()
+        self._known: frozenset[int] = frozenset()
+        self._snapshots: list[Snapshot] = []
         self._free: list[int] = []
         self._used = 0
         self._pieces, self._size = _layout(default)
@@ -116,8 +118,9 @@ class Table:
             self.storage.write(self._writable(int(client)), buffer)
 
     def _writable(self, client: int) -> int:
-        """Return the row to write a client to: not the one that the last checkpoint knows."""
-        if self._row[client] < 0 or self._row[client] == self._kept[client]:
+        """Return the row to write a client to: not one that the last checkpoint or a snapshot knows."""
+        row = int(self._row[client])
+        if row < 0 or row in self._known or any(held._row[client] == row for held in self._snapshots):
             if self._free:
                 self._row[client] = heapq.heappop(self._free)
             else:
@@ -127,19 +130,38 @@ class Table:
 
     def keep(self) -> None:
         """Hold on to the rows as they are now: a checkpoint knows them."""
-        self._kept = self._row.copy()
-        self._free = sorted(set(range(self._used)) - set(self._row.tolist()))
+        self._known = self._needed()
+        self._reclaim()
+
+    def _needed(self) -> frozenset[int]:
+        """Return the rows that hold a client's model, now or in a snapshot."""
+        return frozenset(self._row.tolist()).union(*(held._row.tolist() for held in self._snapshots))
+
+    def _reclaim(self) -> None:
+        self._free = sorted(set(range(self._used)) - self._needed() - self._known)
+
+    def snapshot(self) -> Snapshot:
+        """Return the models as they are now, to be read whatever is written later; ``release`` it to reuse its rows."""
+        return Snapshot(self, self._row.copy())
+
+    def remembered(self, held: Mapping[str, Tensor]) -> Snapshot:
+        """Return the snapshot that ``held`` was packed from, after ``unpack`` of the table that it was taken of."""
+        _write_rows(held, self.storage)
+        snapshot = Snapshot(self, held[f"{_MARK}row"].cpu().numpy())
+        self._used = max(self._used, int(snapshot._row.max(initial=-1)) + 1)
+        self.keep()
+        return snapshot
 
     def pack(self) -> dict[str, Tensor]:
         """Return what a checkpoint holds: which row is whose, and rows that would not survive this process."""
+        return {**self._packed(set(self._row.tolist())), **{f"default:{n}": value for n, value in self.default.items()}}
+
+    def _packed(self, rows: set[int]) -> dict[str, Tensor]:
         facts = {"row": torch.from_numpy(self._row.copy()), "number": torch.tensor(self.storage.number)}
-        rows = {}
-        if isinstance(self.storage, Memory):
-            rows = {str(row): torch.from_numpy(self.storage.rows[row]) for row in self._row[self.written].tolist()}
+        known = self.storage.rows if isinstance(self.storage, Memory) else {}
         return {
             **{f"{_MARK}{name}": value for name, value in facts.items()},
-            **{f"default:{name}": value for name, value in self.default.items()},
-            **{f"rows:{name}": value for name, value in rows.items()},
+            **{f"rows:{row}": torch.from_numpy(content) for row, content in known.items() if row in rows},
         }
 
     @staticmethod
@@ -155,9 +177,7 @@ class Table:
         table = cls(default, len(row), storage)
         table._row, table._used = row, int(row.max(initial=-1)) + 1
         table.keep()
-        for name, value in held.items():
-            if name.startswith("rows:"):
-                storage.write(int(name.removeprefix("rows:")), value.cpu().numpy())
+        _write_rows(held, storage)
         return table
 
     def columns(self) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], Iterator[bytes]]]:
@@ -173,7 +193,35 @@ class Table:
             yield buffer[piece].tobytes()
 
 
+class Snapshot(Table):
+    """A table as it was, on the rows of the one that goes on; it cannot be written to."""
+
+    def __init__(self, table: Table, row: NDArray[np.int64]) -> None:
+        super().__init__(table.default, len(row), table.storage)
+        self._row, self._table = row, table
+        table._snapshots.append(self)
+
+    def _writable(self, client: int) -> int:
+        raise TypeError("a snapshot cannot be written to")
+
+    def pack(self) -> dict[str, Tensor]:
+        """Return what a checkpoint holds beside what the table itself packs: which row is whose, and further rows."""
+        return self._packed(set(self._row.tolist()) - set(self._table._row.tolist()))
+
+    def release(self) -> None:
+        """Give the rows back that only this snapshot needs; it must not be read any more."""
+        self._table._snapshots.remove(self)
+        self._table._reclaim()
+
+
 _MARK = "table:"
+
+
+def _write_rows(held: Mapping[str, Tensor], storage: Storage) -> None:
+    """Write the packed rows, if there are any, to the storage."""
+    for name, value in held.items():
+        if name.startswith("rows:"):
+            storage.write(int(name.removeprefix("rows:")), value.cpu().numpy())
 
 
 def _layout(default: Params) -> tuple[dict[str, slice], int]:

@@ -3,8 +3,9 @@
 Gao et al. (2023), "Configure Your Federation", https://doi.org/10.1145/3591362, Algorithms 1 and 2; its network HAM is
 in ``fl/ham.py``. After a warm-up of FedAvg a client is sent the global model x^g and the last uploads of its cluster,
 trains HAM on its samples through the hybrid model (Eq. 13), takes the hybrid (Eq. 14), trains that (Eq. 15) and uploads
-it; HAM never leaves it. Clusters, of sketched uploads, bound what a client receives. The paper has every client in
-every round (``--participation 1``); otherwise the others' last uploads stay.
+it; HAM never leaves it. Eq. 15 descends Eq. 1, that is F(x_i) + lambda F(hybrid of x_i) as far as client i can know it;
+Eq. 11 and the default ``lam=0`` have F(x_i) alone. Clusters, of sketched uploads, bound what a client receives. The
+paper has every client in every round (``--participation 1``); otherwise the others' last uploads stay.
 
 As published (``form=faithful``) HAM learns from the samples that x_i was just fitted to, so it prefers x_i to all else,
 and FedHAM becomes Local; so does ``joint``, whose features are centred on x^g and can tell models apart. The others'
@@ -31,12 +32,11 @@ import torch
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import vmap
 
 from pflcli.fl import grouping, ham
 from pflcli.fl import params as P
-from pflcli.fl.engine import intra_op
 from pflcli.fl.ham_records import Seen
+from pflcli.fl.hybrids import Sent
 from pflcli.fl.params import Mean, Stacked
 from pflcli.fl.run import Predictor, Run
 from pflcli.fl.sketch import CountSketch
@@ -58,6 +58,9 @@ _ON_CPU = ("sketches", "shares", "warmup", "attention", "history")
 
 State = dict[str, Any]
 
+_Start = tuple[NDArray[np.int64], Stacked, dict[str, Any]]
+"""Clients, what they train from, and how (Eq. 15)."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -72,11 +75,11 @@ class Config:
     ham_epochs: Annotated[int, Ge(0)] = 2
     """local epochs a round of HAM; 0 leaves it as it begins"""
     ham_lr: Annotated[float, Gt(0)] = 0.01
-    """learning rate of HAM (Adam, from zero at each round)"""
+    """learning rate of HAM (Adam, from zero at each round, so that lambda of Eq. 13 would change nothing)"""
     ham_split: Literal["train", "validation"] = "train"
     """samples that HAM learns from; validation samples are then not answered"""
-    lam: Annotated[float, Ge(0)] = 1.0
-    """lambda, weight of the hybrid's loss in Eq. 13"""
+    lam: Annotated[float, Ge(0)] = 0.0
+    """lambda of Eq. 15: weight of the hybrid's loss while x_i is trained; 0 trains x_i on its own loss (Eq. 11)"""
     self_share: Annotated[float, Ge(0), Le(1)] | None = None
     """if guarded: share of x_i in the hybrid; 1 is training alone; none is 0, 1/3, 2/3 or 1, by validation loss"""
     rho: Annotated[float, Ge(0)] = 0.5
@@ -85,10 +88,10 @@ class Config:
     """of layer 1 at the beginning: softmax(temperature x cosine); not if faithful"""
     sketch: Annotated[int, Ge(2)] = 256
     """numbers that a model is sketched to; cosines err by about 1 / sqrt of it"""
-    clustering: Literal["k-means", "mean-shift"] = "k-means"
-    """how uploads are clustered"""
+    clustering: Literal["k-means", "mean-shift", "nearest"] = "k-means"
+    """which uploads a client is sent: its cluster's, or its own and the nearest 1/k of the others (by cosine)"""
     k: Annotated[int, Ge(1)] = 1
-    """clusters of k-means; 1 sends every upload to every client"""
+    """clusters of k-means, or 1/k of the others if nearest; 1 sends every upload to every client"""
     answer: Literal["final", "hybrid", "best"] | None = None
     """a client's model: its last upload (the paper), the hybrid from which that was trained, or which of the two and
     the global model has the least validation loss; none is best if guarded, else final"""
@@ -153,10 +156,11 @@ def train_round(run: Run, state: State, t: int) -> State:
     ready = np.isin(cohort, known) & (run.cfg.variant != "ftl" and not warm)
     run.send("down", start, copies=len(cohort))
     seen = Seen(len(run.clients))
-    starts = [(cohort[~ready], start)] if not ready.all() else []
+    starts: list[_Start] = [(cohort[~ready], start, {})] if not ready.all() else []
     mean, sketches, loss = Mean(), state["sketches"].clone(), 0.0
-    for clients, begin in chain(starts, _hybrids(run, state, t, known, cohort[ready], sketch, seen)):
-        for part in run.local_sgd(clients, begin, t=t):
+    hybrids = _hybrids(run, state, t, known, cohort[ready], sketch, seen)
+    for clients, begin, plan in chain(starts, hybrids):
+        for part in run.local_sgd(clients, begin, t=t, **plan):
             mean.add(part.params, part.weights)
             models[part.clients] = part.params
             sketches[torch.from_numpy(part.clients)] = sketch(part.params)
@@ -208,79 +212,72 @@ def _hybrids(
     ready: NDArray[np.int64],
     sketch: CountSketch,
     seen: Seen,
-) -> Iterator[tuple[NDArray[np.int64], Stacked]]:
-    """Yield, cluster by cluster, the clients ``ready`` for them and their hybrids, after training HAM.
+) -> Iterator[_Start]:
+    """Yield the clients ``ready`` for them and their hybrids, after training HAM.
 
-    ``known`` are the clients whose uploads of earlier rounds there are.
+    Those that are sent the same go together. ``known`` are the clients whose uploads of earlier rounds there are.
     """
     if not len(ready):
         return
-    cfg, start, models = run.cfg, state["global"], state["models"]
+    cfg, start, device = run.cfg, state["global"], run.federation.y.device
     centre = sketch({name: value[None] for name, value in start.items()})
     offsets = state["sketches"][torch.from_numpy(known)] - centre
-    label = grouping.labels(offsets.numpy(), cfg.clustering, cfg.k, run.rng("clusters", t))
-    for which in np.unique(label[np.isin(known, ready)]):
-        peers = known[label == which]
-        members = peers[np.isin(peers, ready)]
+    sent = grouping.sent(offsets.numpy(), cfg.clustering, cfg.k, run.rng("clusters", t))
+    # Of uploads that several groups are sent, each is sent that of the round before.
+    overlap = cfg.clustering == "nearest"
+    models = state["models"].snapshot() if overlap else state["models"]
+    for places, which in grouping.alike(sent[np.searchsorted(known, ready)]):
+        members, peers = ready[places], known[which]
         run.send("down", start, copies=0 if cfg.variant == "aml2" else len(members) * len(peers))
         held = models[peers]
         # In the network's order, as gradients are sums over layers: a resumed state has its names in another.
         basis = {name: torch.cat([held[name], start[name][None]]) for name in run.init}
-        points = torch.cat([offsets[torch.from_numpy(label == which)], torch.zeros_like(centre)])
-        points = (points + centre if cfg.form == "faithful" else points).float().to(run.federation.y.device)
-        me = torch.eye(len(peers), device=points.device)[torch.from_numpy(np.searchsorted(peers, members))]
-        _train(run, state, t, members, me, points, basis)
-        a, b = _attention(state["theta"][members], points, me, cfg.slots)
-        if cfg.form == "guarded" and cfg.variant != "aml1":
-            share = _share(run, members, a, b, me, basis)
-            state["shares"][torch.from_numpy(members)] = share[:, 0].double()
-            b = ham.guarded(b, share.to(b))
+        points = torch.cat([offsets[torch.from_numpy(which)], torch.zeros_like(centre)])
+        points = (points + centre if cfg.form == "faithful" else points).float().to(device)
+        me = torch.eye(len(peers), device=device)[torch.from_numpy(np.searchsorted(peers, members))]
+        group = Sent(basis, points, me, cfg.slots.to(device))
+        _train(run, state, t, members, group)
+        theta = state["theta"][members]
+        a, b = group.attention(theta)
+        share = _share(run, members, a, b, group).to(b)
+        state["shares"][torch.from_numpy(members)] = share[:, 0].double().cpu()
+        b = ham.guarded(b, share)
         ids = torch.from_numpy(members)
         seen.first[ids[:, None], torch.from_numpy(peers)] = a.cpu()
         seen.second[ids] = b.cpu()
-        hybrids = _mixed(a, b, me, basis)
+        hybrids = group.mixed(a, b)
         if (t + 1) % run.settings.eval_every == 0:
             seen.right.append(run.hits(members, hybrids, "validation"))
         if "hybrids" in state:
             state["hybrids"][members] = hybrids
-        yield members, hybrids
+        centred = cfg.form != "faithful"
+        yield members, hybrids, group.through(theta, share, sketch, cfg.lam, centred=centred) if cfg.lam else {}
+    if overlap:
+        models.release()
 
 
-def _mixed(a: Tensor, b: Tensor, me: Tensor, basis: Stacked) -> Stacked:
-    """Return the hybrids of a stack of clients, by their attention (q, n) and (q, 3)."""
-    with intra_op(1):
-        return ham.mix(vmap(ham.coefficients)(a, b, me), basis)
+def _share(run: Run, members: NDArray[np.int64], a: Tensor, b: Tensor, group: Sent) -> Tensor:
+    """Return the share (q, 1) that guards each member's own model: the one with the least validation loss.
 
-
-def _share(run: Run, members: NDArray[np.int64], a: Tensor, b: Tensor, me: Tensor, basis: Stacked) -> Tensor:
-    """Return the share (q, 1) of each member's own model in its hybrid: the one with the least validation loss."""
+    It is 0 where layer 2 has chosen x_i already, or where the variant is without it.
+    """
+    if run.cfg.form != "guarded" or run.cfg.variant == "aml1":
+        return torch.zeros(len(members), 1)
     if run.cfg.self_share is not None:
         return torch.full((len(members), 1), run.cfg.self_share)
     earlier = run.chosen("self_share", members)
     if earlier is not None:
         return torch.from_numpy(earlier)[:, None]
-    hybrids = (_mixed(a, ham.guarded(b, share), me, basis) for share in _SHARES)
+    hybrids = (group.mixed(a, ham.guarded(b, share)) for share in _SHARES)
     losses = [run.own_losses(members, models, "validation") for models in hybrids]
     return torch.tensor(_SHARES)[np.argmin(losses, axis=0)][:, None]
 
 
-def _attention(theta: Stacked, points: Tensor, me: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the attention (q, n) and (q, 3) of a stack of clients."""
-    with intra_op(1):
-        a, b = vmap(ham.scores, in_dims=(0, None, 0, None))(theta, points, me, slots.to(points.device))
-    return a, b
-
-
-def _train(
-    run: Run, state: State, t: int, members: NDArray[np.int64], me: Tensor, points: Tensor, basis: Stacked
-) -> None:
+def _train(run: Run, state: State, t: int, members: NDArray[np.int64], group: Sent) -> None:
     """Train the members' HAM, in place in its table (Eq. 13)."""
     cfg, theta, slots = run.cfg, state["theta"], run.cfg.slots
     if not cfg.ham_epochs or slots.sum() == slots[2]:  # nothing to choose
         return
-    first = {name: value.expand(len(members), *value.shape) for name, value in theta.default.items()}
-    rho = torch.tensor(cfg.rho if cfg.form == "guarded" else 0.0)
-    constants = {"points": points, "slots": slots.to(points.device), "lam": torch.tensor(cfg.lam), "rho": rho}
     for part in run.local_sgd(
         members,
         theta,
@@ -293,8 +290,6 @@ def _train(
         weight_decay=0.0,
         splits=(cfg.ham_split,),
         frozen_norm=True,
-        objective=ham.loss,
-        own={"me": me, "prior": _attention(first, points, me, slots)[0]},
-        shared={**constants, **{f"basis.{name}": value for name, value in basis.items()}},
+        **group.learning(theta.default, cfg.rho if cfg.form == "guarded" else 0.0),
     ):
         theta[part.clients] = part.params
