@@ -38,6 +38,15 @@ class Settings:
     """learn from validation samples too, by what a run without them has chosen; they are then not answered"""
     eval_every: Annotated[int, Ge(1)] = 5
     """rounds from one validation of the global model to the next; the last round is always validated"""
+    report: Literal["last", "best"] = "last"
+    """round whose models are kept and answer: the last, or the best by validation accuracy of those validated"""
+
+    def __post_init__(self) -> None:
+        if self.refit and self.report == "best":
+            raise ValueError(
+                "refit leaves no validation samples to choose a round by: give report=last, and as rounds the best one of a "
+                "run without refit"
+            )
 
     def lr_at(self, t: int) -> float:
         """Return the learning rate of round ``t``."""

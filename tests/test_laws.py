@@ -12,7 +12,7 @@ import worlds
 from pflcli import registry
 from pflcli.errors import ComputationError
 from pflcli.fl.run import LINKS
-from pflcli.steps import choices, training
+from pflcli.steps import choices, states
 
 METHODS = registry.names("methods")
 KINDS = {name: registry.card("methods", name).facts["KIND"] for name in METHODS}
@@ -95,7 +95,7 @@ def test_stopped_and_resumed_gives_the_same_bytes(method):
     whole = worlds.play(method, made)
     stopped = worlds.play(method, worlds.run(method, rounds=4), last=2)
     resumed_run = worlds.run(method, rounds=4)
-    kept = training.nest(load(save(training.flatten(stopped))), resumed_run)
+    kept = states.nest(load(save(states.flatten(stopped))), resumed_run)
     resumed = worlds.play(method, resumed_run, first=2, state=kept)
     assert worlds.same(whole, resumed)
     first, second = worlds.answers(method, made, whole), worlds.answers(method, resumed_run, resumed)
@@ -106,7 +106,7 @@ def test_stopped_and_resumed_gives_the_same_bytes(method):
 def test_no_round_at_all_can_be_kept_and_answers(method):
     made = worlds.run(method, rounds=0)
     state = worlds.play(method, made)
-    save(training.flatten(state))
+    save(states.flatten(state))
     assert "test" in worlds.answers(method, made, state)
 
 

@@ -23,7 +23,7 @@ from pflcli.fl.federation import Federation
 from pflcli.fl.neighbours import nearest_others, others
 from pflcli.fl.run import Run, Settings
 from pflcli.methods import fedattn
-from pflcli.steps import training
+from pflcli.steps import states
 
 LAYERS = {"body.1.bias": 200, "body.3.bias": 200, "head.bias": worlds.CLASSES}
 
@@ -332,7 +332,7 @@ def test_every_form_resumes_and_runs_both_ways(options):
     for name, value in whole["global"].items():
         torch.testing.assert_close(other["global"][name], value, rtol=1e-3, atol=1e-4)
     stopped = worlds.play("fedattn", worlds.run("fedattn", way="loop", rounds=4, options=options), last=2)
-    kept = training.nest(load(save(training.flatten(stopped))), made[2])
+    kept = states.nest(load(save(states.flatten(stopped))), made[2])
     assert worlds.same(worlds.play("fedattn", made[2], first=2, state=kept), whole)
 
 

@@ -26,7 +26,7 @@ from pflcli.fl.plan import Batch, LocalSGD, Model
 from pflcli.fl.run import Run, Settings
 from pflcli.fl.sketch import CountSketch
 from pflcli.methods import fedham
-from pflcli.steps import training
+from pflcli.steps import states
 
 ABLE = [0, 1, 2, 3, 4, 6]
 
@@ -658,7 +658,7 @@ def test_every_form_resumes_and_runs_both_ways(options):
     for name, value in whole["global"].items():
         torch.testing.assert_close(other["global"][name], value, rtol=1e-3, atol=1e-4)
     stopped = worlds.play("fedham", worlds.run("fedham", way="loop", rounds=5, options=options), last=3)
-    kept = training.nest(load(save(training.flatten(stopped))), made[2])
+    kept = states.nest(load(save(states.flatten(stopped))), made[2])
     assert worlds.same(worlds.play("fedham", made[2], first=3, state=kept), whole)
     assert all(np.isfinite(p).all() for p in worlds.answers("fedham", made[0], whole).values())
 

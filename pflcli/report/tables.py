@@ -24,6 +24,7 @@ COLUMNS = {
     "worse_off": "worse off (chance)",
     "megabytes": "MB sent",
     "seconds": "seconds",
+    "reported_round": "best round",
     "rounds_to_target": "rounds to {}",
     "seconds_to_target": "seconds to {}",
     "megabytes_to_target": "MB to {}",
@@ -42,8 +43,8 @@ _PERCENT = {
 
 COMPARED = (
     "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_seen", "accuracy_unseen", "gain", "better_off",
-    "worse_off", "macro_precision", "macro_precision_mean", "megabytes", "seconds", "rounds_to_target",
-    "seconds_to_target", "megabytes_to_target", "exchanges_to_target",
+    "worse_off", "macro_precision", "macro_precision_mean", "megabytes", "seconds", "reported_round",
+    "rounds_to_target", "seconds_to_target", "megabytes_to_target", "exchanges_to_target",
 )  # fmt: skip
 """Columns of a comparison."""
 

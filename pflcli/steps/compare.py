@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config
 from pflcli.artifacts import codebook
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.artifact import Artifact, open_artifact
@@ -78,7 +77,7 @@ def compare(
     request = {
         "methods": {e.name: {"options": dict(e.options), "settings": dict(e.settings)} for e in entered},
         "seeds": sorted(partitions),
-        "settings": config.plain(plan),
+        "settings": training.requested(plan),
         **({} if begin is None else {"weights": begin.digest}),
         "split": _SPLIT,
         "baseline": baseline,

@@ -38,7 +38,8 @@ def predictions(artifact: Artifact) -> bytes:
     Raises UsageError if it holds none of them, InputError if the state is damaged or the partition is gone.
     """
     summary, state = artifact.manifest.summary, _state(artifact)
-    method, clients, rounds = summary["method"], summary["clients"], summary["rounds"]
+    method, clients = summary["method"], summary["clients"]
+    rounds = summary.get("reported_round", summary["rounds"])
     known = codebook.read(artifact)
     dataset, names = f"{known.dataset}: " if known.dataset else "", _names(known, clients)
     title = f"{dataset}{method}, {clients} client{'s' * (clients != 1)}, after {rounds} round{'s' * (rounds != 1)}"

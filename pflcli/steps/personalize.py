@@ -24,7 +24,7 @@ from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import choices as earlier
-from pflcli.steps import machine, training
+from pflcli.steps import machine, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, heard, make
 from pflcli.steps.personal import CHUNK
@@ -87,7 +87,7 @@ def personalize(
             f"pfl train-global PARTITION{' --refit' if plan.refit else ''} -o DIR, and {method} on that",
         )
     seed = training.draws(seed, nearest)
-    request = {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed}
+    request = {"method": method, "options": config.plain(cfg), "settings": training.requested(plan), "seed": seed}
     begin = initial.read(weights) if weights is not None else None
     began = backbone.manifest.request.get("weights") if backbone is not None else begin and begin.digest
     if began is not None:
@@ -138,13 +138,13 @@ def personalize(
         else:
             training.rounds(run, method, code, progress, work, manner)
         _answer(run, method, code, progress, work, manner)
-        state, rows = progress.state, progress.rows
+        state, rows = progress.reported, progress.rows
         joined = progress.joined()
         tuned = {name: values.numpy() for name, values in joined.pop("tuned", {}).items()}
         answers = {split: _framed(run, data, split, parts) for split, parts in joined.items()}
         predictions.write(work, predictions.Predictions(answers, tuned, data.new))
         codebook.write(work, codebook.read(nearest))
-        training.keep(state, work)
+        states.keep(state, work)
         if rows:
             work.write("rounds.csv", training.table(rows))
         if len(state.get("graph", ())):
@@ -152,10 +152,13 @@ def personalize(
             work.write("neighbours.csv", training.table(by_round(graphs, data.cluster, run.federation.able)))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
         inputs += [] if chosen is None else [chosen]  # what choosing cost, this run has cost too
+        trunk = kin["backbone"] if "backbone" in needed and not rows else None
+        reported = progress.facts() if trunk is None else training.reported(trunk)
         summary = {
             "method": method,
             "clients": len(run.clients),
             "model_bytes": P.size(run.init),
+            **reported,
             "rounds": len(rows) or plan.rounds * any(artifact.kind == "backbone" for artifact in inputs),
             **{
                 f"bytes_{link}": total + sum(item.manifest.summary.get(f"bytes_{link}", 0) for item in inputs)
@@ -208,7 +211,7 @@ def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress
         for first in range(done, total, CHUNK):
             clients = run.clients[first : first + CHUNK]
             try:
-                predictor = code.personalize(run, progress.state, clients)
+                predictor = code.personalize(run, progress.reported, clients)
             except ComputationError as error:
                 raise ComputationError(f"{method}: {error.message}", *error.fix) from None
             # Validation samples that a run has learned from are training samples: there are none left to answer.

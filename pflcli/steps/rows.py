@@ -79,6 +79,9 @@ def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     _gain(metrics, label, items)
     _seen_and_unseen(metrics, items)
     _cost(metrics, items)
+    best = [item.artifact.manifest.summary.get("reported_round", math.nan) for item in items]
+    if not all(map(math.isnan, best)):
+        metrics.put("reported_round", "round", "seeds", len(items), best)
     return {
         "label": label,
         "method": items[0].artifact.manifest.request["method"],

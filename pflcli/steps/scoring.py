@@ -45,7 +45,7 @@ def metrics(scored: Sequence[Scored], split: str, baseline: str, target: float |
     found: dict[str, Any] = {
         "split": split,
         "baseline": baseline if baseline in groups else "global" if _has_baseline(scored) else None,
-        "reported": "last round",
+        "reported": " or ".join(sorted({_reported(item.artifact) for item in scored}, reverse=True)),
         "methods": [rows.row(label, items) for label, items in groups.items()],
     }
     if target is not None:
@@ -53,6 +53,12 @@ def metrics(scored: Sequence[Scored], split: str, baseline: str, target: float |
         for method, items in zip(found["methods"], groups.values(), strict=True):
             method["metrics"] |= reaching.metrics([item.artifact for item in items], target)
     return found
+
+
+def _reported(artifact: Artifact) -> str:
+    """Return which round of a run is reported, in the words of its summary, without its number."""
+    said: str = artifact.manifest.summary.get("reported", "last round")
+    return said.partition(":")[0]
 
 
 def write(work: Work, scored: Sequence[Scored], metrics: Mapping[str, Any]) -> None:

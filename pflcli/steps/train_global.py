@@ -18,7 +18,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
 from pflcli.fl.run import LINKS
-from pflcli.steps import machine, training
+from pflcli.steps import machine, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -49,7 +49,7 @@ def train_global(
     plan = training.settings({}, settings or {})
     seed = training.draws(seed, partition)
     begin = initial.read(weights) if weights is not None else None
-    request = {"method": method, "options": config.plain(cfg), "settings": config.plain(plan), "seed": seed}
+    request = {"method": method, "options": config.plain(cfg), "settings": training.requested(plan), "seed": seed}
     draft = Draft(
         "backbone",
         request if begin is None else {**request, "weights": begin.digest},
@@ -64,24 +64,25 @@ def train_global(
         run = training.prepare(partitions.read(partition), code, cfg, plan, seed, manner)
         if begin is not None:
             run.init = initial.fit(begin, plan.model, run.init, manner.watch.say)
-            work.write(initial.INITIAL, bytes(save(training.flatten(run.init))))
+            work.write(initial.INITIAL, bytes(save(states.flatten(run.init))))
         progress = training.resumed(run, code, work, manner)
-        training.rounds(run, method, code, progress, work, manner)
-        shared, rows = progress.state["global"], progress.rows
-        work.write(WEIGHTS, bytes(save(training.flatten(shared))))
+        training.rounds(run, method, code, progress, work, manner, shared=True)
+        shared, rows, best = progress.reported["global"], progress.rows, progress.best
+        work.write(WEIGHTS, bytes(save(states.flatten(shared))))
         work.write("rounds.csv", training.table(rows))
         codebook.write(work, codebook.read(partition))
-        accuracy = rows[-1]["validation_accuracy"] if rows else run.accuracy(shared, "validation")
+        last = rows[-1]["validation_accuracy"] if rows else run.accuracy(shared, "validation")
+        accuracy = last if best is None else best.accuracy
         summary = {
             "rounds": len(rows),
-            "reported": "last round",
+            **progress.facts(),
             "parameters": sum(value.numel() for value in shared.values()),
             "validation_accuracy": None if math.isnan(accuracy) else accuracy,
             **{f"bytes_{link}": total for link, total in run.traffic.items()},
         }
         nothing = "validation samples were trained on" if plan.refit else "no validation samples"
         known = nothing if math.isnan(accuracy) else f"validation accuracy {accuracy:.4f}"
-        manner.watch.say(f"{known} after round {len(rows)} (the last)")
+        manner.watch.say(f"{known} after round {best.round if best else f'{len(rows)} (the last)'}")
         return summary, {
             "device": machine.device(manner.device),
             "engine": run.engine.way,

@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from pflcli import config, models, rng
-from pflcli.artifacts import tensors
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
@@ -29,7 +28,8 @@ from pflcli.fl.federation import Federation
 from pflcli.fl.run import Run
 from pflcli.fl.table import Table
 from pflcli.settings import Settings
-from pflcli.steps import machine, personal
+from pflcli.steps import machine, personal, states
+from pflcli.steps.best import Best, better
 from pflcli.steps.making import Manner, heard
 
 Row = dict[str, Any]
@@ -40,6 +40,11 @@ def settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
     built: Settings = config.build(Settings, {**base, **changes}, "the training settings")
     models.check(built.model)
     return built
+
+
+def requested(plan: Settings) -> dict[str, Any]:
+    """Return what a request says of the settings; of ``report`` only if not the default, so that old requests hold."""
+    return {key: value for key, value in config.plain(plan).items() if key != "report" or value != "last"}
 
 
 def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed: int, manner: Manner) -> Run:
@@ -66,14 +71,27 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
 
 @dataclass
 class Progress:
-    """How far a run has come: the method's state, a row a round, and what clients have answered already.
+    """How far a run has come: the method's state, a row per round, the best one, and what clients have answered.
 
-    Each of ``answers`` holds a number of clients and, for them, a split's parts by name and ``tuned`` values.
+    ``best`` is looked for only if that round is to be reported. Each of ``answers`` holds a number of clients and, for
+    them, a split's parts by name and ``tuned`` values.
     """
 
     state: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     answers: list[tuple[int, dict[str, dict[str, torch.Tensor]]]] = field(default_factory=list)
+    best: Best | None = None
+
+    @property
+    def reported(self) -> dict[str, Any]:
+        """Return the state that is kept and answers."""
+        return self.state if self.best is None else self.best.state
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a summary says of the round that is reported."""
+        if self.best is None:
+            return {"reported": "last round"}
+        return {"reported": f"best round by validation: {self.best.round}", "reported_round": self.best.round}
 
     @property
     def answered(self) -> int:
@@ -87,6 +105,12 @@ class Progress:
             key: {name: torch.cat([found[key][name] for found in pieces]) for name in parts}
             for key, parts in (pieces[0].items() if pieces else ())
         }
+
+
+def reported(artifact: Artifact) -> dict[str, Any]:
+    """Return what the summary of an artifact says of the round that is reported."""
+    summary = artifact.manifest.summary
+    return {"reported": "last round", **{key: summary[key] for key in ("reported", "reported_round") if key in summary}}
 
 
 def resumed(run: Run, method: ModuleType, work: Work, manner: Manner) -> Progress:
@@ -127,7 +151,7 @@ class Checkpoints:
 
     def _write(self) -> None:
         began = time.monotonic()
-        held = tables(self._progress.state)
+        held = states.tables(self._progress.state)
         for table in held.values():
             table.storage.sync()
         self._work.checkpoint(_pack(self._run, self._progress))
@@ -147,8 +171,20 @@ class Checkpoints:
             raise
 
 
-def rounds(run: Run, name: str, method: ModuleType, progress: Progress, work: Work, manner: Manner) -> None:
-    """Run the rounds that are left of a method, if it has any, from ``progress`` and into it."""
+def rounds(
+    run: Run,
+    name: str,
+    method: ModuleType,
+    progress: Progress,
+    work: Work,
+    manner: Manner,
+    *,
+    shared: bool = False,
+) -> None:
+    """Run the rounds that are left of a method, if it has any, from ``progress`` and into it.
+
+    With ``shared`` only the global model is asked for, and the best round is that of its accuracy.
+    """
     if not hasattr(method, "train_round"):
         return
     checkpoints = Checkpoints(run, progress, work)
@@ -156,9 +192,15 @@ def rounds(run: Run, name: str, method: ModuleType, progress: Progress, work: Wo
     with heard(manner.watch, run.engine, name, run.settings.rounds, done) as advance, checkpoints.on_interruption():
         for t in range(done, run.settings.rounds):
             progress.state, row = _round(run, name, method, progress.state, t)
+            if run.settings.report == "best":
+                progress.best = better(progress.best, progress.state, row, shared=shared)
             progress.rows.append(row)
             advance(1, _note(progress.rows))
             checkpoints.offer()
+    if progress.best is not None:
+        manner.watch.say(f"{name}: best round by validation: {progress.best.round} ({progress.best.accuracy:.4f})")
+    elif run.settings.report == "best":
+        manner.watch.say(f"{name}: no round has a validation accuracy; the last one is reported")
 
 
 def _note(rows: list[Row]) -> str:
@@ -195,72 +237,6 @@ def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple
     return state, row
 
 
-State = Mapping[str, Any]
-
-
-def flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Return a method's state, a nested dict of tensors and tables, as one level with keys ``outer/inner``."""
-    flat: dict[str, torch.Tensor] = {}
-    for key, value in state.items():
-        inner = value.pack() if isinstance(value, Table) else value
-        if isinstance(inner, Mapping):
-            flat |= flatten(inner, f"{prefix}{key}/")
-        else:
-            flat[prefix + key] = inner.detach().cpu().contiguous()
-    return flat
-
-
-def nest(flat: Mapping[str, torch.Tensor], run: Run) -> dict[str, Any]:
-    """Undo ``flatten``: tensors on the run's device, tables on its storage."""
-    state: dict[str, Any] = {}
-    for key, value in flat.items():
-        *outer, last = key.split("/")
-        place = state
-        for part in outer:
-            place = place.setdefault(part, {})
-        place[last] = value
-    return _revived(state, run)
-
-
-def _revived(state: dict[str, Any], run: Run) -> dict[str, Any]:
-    device = run.federation.y.device
-    for key, value in state.items():
-        if not isinstance(value, dict):
-            # A copy: products of matrices that lie unaligned in a file's bytes differ in their last bits.
-            state[key] = value.to(device, copy=True)
-        elif Table.is_packed(value):
-            number = int(value["table:number"])
-            state[key] = Table.unpack(_revived(value, run), run.storage(number))
-            run.tables = max(run.tables, number + 1)
-        else:
-            _revived(value, run)
-    return state
-
-
-def tables(state: State, prefix: str = "") -> dict[str, Table]:
-    """Return the tables in a method's state, by their keys joined by a dash."""
-    found: dict[str, Table] = {}
-    for key, value in state.items():
-        if isinstance(value, Table):
-            found[prefix + key] = value
-        elif isinstance(value, Mapping):
-            found |= tables(value, f"{prefix}{key}-")
-    return found
-
-
-def keep(state: State, work: Work) -> None:
-    """Write a method's final state: ``state.safetensors``, and a file of its own for each table."""
-    for name, table in tables(state).items():
-        ids = ("clients", torch.int64, table.written.shape, [table.written.astype("<i8").tobytes()])
-        work.stream(f"{name}.safetensors", tensors.pieces([ids, *table.columns()]))
-    work.write("state.safetensors", bytes(save(flatten(_without_tables(state)))))
-
-
-def _without_tables(state: State) -> dict[str, Any]:
-    inner = {key: value for key, value in state.items() if not isinstance(value, Table)}
-    return {key: _without_tables(value) if isinstance(value, Mapping) else value for key, value in inner.items()}
-
-
 def _pack(run: Run, progress: Progress) -> bytes:
     facts = {
         "rows": json.dumps(progress.rows),
@@ -268,16 +244,24 @@ def _pack(run: Run, progress: Progress) -> bytes:
         "engine": run.engine.way,
         "answered": str(progress.answered),
     }
-    return bytes(save(flatten({"state": progress.state, "answers": progress.joined()}), facts))
+    state = {"state": progress.state, "answers": progress.joined()}
+    if progress.best is not None:
+        facts["best"], state["best"] = progress.best.facts(), progress.best.state
+    return bytes(save(states.flatten(state), facts))
 
 
 def _unpack(content: bytes, work: Work, run: Run) -> tuple[Progress, dict[str, int], str]:
     try:
         with safe_open(work.folder / "checkpoint" / "state.safetensors", "pt") as file:
             facts = file.metadata()
-        held = nest(load(content), run)
-        answers = [(int(facts["answered"]), held["answers"])] if "answers" in held else []
-        progress = Progress(held.get("state", {}), json.loads(facts["rows"]), answers)
+        flat, known = load(content), dict[int, Table]()
+        # The best round's tables are snapshots of the last one's, which come first.
+        state, best, found = (
+            states.nest(P.unprefixed(flat, f"{key}/"), run, known) for key in ("state", "best", "answers")
+        )
+        answers = [(int(facts["answered"]), found)] if found else []
+        progress = Progress(state, json.loads(facts["rows"]), answers)
+        progress.best = Best.of(facts["best"], best) if "best" in facts else None
         return progress, json.loads(facts["traffic"]), facts["engine"]
     except (SafetensorError, TypeError, KeyError, ValueError):
         raise InputError(f"the checkpoint in {work.folder} is damaged", "--force begins anew") from None
