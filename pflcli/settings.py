@@ -44,8 +44,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.refit and self.report == "best":
             raise ValueError(
-                "refit leaves no validation samples to choose a round by: give report=last, and as rounds the best one of a "
-                "run without refit"
+                "refit leaves no validation samples to choose a round by: give report=last, "
+                "and as rounds the best one of a run without refit"
             )
 
     def lr_at(self, t: int) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 import worlds
+from pflcli import rng
 from pflcli.fl import params as P
 from pflcli.fl.federation import Federation
 from pflcli.methods import ditto
@@ -60,6 +61,28 @@ def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
     worlds.close(
         found, {name: (value - 0.1 * grad).detach() for (name, value), grad in zip(w.items(), grads, strict=True)}
     )
+
+
+@pytest.mark.parametrize("way", ["loop", "stacked"])
+def test_fedsgd_by_minibatches_by_hand(way):
+    """One minibatch per client and round, another one in the next, weighted by all of a client's samples."""
+    made = worlds.run("fedsgd", participation=1.0, way=way, epochs=3, options={"batch": "minibatch"})
+    data, w = made.federation, made.init
+    n = data.sizes("train")[worlds.ABLE].tolist()
+    for t in range(2):
+        stepped = []
+        for client in worlds.ABLE:
+            rows = data.rows(client, "train")
+            rows = torch.from_numpy(rows[rng.generator(0, "sgd", t, client).permutation(len(rows))[:4]])
+            held = {name: value.clone().requires_grad_() for name, value in w.items()}
+            loss = functional.cross_entropy(worlds.logits(held, data.inputs(rows)), data.y[rows])
+            grads = torch.autograd.grad(loss, list(held.values()))
+            stepped.append({k: (v - 0.1 * g).detach() for (k, v), g in zip(held.items(), grads, strict=True)})
+        w = worlds.mean(stepped, n)
+    worlds.close(worlds.play("fedsgd", made, last=2)["global"], w)
+    whole = worlds.run("fedsgd", participation=1.0, way=way, batch_size=1000, options={"batch": "minibatch"})
+    full = worlds.play("fedsgd", worlds.run("fedsgd", participation=1.0, way=way))["global"]
+    worlds.close(worlds.play("fedsgd", whole)["global"], full)
 
 
 def test_ditto_leaves_the_global_model_to_fedavg():

@@ -61,7 +61,7 @@ def train(
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
     for epoch in range(plan.epochs):
         order = torch.from_numpy(draw.permutation(len(rows))).to(y.device)
-        for batch in batches(order, plan.batch_size, join_single=joined):
+        for batch in batches(order, plan.batch_size, join_single=joined, most=plan.batches):
             if direct:
                 loss = direct.step(x[batch], y[batch])
                 grads = [direct.grads[name] for name in names]

@@ -83,7 +83,7 @@ class LocalSGD:
     from. ``objective`` replaces the cross-entropy of the model: its parameters are whatever the start holds, a stack,
     and ``own`` (m, ...) and ``shared`` are its constants. With ``one_by_one`` it runs for one client at a time in
     either way, by autograd: it may then branch on its data, change shapes with them, and draw from ``batch.rng``.
-    With ``frozen_norm`` BatchNorm normalises by its running
+    ``batches`` bounds the minibatches of an epoch. With ``frozen_norm`` BatchNorm normalises by its running
     statistics and leaves them as they are. Divergence is an error unless ``may_diverge``: then the method has to look
     for parameters that are not finite.
     """
@@ -101,6 +101,7 @@ class LocalSGD:
     objective: Objective | None = None
     own: Stacked = field(default_factory=dict)
     shared: Params = field(default_factory=dict)
+    batches: int | None = None
     one_by_one: bool = False
     frozen_norm: bool = False
     may_diverge: bool = False
@@ -149,12 +150,15 @@ def learnable(net: nn.Module, params: Params) -> list[str]:
     return [n for n, value in params.items() if value.is_floating_point() and not (buffers and n.endswith(buffers))]
 
 
-def batches(order: Tensor, size: int, *, join_single: bool) -> list[Tensor]:
-    """Cut a permutation into minibatches; with ``join_single`` a last batch of one sample joins the one before."""
+def batches(order: Tensor, size: int, *, join_single: bool, most: int | None = None) -> list[Tensor]:
+    """Cut a permutation into minibatches, the first ``most`` of them.
+
+    With ``join_single`` a last batch of one sample joins the one before.
+    """
     cut = list(torch.split(order, size))
     if join_single and len(cut) > 1 and len(cut[-1]) == 1:
         cut[-2:] = [torch.cat(cut[-2:])]
-    return [batch for batch in cut if len(batch)]
+    return [batch for batch in cut[:most] if len(batch)]
 
 
 def steps(sizes: NDArray[np.int64], size: int, *, join_single: bool) -> NDArray[np.int64]:

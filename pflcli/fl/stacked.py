@@ -147,7 +147,7 @@ def _steps(
     found = []
     for epoch in range(plan.epochs):
         order = torch.from_numpy(draw.permutation(len(rows)))
-        cut = batches(order, plan.batch_size, join_single=join_single)
+        cut = batches(order, plan.batch_size, join_single=join_single, most=plan.batches)
         found += [(rows[batch.numpy()], plan.rate(place, epoch)) for batch in cut]
     return found
 

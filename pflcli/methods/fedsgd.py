@@ -1,14 +1,17 @@
-"""FedSGD: one gradient over all its samples from each client of a cohort, then one step at the server.
+"""FedSGD: one gradient from each client of a cohort, over all its samples or a minibatch, then one step at the server.
 
 McMahan et al. (2017), https://arxiv.org/abs/1602.05629, section 2: w <- w - lr sum_i p_i grad F_i(w), with p_i the
 client's share of the cohort's samples. This is FedAvg with one local epoch of one batch, which is how it is run: the
 mean of one step each is the step along the mean. A round is one step of gradient descent, so it takes many more rounds
-than FedAvg; the training settings `epochs`, `batch_size` and `momentum` have no part in it.
+than FedAvg; the training settings `epochs` and `momentum` have no part in it, nor has `batch_size` unless ``batch`` is
+``minibatch``: then the gradient is that of one minibatch, drawn anew in each round. So compares Gao et al. (2023,
+https://doi.org/10.1145/3591362, section 6.2), who average after every iteration.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +29,10 @@ State = dict[str, Params]
 
 @dataclass(frozen=True)
 class Config:
-    """No options beyond the training settings."""
+    """Options of the method."""
+
+    batch: Literal["full", "minibatch"] = "full"
+    """samples of a client's gradient: all, or batch_size of them, drawn anew in each round"""
 
 
 def setup(run: Run) -> State:
@@ -38,9 +44,10 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Send the global model to a cohort, take a step along the mean of its gradients."""
     cohort, start = run.cohort(t), state["global"]
     run.send("down", start, copies=len(cohort))
-    whole = int(run.federation.sizes("train").max())
+    whole, mini = int(run.federation.sizes("train").max()), run.cfg.batch == "minibatch"
+    size = run.settings.batch_size if mini else whole
     mean = Mean()
-    for part in run.local_sgd(cohort, start, t=t, epochs=1, batch_size=whole, momentum=0.0):
+    for part in run.local_sgd(cohort, start, t=t, epochs=1, batch_size=size, momentum=0.0, batches=1 if mini else None):
         mean.add(part.params, part.weights)
     run.send("up", start, copies=len(cohort))
     return {"global": mean.value()}
