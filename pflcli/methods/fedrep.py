@@ -7,9 +7,11 @@ on the body, with rate 0.01 and momentum 0.5. At ten times that rate, the defaul
 fitted comes apart, and fewer do better: 2 and 1 by default, as in FederatedScope (https://arxiv.org/abs/2204.05011).
 BatchNorm normalises by the batch in both phases; of the first it keeps no statistics.
 
-A client answers with its own head, as its last round left it, on the last global body. Heads begin at the common
-initialisation; a client that never took part trains its head on the last body, as in a round, when it personalizes.
-All answers come from training samples alone.
+A client answers with its own head on the last global body. A head that its client trained some rounds ago does not know
+that body, so at last every client takes `final_epochs` of steps on its head, as in the last round of the authors' code,
+which all users take part in with 10 epochs. That needs the body alone, which every method's last model has to reach its
+clients by, and sends nothing back: no bytes are counted. Heads begin at the common initialisation; a client that never
+took part trains its head on the last body for `head_epochs` first. All answers come from training samples alone.
 """
 
 from __future__ import annotations
