@@ -82,14 +82,15 @@ def reference(made, cfg, theta, rounds):
             found = torch.softmax(score, 0) @ values
             if "v" in theta:
                 found = theta["v"] @ found
-            if guarded:
+            if guarded and cfg.trust:
                 pieces = [v.split(list(LAYERS.values())) for v in (found, own)]
-                found = own + torch.cat(
+                found = torch.cat(
                     [
                         p * (cfg.trust * o.norm() / p.norm().clamp_min(1e-9)).clamp(max=1)
                         for p, o in zip(*pieces, strict=True)
                     ]
                 )
+            found = own + found if guarded else found
             personal[i] = found
             near_mean = values.mean(dim=0) + (own if guarded else 0)
             pull = cfg.mu_g + cfg.mu_n
@@ -112,6 +113,7 @@ def reference(made, cfg, theta, rounds):
 
 FORMS = {
     "guarded": {},
+    "guarded, bounded": {"trust": 2.0},
     "guarded, tight": {"trust": 0.05},
     "guarded, trained values": {"value": "full"},
     "faithful": {"form": "faithful"},
@@ -365,6 +367,32 @@ def test_the_trust_region_by_hand():
     found = biases.bounded(offsets, own, {"a": 2, "b": 2}, 2.0)
     torch.testing.assert_close(found, torch.tensor([[6.0, 8.0, 1.0, 0.0], [6.0, 8.0, 1.2, 1.6]]).double())
     assert biases.bounded(torch.zeros(1, 4).double(), own, {"a": 2, "b": 2}, 2.0).tolist() == [[0.0] * 4]
+
+
+def skewed():
+    """Six clients, most of whose samples are of one class, which two of them share; classes are balanced over all."""
+    draw = np.random.default_rng(3)
+    splits = (40, 20, 20)
+    y = np.concatenate([np.where(draw.random(80) < 0.8, c % 3, draw.integers(0, 3, 80)) for c in range(6)])
+    x = draw.normal(size=(len(y), worlds.FEATURES)) + 0.7 * np.eye(worlds.FEATURES)[y]
+    return Federation.of(x.astype(np.float32), y, np.cumsum([0, *splits * 6]), worlds.CLASSES)
+
+
+def test_offsets_may_outgrow_global_biases_that_are_near_zero():
+    """Over balanced classes the head's global biases are no measure of what a client's own labels ask for."""
+    correct = {}
+    for name, options in {"default": {}, "within twice": {"trust": 2.0}, "one": {"attention": "none"}}.items():
+        made = worlds.run("fedattn", data=skewed(), participation=1.0, rounds=12, options={"k": 2, **options})
+        state = worlds.play("fedattn", made)
+        p = worlds.answers("fedattn", made, state)["validation"]
+        y = np.concatenate([made.federation.y[made.federation.block(c, "validation")] for c in range(6)])
+        correct[name] = int((p.argmax(axis=1) == y).sum())
+        if name == "default":
+            near = fedattn._near(made, state, made.clients, 12)
+            own = vector(state["global"])
+            sent = fedattn._personal(made.cfg, state["attention"], near, own, LAYERS)
+            assert ((sent - own)[:, -3:].norm(dim=1) > 2 * own[-3:].norm()).all()
+    assert correct["default"] > correct["within twice"] > correct["one"]
 
 
 def test_gradients_are_clipped_all_together():

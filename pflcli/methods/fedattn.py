@@ -8,13 +8,17 @@ difference of the biases is the gradient by which the server trains W_Q, W_K and
 
 As written (``form=faithful``) biases run through W_V round after round: once its spectral radius is above 1 they grow
 geometrically, and accuracy collapses at some round. The report shows that and proposes pulls towards global and
-neighbouring biases (``mu_g``, ``mu_n``) and a first stage of FedAvg (``warmup``). By default W_V is the identity, which
-cannot amplify, biases are offsets from the global ones within a trust region, and Z is normalised. Either way uploads
-that are not finite are rejected.
+neighbouring biases (``mu_g``, ``mu_n``) and a first stage of FedAvg (``warmup``). By default W_V is the
+identity, which cannot amplify, biases are offsets from the global ones, and Z is normalised. ``trust`` bounds offsets
+by the norm of the global biases; over balanced classes those of the head are near zero, so that it cuts what clients
+learn of their own labels, and it is off by default. Either way uploads that are not finite are rejected.
 
 ``history`` in the state has a value for each round after the warm-up: ``rho``, the spectral radius of W_V; ``largest``
 bias sent; ``rejected`` uploads; ``validation`` accuracy of the models as sent (-1 without such samples).
 Before crediting attention, compare with ``attention=none`` (FedAvg), ``k=1`` (private biases), ``neighbours=random``.
+By default there are several neighbours, as that is the method. But where clients have few classes each, private biases
+are better: 87.1 against 82.0 % (validation accuracy, Fashion-MNIST, Dirichlet 0.1, mean of eight runs); among writers
+they are as good.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ class Config:
     """Options of the method."""
 
     form: Literal["guarded", "faithful"] = "guarded"
-    """guarded cannot collapse; faithful trains W_V from random weights, on raw biases and representations"""
+    """guarded: W_V is 1, on offsets and normalised Z, cannot collapse; faithful: a random W_V, on raw biases and Z"""
     k: Annotated[int, Ge(1)] = 5
     """neighbours, the client itself among them; 1 is private biases"""
     include_self: bool = True
@@ -71,8 +75,8 @@ class Config:
     """d_k, rows of W_Q and W_K; clamped to the size of a representation"""
     server_lr: Annotated[float, Gt(0)] = 0.01
     """learning rate of the attention (Adam)"""
-    trust: Annotated[float, Ge(0)] = 2.0
-    """if guarded: largest norm of a layer's offset, over that of its global biases; 0 is no bound"""
+    trust: Annotated[float, Ge(0)] = 0.0
+    """if guarded: largest norm of a layer's offset, over that of its global biases; 0, for a fixed W_V, is no bound"""
     mu_g: Annotated[float, Ge(0)] = 0.0
     """pull of the global biases in local training"""
     mu_n: Annotated[float, Ge(0)] = 0.0
