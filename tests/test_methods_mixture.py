@@ -13,7 +13,7 @@ import worlds
 from pflcli import rng
 from pflcli.fl import params as P
 from pflcli.fl.plan import steps
-from pflcli.methods import fedhealth, per_fedavg
+from pflcli.methods import fedhealth, per_fedavg, pfedme
 
 WAYS = ("loop", "stacked")
 
@@ -233,8 +233,24 @@ def test_one_small_step_towards_theta_is_a_step_of_fedavg():
     worlds.close(worlds.play("pfedme", made)["global"], worlds.play("fedavg", worlds.run("fedavg"))["global"])
 
 
+@pytest.mark.parametrize("options", [{"lam": 4.0}, {"lam": 0.3, "inner_lr": 0.2}, {}])
+def test_one_inner_step_is_fedavg_whatever_lambda_is(options):
+    """By default the global model moves as fast as that of FedAvg; by five steps too, where they are short."""
+    expected = worlds.play("fedavg", worlds.run("fedavg"))["global"]
+    made = worlds.run("pfedme", options={"inner_steps": 1, **options})
+    worlds.close(worlds.play("pfedme", made)["global"], expected, atol=1e-5)
+    many = worlds.play("pfedme", worlds.run("pfedme", options={**options, "inner_lr": 1e-3}))["global"]
+    moved, meant = (sum(float((w[n] - made.init[n]).norm()) for n in w) for w in (many, expected))
+    assert moved == pytest.approx(meant, rel=0.05)
+
+
+def test_a_share_of_the_way_that_overshoots_counts_as_all_of_it():
+    assert pfedme._share(pfedme.Config(lam=2.0, inner_lr=0.1, inner_steps=2)) == pytest.approx(0.36)
+    assert pfedme._share(pfedme.Config(lam=15.0, inner_lr=0.13, inner_steps=4)) == 1
+
+
 def test_pfedme_answers_with_theta():
-    made = worlds.run("pfedme", options={"epochs": 2})
+    made = worlds.run("pfedme", options={"epochs": 2, "lam": 15.0})
     state = worlds.play("pfedme", made)
     found = worlds.answers("pfedme", made, state, np.asarray([0]))
     plan = {"epochs": 2, "lr": 0.05}

@@ -3,9 +3,14 @@
 Dinh et al. (2020), https://arxiv.org/abs/2006.08848, Algorithm 1. The personal model is theta_i(w) = argmin F_i(theta)
 + lambda/2 |theta - w|^2, and the federation minimises the mean of these minima, its Moreau envelope, over w. A local
 step draws a minibatch, approaches theta by `inner_steps` of gradient descent from w, and moves w by lr lambda (w -
-theta); the server takes w <- (1 - beta) w + beta (mean of the cohort's). Means are weighted by samples. The
-first-order weight of a step is lr, as in FedAvg, but it goes beyond theta where lr lambda > 1. Running statistics of
-BatchNorm are updated `inner_steps` + 1 times per step, each time by the same minibatch.
+theta); the server takes w <- (1 - beta) w + beta (mean of the cohort's). Means are weighted by samples. Running
+statistics of BatchNorm are updated `inner_steps` + 1 times per step, each time by the same minibatch.
+
+To first order theta is w - (s / lambda) grad F(w), where s = 1 - (1 - inner_lr lambda)^inner_steps is how far on the
+way the inner steps come, so that w moves by lr s grad F(w). With a small lambda s is small and the global model hardly
+learns; so unless `lr` is given it is the round's over s, and the first-order weight of a step is that of FedAvg. The
+paper's lambda = 15 keeps theta within a fifteenth of a gradient of w; the default lets clients go further. A step goes
+beyond theta where lr lambda > 1.
 
 A client answers with theta_i of the last global model, which it approaches by `epochs` of proximal steps over all its
 samples, whether it ever took part or not.
@@ -39,14 +44,14 @@ State = dict[str, Params]
 class Config:
     """Options of the method."""
 
-    lam: Annotated[float, Gt(0)] = 15.0
-    """lambda, the pull of the global model (the paper's 15)"""
+    lam: Annotated[float, Gt(0)] = 0.5
+    """lambda, the pull of the global model; the paper takes 15, with lr=0.005"""
     inner_steps: Annotated[int, Ge(1)] = 5
     """steps towards theta on each minibatch (the paper's K = 5)"""
     inner_lr: Annotated[float, Gt(0)] = 0.05
     """learning rate of these steps, and when clients personalize; stable while it is below 2 / lambda"""
     lr: Annotated[float, Ge(0)] = 0.0
-    """learning rate of the global model; 0 takes that of the round"""
+    """learning rate of the global model; 0 takes that of the round, over what inner steps make of it"""
     beta: Annotated[float, Gt(0)] = 1.0
     """how far the server goes towards the mean of the clients' models (the paper's 1)"""
     epochs: Annotated[int, Ge(0)] = 5
@@ -63,7 +68,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, start, cfg = run.cohort(t), state["global"], run.cfg
     run.send("down", start, copies=len(cohort))
     envelope = partial(_envelope, lam=cfg.lam, count=cfg.inner_steps, rate=cfg.inner_lr)
-    mean, rate = Mean(), cfg.lr or run.settings.lr_at(t)
+    mean, rate = Mean(), cfg.lr or run.settings.lr_at(t) / _share(cfg)
     for part in run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, objective=envelope):
         mean.add(part.params, part.weights)
     run.send("up", start, copies=len(cohort))
@@ -84,6 +89,11 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         prox=(state["global"], run.cfg.lam),
     )
     return run.predictor(clients, tuned)
+
+
+def _share(cfg: Config) -> float:
+    """Return how much of the way from w to theta the inner steps go, to first order; 1 where they overshoot."""
+    return 1 - (1 - min(cfg.inner_lr * cfg.lam, 1.0)) ** cfg.inner_steps
 
 
 def _envelope(model: Model, params: Params, batch: Batch, *, lam: float, count: int, rate: float) -> Tensor:
