@@ -46,7 +46,7 @@ class Config:
     alpha: Annotated[float, Ge(0), Le(1)] = 0.5
     """share of the local model: 0 is FedAvg, 1 is training alone; the authors' code takes 0.5"""
     adaptive: bool = False
-    """whether each client learns its alpha, which `alpha` then begins"""
+    """whether each client learns its alpha, which `alpha` then begins; the authors' code leaves it fixed by default"""
     alpha_lr: Annotated[float, Ge(0)] = 0.0
     """learning rate of alpha; 0 takes that of the round"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5

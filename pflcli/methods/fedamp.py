@@ -9,6 +9,10 @@ lie far apart: with a sigma that does not follow distances all weights vanish an
 
 Models that share most of their way have nearly equal cosines, so by default these are of the ways from the common
 initialisation; `centred=false` is the paper. It has all clients in every round; here a model is the one last sent.
+
+The paper's minimum does not depend on where local steps begin, but a few epochs do. With `start=cloud` they begin at
+u_i, which carries over what others have learned even where the pull is weak, and averages away what the client has.
+Validation accuracy after 60 rounds on 60 writers is 83.4 % from clients' own models and 73.7 % from u_i.
 """
 
 from __future__ import annotations
