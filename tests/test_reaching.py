@@ -66,14 +66,14 @@ def test_seeds_that_never_reach_it_are_left_out_and_counted(tmp_path):
     )
     assert found["seconds_to_target"]["value"] == pytest.approx((3.5 + 7.5) / 2)
     table = {"target": 0.7, "methods": [{"label": "m", "seeds": [0, 1, 2], "metrics": found}]}
-    heading, ((_, _, cell, *_),) = tables.rows(table)
+    heading, ((_, _, cell, *_),), _ = tables.of(table)
     assert heading[2:] == ["rounds to 70 %", "seconds to 70 %", "MB to 70 %", "models to 70 %"]
     assert cell == "2.5 ± 0.7 (2 of 3)"
     (row,) = csv.DictReader(tables.comma_separated(table).splitlines())
     assert (row["rounds_to_target"], row["seeds_to_target"]) == ("2.5", "2")
     never = reaching.metrics(runs[:1], 0.99)
     assert all(math.isnan(metric["value"]) and metric["n"] == 0 for metric in never.values())
-    assert tables.rows({**table, "methods": [{"label": "m", "seeds": [0], "metrics": never}]})[1][0][2:] == ["-"] * 4
+    assert tables.of({**table, "methods": [{"label": "m", "seeds": [0], "metrics": never}]})[1][0][2:] == ["-"] * 4
 
 
 @pytest.fixture(scope="module")

@@ -67,9 +67,7 @@ def command(
     What is there already is used again. Example: pfl compare runs/p -o runs/c --methods fedavg,local --seeds 0,1,2
     """
     from pflcli.artifacts.artifact import open_artifact
-    from pflcli.report import tables
     from pflcli.steps.compare import IncompleteError, compare
-    from pflcli.steps.scoring import read
 
     failure: IncompleteError | None = None
     try:
@@ -99,7 +97,7 @@ def command(
     if dry_run and not quiet:
         console.table(*_plan(outcome.summary["plan"]), to_stderr=True)
     elif not quiet:
-        console.table(*tables.rows(read(open_artifact(outcome.path)), tables.COMPARED), to_stderr=True)
+        console.scores(open_artifact(outcome.path), to_stderr=True)
     console.result(outcome, as_json=as_json)
     if failure is not None:
         raise failure

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
+from pflcli.artifacts.artifact import Artifact
 from pflcli.errors import PflError
 from pflcli.steps.making import Advance, Outcome
 
@@ -103,29 +106,61 @@ def data(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def table(heading: Sequence[str], rows: Sequence[Sequence[str]], *, to_stderr: bool = False) -> None:
-    """Print a table: rich on a terminal, tab-separated otherwise; never truncated."""
+def table(
+    heading: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    gives_way: Sequence[str] = (),
+    *,
+    where: str = "",
+    to_stderr: bool = False,
+) -> None:
+    """Print a table: as wide as the terminal, or tab-separated and whole where there is none.
+
+    On a narrow terminal the columns of ``gives_way`` are left out in this order; ``where`` says where they are.
+    """
     stream = sys.stderr if to_stderr else sys.stdout
     if not stream.isatty():
         for row in [heading, *rows]:
             print("\t".join(cell.replace("\t", " ") for cell in row), file=stream)
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console as Rich
-    from rich.table import Table
-    from rich.text import Text
+    from pflcli.cli.layout import fitted
 
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(heading):
-        numeric = bool(rows) and all(_is_number(row[place]) for row in rows)
-        shown.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
-    for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))
-    Rich(stderr=to_stderr).print(shown)
+    lines, left_out = fitted(heading, rows, _width(stream), gives_way)
+    print(*lines, sep="\n", file=stream)
+    if left_out:
+        columns = f"{len(left_out)} more column{'s' if len(left_out) > 1 else ''}"
+        note = f"{columns} ({', '.join(left_out)}){': ' + where if where else ''}"
+        _sentence(note, stream)
 
 
-def _is_number(cell: str) -> bool:
-    return cell == "-" or cell[:1].isdigit() or cell[:1] in "+-"
+def scores(artifact: Artifact, *, to_stderr: bool) -> None:
+    """Print the table of an evaluation or a comparison, and on stderr what it comes to."""
+    from pflcli.report import conclusion, tables
+    from pflcli.steps.scoring import read
+
+    metrics = read(artifact)
+    where = f"{artifact.path / 'table.csv'}, or pfl show {artifact.path} --json"
+    table(*tables.of(metrics, tables.OF[artifact.kind]), where=where, to_stderr=to_stderr)
+    for line in conclusion.notes(metrics):
+        _sentence(line, sys.stderr)
+
+
+def _sentence(text: str, stream: TextIO) -> None:
+    """Print a sentence, wrapped between words on a terminal."""
+    wide = max(_width(stream), 40)
+    lines = textwrap.wrap(text, wide, break_on_hyphens=False, break_long_words=False) if stream.isatty() else [text]
+    print(*lines, sep="\n", file=stream)
+
+
+def _width(stream: TextIO) -> int:
+    """Return how many columns a terminal has; COLUMNS wins, as in shells."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdigit() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def facts(values: Mapping[str, Any], indent: str = "") -> None:

@@ -29,12 +29,10 @@ def command(
     Example: pfl evaluate runs/fedavg runs/knn-per -o runs/evaluation
     """
     from pflcli.artifacts.artifact import open_artifact
-    from pflcli.report import tables
     from pflcli.steps.evaluate import evaluate
-    from pflcli.steps.scoring import read
 
     manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
     outcome = evaluate(sources, out, split=split, baseline=baseline, target=target, manner=manner)
     if not quiet and not dry_run:
-        console.table(*tables.rows(read(open_artifact(out))), to_stderr=True)
+        console.scores(open_artifact(out), to_stderr=True)
     console.result(outcome, as_json=as_json)

@@ -11,6 +11,9 @@ from pflcli import registry
 from pflcli.cli import console
 from pflcli.cli import options as o
 
+_GIVES_WAY = ("options", "licence", "year", "needs", "representation", "paper")
+"""Columns in the order in which they are left out where a terminal is too narrow."""
+
 
 def command(
     kind: Annotated[
@@ -38,7 +41,8 @@ def command(
         if as_json:
             console.data(entries)
         else:
-            console.table([*entries[0]], [[str(value) for value in entry.values()] for entry in entries])
+            body = [[str(value) for value in entry.values()] for entry in entries]
+            console.table([*entries[0]], body, _GIVES_WAY, where=f"pfl list {kind} NAME")
         return
     card = options(kind, name)
     if as_json:

@@ -32,7 +32,6 @@ def command(
     """
     from pflcli.artifacts.artifact import open_artifact
     from pflcli.report import tables
-    from pflcli.steps.scoring import read
     from pflcli.steps.show import plot, show
 
     found = show(path, lineage=lineage, verify=verify)
@@ -41,6 +40,6 @@ def command(
     if as_json:
         console.data(found)
     elif found["kind"] in tables.OF and not lineage and not verify:
-        console.table(*tables.rows(read(open_artifact(path)), tables.OF[found["kind"]]))
+        console.scores(open_artifact(path), to_stderr=False)
     else:
         console.facts(found)

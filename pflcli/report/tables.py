@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 COLUMNS = {
     "accuracy": "accuracy",
@@ -23,7 +23,9 @@ COLUMNS = {
     "better_off": "better off (chance)",
     "worse_off": "worse off (chance)",
     "megabytes": "MB sent",
+    "megabytes_per_client": "MB per client",
     "seconds": "seconds",
+    "processor_seconds": "CPU seconds",
     "reported_round": "best round",
     "rounds_to_target": "rounds to {}",
     "seconds_to_target": "seconds to {}",
@@ -43,30 +45,62 @@ _PERCENT = {
 
 COMPARED = (
     "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_seen", "accuracy_unseen", "gain", "better_off",
-    "worse_off", "macro_precision", "macro_precision_mean", "megabytes", "seconds", "reported_round",
-    "rounds_to_target", "seconds_to_target", "megabytes_to_target", "exchanges_to_target",
+    "worse_off", "macro_precision", "macro_precision_mean", "megabytes",
+    "megabytes_per_client", "seconds", "processor_seconds", "reported_round", "rounds_to_target", "seconds_to_target",
+    "megabytes_to_target", "exchanges_to_target",
 )  # fmt: skip
 """Columns of a comparison."""
+
+_GIVES_WAY = (
+    "accuracy_std", "calibration_error", "macro_precision_mean", "reported_round", "processor_seconds",
+    "megabytes_per_client", "macro_precision", "exchanges_to_target", "megabytes_to_target", "seconds_to_target",
+    "accuracy_mean", "seconds", "worst", "megabytes", "worse_off", "accuracy_seen", "rounds_to_target",
+    "accuracy_unseen", "better_off", "bottom_decile",
+)  # fmt: skip
+"""Columns in the order in which they are left out where a terminal is too narrow; the others always stand."""
+
+_FEW = 10
+"""With so many clients the bottom decile is the worst client; only one of them is shown."""
 
 OF = {"evaluation": tuple(COLUMNS), "comparison": COMPARED}
 """Columns by the kind of the artifact."""
 
 
-def rows(metrics: Mapping[str, Any], columns: Sequence[str] = tuple(COLUMNS)) -> tuple[list[str], list[list[str]]]:
-    """Return the heading and a row a method of the stored ``metrics``."""
-    used = [name for name in columns if any(name in method["metrics"] for method in metrics["methods"])]
+class Table(NamedTuple):
+    """Headings, rows of cells, and the headings that give way first where there is no room."""
+
+    heading: list[str]
+    rows: list[list[str]]
+    gives_way: list[str]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown; the first column is left-aligned, numbers to the right."""
+        align = ["---", *["---:"] * (len(self.heading) - 1)]
+        return "".join("| " + " | ".join(line) + " |\n" for line in [self.heading, align, *self.rows])
+
+
+def of(metrics: Mapping[str, Any], columns: Sequence[str] = tuple(COLUMNS)) -> Table:
+    """Return the table of the stored ``metrics``, a row per method."""
+    methods = metrics["methods"]
+    hidden = {"bottom_decile"} if max(map(clients, methods)) <= _FEW else set()
+    used = [name for name in columns if name not in hidden and any(name in method["metrics"] for method in methods)]
     target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
-    titles = [COLUMNS[name].format(target) + (" %" if name in _PERCENT else "") for name in used]
-    heading = ["method", "seeds", *titles]
+    titles = {name: COLUMNS[name].format(target) + (" %" if name in _PERCENT else "") for name in used}
     body = [
-        [
-            method["label"],
-            str(len(method["seeds"])),
-            *(_cell(name, method["metrics"].get(name)) for name in used),
-        ]
-        for method in metrics["methods"]
+        [method["label"], str(len(method["seeds"])), *(_cell(name, method["metrics"].get(name)) for name in used)]
+        for method in methods
     ]
-    return heading, body
+    spare = [name for name in _GIVES_WAY if name in titles]
+    if hidden:  # the worst client stands for the worst served
+        spare.sort(key=lambda name: name == "worst")
+    gives_way = ["seeds", *(titles[name] for name in spare)]
+    return Table(["method", "seeds", *titles.values()], body, gives_way)
+
+
+def clients(method: Mapping[str, Any]) -> int:
+    """Return how many clients with samples a method's seed has, by its row in the stored metrics."""
+    count: int = method["metrics"].get("accuracy", {"n": 0})["n"]
+    return round(count / len(method["seeds"]))
 
 
 def comma_separated(metrics: Mapping[str, Any]) -> str:
@@ -82,6 +116,7 @@ def comma_separated(metrics: Mapping[str, Any]) -> str:
                 row["seeds_to_target"] = metric.get("n")
             if name == "gain":
                 row["gain_low"], row["gain_high"] = metric.get("interval") or (None, None)
+                row["gain_p"], row["gain_p_corrected"] = metric.get("p"), metric.get("p_corrected")
             if name in ("better_off", "worse_off"):
                 row[f"{name}_by_chance"] = metric.get("by_chance")
                 row[f"{name}_by_chance_high"] = metric.get("by_chance_high")
@@ -114,10 +149,3 @@ def _cell(name: str, metric: Mapping[str, Any] | None) -> str:
         return f"{text}{MARK if metric['exceeds_chance'] else ''} ({scale * metric['by_chance']:.1f})"
     some = f" ({metric['n']} of {metric['of']})" if "of" in metric and metric["n"] < metric["of"] else ""
     return (f"{text} ± {spread * scale:.1f}" if spread else text) + some
-
-
-def markdown(heading: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first column is left-aligned, numbers to the right."""
-    align = ["---", *["---:"] * (len(heading) - 1)]
-    lines = [heading, align, *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

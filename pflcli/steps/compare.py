@@ -212,11 +212,8 @@ def _tabulate(request: Mapping[str, Any], results: running.Results, out: Path, e
         metrics = {**scoring.metrics(scored, _SPLIT, baseline, request.get("target")), "failed": lost}
         metrics["methods"].sort(key=lambda method: -method["metrics"]["accuracy"]["value"])
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
-        scoring.write(work, sorted(scored, key=lambda item: place[item.label]), metrics)
-        table = tables.markdown(*tables.rows(metrics, tables.COMPARED))
-        notes = [f"\n`{name}` failed under seed {', '.join(map(str, seeds))}.\n" for name, seeds in lost.items()]
-        work.write("table.md", "".join([table, *notes]).encode())
-        work.write("table.csv", tables.comma_separated(metrics).encode())
+        remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in lost.items()]
+        scoring.write(work, sorted(scored, key=lambda item: place[item.label]), metrics, tables.COMPARED, remarks)
         best = metrics["methods"][0]["label"]
         return {"methods": len(place), "predictions": len(scored), "best": best, "failed": lost}, {}
 

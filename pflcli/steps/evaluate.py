@@ -55,8 +55,7 @@ def evaluate(
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         scored = scoring.score(artifacts, split, baseline)
         metrics = scoring.metrics(scored, split, baseline, target)
-        scoring.write(work, scored, metrics)
-        work.write("table.md", tables.markdown(*tables.rows(metrics)).encode())
+        scoring.write(work, scored, metrics, tuple(tables.COLUMNS))
         best = max(metrics["methods"], key=lambda method: method["metrics"]["accuracy"]["value"])
         return {"methods": len(metrics["methods"]), "predictions": len(scored), "best": best["label"]}, {}
 

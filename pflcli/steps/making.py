@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import platform
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,7 +136,17 @@ def make(
         return Outcome(out, draft.kind, f"dry run: {decision}", draft.fingerprint, {}, dict(draft.request))
     if decision in (Decision.RESUME, Decision.REPLACE):
         manner.watch.say(f"{decision}: {reason}")
+    began = _processor_seconds()
     with Work(out, draft, force=force) as work:
         summary, made = build(work)
-        work.commit(summary, {"pfl": version("pflcli"), "python": platform.python_version(), **made})
+        if manner.jobs:
+            gc.collect()  # worker processes have ended, and count, when nobody holds them any more
+        busy = {"processor_seconds": round(_processor_seconds() - began, 3)}
+        work.commit(summary, {"pfl": version("pflcli"), "python": platform.python_version(), **made, **busy})
     return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))
+
+
+def _processor_seconds() -> float:
+    """Return the seconds that processors have worked for this process, all its threads, and processes it has ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

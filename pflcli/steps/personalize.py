@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -166,20 +167,23 @@ def personalize(
             },
             "tuned": {name: _spread(values) for name, values in tuned.items()},
         }
-        spent = sum(
-            item.manifest.made["seconds"] + (item.manifest.made.get("seconds_inputs", 0) if item is chosen else 0)
-            for item in inputs
-            if item.kind != "partition"
-        )
+        spent, busy = (_spent(inputs, chosen, name) for name in ("seconds", "processor_seconds"))
         return summary, {
             "device": machine.device(manner.device),
             "engine": run.engine.way,
             "threads": run.engine.threads,
             "jobs": run.engine.jobs,
             "seconds_inputs": round(spent, 3),
+            **({} if math.isnan(busy) else {"processor_seconds_inputs": round(busy, 3)}),
         }
 
     return make(out, draft, manner, build)
+
+
+def _spent(inputs: Sequence[Artifact], chosen: Artifact | None, name: str) -> float:
+    """Return the seconds that went into ``inputs``; nan if that was not measured when one of them was made."""
+    own = sum(float(item.manifest.made.get(name, math.nan)) for item in inputs)
+    return own + (0.0 if chosen is None else float(chosen.manifest.made.get(f"{name}_inputs", math.nan)))
 
 
 def _closure(needs: tuple[str, ...]) -> set[str]:

@@ -57,7 +57,7 @@ def reached(artifact: Artifact, target: float) -> dict[str, float] | None:
 
     Both include the round in which it does. Raises InputError if the backbone that is needed is gone.
     """
-    column, rows = _rounds(artifact)
+    column, rows = rounds(artifact)
     seconds = sent = 0.0
     for row in rows:
         seconds += float(row["seconds"])
@@ -74,7 +74,7 @@ def exchange(artifact: Artifact) -> float:
     return 1 / (2 * summary["model_bytes"] * summary["clients"]) if "model_bytes" in summary else float("nan")
 
 
-def _rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
+def rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
     """Return the column of accuracies, and the rounds of predictions or of the backbone that they go on from."""
     own = _ROUNDS in artifact.manifest.files
     # A method without rounds of its own counts those of the backbone, if it stands on one.

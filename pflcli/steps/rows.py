@@ -90,6 +90,14 @@ def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
+def correct(methods: Sequence[dict[str, Any]], baseline: str | None) -> None:
+    """Add to the gains of rows their p-values corrected for how many methods are compared with the baseline."""
+    found = {row["label"]: row["metrics"]["gain"] for row in methods if "p" in row["metrics"].get("gain", {})}
+    found.pop(baseline, None)
+    for label, p in gains.holm({label: gain["p"] for label, gain in found.items()}).items():
+        found[label]["p_corrected"] = p
+
+
 def _accuracy(metrics: _Row, items: Sequence[Scored]) -> None:
     count = sum(int((item.n > 0).sum()) for item in items)
     samples = sum(int(item.n.sum()) for item in items)
@@ -121,7 +129,11 @@ def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
     gain = [item.gain[chosen] for item, chosen in zip(items, tested, strict=True)]
     weight = [item.n[chosen].astype(float) for item, chosen in zip(items, tested, strict=True)]
     count = sum(map(len, gain))
-    beside: dict[str, Any] = {}
+    bases = [item.baseline[chosen] for item, chosen in zip(items, tested, strict=True) if item.baseline is not None]
+    beside: dict[str, Any] = {
+        "baseline_worst": float(np.mean([base.min() for base in bases])),
+        "baseline_bottom_decile": float(np.mean([scores.bottom_decile(base) for base in bases])),
+    }
     differing = [_differing(item)[chosen] for item, chosen in zip(items, tested, strict=True)]
     if any(counts.any() for counts in differing):
         samples = {item.seed: item.samples for item in items}
@@ -129,7 +141,7 @@ def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
         who = [known[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
         estimate = gains.mean_gain(gain, weight, who)
         if estimate is not None:
-            beside = {
+            beside |= {
                 "interval": list(estimate.interval),
                 "standard_error": estimate.error,
                 "degrees_of_freedom": estimate.freedom,
@@ -172,8 +184,15 @@ def _cost(metrics: _Row, items: Sequence[Scored]) -> None:
         metrics.put(f"bytes_{link}", "bytes", "total of a run", runs, values)
     total = [sum(fact.summary[f"bytes_{link}"] for link in ("up", "down", "peer")) / 1e6 for fact in facts]
     metrics.put("megabytes", "MB", "total of a run, all links", runs, total)
+    shared = [
+        sent / fact.summary.get("clients", len(item.n)) for sent, fact, item in zip(total, facts, items, strict=True)
+    ]
+    metrics.put("megabytes_per_client", "MB", "mean over clients of a run", runs, shared)
     if all("model_bytes" in fact.summary for fact in facts):
         moved = [1e6 * sent * reaching.exchange(item.artifact) for sent, item in zip(total, items, strict=True)]
         metrics.put("exchanges", reaching.UNITS["exchanges_to_target"], "total of a run, all links", runs, moved)
     spent = [fact.made["seconds"] + fact.made.get("seconds_inputs", 0) for fact in facts]
     metrics.put("seconds", "seconds", "a run, with the artifacts it needs", runs, spent)
+    if all("processor_seconds_inputs" in fact.made for fact in facts):  # artifacts from before it was measured lack it
+        busy = [fact.made["processor_seconds"] + fact.made["processor_seconds_inputs"] for fact in facts]
+        metrics.put("processor_seconds", "seconds", "a run and its worker processes, with the artifacts", runs, busy)

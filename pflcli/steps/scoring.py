@@ -20,8 +20,8 @@ from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.metrics import scores
-from pflcli.report import pictures
-from pflcli.steps import reaching, rows
+from pflcli.report import conclusion, pictures, tables
+from pflcli.steps import clients, convergence, reaching, rows
 from pflcli.steps.rows import Scored
 
 _PER_CLIENT = ("accuracy", "log_loss", "macro_precision", "calibration_error")
@@ -52,6 +52,9 @@ def metrics(scored: Sequence[Scored], split: str, baseline: str, target: float |
         found["target"] = target
         for method, items in zip(found["methods"], groups.values(), strict=True):
             method["metrics"] |= reaching.metrics([item.artifact for item in items], target)
+    rows.correct(found["methods"], found["baseline"])
+    found["conclusion"] = conclusion.conclusion(found["methods"], found["baseline"])
+    found["warnings"] = convergence.warnings({label: [i.artifact for i in items] for label, items in groups.items()})
     return found
 
 
@@ -61,11 +64,20 @@ def _reported(artifact: Artifact) -> str:
     return said.partition(":")[0]
 
 
-def write(work: Work, scored: Sequence[Scored], metrics: Mapping[str, Any]) -> None:
-    """Write ``metrics.json``, ``clients.csv`` and ``accuracy.png``."""
+def write(
+    work: Work,
+    scored: Sequence[Scored],
+    metrics: Mapping[str, Any],
+    columns: Sequence[str],
+    remarks: Sequence[str] = (),
+) -> None:
+    """Write ``metrics.json``, ``clients.csv``, ``accuracy.png``, ``table.csv``, and ``table.md`` with what it says."""
     work.write("metrics.json", (json.dumps(_json(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _table(scored, metrics["split"]))
     work.write("accuracy.png", _picture(scored, metrics))
+    lines = "".join(f"\n{line}\n" for line in (*conclusion.notes(metrics), *remarks))
+    work.write("table.md", (tables.of(metrics, columns).markdown() + lines).encode())
+    work.write("table.csv", tables.comma_separated(metrics).encode())
 
 
 def read(artifact: Artifact) -> dict[str, Any]:
@@ -156,11 +168,15 @@ def _has_baseline(scored: Sequence[Scored]) -> bool:
 def _table(scored: Sequence[Scored], split: str) -> bytes:
     tuned = sorted({name for item in scored for name in item.tuned})
     late = any(item.new is not None for item in scored)
+    names = [clients.names(item.artifact) for item in scored]
+    named = ["name"] * any(name is not None for name in names)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    heading = ["method", "seed", "client", f"n_{split}", *_PER_CLIENT, "baseline_accuracy", "gain", *tuned]
+    heading = [
+        "method", "seed", "client", *named, f"n_{split}", *_PER_CLIENT, "baseline_accuracy", "gain", *tuned,
+    ]  # fmt: skip
     writer.writerow(heading + ["unseen"] * late)
-    for item in scored:
+    for item, known in zip(scored, names, strict=True):
         for client in range(len(item.n)):
             values: list[Any] = [item.client[name][client] for name in _PER_CLIENT]
             base = math.nan if item.baseline is None else item.baseline[client]
@@ -169,7 +185,8 @@ def _table(scored: Sequence[Scored], split: str) -> bytes:
             if late:
                 values.append(math.nan if item.new is None else float(item.new[client]))
             cells = ["" if math.isnan(value) else f"{value:.6g}" for value in values]
-            writer.writerow([item.label, item.seed, client, int(item.n[client]), *cells])
+            name = [known[client] if known is not None else ""] if named else []
+            writer.writerow([item.label, item.seed, client, *name, int(item.n[client]), *cells])
     return text.getvalue().encode()
 
 

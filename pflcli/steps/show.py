@@ -8,7 +8,7 @@ from typing import Any
 
 from pflcli.artifacts.artifact import Artifact, follow, open_artifact
 from pflcli.errors import InputError, UsageError
-from pflcli.steps import drawing
+from pflcli.steps import drawing, scoring
 
 
 def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> dict[str, Any]:
@@ -53,6 +53,8 @@ def _facts(artifact: Artifact, *, lineage: bool, verify: bool) -> dict[str, Any]
         "files": manifest.files,
         "inputs": [asdict(reference) for reference in manifest.inputs],
     }
+    if artifact.kind in ("evaluation", "comparison") and not lineage:
+        facts["metrics"] = scoring.read(artifact)
     if verify:
         facts["verified"] = len(manifest.files)
     if lineage:

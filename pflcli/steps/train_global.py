@@ -18,7 +18,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
 from pflcli.fl.run import LINKS
-from pflcli.steps import machine, states, training
+from pflcli.steps import convergence, machine, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -82,6 +82,9 @@ def train_global(
         }
         nothing = "validation samples were trained on" if plan.refit else "no validation samples"
         known = nothing if math.isnan(accuracy) else f"validation accuracy {accuracy:.4f}"
+        risen = convergence.rise(*convergence.measured(rows, "validation_accuracy"))
+        if risen is not None:
+            manner.watch.say(convergence.sentence(method, *risen, len(rows)))
         manner.watch.say(f"{known} after round {best.round if best else f'{len(rows)} (the last)'}")
         return summary, {
             "device": machine.device(manner.device),

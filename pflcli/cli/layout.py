@@ -1,0 +1,91 @@
+"""A table for a terminal: numbers and the first column stay whole, texts wrap, columns give way in a stated order."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+_GAP = 2
+_ROOMY, _NARROW = 24, 12
+"""A column of text shrinks to the first width before columns give way, and to the second after they did."""
+
+
+def fitted(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], width: int, gives_way: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Return the lines of a table that is ``width`` wide, and the headings of the columns that found no room.
+
+    Columns of ``gives_way`` are left out one after the other until the rest fits. If it never does, lines are longer
+    than ``width``: nothing is ever cut.
+    """
+    shown = [_Column(place, name, [row[place] for row in rows]) for place, name in enumerate(heading)]
+    left_out: list[str] = []
+    ahead = [name for name in gives_way if name in heading]
+    _shrink(shown, width, _ROOMY)
+    while _width(shown) > width and ahead:
+        left_out.append(ahead.pop(0))
+        shown = [column for column in shown if column.name != left_out[-1]]
+        for column in shown:
+            column.width = column.natural
+        _shrink(shown, width, _ROOMY)
+    _shrink(shown, width, _NARROW)
+    head = _lines([column.cell(column.name) for column in shown], shown, bottom=True)
+    body = [line for row in range(len(rows)) for line in _lines([c.cell(c.cells[row]) for c in shown], shown)]
+    rule = "─" * _width(shown)
+    return [*head, rule, *body], left_out
+
+
+class _Column:
+    def __init__(self, place: int, name: str, cells: Sequence[str]) -> None:
+        self.name, self.cells = name, cells
+        self.is_number = bool(cells) and place > 0 and all(_is_number(cell) for cell in cells)
+        self.is_text = place > 0 and not self.is_number
+        widest = max(map(_length, cells), default=0)
+        # The heading of numbers wraps between words; one of texts wraps with them.
+        words = max(map(_length, name.split()), default=0)
+        self.natural = max(widest, words if self.is_number else _length(name))
+        self.width = self.natural
+
+    def cell(self, text: str) -> list[str]:
+        """Return the lines of a cell."""
+        wrapped = textwrap.wrap(text, max(self.width, 1), break_on_hyphens=False)
+        return wrapped or [""]
+
+    def padded(self, text: str) -> str:
+        """Return one line of a cell in the column's width."""
+        space = " " * (self.width - _length(text))
+        return space + text if self.is_number else text + space
+
+
+def _shrink(columns: Sequence[_Column], width: int, least: int) -> None:
+    """Narrow the widest texts, but none below ``least``, until the table fits."""
+    while _width(columns) > width:
+        texts = [column for column in columns if column.is_text and column.width > least]
+        if not texts:
+            return
+        max(texts, key=lambda column: column.width).width -= 1
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _lines(cells: Sequence[Sequence[str]], columns: Sequence[_Column], *, bottom: bool = False) -> list[str]:
+    height = max(map(len, cells))
+    filled = [
+        [*[""] * (height - len(cell)), *cell] if bottom else [*cell, *[""] * (height - len(cell))] for cell in cells
+    ]
+    return [
+        (" " * _GAP).join(column.padded(cell[line]) for cell, column in zip(filled, columns, strict=True)).rstrip()
+        for line in range(height)
+    ]
+
+
+def _length(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == "-" or cell[:1].isdigit() or cell[:1] in "+-"

@@ -1,0 +1,89 @@
+"""What a table comes to, in one sentence: which method is shown to be better than the baseline, if one is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pflcli.report import tables
+
+_RISK = 0.05
+"""How probable it may be that any method is wrongly said to be better."""
+_MANY = 10
+"""With more clients than this the bottom decile says more of the worst served than the worst client."""
+
+
+def conclusion(methods: Sequence[Mapping[str, Any]], baseline: str | None) -> dict[str, Any]:
+    """Return the sentence and what it stands on, from the rows of stored metrics.
+
+    A method is shown to be better if its mean gain is above 0 with p < 5 % after Holm's correction for the number of
+    methods compared with the baseline, and its own 95 % interval excludes 0. The best is that with the highest accuracy
+    among those. As it was selected, its gain is likely a little lower than its estimate.
+    """
+    known = {m["label"]: m for m in methods if m["label"] != baseline and "p_corrected" in m["metrics"].get("gain", {})}
+    shown = {sign: [label for label, method in known.items() if _is_shown(method, sign)] for sign in (1, -1)}
+    result: dict[str, Any] = {
+        "correction": "Holm",
+        "compared": len(known),
+        "better": shown[1],
+        "worse": shown[-1],
+        "best": None,
+    }
+    over = "the global model" if baseline == "global" else baseline
+    if over is None:
+        result["sentence"] = "no gain is known: the baseline was not compared"
+    elif not shown[1]:
+        result["sentence"] = f"no method is shown to be better than {over}{_highest(known)}"
+    else:
+        best = max(shown[1], key=lambda label: known[label]["metrics"]["accuracy"]["value"])
+        result["best"] = best
+        result["sentence"] = _best(known[best], over, len(known), len(shown[1]))
+    return result
+
+
+def _is_shown(method: Mapping[str, Any], sign: int) -> bool:
+    gain = method["metrics"]["gain"]
+    return gain["p_corrected"] < _RISK and all(sign * bound > 0 for bound in gain["interval"])
+
+
+def _points(gain: Mapping[str, Any]) -> str:
+    low, high = (100 * bound for bound in gain["interval"])
+    return f"{100 * gain['value']:+.1f} points [{low:.1f}, {high:.1f}]"
+
+
+def _highest(known: Mapping[str, Mapping[str, Any]]) -> str:
+    if not known:
+        return ""
+    label = max(known, key=lambda label: known[label]["metrics"]["gain"]["value"])
+    return f"; the highest gain is that of {label}, {_points(known[label]['metrics']['gain'])}"
+
+
+def _best(method: Mapping[str, Any], baseline: str, compared: int, better: int) -> str:
+    metrics, count = method["metrics"], tables.clients(method)
+    shares = {name: round(metrics[name]["value"] * count) for name in ("better_off", "worse_off")}
+    few = count <= _MANY
+    name, words = ("worst", "worst client") if few else ("bottom_decile", "bottom decile")
+    parts = [
+        f"best: {method['label']}, {_points(metrics['gain'])} over {baseline}",
+        f"{shares['better_off']} of {_count(count, 'client')} better off, {shares['worse_off']} worse",
+        f"{words} {100 * metrics['gain'][f'baseline_{name}']:.0f} to {100 * metrics[name]['value']:.0f} %",
+    ]
+    if compared > 1:
+        parts.append(f"{better} of {compared} methods shown to be better; the best of several looks a little too good")
+    return "; ".join(parts)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def notes(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the sentences that stand below the table of stored ``metrics``; older ones have none."""
+    lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
+    rows = metrics["methods"]
+    marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
+    if marks:
+        lines.append(f"{tables.MARK} more clients than chance alone gives (in brackets: what chance gives)")
+    if any("interval" in m["metrics"].get("gain", {}) for m in rows) and max(len(m["seeds"]) for m in rows) == 1:
+        lines.append("one seed: intervals say how clients vary, not how another training would (--seeds 0,1,2)")
+    return [*lines, *metrics.get("warnings", ())]
