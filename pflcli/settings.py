@@ -7,13 +7,16 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+AUTO = "auto"
+"""The model that stands for the one that fits the samples."""
+
 
 @dataclass(frozen=True)
 class Settings:
     """How clients are drawn and trained, the same for every method."""
 
-    model: str = "cnn"
-    """backbone, see `pfl list models`"""
+    model: str = AUTO
+    """backbone, see `pfl list models`; auto: cnn for images, mlp for features, lstm for text, gru for series"""
     rounds: Annotated[int, Ge(0)] = 60
     """communication rounds"""
     participation: Annotated[float, Gt(0), Le(1)] = 0.2

@@ -17,7 +17,7 @@ from pflcli import registry
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.methods import local
-from pflcli.steps import lineup, training
+from pflcli.steps import lineup, planned, training
 from pflcli.steps.compare import IncompleteError, compare
 from pflcli.steps.evaluate import evaluate
 from pflcli.steps.making import Manner
@@ -681,6 +681,6 @@ def test_variants_that_cannot_be(fresh, methods, said):
 
 
 def test_variants_stand_beside_all():
-    found = lineup.entrants(["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, training.settings({}, {}))
+    found = lineup.entrants(["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, planned.settings({}, {}))
     assert [entrant.name for entrant in found] == [*registry.names("methods"), "panm@grad"]
     assert (found[-1].method, found[-1].options["metric"]) == ("panm", "grad")

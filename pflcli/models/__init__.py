@@ -6,6 +6,8 @@ too, and ``members()`` names them all.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
@@ -53,6 +55,23 @@ def check(name: str) -> None:
         raise UsageError(f"{family} has no model '{member}'", closest(member, known))
 
 
+DEFAULTS = {"images": "cnn", "features": "mlp", "tokens": "lstm", "series": "gru"}
+"""The model of each kind of samples, where none is asked for."""
+
+
+def default(in_shape: tuple[int, ...], *, tokens: bool) -> str:
+    """Return the model that is taken for samples of a shape where none is asked for."""
+    kinds = _kinds(in_shape, tokens)
+    return DEFAULTS[kinds[0]] if kinds else DEFAULTS["images"]
+
+
+@functools.cache
+def check_fit(name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> None:
+    """Raise UsageError if the model does not take such samples; it is built without memory for its weights."""
+    with torch.device("meta"):
+        create(name, in_shape, classes, 0, tokens=tokens)
+
+
 def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tokens: bool | None = None) -> Net:
     """Build a backbone with the initial weights that belong to ``seed``; the global generator is left as it was.
 
@@ -60,9 +79,7 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
     models that fit, for samples of a kind or size that the model does not take.
     """
     check(name)
-    kinds = [kind for kind, dimensions in KINDS.items() if dimensions == len(in_shape)]
-    if tokens is not None:
-        kinds = [kind for kind in kinds if (kind == "tokens") == tokens]
+    kinds = _kinds(in_shape, tokens)
     if not set(kinds) & set(_takes(name)):
         fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_takes(other))]
         given = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
@@ -73,6 +90,12 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
         torch.random.manual_seed(rng.integer(seed, "init", name))
         net: Net = module.build(in_shape, classes, *member)
     return net
+
+
+def _kinds(in_shape: tuple[int, ...], tokens: bool | None) -> list[str]:
+    """Return the kinds of samples that have such a shape."""
+    kinds = [kind for kind, dimensions in KINDS.items() if dimensions == len(in_shape)]
+    return kinds if tokens is None else [kind for kind in kinds if (kind == "tokens") == tokens]
 
 
 def _takes(name: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Decision, Work
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError, closest
 from pflcli.report import tables
-from pflcli.steps import lineup, reaching, rows, running, scoring, training
+from pflcli.steps import lineup, planned, reaching, rows, running, scoring, training
 from pflcli.steps import weights as initial
 from pflcli.steps.lineup import ALL, BACKBONE, Step
 from pflcli.steps.making import SILENT, Manner, Outcome, make
@@ -62,12 +62,12 @@ def compare(
     out = Path(out)
     _check(out)
     reaching.check(target)
-    plan = training.settings({}, settings or {})
+    partitions = _by_seed(sources, seeds)
+    plan = planned.settings({}, settings or {}, next(iter(partitions.values())))
     entered = lineup.entrants(methods, options or {}, plan)
     names = [entrant.name for entrant in entered]
     if baseline not in (BACKBONE, *names):
         raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
-    partitions = _by_seed(sources, seeds)
     begin = None if weights is None else initial.read(weights)
     steps = [
         step

@@ -15,7 +15,7 @@ from pflcli.artifacts.backbone import tensors
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError
-from pflcli.steps import machine, training
+from pflcli.steps import machine, planned, training
 from pflcli.steps.making import Manner, Outcome, make
 
 
@@ -54,7 +54,7 @@ def extract(
     draft = Draft("embeddings", {"seed": request["seed"]}, tuple(inputs))
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        plan = training.settings(request["settings"], {})
+        plan = planned.settings(request["settings"], {})
         code = registry.load("methods", request["method"])
         data = partitions.read(chosen)
         run = training.prepare(data, code, None, plan, request["seed"], manner)

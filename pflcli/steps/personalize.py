@@ -25,7 +25,7 @@ from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
 from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import choices as earlier
-from pflcli.steps import machine, states, training
+from pflcli.steps import machine, planned, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, heard, make
 from pflcli.steps.personal import CHUNK
@@ -74,7 +74,7 @@ def personalize(
     if kin["partition"] is not None and kin["datastore"] is not None:
         codebook.require_same(kin["partition"], kin["datastore"], "clients", *codebook.INPUTS)
     base = backbone.manifest.request["settings"] if backbone is not None else {}
-    plan = training.settings(base, settings or {})
+    plan = planned.settings(base, settings or {}, kin["partition"] if backbone is None else None)
     if backbone is not None and plan.model != base["model"]:
         partition = kin["partition"]
         raise UsageError(

@@ -18,7 +18,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
 from pflcli.fl.run import LINKS
-from pflcli.steps import convergence, machine, states, training
+from pflcli.steps import convergence, machine, planned, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -46,7 +46,7 @@ def train_global(
     if "up" not in LINKS[code.KIND]:
         raise UsageError(f"{method} is of kind {code.KIND} and makes no global model", "--method fedavg")
     cfg = config.build(code.Config, options or {}, method)
-    plan = training.settings({}, settings or {})
+    plan = planned.settings({}, settings or {}, partition)
     seed = training.draws(seed, partition)
     begin = initial.read(weights) if weights is not None else None
     request = {"method": method, "options": config.plain(cfg), "settings": training.requested(plan), "seed": seed}

@@ -35,13 +35,6 @@ from pflcli.steps.making import Manner, heard
 Row = dict[str, Any]
 
 
-def settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
-    """Return the training settings ``base`` with ``changes``; raises UsageError for one that does not fit."""
-    built: Settings = config.build(Settings, {**base, **changes}, "the training settings")
-    models.check(built.model)
-    return built
-
-
 def requested(plan: Settings) -> dict[str, Any]:
     """Return what a request says of the settings; of ``report`` only if not the default, so that old requests hold."""
     return {key: value for key, value in config.plain(plan).items() if key != "report" or value != "last"}

@@ -1,0 +1,40 @@
+"""Training settings before anything is trained: the model is named, and is known to fit the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pflcli import config, models
+from pflcli.artifacts import partition as partitions
+from pflcli.artifacts.artifact import Artifact
+from pflcli.settings import AUTO, Settings
+
+
+def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Artifact | None = None) -> Settings:
+    """Return the training settings ``base`` with ``changes``, and with a model in place of ``auto``.
+
+    With a ``partition``, the model is one that fits its samples. Raises UsageError for a setting that does not exist
+    or a model that does not fit.
+    """
+    built: Settings = config.build(Settings, {**base, **changes}, "the training settings")
+    if built.model == AUTO and "model" in base:
+        built = replace(built, model=base["model"])
+    if built.model != AUTO:
+        models.check(built.model)
+    if partition is None:
+        return built
+    form = partitions.form(partition)
+    shape, tokens = _model_shape(form), form.dtype == "int16"
+    if built.model == AUTO:
+        built = replace(built, model=models.default(shape, tokens=tokens))
+    models.check_fit(built.model, shape, form.classes, tokens=tokens)
+    return built
+
+
+def _model_shape(form: partitions.Form) -> tuple[int, ...]:
+    """Return the shape of a sample as a model takes it: images with channels first."""
+    if form.dtype != "uint8":
+        return form.shape
+    return (1, *form.shape) if len(form.shape) == 2 else (form.shape[2], *form.shape[:2])
