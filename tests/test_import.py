@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from pflcli.artifacts import codebook
 from pflcli.artifacts import dataset as datasets
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import open_artifact, parent
@@ -302,21 +303,32 @@ def test_hints(pfl, put, tmp_path, a, b, words, standardized):
     assert words or err.splitlines()[-1].startswith("features:")
     err = said(pfl, path, tmp_path, "--standardize", "-f")
     assert standardized in err
-    assert standardized or err.splitlines()[-1].startswith("features:")
+    assert err.splitlines()[-1] == "standardized by `pfl partition`, by training samples"
 
 
-def test_standardized_features(put, take):
+def test_features_are_standardized_by_training_samples(put, take, tmp_path):
     values = np.random.default_rng(1).normal([5, 1e9, 0.1], [2, 1e3, 0], (200, 3))
     lines = [",".join(["w", str(i % 2), *map(repr, map(float, row))]) for i, row in enumerate(values)]
     path = put("\n".join(["who,class,a,b,constant", *lines]) + "\n")
     found = take(path, **COLUMNS, standardize=True)
-    np.testing.assert_allclose(found.x[:, :2].mean(axis=0), 0, atol=1e-6)
-    np.testing.assert_allclose(found.x[:, :2].std(axis=0), 1, atol=1e-6)
-    np.testing.assert_array_equal(found.x[:, 2], 0)
-    np.testing.assert_allclose(found.mean, values.mean(axis=0))
-    assert found.sd.tolist()[2] == 0
-    np.testing.assert_allclose(found.x[:, :2] * found.sd[:2] + found.mean[:2], values[:, :2], rtol=1e-6)
-    assert take(path, **COLUMNS).mean is None
+    assert (found.x.dtype, found.standardize) == (np.float64, True)
+    np.testing.assert_array_equal(found.x, values)
+    held, known = cut(tmp_path / "out", tmp_path / "p")
+    train = held.x[: held.offsets[1]]
+    np.testing.assert_allclose(train[:, :2].mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(train[:, :2].std(axis=0), 1, atol=1e-6)
+    np.testing.assert_array_equal(held.x[:, 2], 0)
+    np.testing.assert_allclose(known.mean, values[held.sample[: held.offsets[1]]].mean(axis=0))
+    assert known.sd[2] == 0
+    mean, sd = np.asarray(known.mean), np.asarray(known.sd)
+    np.testing.assert_allclose((held.x * sd + mean)[:, :2], values[held.sample, :2], rtol=1e-6)
+    assert not take(path, **COLUMNS).standardize
+
+
+def cut(dataset, out, **options):
+    """Partition an imported dataset, and return the partition and its codebook."""
+    partition(str(dataset), out, manner=Manner(force=True), **options)
+    return partitions.read(open_artifact(out)), codebook.read(open_artifact(out))
 
 
 # Parquet
@@ -437,7 +449,10 @@ def test_arrays_of_other_names(tmp_path, take, write, name):
     x = np.float32([[0.5], [1.5]])
     path = write(tmp_path / name, **{"data/x": x, "kind": ["p", "q"], "who": [1.0, 2.0]})
     holds(take(path, features="data/x", label="kind", client="who"), x, [0, 1], ["p", "q"], ["1", "2"])
-    assert take(path, features="data/x", label="kind").owner is None
+    assert take(path, features="data/x", label="kind", client="none").owner is None
+    with pytest.raises(UsageError, match="--client is missing: which array") as error:
+        take(path, features="data/x", label="kind")
+    assert error.value.fix == ("--client NAME, one of: who", "--client none where nobody holds the samples yet")
     path = write(tmp_path / name, x=x, y=[True, False], client=np.asarray([b"v", b"w"]))
     holds(take(path), x, [1, 0], ["False", "True"], ["v", "w"])
     assert take(path, client="none").owner is None
@@ -466,7 +481,12 @@ BAD_ARRAYS = {
     "no owner's name": ({"x": ONE, "y": [0, 1], "owner": ["a", ""]}, {}, "owner[1]: no value"),
     "wide images": ({"x": np.zeros((2, 4, 4), int), "y": [0, 1]}, {}, "int64", "x.astype(np.uint8)"),
     "integer series": ({"x": np.full((2, 4, 4), 900), "y": [0, 1]}, {}, "x.astype(np.float32) if they are series"),
-    "channels first": ({"x": np.zeros((2, 3, 8, 8), np.uint8), "y": [0, 1]}, {}, "x.transpose(0, 2, 3, 1)"),
+    "channels first": ({"x": np.zeros((2, 3, 8, 8), np.uint8), "y": [0, 1]}, {}, "--layout channels-first"),
+    "no values": ({"x": np.zeros((30, 0)), "y": np.arange(30) % 2}, {}, "'x' has shape (30, 0): its samples hold no"),
+    "a layout of features": ({"x": ONE, "y": [0, 1]}, {"layout": "channels-first"}, "--layout is for series"),
+    "an unknown layout": ({"x": ONE, "y": [0, 1]}, {"layout": "channels-frist"}, "did you mean 'channels-first'?"),
+    "a class beyond": ({"x": ONE, "y": [0, 2], "classes": ["a", "b"]}, {}, "y[1]: '2' is neither one of 'classes'"),
+    "a class twice": ({"x": ONE, "y": [0, 1], "classes": ["a", "a"]}, {}, "has the name 'a' 2 times"),
     "five channels": ({"x": np.zeros((2, 8, 8, 5), np.uint8), "y": [0, 1]}, {}, "images are (n, H, W) or (n, H, W, 3)"),
     "a film": ({"x": np.zeros((2, 8, 8, 5, 3), np.uint8), "y": [0, 1]}, {}, "images are (n, H, W) or (n, H, W, 3)"),
     "pixels of one scale": (
@@ -481,6 +501,7 @@ BAD_ARRAYS = {
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_what_is_wrong_with_arrays_is_said(tmp_path, write, name, case):
     arrays, options, *words = BAD_ARRAYS[case]
+    options = options if "owner" in arrays else {"client": "none", **options}
     refused(write(tmp_path / name, **arrays), words, tmp_path, **options)
 
 
@@ -515,9 +536,11 @@ def test_ragged_rows_of_hdf5(tmp_path):
 
 def test_series_are_standardized_by_channel(tmp_path, take):
     x = DRAW.normal([0, 50], [1, 9], (30, 4, 2))
-    found = take(npz(tmp_path / "d.npz", x=x, y=np.arange(30) % 2), standardize=True)
-    assert found.mean.shape == (2,)
-    np.testing.assert_allclose(found.x, (x - x.mean(axis=(0, 1))) / x.std(axis=(0, 1)), atol=1e-5)
+    take(npz(tmp_path / "d.npz", x=x, y=np.arange(30) % 2, owner=np.zeros(30)), standardize=True)
+    held, known = cut(tmp_path / "out", tmp_path / "p")
+    train = x[held.sample[: held.offsets[1]]]
+    np.testing.assert_allclose(known.mean, train.mean(axis=(0, 1)))
+    np.testing.assert_allclose(held.x, (x[held.sample] - known.mean) / train.std(axis=(0, 1)), atol=1e-5)
 
 
 # Folders of images
@@ -589,7 +612,7 @@ def test_what_lies_beside_images_is_said(pfl, album, tmp_path):
     root, _ = album
     (root / "ann" / "notes.txt").write_text("")
     ran = pfl("import", root, "-o", tmp_path / "d")
-    assert "left out, no images: 1 files, such as ann/notes.txt" in ran.err
+    assert "left out, no images: 1 file, such as ann/notes.txt" in ran.err
     assert "4 samples of 2 classes, 5x4 pixels, 2 clients" in ran.err
 
 
@@ -697,7 +720,7 @@ def test_again_and_otherwise(pfl, put, tmp_path, tree):
     assert "up to date" in pfl(*line(path, out)).err
     assert tree(out) == before
     ran = pfl(*line(path, out, "--standardize"))
-    assert (ran.code, "standardize: false -> true" in ran.err) == (4, True)
+    assert (ran.code, 'standardize: false -> "by training samples"' in ran.err) == (4, True)
     put(PLAIN + "cid,no,1,1\n", "renamed.csv")
     ran = pfl(*line(path, out))
     assert (ran.code, "sha256: " in ran.err) == (4, True)
@@ -794,7 +817,8 @@ def test_a_partition_holds_what_was_imported(own, tmp_path):
     partition(str(own), tmp_path / "p", seed=3)
     held, source = partitions.read(open_artifact(tmp_path / "p")), datasets.read(open_artifact(own))
     assert held.names == ["hôp 0", "hôp 1", "hôp 2"]
-    np.testing.assert_array_equal(held.x, source.x[held.sample])
+    known = codebook.read(open_artifact(tmp_path / "p"))
+    np.testing.assert_allclose(held.x, (source.x[held.sample] - known.mean) / known.sd, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(held.y, source.y[held.sample])
     owner = np.repeat(held.names, held.sizes.sum(axis=1))
     np.testing.assert_array_equal(owner, source.owner[held.sample])

@@ -1,9 +1,11 @@
 """A user's own data, checked and converted, before it is partitioned.
 
-``samples.h5``: ``x`` (n, ...) uint8 images or float32 features, ``y`` (n,) int64 labels 0..C-1, ``classes`` (C,) their
-names; where samples have owners, ``owner`` (n,) int64 into ``owners`` (m,), their names; where features have names,
-``features`` (d,); where they were standardized, ``mean`` and ``sd`` (d,) float64 of what they were before, 0 in ``sd``
-for a constant. Names are UTF-8.
+``samples.h5``: ``x`` (n, ...) uint8 images or features, ``y`` (n,) int64 labels 0..C-1, ``classes`` (C,) their names;
+where samples have owners, ``owner`` (n,) int64 into ``owners`` (m,), their names; ``features`` (d,), where they have
+names. Features are float32; or float64, with attributes ``standardize`` and ``fill``, where the partition is still to
+bring them to one scale and to fill in what is missing (NaN), by training samples. Older files have neither attribute;
+their ``mean`` and ``sd`` (d,) tell by what ``x`` was standardized already. Names are UTF-8. ``codebook.json``: see
+``codebook``.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class Dataset:
     classes: list[str]
     owner: NDArray[np.str_] | None = None
     features: tuple[str, ...] = ()
-    mean: NDArray[np.float64] | None = None
-    sd: NDArray[np.float64] | None = None
+    standardize: bool = False
+    fill: bool = False
 
 
 def write(work: Work, dataset: Dataset, codebook: Codebook) -> None:
@@ -45,9 +47,8 @@ def write(work: Work, dataset: Dataset, codebook: Codebook) -> None:
         arrays["owners"] = np.char.encode(names, "utf-8")
     if dataset.features:
         arrays["features"] = _encoded(dataset.features)
-    if dataset.mean is not None and dataset.sd is not None:
-        arrays |= {"mean": dataset.mean, "sd": dataset.sd}
-    work.write(FILE, blocks.h5_bytes(arrays))
+    wishes = {"standardize": dataset.standardize, "fill": dataset.fill}
+    work.write(FILE, blocks.h5_bytes(arrays, wishes if any(wishes.values()) else None))
     codebooks.write(work, codebook)
 
 
@@ -68,6 +69,6 @@ def read(artifact: Artifact) -> Dataset:
             classes=[str(name) for name in file["classes"].asstr("utf-8")[...]],
             owner=None if owners is None else owners[held],
             features=tuple(file["features"].asstr("utf-8")[...]) if "features" in file else (),
-            mean=file["mean"][...] if "mean" in file else None,
-            sd=file["sd"][...] if "sd" in file else None,
+            standardize=bool(file.attrs.get("standardize", False)),
+            fill=bool(file.attrs.get("fill", False)),
         )

@@ -22,7 +22,9 @@ def command(
     client: Annotated[
         str | None,
         typer.Option(
-            help="Column or array that says whose a sample is; 'none': nobody's.", metavar="COL", show_default=False
+            help="Column or array that names each sample's client; 'none' if samples belong to no client yet.",
+            metavar="COL",
+            show_default=False,
         ),
     ] = None,
     label: Annotated[
@@ -32,26 +34,58 @@ def command(
     features: Annotated[
         str | None,
         typer.Option(
-            help="Columns to learn from, or one array.", metavar="COL,COL", show_default="all other numbers, or x"
+            help="Columns to learn from, or one array.", metavar="COL,COL", show_default="all other columns, or x"
+        ),
+    ] = None,
+    categorical: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns whose values are codes or words: each value becomes a feature of 0 and 1. 'none' leaves"
+            " columns of words out.",
+            metavar="COL,COL",
+            show_default="columns of few words",
         ),
     ] = None,
     missing: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="error, or drop the samples that lack a value.",
+            help="error; drop the samples that lack a value; or fill in the median of training samples, with one more"
+            " feature that says where.",
             metavar="NAME",
-            autocompletion=lambda: ["error", "drop"],
+            autocompletion=lambda: ["error", "drop", "median"],
+            show_default="error",
         ),
-    ] = "error",
+    ] = None,
     standardize: Annotated[
-        bool, typer.Option("--standardize", help="Bring each feature to mean 0, standard deviation 1.")
+        bool,
+        typer.Option(
+            "--standardize",
+            help="Bring each feature to mean 0, standard deviation 1; `pfl partition` does, by training samples.",
+        ),
     ] = False,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read new data as others were: an imported dataset, or its partition, which knows mean and deviation.",
+            metavar="ARTIFACT",
+            show_default=False,
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the channels of series and images stand: channels-first or channels-last.",
+            metavar="NAME",
+            show_default="channels-last",
+            autocompletion=lambda: ["channels-first", "channels-last"],
+        ),
+    ] = None,
     resize: Annotated[
         int | None, typer.Option(help="Side of the images in pixels.", metavar="N", show_default="as they are")
     ] = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(help="What parts the columns, such as ';' or tab.", metavar="CHAR", show_default="by suffix"),
+        typer.Option(help="Column separator, such as ';' or tab.", metavar="CHAR", show_default="by suffix"),
     ] = None,
     config_file: o.Config = None,
     force: o.Force = False,
@@ -60,7 +94,7 @@ def command(
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Take in your own data, checked, for `pfl partition`.
+    """Import your own data, checked, for `pfl partition`.
 
     Example: pfl import visits.csv --client hospital --label outcome -o runs/data
     """
@@ -72,10 +106,13 @@ def command(
         client=client,
         label=label,
         features=features,
+        categorical=categorical,
         missing=missing,
         standardize=standardize,
         resize=resize,
         delimiter=delimiter,
+        layout=layout,
+        like=like,
         manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose),
     )
     console.result(outcome, as_json=as_json)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.data._scaling import Scaling
 from pflcli.errors import InputError, PflError, UsageError
 
 
@@ -25,7 +26,7 @@ class Samples:
     is then how many rows to leave out between two splits, so that no window of one overlaps a window of the next.
     ``coarse`` (n,) is each sample's superclass, where classes come in groups. ``names`` (classes,) are those of the
     classes and ``features`` (d,) those of the features, where they have names. ``is_test`` (n,) says which samples the
-    dataset's authors publish as its test set, where they do.
+    dataset's authors publish as its test set, where they do. ``scaling`` is what is yet to be done to features.
     """
 
     x: NDArray[Any]
@@ -38,6 +39,7 @@ class Samples:
     names: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None
+    scaling: Scaling | None = None
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
@@ -60,8 +62,10 @@ class Samples:
         self._check_kind(name)
         if len(self.y) == 0:
             raise InputError(f"{name} holds no samples")
-        if np.issubdtype(self.x.dtype, np.floating) and not np.isfinite(self.x).all():
-            row, *place = np.argwhere(~np.isfinite(self.x))[0].tolist()
+        gaps = self.scaling is not None and self.scaling.fill
+        sound = ~np.isinf(self.x) if gaps else np.isfinite(self.x)
+        if np.issubdtype(self.x.dtype, np.floating) and not sound.all():
+            row, *place = np.argwhere(~sound)[0].tolist()
             value = self.x[(row, *place)]
             raise InputError(f"{name}: x holds {value} in row {row}, column {','.join(map(str, place))}")
         bad = np.flatnonzero((self.y < 0) | (self.y >= self.classes))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,19 +19,44 @@ NOBODY = "none"
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column of a table: a number or, with ``words``, one of these; with ``gaps``, a feature says where it lacks."""
+
+    name: str
+    words: tuple[str, ...] = ()
+    gaps: bool = False
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features that it becomes, without the one for gaps."""
+        return [f"{self.name}={word}" for word in self.words] or [self.name]
+
+
+@dataclass(frozen=True)
+class Like:
+    """What new data are to agree with: the ``classes`` and ``columns`` of ``name``, each empty if it has none."""
+
+    name: str
+    classes: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
 class Raw:
     """Samples as they stand in a file, before anything but their form is checked.
 
     ``x`` (n, ...) numbers, NaN where missing; ``label`` (n,) and ``owner`` (n,) text, empty where missing. ``place``
     says where a value stands: its sample, "features", "label" or "client", and the index within the sample.
-    ``features`` are the names of columns, where there are any. ``remarks`` are for the user.
+    ``columns`` are those of a table. One with words takes a feature for each of them, 1 where it stands, NaN in all of
+    them where nothing does. ``classes`` are names for the labels, if the file has them. ``remarks`` are for the user.
     """
 
     x: NDArray[Any]
     label: NDArray[np.str_]
     owner: NDArray[np.str_] | None
     place: Callable[[int, str, Sequence[int]], str]
-    features: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    classes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
@@ -49,6 +76,29 @@ def text(values: NDArray[Any]) -> NDArray[np.str_]:
     raise TypeError(f"{values.dtype} is neither text nor a number")
 
 
+def spelled(words: NDArray[np.str_]) -> NDArray[np.str_]:
+    """Return words (n,), whole numbers without a fraction if all of them are numbers: 1.0 and 01 are 1."""
+    values = [word for word in np.unique(words).tolist() if word]
+    if not values or not all(_NUMBER.fullmatch(word) and float(word).is_integer() for word in values):
+        return words
+    plain = {word: str(int(word) if word.lstrip("+-").isdigit() else int(float(word))) for word in values} | {"": ""}
+    return np.asarray([plain[word] for word in words.tolist()], dtype=np.str_)
+
+
+def ordered(words: Iterable[str]) -> list[str]:
+    """Return different words in order: numbers by value, others by letter."""
+    unique = sorted(set(words))
+    return sorted(unique, key=float) if all(_NUMBER.fullmatch(word) for word in unique) else unique
+
+
+def is_number(word: str) -> bool:
+    """Return whether a word is written as a number."""
+    return _NUMBER.fullmatch(word) is not None
+
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf", re.ASCII)
+
+
 def _word(value: Any) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else "" if math.isnan(value) else str(value)
@@ -56,6 +106,14 @@ def _word(value: Any) -> str:
         value = value.decode("utf-8")
     word = "" if value is None else str(value).strip()
     return "" if word in ("nan", "NaN") else word
+
+
+def unprintable(path: Path) -> None:
+    """Raise InputError for a name that is not UTF-8: it could be neither stored nor shown."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"the name of {str(path)!a} is not UTF-8", "rename it") from None
 
 
 def unknown(where: str, what: str, name: str, known: Sequence[str]) -> InputError:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError
-from pflcli.readers import NOBODY, Raw
+from pflcli.readers import NOBODY, Raw, unprintable
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
@@ -46,6 +46,8 @@ def find(root: Path, client: str | None) -> Found:
         for path in sorted(root.rglob("*"))
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
+    for path in files:
+        unprintable(path)
     images = [path for path in files if path.suffix.lower() in SUFFIXES]
     if not images:
         some = f", but {files[0].relative_to(root)}" if files else ""
@@ -86,7 +88,11 @@ def read(found: Found, resize: int | None, advance: Callable[[int, str], None]) 
         label=np.asarray([path.parent.name for path in found.paths]),
         owner=np.asarray([path.parent.parent.name for path in found.paths]) if found.clients else None,
         place=lambda row, role, at: str(found.paths[row]),
-        remarks=(f"left out, no images: {len(left)} files, such as {left[0].relative_to(found.root)}",) if left else (),
+        remarks=(
+            f"left out, no images: {len(left)} file{'s' * (len(left) != 1)}, such as {left[0].relative_to(found.root)}",
+        )
+        if left
+        else (),
     )
 
 

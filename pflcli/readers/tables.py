@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError, UsageError
-from pflcli.readers import NOBODY, Raw, text, unknown
+from pflcli.readers import NOBODY, Column, Like, Raw, is_number, ordered, spelled, text, unknown
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "-")
 """What stands for a missing number. In labels and clients, only an empty cell and NaN do."""
@@ -39,11 +39,20 @@ class Table(Protocol):
         """Return what stands in a cell."""
 
 
-def read(table: Table, client: str | None, label: str | None, features: str | Sequence[str] | None) -> Raw:
+def read(
+    table: Table,
+    client: str | None,
+    label: str | None,
+    features: str | Sequence[str] | None,
+    categorical: str | Sequence[str] | None = None,
+    like: Like | None = None,
+) -> Raw:
     """Read the samples of a table.
 
-    Without ``features``, these are all columns of numbers but the client's and the label's. Raises UsageError for
-    columns that contradict one another, InputError for a column that is not there or a cell that is not a number.
+    Without ``features``, these are all columns but the client's and the label's that hold numbers or few words; with
+    ``like``, its columns. A column of words becomes a feature for each word, and so do numbers in ``categorical``
+    columns; its value "none" leaves columns of words out. Raises UsageError for columns that contradict one another,
+    InputError for a column that is not there, a cell that is not a number or a word that ``like`` does not know.
     """
     columns = table.columns
     twice = [column for column, count in Counter(filter(None, columns)).items() if count > 1]
@@ -64,33 +73,121 @@ def read(table: Table, client: str | None, label: str | None, features: str | Se
     if whose == target:
         raise UsageError(f"column '{label}' cannot be both --client and --label")
     keys = [target] if whose is None else [target, whose]
-    asked = None if features is None else _asked(table, features, columns[target], client)
+    asked, coded = _choice(table, features, categorical, like, columns[target], client)
     candidates = [at for at, column in enumerate(columns) if column and at not in keys] if asked is None else asked
-    loaded = table.load(keys, candidates)
-    chosen, values, skipped = [], [], []
+    others = [at for at in candidates if at not in coded]
+    loaded = table.load([*keys, *(at for at in candidates if at in coded)], others)
+    chosen, places, values, skipped = [], [], [], []
     for at in candidates:
-        numbers, strange = _numbers(loaded.pop(at))
-        known = np.count_nonzero(~np.isnan(numbers)) + strange.sum()
-        # A column that is mostly numbers is meant to be a feature: a slip in it must not lose it in silence.
-        if asked is None and (not known or strange.sum() > known / 2):
-            skipped.append(columns[at])
-            continue
-        if strange.any():
-            raise _not_a_number(table, int(np.argmax(strange)), at)
-        chosen.append(at)
-        values.append(numbers)
+        series = loaded.pop(at)
+        words = _words(series) if at in coded else _few_words(series) if categorical != NOBODY and not like else None
+        if words is not None:
+            column = Column(columns[at], tuple(coded.get(at, ())) or _known(table, columns[at], words))
+            values.append(_one_hot(table, at, words, column, like))
+        else:
+            numbers, strange = _numbers(series)
+            known = np.count_nonzero(~np.isnan(numbers)) + strange.sum()
+            # A column that is mostly numbers is meant to be a feature: a slip in it must not lose it in silence.
+            if asked is None and (not known or strange.sum() > known / 2):
+                skipped.append(columns[at])
+                continue
+            if strange.any():
+                raise _not_a_number(table, int(np.argmax(strange)), at)
+            column = Column(columns[at])
+            values.append(numbers[:, None])
+        chosen.append(column)
+        places += [columns[at]] * len(column.features)
     if not chosen:
         raise InputError(f"{table.name} has no column of numbers beside client and label")
+    remarks = [f"left out, not numbers: {_some(skipped)}"] if skipped else []
+    remarks += [
+        f"words, one feature for each: {column.name} ({_some(column.words)})" for column in chosen if column.words
+    ]
     return Raw(
-        x=np.column_stack(values),
+        x=np.concatenate(values, axis=1),
         label=text(loaded[target].to_numpy(object)),
         owner=None if whose is None else text(loaded[whose].to_numpy(object)),
-        place=lambda row, role, at: _place(
-            table, row, {"label": label, "client": client}.get(role) or columns[chosen[at[0]]]
-        ),
-        features=tuple(columns[at] for at in chosen),
-        remarks=(f"left out, not numbers: {_some(skipped)}",) if skipped else (),
+        place=lambda row, role, at: _place(table, row, {"label": label, "client": client}.get(role) or places[at[0]]),
+        columns=tuple(chosen),
+        remarks=tuple(remarks),
     )
+
+
+_FEW = 20
+"""Up to so many words in a column become a feature each without being asked for."""
+_MANY = 200
+"""More words than this in a column name things, and are refused."""
+
+
+def _choice(
+    table: Table,
+    features: str | Sequence[str] | None,
+    categorical: str | Sequence[str] | None,
+    like: Like | None,
+    label: str,
+    client: str,
+) -> tuple[list[int] | None, dict[int, tuple[str, ...]]]:
+    """Return the columns asked for, None if none are, and those of words with the words that are known before."""
+    if like is not None and like.columns:
+        for option, value in (("features", features), ("categorical", categorical)):
+            if value is not None:
+                raise UsageError(f"--{option} contradicts --like, which takes the columns of {like.name}")
+        for column in like.columns:
+            if column.name not in table.columns:
+                error = unknown(table.name, "column", column.name, [name for name in table.columns if name])
+                error.fix = (*error.fix, f"{like.name} has it: --like needs all its columns")
+                raise error
+        known = {_find(table, column.name): column.words for column in like.columns}
+        return list(known), {at: words for at, words in known.items() if words}
+    asked = None if features is None else _asked(table, "features", features, label, client)
+    if categorical is None or categorical == NOBODY:
+        return asked, {}
+    coded = _asked(table, "categorical", categorical, label, client)
+    outside = [table.columns[at] for at in coded if asked is not None and at not in asked]
+    if outside:
+        raise UsageError(f"column '{outside[0]}' is in --categorical and not in --features", "name it in both")
+    return asked, {at: () for at in coded}
+
+
+def _words(column: Any) -> NDArray[np.str_]:
+    """Return what stands in a column of words (n,), empty where it lacks a value."""
+    words = text(column.to_numpy(object))
+    return spelled(np.where(np.isin(words, MISSING), "", words))
+
+
+def _few_words(column: Any) -> NDArray[np.str_] | None:
+    """Return the words of a column that holds few different ones, each of them often; None for another column."""
+    if column.dtype.kind in "biufmMc" or not all(isinstance(cell, str) for cell in column.dropna()):
+        return None
+    words = _words(column)
+    different = {word for word in np.unique(words).tolist() if word}
+    strange = any(is_number(word) or any(re.fullmatch(hint, word) for hint in _HINTS) for word in different)
+    return None if strange or not 2 <= len(different) <= min(_FEW, len(words) // 5) else words
+
+
+def _known(table: Table, name: str, words: NDArray[np.str_]) -> tuple[str, ...]:
+    different = ordered(word for word in words.tolist() if word)
+    if not 1 <= len(different) <= _MANY:
+        raise InputError(
+            f"{table.name}: column '{name}' holds {len(different)} different words, where 1 to {_MANY} are meant",
+            "leave it out of --categorical",
+        )
+    return tuple(different)
+
+
+def _one_hot(table: Table, at: int, words: NDArray[np.str_], column: Column, like: Like | None) -> NDArray[np.float64]:
+    """Return a feature (n, words) for each word, 1 where it stands, NaN where nothing does."""
+    strange = (words != "") & ~np.isin(words, column.words)
+    if strange.any():
+        row = int(np.argmax(strange))
+        raise InputError(
+            f"{_place(table, row, column.name)}: '{words[row]}' is not among the words of "
+            f"{like.name if like else 'that column'}: {_some(column.words)}",
+            "mend it, or import without --like and train anew",
+        )
+    hot: NDArray[np.float64] = (words[:, None] == np.asarray(column.words)).astype(np.float64)
+    hot[words == ""] = np.nan
+    return hot
 
 
 def _place(table: Table, row: int, column: str) -> str:
@@ -111,17 +208,17 @@ def _find(table: Table, column: str) -> int:
     return table.columns.index(column)
 
 
-def _asked(table: Table, features: str | Sequence[str], label: str, client: str) -> list[int]:
-    names = next(csv.reader([features], skipinitialspace=True), []) if isinstance(features, str) else list(features)
+def _asked(table: Table, option: str, chosen: str | Sequence[str], label: str, client: str) -> list[int]:
+    names = next(csv.reader([chosen], skipinitialspace=True), []) if isinstance(chosen, str) else list(chosen)
     names = [name.strip() for name in names]
     if not any(names):
-        raise UsageError("--features names no column", f"--features COL,COL of: {_some(table.columns)}")
+        raise UsageError(f"--{option} names no column", f"--{option} COL,COL of: {_some(table.columns)}")
     for name, count in Counter(names).items():
         if count > 1:
-            raise UsageError(f"column '{name}' is twice in --features")
+            raise UsageError(f"column '{name}' is twice in --{option}")
         if name in (label, client):
             role = "label" if name == label else "client"
-            raise UsageError(f"column '{name}' cannot be both --{role} and one of --features")
+            raise UsageError(f"column '{name}' cannot be both --{role} and one of --{option}")
     return [_find(table, name) for name in names]
 
 
@@ -163,6 +260,6 @@ def _not_a_number(table: Table, row: int, column: int) -> InputError:
     shown = line if len(line) <= 40 else line[:37] + "..."
     return InputError(
         f"{_place(table, row, table.columns[column])}: '{shown}' is not a number",
-        *(hints or ["mend it, or turn words into numbers (such as a column of 0 and 1 for each)"]),
+        *(hints or ["mend it, or --categorical with this column makes a feature of 0 and 1 for each word"]),
         "or name the --features to take, without this column",
     )

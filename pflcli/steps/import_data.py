@@ -11,29 +11,21 @@ from typing import Any
 import numpy as np
 
 from pflcli import registry
+from pflcli.artifacts import codebook
 from pflcli.artifacts import dataset as datasets
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.artifact import Artifact, open_artifact
-from pflcli.artifacts.codebook import Codebook, Column, floats
+from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.data import Samples
 from pflcli.errors import InputError, UsageError, closest
-from pflcli.readers import NOBODY, Raw, arrays, cleaning, images, tables
+from pflcli.readers import NOBODY, Like, Raw, arrays, cleaning, images, tables
+from pflcli.steps import likeness, scaling
+from pflcli.steps.forms import form
 from pflcli.steps.making import Manner, Outcome, make
 
-FORMS = {
-    ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5",
-}  # fmt: skip
-MISSING = ("error", "drop")
-_TELL = {
-    ".xlsx": "save the sheet as CSV",
-    ".xls": "save the sheet as CSV",
-    ".gz": "gunzip it first",
-    ".zip": "unzip it first",
-    ".npy": "np.savez('data.npz', x=x, y=y, owner=owner)",
-    ".txt": "name it .csv or .tsv, and say --delimiter if it is neither comma nor tab",
-}
+MISSING = ("error", "drop", "median")
 
 
 @dataclass(frozen=True)
@@ -47,6 +39,9 @@ class Source:
     features: str | tuple[str, ...] | None
     resize: int | None
     delimiter: str | None
+    categorical: str | tuple[str, ...] | None = None
+    layout: str | None = None
+    like: Like | None = None
 
     def sha256(self) -> str:
         """A hash of the file, or of all images."""
@@ -64,15 +59,18 @@ class Source:
         if self.form == "csv":
             from pflcli.readers.delimited import Delimited
 
-            return tables.read(Delimited(self.path, self.delimiter), self.client, self.label, self.features)
+            return self._table(Delimited(self.path, self.delimiter))
         if self.form == "parquet":
             from pflcli.readers.parquet import Parquet
 
-            return tables.read(Parquet(self.path), self.client, self.label, self.features)
+            return self._table(Parquet(self.path))
         if not (self.features is None or isinstance(self.features, str)):
             raise UsageError("--features of an array file is the name of one array", "--features x")
         read = arrays.read_npz if self.form == "npz" else arrays.read_hdf5
-        return read(self.path, self.client, self.label, self.features)
+        return read(self.path, self.client, self.label, self.features, self.layout)
+
+    def _table(self, table: tables.Table) -> Raw:
+        return tables.read(table, self.client, self.label, self.features, self.categorical, self.like)
 
 
 def import_data(
@@ -82,29 +80,55 @@ def import_data(
     client: str | None = None,
     label: str | None = None,
     features: str | Sequence[str] | None = None,
-    missing: str = "error",
+    categorical: str | Sequence[str] | None = None,
+    missing: str | None = None,
     standardize: bool = False,
     resize: int | None = None,
     delimiter: str | None = None,
+    layout: str | None = None,
+    like: Path | str | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
     """Import samples from a table, an array file or a folder of images, as a dataset for ``partition``.
 
     A table (CSV, TSV, Parquet) needs the names of its ``client`` and ``label`` columns; ``client="none"`` where nobody
     holds the samples yet. ``features`` are columns, as a sequence or parted by commas; without it, all other columns of
-    numbers. NPZ and HDF5 hold arrays ``x``, ``y`` and perhaps ``owner``, or those named here. Images lie at
-    ``CLIENT/LABEL/``; ``resize`` makes them squares of so many pixels. ``missing`` is "error" or "drop" (leave out
-    samples that lack a value). ``standardize`` brings every feature to mean 0 and standard deviation 1 over all
-    samples. A dry run reads and checks everything.
+    numbers or of few words. Each word of a column becomes a feature of 0 and 1, and so does each number in a
+    ``categorical`` column; "none" leaves words out. NPZ and HDF5 hold arrays ``x``, ``y``, ``owner`` and perhaps
+    ``classes`` (names), or those named here; ``layout`` says where the channels of series and images stand. Images lie
+    at ``CLIENT/LABEL/``; ``resize`` makes them squares of so many pixels.
+
+    ``missing`` is "error", "drop" (leave out samples that lack a value) or "median" (fill in, with one more feature
+    that says where). ``standardize`` brings every number to mean 0 and standard deviation 1. Both are done by
+    ``partition``, from training samples alone. ``like`` is a dataset, or better its partition: classes, columns, words
+    and, if it knows them, mean, deviation and medians are taken from there, and so are columns and options that are not
+    given. A dry run reads and checks everything.
 
     Raises UsageError for what contradicts itself, InputError for what is wrong in the data, and says where.
     """
     manner = manner or Manner()
-    if missing not in MISSING:
+    if missing is not None and missing not in MISSING:
         raise UsageError(f"unknown --missing '{missing}'", closest(missing, MISSING))
-    chosen = features if features is None or isinstance(features, str) else tuple(features)
+    if layout is not None and layout not in arrays.LAYOUTS:
+        raise UsageError(f"unknown --layout '{layout}'", closest(layout, arrays.LAYOUTS))
+    chosen, coded = (
+        value if value is None or isinstance(value, str) else tuple(value) for value in (features, categorical)
+    )
     path = Path(path)
-    source = Source(path, _form(path), client, label, chosen, resize, delimiter)
+    old = None if like is None else likeness.old(like)
+    if old is not None:
+        if standardize and not old.standardize:
+            raise UsageError(f"{like} is not standardized, and what is read like it cannot be", "leave it out")
+        client, label, delimiter = (
+            old.chosen("client", client),
+            old.chosen("label", label),
+            old.chosen("delimiter", delimiter),
+        )
+        layout, resize = old.chosen("layout", layout), old.chosen("resize", resize)
+        standardize, missing = old.standardize, missing or ("median" if old.fill else old.chosen("missing", None))
+    missing = missing or "error"
+    readable = None if old is None else old.like
+    source = Source(path, form(path), client, label, chosen, resize, delimiter, coded, layout, readable)
     _fitting(source)
     draft = Draft(
         "dataset",
@@ -115,55 +139,44 @@ def import_data(
             "label": label,
             "features": chosen if isinstance(chosen, str | None) else list(chosen),
             "missing": missing,
-            "standardize": standardize,
+            "standardize": "by training samples" if standardize else False,
             "resize": resize,
             "delimiter": delimiter,
+            # What is not asked for stays out, so that a request is the same as before there was such an option.
+            **({"categorical": coded or "words"} if source.form in ("csv", "parquet") else {}),
+            **({} if layout is None else {"layout": layout}),
+            **({} if old is None else {"like": old.digest}),
         },
     )
 
-    def checked() -> tuple[datasets.Dataset, dict[str, Any]]:
+    def checked() -> tuple[datasets.Dataset, Codebook, dict[str, Any]]:
         raw = source.read(manner)
-        clean = cleaning.cleaned(raw, path.name, missing=missing, standardize=standardize)
-        dataset = datasets.Dataset(clean.x, clean.y, clean.classes, clean.owner, raw.features, clean.mean, clean.sd)
+        clean = cleaning.cleaned(raw, path.name, missing=missing, standardize=standardize, like=readable)
+        fill = missing == "median" and clean.x.dtype == np.float64
+        dataset = datasets.Dataset(
+            clean.x, clean.y, clean.classes, clean.owner, clean.features, standardize=standardize, fill=fill
+        )
         summary = _summary(dataset, clean.dropped)
-        _remark(summary, clean.remarks, manner)
-        return dataset, summary
+        book = Codebook(
+            dataset=path.name,
+            classes=tuple(clean.classes),
+            features=clean.features,
+            columns=tuple(Column(column.name, column.words, column.gaps) for column in clean.columns),
+            **({} if old is None else {name: getattr(old.book, name) for name in ("mean", "sd", "median")}),
+        )
+        later = ["standardized by `pfl partition`, by training samples"] if standardize and not book.mean else []
+        _remark(summary, [*clean.remarks, *later, *([old.hint()] if old and old.hint() else [])], manner)
+        return dataset, book, summary
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        dataset, summary = checked()
-        datasets.write(work, dataset, _codebook(dataset, path.name))
+        dataset, book, summary = checked()
+        datasets.write(work, dataset, book)
         return summary, {"source": path.name}
 
     outcome = make(out, draft, manner, build)
     if outcome.decision.startswith("dry run"):
-        return replace(outcome, summary=checked()[1])
+        return replace(outcome, summary=checked()[2])
     return outcome
-
-
-def _codebook(dataset: datasets.Dataset, title: str) -> Codebook:
-    return Codebook(
-        dataset=title,
-        classes=tuple(dataset.classes),
-        features=dataset.features,
-        columns=tuple(Column(name) for name in dataset.features),
-        mean=floats(dataset.mean),
-        sd=floats(dataset.sd),
-    )
-
-
-def _form(path: Path) -> str:
-    """Return a path's form; raises InputError or UsageError for what pfl does not read."""
-    if not path.exists():
-        raise InputError(f"{path} does not exist")
-    if path.is_dir():
-        if manifests.ours(path):
-            raise InputError(f"{path} is an artifact of pfl ({open_artifact(path).kind}), not data to import")
-        return "images"
-    suffix = path.suffix.lower()
-    if suffix not in FORMS:
-        known = f"{', '.join(FORMS)}, or a folder of images"
-        raise UsageError(f"{path} is of no form that pfl imports ({known})", _TELL.get(suffix, ""))
-    return FORMS[suffix]
 
 
 def _fitting(source: Source) -> None:
@@ -174,6 +187,10 @@ def _fitting(source: Source) -> None:
         raise UsageError(f"--resize {source.resize} is not between 1 and 4096 pixels", "--resize 32")
     if source.delimiter is not None and source.form != "csv":
         raise UsageError(f"--delimiter is for CSV and TSV; {source.path} is neither", "leave it out")
+    if source.categorical is not None and source.form not in ("csv", "parquet"):
+        raise UsageError(f"--categorical is for tables; {source.path} is none", "leave it out")
+    if source.layout is not None and source.form not in ("npz", "hdf5"):
+        raise UsageError(f"--layout is for NPZ and HDF5; {source.path} is neither", "leave it out")
     if source.form == "images":
         for option, value in (("client", source.client), ("label", source.label), ("features", source.features)):
             if value is not None and (option, value) != ("client", NOBODY):
@@ -253,4 +270,5 @@ def load(source: Artifact, root: Path | None, *, download: bool = False) -> Samp
     if root is not None or download:
         raise UsageError(f"{source.path} holds its samples: --root and --download have no use", "leave them out")
     found = datasets.read(source)
-    return Samples(found.x, found.y, len(found.classes), found.owner)
+    wish = scaling.wish(found, codebook.read(source))
+    return Samples(found.x, found.y, len(found.classes), found.owner, scaling=wish)

@@ -24,7 +24,7 @@ from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity
 from pflcli.schemes import redistribute
-from pflcli.steps import import_data, splits
+from pflcli.steps import import_data, scaling, splits
 from pflcli.steps.chronology import split_by_time
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -136,7 +136,10 @@ def partition(
             result = replace(result, new=_new(result.sizes, new_clients, seed))
         if result.new is not None and new_capacity < 1:
             result = splits.with_less(result, np.flatnonzero(result.new), new_capacity, seed)
-        artifact.write(work, result, _codebook(result, base, splitter, cfg))
+        known = _codebook(result, base, splitter, cfg)
+        if samples.scaling is not None:
+            result, known = scaling.applied(result, known, samples.scaling)
+        artifact.write(work, result, known)
         summary = _summary(result, len(some.y), seed)
         _remark(summary, manner)
         if samples.ordered:
@@ -196,7 +199,7 @@ def _assemble(
     rows = np.concatenate(held)
     x = samples.x[rows]
     return artifact.Partition(
-        x=x.astype(np.float32) if np.issubdtype(x.dtype, np.floating) else x,
+        x=x.astype(np.float32) if np.issubdtype(x.dtype, np.floating) and samples.scaling is None else x,
         y=samples.y[rows],
         sample=rows,
         offsets=blocks.offsets([len(piece) for piece in held]),
