@@ -43,6 +43,10 @@ class Settings:
     """rounds from one validation of the global model to the next; the last round is always validated"""
     report: Literal["last", "best"] = "last"
     """round whose models are kept and answer: the last, or the best by validation accuracy of those validated"""
+    test_last: Annotated[int, Ge(0)] = 0
+    """rounds at the end after each of which test samples are answered too, for their mean; nothing is chosen by it"""
+    answer_train: bool = False
+    """answer training samples too, so that accuracy on them can stand beside that on test samples"""
 
     def __post_init__(self) -> None:
         if self.refit and self.report == "best":

@@ -268,6 +268,29 @@ def test_published_test_samples_are_the_test_samples(published, tmp_path, scheme
     assert part.summary["test"] == (read(tmp_path / "q").sample >= 300).sum() > 0
 
 
+def test_partitions_that_keep_the_test_samples_agree_on_validation_samples(published, tmp_path):
+    sets = []
+    for seed, alpha in ((0, 100.0), (1, 1.0)):
+        options = {"alpha": alpha}
+        out = tmp_path / str(seed)
+        partition(
+            "fashion-mnist",
+            out,
+            scheme="dirichlet",
+            clients=2,
+            options=options,
+            keep_test=True,
+            root=published,
+            seed=seed,
+        )
+        held = read(out)
+        split = np.repeat(np.tile([0, 1, 2], 2), held.sizes.ravel())
+        sets.append([set(held.sample[split == part]) for part in (0, 1)])
+    (_train, validation), (other, others) = sets
+    assert len(validation & others) > 0.7 * len(validation)
+    assert len(other & validation) < 0.3 * len(validation)  # by chance it would be 0.8
+
+
 def test_what_cannot_be_kept_is_said(published, tmp_path):
     with pytest.raises(UsageError, match="writers has no published test samples"):
         partition("writers", tmp_path / "p", keep_test=True)

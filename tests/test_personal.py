@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from contextlib import contextmanager
 
@@ -19,6 +20,8 @@ from pflcli.fl import params as P
 from pflcli.fl.table import Table
 from pflcli.metrics import neighbourhood
 from pflcli.steps import personal, training
+from pflcli.steps.compare import compare
+from pflcli.steps.evaluate import evaluate
 from pflcli.steps.making import Manner
 from pflcli.steps.partition import partition
 from pflcli.steps.personalize import personalize
@@ -205,3 +208,78 @@ def test_nobody_with_neighbours_has_no_precision():
     (row,) = neighbourhood.by_round([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
     assert (row["round"], row["neighbours"], row["recall"]) == (1, 0, 0)
     assert math.isnan(row["precision"])
+
+
+@pytest.mark.parametrize("method", ["fedattn", "ditto", "fedavg"])
+def test_the_last_rounds_are_tested_and_change_nothing(tmp_path, method):
+    partition("writers", tmp_path / "p", clients=6)
+    for last in (0, 2):
+        out = tmp_path / str(last)
+        personalize(method, tmp_path / "p", out, settings={**FEW, "participation": 1.0, "rounds": 4, "test_last": last})
+    plain, asked = (rows(tmp_path / str(last)) for last in (0, 2))
+    assert "test_accuracy" not in plain[0]
+    shown = [row.pop("test_accuracy") for row in asked]
+    for row in (*plain, *asked):
+        row.pop("seconds")
+    assert plain == asked
+    assert shown[:2] == ["", ""]
+    states = [load((tmp_path / str(last) / "state.safetensors").read_bytes()) for last in (0, 2)]
+    assert all(np.array_equal(states[0][name], value) for name, value in states[1].items())
+    evaluate([tmp_path / "2"], tmp_path / "e")
+    metrics = json.loads((tmp_path / "e" / "metrics.json").read_text())["methods"][0]["metrics"]
+    found = metrics["last_rounds_accuracy"]
+    assert found["value"] == pytest.approx(np.mean([float(value) for value in shown[2:]]))
+    assert found["n"] == 2
+    # All clients took part, so the last round's answers are those that are stored.
+    assert float(shown[-1]) == pytest.approx(metrics["accuracy"]["value"])
+    evaluate([tmp_path / "0"], tmp_path / "e0")
+    metrics = json.loads((tmp_path / "e0" / "metrics.json").read_text())["methods"][0]["metrics"]
+    assert "last_rounds_accuracy" not in metrics
+
+
+def test_a_method_on_a_backbone_is_not_given_its_tests(tmp_path):
+    partition("writers", tmp_path / "p", clients=4)
+    compare(
+        [tmp_path / "p"],
+        tmp_path / "c",
+        methods=["fedavg", "fedavg-plus"],
+        settings={**FEW, "rounds": 2, "test_last": 1},
+    )
+    found = json.loads((tmp_path / "c" / "comparison" / "metrics.json").read_text())["methods"]
+    assert {method["label"]: "last_rounds_accuracy" in method["metrics"] for method in found} == {
+        "fedavg": True,
+        "fedavg-plus": False,
+    }
+
+
+@pytest.mark.parametrize("method", registry.names("methods"))
+def test_training_samples_are_answered_if_asked_and_nothing_else_changes(method):
+    plain, asked = (worlds.run(method, participation=0.5, answer_train=answer) for answer in (False, True))
+    state = worlds.play(method, plain)
+    assert worlds.same(state, worlds.play(method, asked))
+    ours, theirs = (worlds.answers(method, made, state) for made in (plain, asked))
+    assert theirs.keys() == {*ours, "train"}
+    assert len(theirs["train"]) == asked.federation.sizes("train").sum()
+    np.testing.assert_allclose(theirs["train"].sum(axis=1), 1, atol=1e-4)
+    for split, p in ours.items():
+        np.testing.assert_allclose(theirs[split], p, atol=1e-6)
+
+
+def test_accuracy_on_training_samples(pfl, tmp_path):
+    partition("writers", tmp_path / "p", clients=8, new_clients=0.25)
+    settings = {**FEW, "participation": 1.0, "rounds": 8, "lr": 0.3}
+    for answer in (False, True):
+        personalize("local", tmp_path / "p", tmp_path / str(answer), settings={**settings, "answer_train": answer})
+    evaluate([tmp_path / "True"], tmp_path / "test")
+    evaluate([tmp_path / "True"], tmp_path / "train", split="train")
+    metrics, on_train = (
+        json.loads((tmp_path / name / "metrics.json").read_text())["methods"][0]["metrics"]
+        for name in ("test", "train")
+    )
+    assert metrics["train_accuracy"]["value"] == pytest.approx(on_train["accuracy"]["value"])
+    for group in ("seen", "unseen"):
+        assert metrics[f"train_accuracy_{group}"]["value"] == pytest.approx(on_train[f"accuracy_{group}"]["value"])
+    assert metrics["train_accuracy"]["value"] > metrics["accuracy"]["value"]
+    ran = pfl("evaluate", tmp_path / "False", "-o", tmp_path / "e", "--split", "train")
+    assert ran.code == 3
+    assert "--answer-train" in ran.err

@@ -1,34 +1,51 @@
 # What the recipes share. Each is called as
 #
-#   bash examples/papers/PAPER/RECIPE.sh [ARGUMENTS] [--out DIR] [--root FOLDER] [--seeds 0,1,2] [--paper]
+#   bash examples/papers/PAPER/RECIPE.sh [ARGUMENTS] [--out DIR] [--root FOLDER] [--download] [--weights FILE]
+#                                        [--seeds 0,1,2] [--paper] [--settings FILE]
 #
-# --out is where everything is made (default runs/PAPER/RECIPE), --root the folder with the datasets' files. Without
-# --paper a recipe takes part of the data and fewer rounds, so that two cores finish it in minutes. Interrupted, a
-# recipe goes on where it stopped when typed again.
+# --out is where everything is made (default runs/PAPER/RECIPE), --root the folder with the datasets' files, into which
+# --download fetches them. --weights are those that all models start from, such as ImageNet's. What is run stands in
+# settings.toml, or in --settings: with --paper the paper's own settings, else a part of the data and fewer rounds, which
+# two cores finish in minutes. Interrupted, a recipe goes on where it stopped when typed again.
 
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # The environment that examples/quickstart.sh makes, unless pfl is installed already.
 command -v pfl > /dev/null || PATH="$home/.venv/bin:$PATH"
 command -v pfl > /dev/null || { echo "pfl is not installed: bash examples/quickstart.sh" >&2; exit 3; }
+python=$(dirname "$(command -v pfl)")/python
+[ -x "$python" ] || python=python3
 
 # What a recipe prints is its table; the paths of what it makes are in its own lines.
 pfl() { command pfl "$@" > /dev/null; }
 
-recipe=$(cd "$(dirname "$0")" && basename "$PWD")/$(basename "$0" .sh)
+paper=$(cd "$(dirname "$0")" && basename "$PWD")
+recipe=$paper/$(basename "$0" .sh)
 out=''
 root=()
+weights=()
 seeds=0,1,2
 size=small
+settings=$home/examples/papers/settings.toml
 arguments=()
 while (($#)); do
   case $1 in
-    --out | --root | --seeds)
+    --out | --root | --weights | --seeds | --settings)
       (($# > 1)) || { echo "$1 needs a value" >&2; exit 2; }
-      case $1 in --out) out=$2 ;; --root) root=(--root "$2") ;; --seeds) seeds=$2 ;; esac
+      case $1 in
+        --out) out=$2 ;;
+        --root) root+=(--root "$2") ;;
+        --weights) weights=(--weights "$2") ;;
+        --seeds) seeds=$2 ;;
+        --settings) settings=$2 ;;
+      esac
       shift
       ;;
+    --download) root+=(--download) ;;
     --paper) size=paper ;;
-    -*) echo "unknown option $1: --out, --root, --seeds, --paper" >&2; exit 2 ;;
+    -*)
+      echo "unknown option $1: --out, --root, --download, --weights, --seeds, --paper, --settings" >&2
+      exit 2
+      ;;
     *) arguments+=("$1") ;;
   esac
   shift
@@ -38,3 +55,10 @@ IFS=, read -ra seeds <<< "$seeds"
 
 # In a folder that may be named by hand, or after the recipe and what it was given.
 runs() { echo "${out:-runs/$recipe${1:+/$1}}"; }
+
+# Read a key of this paper's experiment into an array: `setting ARRAY EXPERIMENT KEY [OPTION=VALUE...]`.
+setting() {
+  local words
+  words=$("$python" "$home/examples/papers/settings.py" "$settings" "$size" "$paper.$2" "${@:3}") || exit 2
+  read -ra "${1?}" <<< "$words"
+}

@@ -35,7 +35,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Predictions:
-    """All splits that the method did not learn from, and what was tuned."""
+    """All splits that were answered, and what was tuned."""
 
     splits: dict[str, Answers]
     tuned: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -64,9 +64,10 @@ def read(artifact: Artifact, split: str) -> Answers:
         held = [name for name in blocks.SPLITS if name in file]
         if split not in held:
             method = artifact.manifest.request.get("method", "the method")
+            wanted = "--answer-train" if split == "train" else "without --refit"
             raise InputError(
                 f"{artifact.path} has no predictions on {split}, only on {', '.join(held)}: {method} learned from it",
-                f"pfl personalize {method} SOURCE -o DIR without --refit",
+                f"pfl personalize {method} SOURCE -o DIR {wanted}",
             )
         group = file[split]
         frame = {name: group[name][...] for name in _FRAME}
@@ -75,6 +76,12 @@ def read(artifact: Artifact, split: str) -> Answers:
     lengths = (len(answers.y), len(answers.sample), *(len(values) for values in parts.values()))
     blocks.check(f"{artifact.path}/predictions.h5, split {split},", answers.offsets, *lengths)
     return answers
+
+
+def has(artifact: Artifact, split: str) -> bool:
+    """Return whether a split was answered."""
+    with artifact.h5("predictions.h5") as file:
+        return split in file
 
 
 def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:

@@ -14,7 +14,7 @@ from pflcli.cli import options as o
 def command(
     sources: Annotated[list[Path], typer.Argument(help="Predictions.", metavar="PREDICTIONS...")],
     out: o.Out,
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    split: Annotated[str, typer.Option(help="test, validation or train (personalize --answer-train).")] = "test",
     baseline: Annotated[str, typer.Option(help="Method that gains are measured against.")] = "fedavg",
     target: o.Target = None,
     config_file: o.Config = None,

@@ -50,7 +50,7 @@ class Predictor:
     """What a method answers for some clients.
 
     ``answer(split)`` returns ``p`` (n, C), rows of probabilities in the clients' order, and further (n, C) parts that
-    explain it; ``splits`` are those that the method did not learn from; ``tuned`` holds (m,) values that each client
+    explain it; ``splits`` are those that it answers, of ``run.answered``; ``tuned`` holds (m,) values that each client
     chose on its validation data.
     """
 
@@ -96,6 +96,11 @@ class Run:
     def chosen(self, name: str, clients: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Return what the clients (m,) chose in the earlier run, or None if they are to choose now."""
         return self.choices[name][clients] if name in self.choices else None
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """Return the splits whose samples clients answer."""
+        return (*(("train",) if self.settings.answer_train else ()), "validation", "test")
 
     def rng(self, *key: str | int) -> np.random.Generator:
         """Return the generator that belongs to the meaning ``key``, whatever was drawn before."""
@@ -207,7 +212,7 @@ class Run:
         splits: tuple[str, ...] | None = None,
     ) -> Predictor:
         """Answer by one model for all ``clients``, by a stack or table of their own, or by parts (used up)."""
-        splits = splits or ("validation", "test")
+        splits = splits or self.answered
         if isinstance(models, Table):
             models = models[clients]
         if not isinstance(models, dict):

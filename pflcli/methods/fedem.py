@@ -82,7 +82,9 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         each = [probabilities(run.engine.infer(P.pick(components, k), rows)[0]) for k in range(pi.shape[1])]
         return {"p": sum((pi[owner, k, None] * p for k, p in enumerate(each)), np.zeros_like(each[0]))}
 
-    return Predictor(answer, tuned={f"pi_{k + 1}": pi[:, k].astype(np.float64) for k in range(pi.shape[1])})
+    return Predictor(
+        answer, run.answered, tuned={f"pi_{k + 1}": pi[:, k].astype(np.float64) for k in range(pi.shape[1])}
+    )
 
 
 def _component(params: Params, k: int) -> Params:

@@ -53,10 +53,13 @@ def choices(cfg: Config) -> tuple[str, ...]:
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
-    """Tune lambda on each client's validation samples, then answer validation and test samples."""
+    """Tune lambda on each client's validation samples, then answer all samples that are asked.
+
+    A training sample, if asked, finds itself in the store; the paper does not say that its Table 3 leaves it out.
+    """
     assert run.embeddings is not None
     assert run.stores is not None
-    parts = {split: run.embeddings[split].take(clients) for split in ("validation", "test")}
+    parts = {split: run.embeddings[split].take(clients) for split in run.answered}
     near = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
     sigma = run.chosen("sigma", clients)
     if sigma is None:
@@ -75,7 +78,9 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         shown = {"p": p, "knn": knn[split], "global": model[split]}
         return {name: values.astype(np.float32) for name, values in shown.items()}
 
-    return Predictor(answer, tuned={"lambda": weight, **({"sigma": sigma} if run.cfg.sigma == "auto" else {})})
+    return Predictor(
+        answer, run.answered, tuned={"lambda": weight, **({"sigma": sigma} if run.cfg.sigma == "auto" else {})}
+    )
 
 
 def _sigma(run: Run, found: Neighbours, offsets: NDArray[np.int64]) -> NDArray[np.float64]:

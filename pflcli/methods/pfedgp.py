@@ -115,7 +115,7 @@ def predictive_loss(prior: Prior, model: Model, params: Params, batch: Batch) ->
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with each client's tree over its own samples, embedded by the common body."""
-    splits = ("validation", "test")
+    splits = run.answered
     data, embedded = run.federation, []
     for client in clients:
         known = data.rows(int(client), "train")
@@ -129,7 +129,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
     found = run.engine.each(answer, len(clients))
     joined = {split: np.concatenate(pieces) for split, *pieces in zip(splits, *found, strict=True)}
-    return Predictor(lambda split: {"p": joined[split]})
+    return Predictor(lambda split: {"p": joined[split]}, splits)
 
 
 def _embedded(run: Run, body: Params, rows: NDArray[np.int64]) -> Tensor:

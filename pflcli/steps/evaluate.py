@@ -34,8 +34,8 @@ def evaluate(
     """
     manner = manner or Manner()
     reaching.check(target)
-    if split not in blocks.SPLITS[1:]:
-        raise UsageError(f"unknown split '{split}'", closest(split, blocks.SPLITS[1:]))
+    if split not in blocks.SPLITS:
+        raise UsageError(f"unknown split '{split}'", closest(split, blocks.SPLITS))
     artifacts = [open_artifact(source, "predictions") for source in sources]
     if not artifacts:
         raise UsageError("nothing to evaluate", "pfl evaluate PREDICTIONS... -o DIR")

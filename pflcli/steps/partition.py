@@ -191,11 +191,10 @@ def _assemble(
         if in_time is not None:
             held += [np.sort(part[in_time[part] == split]) for split in range(len(blocks.SPLITS))]
             continue
-        order = rng.generator(seed, "split", client).permutation(part)
         if samples.is_test is None:
-            held += splits.at_random(order, fractions)
+            held += splits.at_random(rng.generator(seed, "split", client).permutation(part), fractions)
         else:
-            held += splits.keeping_test(order, fractions, samples.is_test)
+            held += splits.keeping_test(part, fractions, samples.is_test)
     rows = np.concatenate(held)
     x = samples.x[rows]
     return artifact.Partition(

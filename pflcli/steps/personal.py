@@ -38,21 +38,37 @@ def column(run: Run, method: ModuleType, state: dict[str, Any], *, due: bool) ->
     return {"personal_accuracy": accuracy(run, method, state) if due else math.nan}
 
 
-def accuracy(run: Run, method: ModuleType, state: dict[str, Any]) -> float:
-    """Return the validation accuracy of the ``owners``, each by its own model, weighted by samples.
+def tested(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[str, float]:
+    """Return the test accuracy after round ``t`` (from 0), nan before the last ``test_last`` rounds; nothing for none.
+
+    It is that of the ``owners``' models where the method has them, else of the global model, as FedAttn's Table 1 takes
+    the mean of over its last 100 rounds. It is reported; no round, option or model is chosen by it.
+    """
+    settings = run.settings
+    if not settings.test_last:
+        return {}
+    if t < settings.rounds - settings.test_last:
+        return {"test_accuracy": math.nan}
+    if hasattr(method, "PERSONAL"):
+        return {"test_accuracy": accuracy(run, method, state, "test")}
+    return {"test_accuracy": run.accuracy(state["global"], "test") if "global" in state else math.nan}
+
+
+def accuracy(run: Run, method: ModuleType, state: dict[str, Any], split: str = "validation") -> float:
+    """Return the accuracy of the ``owners`` on a split, each by its own model, weighted by samples.
 
     It is nan if they have no such samples, or if the method has learned from them.
     """
     clients = owners(run, method, state)
-    clients = clients[run.federation.sizes("validation")[clients] > 0]
+    clients = clients[run.federation.sizes(split)[clients] > 0]
     right: list[NDArray[np.bool_]] = []
     run.sealed, counted = True, (list(run.losses), set(run.trained))
     for first in range(0, len(clients), CHUNK):
         some = clients[first : first + CHUNK]
         predictor = method.personalize(run, state, some)
-        if "validation" not in predictor.splits:
+        if split not in predictor.splits:
             break
-        y = np.concatenate([run.federation.y[run.federation.block(int(c), "validation")].cpu() for c in some])
-        right.append(predictor.answer("validation")["p"].argmax(axis=1) == y)
+        y = np.concatenate([run.federation.y[run.federation.block(int(c), split)].cpu() for c in some])
+        right.append(predictor.answer(split)["p"].argmax(axis=1) == y)
     run.sealed, (run.losses, run.trained) = False, counted
     return float(np.concatenate(right).mean()) if right else math.nan

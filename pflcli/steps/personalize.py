@@ -219,7 +219,7 @@ def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress
             except ComputationError as error:
                 raise ComputationError(f"{method}: {error.message}", *error.fix) from None
             # Validation samples that a run has learned from are training samples: there are none left to answer.
-            splits = [split for split in predictor.splits if split == "test" or not run.settings.refit]
+            splits = [split for split in predictor.splits if split != "validation" or not run.settings.refit]
             found = {split: _with_global(run, predictor.answer(split), clients, split) for split in splits}
             # One append: an interruption finds these clients' answers whole or not at all.
             progress.answers.append((len(clients), _tensors({**found, "tuned": predictor.tuned})))

@@ -74,6 +74,18 @@ def exchange(artifact: Artifact) -> float:
     return 1 / (2 * summary["model_bytes"] * summary["clients"]) if "model_bytes" in summary else float("nan")
 
 
+def last_rounds(artifact: Artifact) -> list[float]:
+    """Return the test accuracy after each of the last rounds, where the training setting ``test_last`` asked for it.
+
+    A method that personalizes what rounds of another have left has none: theirs is not its own.
+    """
+    source = artifact if _ROUNDS in artifact.manifest.files else parent(artifact, "backbone")
+    if source is None or source.manifest.request["method"] != artifact.manifest.request["method"]:
+        return []
+    rows = csv.DictReader(source.read(_ROUNDS).decode().splitlines())
+    return [float(row["test_accuracy"]) for row in rows if row.get("test_accuracy")]
+
+
 def rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
     """Return the column of accuracies, and the rounds of predictions or of the backbone that they go on from."""
     own = _ROUNDS in artifact.manifest.files

@@ -78,6 +78,8 @@ def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     _accuracy(metrics, items)
     _gain(metrics, label, items)
     _seen_and_unseen(metrics, items)
+    _trained(metrics, items)
+    _last_rounds(metrics, items)
     _cost(metrics, items)
     best = [item.artifact.manifest.summary.get("reported_round", math.nan) for item in items]
     if not all(map(math.isnan, best)):
@@ -175,6 +177,32 @@ def _seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:
         metrics.put(f"accuracy_{group}", "fraction", "clients by samples", count, weighted)
         worst = [scores.bottom_decile(accuracy) for accuracy, _ in chosen]
         metrics.put(f"bottom_decile_{group}", "fraction", "(m/10)-th worst client", count, worst)
+
+
+def _trained(metrics: _Row, items: Sequence[Scored]) -> None:
+    """Add the accuracy on training samples where these were answered, as kNN-Per's Table 3 has it in parentheses."""
+    if not all(predictions.has(item.artifact, "train") for item in items):
+        return
+    groups: dict[str, list[float]] = {"": [], "_seen": [], "_unseen": []}
+    for item in items:
+        answers = predictions.read(item.artifact, "train")
+        right = scores.per_client(scores.correct(answers.parts["p"], answers.y), answers.offsets)
+        n, late = np.diff(answers.offsets), item.new
+        chosen = {"": n >= 0} if late is None else {"": n >= 0, "_seen": ~late, "_unseen": late}
+        for group, who in chosen.items():
+            groups[group].append(scores.weighted_mean(right[who], n[who]))
+    for group, values in groups.items():
+        if len(values) == len(items):
+            metrics.put(f"train_accuracy{group}", "fraction", "clients by samples", len(items), values)
+
+
+def _last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
+    """Add the mean test accuracy after each of the last rounds, where test samples were answered then."""
+    known = [reaching.last_rounds(item.artifact) for item in items]
+    if all(known):
+        count = min(map(len, known))
+        weighting = f"clients by samples, mean over the last {count} rounds"
+        metrics.put("last_rounds_accuracy", "fraction", weighting, count, [float(np.mean(each)) for each in known])
 
 
 def _cost(metrics: _Row, items: Sequence[Scored]) -> None:

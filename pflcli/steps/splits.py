@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import rng
 from pflcli.artifacts import blocks
 from pflcli.artifacts.partition import Partition
 from pflcli.fl import capacity
@@ -26,14 +27,18 @@ def at_random(order: Rows, fractions: tuple[float, float, float]) -> list[Rows]:
     return [np.sort(piece) for piece in np.split(order, [train, len(order) - test])]
 
 
-def keeping_test(order: Rows, fractions: tuple[float, float, float], is_test: NDArray[np.bool_]) -> list[Rows]:
+def keeping_test(rows: Rows, fractions: tuple[float, float, float], is_test: NDArray[np.bool_]) -> list[Rows]:
     """Cut as ``at_random``, but give the published test samples, ``is_test`` (n,) of the dataset, to the test rows.
 
     kNN-Per (Marfoq et al., 2022), section 5: "we maintained the original training/test data split and used 20% of the
-    training dataset as validation dataset".
+    training dataset as validation dataset". One order of all samples, whatever the seed and the client, decides: what
+    is for validation in one partition of a dataset is so in nearly every other, and a model that was trained on one
+    has hardly seen the validation samples of another.
     """
+    place = rng.generator(0, "validation").permutation(len(is_test))
+    order = rows[np.argsort(place[rows])]
     train, validation, _ = at_random(order[~is_test[order]], fractions)
-    return [train, validation, np.sort(order[is_test[order]])]
+    return [train, validation, np.sort(rows[is_test[rows]])]
 
 
 def with_less(partition: Partition, clients: Rows, fraction: float, seed: int) -> Partition:

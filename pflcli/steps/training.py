@@ -224,6 +224,7 @@ def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple
         "loss": loss,
         "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
         **personal.column(run, method, state, due=due),
+        **personal.tested(run, method, state, t),
         **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
         "seconds": round(spent, 4),
     }

@@ -8,27 +8,35 @@
 set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 
-dataset=${1:-writers}
-runs=$(runs "$dataset")
-case $dataset in
-  writers) who=(--scheme natural) ;;
-  emnist) who=(--scheme dirichlet --set alpha=0.3 --clients 50 --part 1/2) ;;
-  *) who=(--scheme natural) ;;
-esac
-how=(--model mlp --rounds 300 --participation 0.2 --batch-size 10 --lr 0.05 --eval-every 10)
-[ "$size" = small ] || how=(--model cnn --rounds 1500 --participation 0.003 --epochs 5 --batch-size 10 --lr 0.05 --eval-every 10)
+name=${1:-writers}
+runs=$(runs "$name")
+setting dataset "$name" dataset
+setting who "$name" partition
+setting cohort "$name" clients-a-round
+setting warmup "$name" warmup
+setting last "$name" last
 partitions=()
 for seed in "${seeds[@]}"; do
   partitions+=("$runs/partition-$seed")
-  pfl partition "$dataset" "${who[@]}" "${root[@]}" --seed "$seed" -o "$runs/partition-$seed" -q
+  pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$seed" -o "$runs/partition-$seed" -q
 done
+# So many clients a round, whatever the number of writers that are there.
+clients=$(($(wc -l < "${partitions[0]}/clients.csv") - 1))
+setting how "$name" training "participation=$(awk -v c="$cohort" -v n="$clients" 'BEGIN { print (c < n ? c / n : 1) }')"
 methods=fedavg,fedattn,fedattn@none,fedattn@k1,fedattn@random,fedattn@frozen
 methods+=,fedattn@faithful,fedattn@mu,fedattn@stages
-pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" --methods "$methods" \
+pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --test-last "$last" --methods "$methods" \
   --set fedattn@none.attention=none --set fedattn@k1.k=1 --set fedattn@random.neighbours=random \
   --set fedattn@frozen.attention=frozen --set fedattn@faithful.form=faithful --set fedattn@faithful.server_lr=0.003 \
   --set fedattn@mu.form=faithful --set fedattn@mu.server_lr=0.003 --set fedattn@mu.mu_g=0.1 --set fedattn@mu.mu_n=0.1 \
-  --set fedattn@stages.form=faithful --set fedattn@stages.server_lr=0.003 --set fedattn@stages.warmup=150
+  --set fedattn@stages.form=faithful --set fedattn@stages.server_lr=0.003 --set "fedattn@stages.warmup=$warmup"
+echo "method,test accuracy over the last $last rounds"
+"$python" - "$runs/comparison/metrics.json" << 'PYTHON'
+import json, sys
+
+for method in json.load(open(sys.argv[1]))["methods"]:
+    print(method["label"], f'{method["metrics"]["last_rounds_accuracy"]["value"]:.4f}', sep=",")
+PYTHON
 for method in fedattn fedattn@faithful fedattn@mu fedattn@stages; do
   pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png"
 done

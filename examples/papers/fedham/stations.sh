@@ -8,8 +8,7 @@ set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 
 runs=$(runs)
-stride=96 how=(--rounds 12 --batch-size 16)
-[ "$size" = small ] || { stride=1 how=(--rounds 50 --epochs 2 --batch-size 32); }
+setting how stations training
 echo "stations,method,accuracy at Tiantan (mean over seeds)"
 joined=Tiantan
 for others in "" ,Dongsi,Wanshouxigong,Guanyuan ,Aotizhongxin,Gucheng,Shunyi ,Changping,Huairou; do
@@ -19,11 +18,11 @@ for others in "" ,Dongsi,Wanshouxigong,Guanyuan ,Aotizhongxin,Gucheng,Shunyi ,Ch
   partitions=()
   for seed in "${seeds[@]}"; do
     partitions+=("$at/partition-$seed")
-    pfl partition air-quality "${root[@]}" --set "stride=$stride" --set "stations=$joined" --seed "$seed" \
-      -o "$at/partition-$seed" -q
+    setting who stations partition "set.stations=$joined"
+    pfl partition air-quality "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$seed" -o "$at/partition-$seed" -q
   done
-  pfl compare "${partitions[@]}" -o "$at" --model gru --lr 0.3 --participation 1 "${how[@]}" \
-    --methods fedavg,local,fedavg-plus,knn-per,fedham -q
+  pfl compare "${partitions[@]}" -o "$at" "${how[@]}" "${weights[@]+"${weights[@]}"}" \
+    --methods fedavg,local,fedper,fedavg-plus@ftl,fedamp,fedavg-plus,knn-per,fedham --set fedavg-plus@ftl.upper=1 -q
   # Clients are numbered by their stations' names.
   tiantan=$(awk -F, '$2 == "Tiantan" { print $1 }' "${partitions[0]}/clients.csv")
   awk -F, -v n="$stations" -v c="$tiantan" '

@@ -1,37 +1,62 @@
 """Tables 2 and 3 of kNN-Per from comparisons that tables.sh made: accuracy / bottom decile, seen and unseen clients.
 
 python examples/papers/knn-per/combine.py runs/knn-per/tables/*
+
+Table 2 is of all clients where a comparison exists in which all of them train, else of those seen in training. Table 3
+gives the accuracy on training samples in parentheses where it is known.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-METHODS = ("fedavg", "local", "fedavg-plus", "knn-per")
+METHODS = ("local", "fedavg", "fedavg-plus", "clustered-fl", "ditto", "fedrep", "apfl", "pfedgp", "knn-per")
+"""In the order of the paper."""
+
+Metrics = Mapping[str, Mapping[str, Any]]
 
 
 def main() -> None:
     """Print both tables in Markdown."""
-    for number, who in ((2, "seen"), (3, "unseen")):
-        print(f"Table {number}, clients {who} in training:\n")
-        print(f"| dataset | clients | {' | '.join(f'`{name}`' for name in METHODS)} |")
-        print(f"|---|---:|{'---:|' * len(METHODS)}")
-        for folder in map(Path, sys.argv[1:]):
-            found = json.loads((folder / "comparison" / "metrics.json").read_text(encoding="utf-8"))
-            metrics = {method["label"]: method["metrics"] for method in found["methods"]}
-            cells = [
-                f"{_shown(metrics[name], 'accuracy', who)} / {_shown(metrics[name], 'bottom_decile', who)}"
-                for name in METHODS
-            ]
-            clients = metrics["fedavg"][f"accuracy_{who}"]["n"] // len(found["methods"][0]["seeds"])
-            print(f"| {folder.name} | {clients} | {' | '.join(cells)} |")
-        print()
+    folders = [Path(name) for name in sys.argv[1:]]
+    late = {folder: path for folder in folders for path in folder.glob("new-clients-0.*")}
+    whole = {folder: folder / "new-clients-0" for folder in folders if (folder / "new-clients-0").is_dir()}
+    show(2, "clients that train", {folder: (whole.get(folder) or late[folder]) for folder in folders}, "seen")
+    show(3, "clients unseen in training", late, "unseen")
 
 
-def _shown(metrics: dict[str, dict[str, float]], name: str, who: str) -> str:
-    value = metrics[f"{name}_{who}"]
+def show(number: int, title: str, runs: Mapping[Path, Path], group: str) -> None:
+    """Print one table."""
+    print(f"Table {number}, {title}:\n")
+    print(f"| dataset | clients | {' | '.join(f'`{name}`' for name in METHODS)} |")
+    print(f"|---|---:|{'---:|' * len(METHODS)}")
+    for folder, run in runs.items():
+        metrics = json.loads((run / "comparison" / "metrics.json").read_text(encoding="utf-8"))
+        rows = {method["label"]: method for method in metrics["methods"]}
+        clients = metric(rows["fedavg"]["metrics"], "accuracy", group)["n"] // len(rows["fedavg"]["seeds"])
+        cells = [cell(rows[name]["metrics"], group) if name in rows else "-" for name in METHODS]
+        print(f"| {folder.name} | {clients} | {' | '.join(cells)} |")
+    print()
+
+
+def metric(metrics: Metrics, name: str, group: str) -> Mapping[str, Any]:
+    """Return a metric over a group of clients, or over all where everybody trained."""
+    return metrics.get(f"{name}_{group}", metrics[name])
+
+
+def cell(metrics: Metrics, group: str) -> str:
+    """Return accuracy and bottom decile, with the spread over seeds."""
+    text = f"{shown(metric(metrics, 'accuracy', group))} / {shown(metric(metrics, 'bottom_decile', group))}"
+    trained = metrics.get(f"train_accuracy_{group}")
+    return f"{text} ({shown(trained)})" if trained and group == "unseen" else text
+
+
+def shown(value: Mapping[str, Any]) -> str:
+    """Return percent."""
     spread = value.get("std_over_seeds")
     return f"{100 * value['value']:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")
 

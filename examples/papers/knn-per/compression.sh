@@ -9,7 +9,7 @@ set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 . "$(dirname "$0")/datasets.sh"
 
-runs=$(runs "$dataset")
+runs=$(runs "$experiment")
 embed
 
 echo "store,bytes a client,accuracy,bottom decile"
@@ -20,7 +20,7 @@ one() {
   pfl build-datastore "$runs/embeddings" "$@" -o "$at/datastore" -q
   pfl personalize knn-per "$at/datastore" -o "$at/knn-per" -q
   pfl evaluate "$at/knn-per" -o "$at/evaluation" -q
-  python3 - "$name" "$at" << 'PYTHON'
+  "$python" - "$name" "$at" << 'PYTHON'
 import json, sys
 
 name, at = sys.argv[1:]

@@ -6,15 +6,16 @@ set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 . "$(dirname "$0")/datasets.sh"
 
-runs=$(runs "$dataset")
+runs=$(runs "$experiment")
+setting spreads hardware spreads
 embed
 echo "spread,average,weak,strong"
-for spread in 0 0.1 0.2 0.3 0.4 0.5; do
+for spread in "${spreads[@]}"; do
   at=$runs/spread-$spread
   pfl build-datastore "$runs/embeddings" --capacity 0.5 --capacity-spread "$spread" -o "$at/datastore" -q
   pfl personalize knn-per "$at/datastore" -o "$at/knn-per" -q
   pfl evaluate "$at/knn-per" -o "$at/evaluation" -q
-  python3 - "$spread" "$at" << 'PYTHON'
+  "$python" - "$spread" "$at" << 'PYTHON'
 import csv, sys
 
 spread, at = sys.argv[1:]

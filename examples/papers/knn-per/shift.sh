@@ -3,22 +3,22 @@
 #
 #   bash examples/papers/knn-per/shift.sh fashion-mnist --root FOLDER
 #
-# Each client has samples of one Dirichlet draw, then of another; the two share none, so that the global model, trained
-# on the first, has seen nothing of the second. Half of the first fills the store; the rest comes in batches, and
-# then, from the change on, the second. A step is answered on the test samples of the distribution that it is of.
+# Each client has samples of one Dirichlet draw, then of another. The global model is trained on the first; of the
+# second it has seen no test sample, as these are the dataset's own. Half of the first fills the store; the rest comes
+# in batches, and then, from the change on, the second. A step is answered on the test samples of the distribution that
+# it is of.
 set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
-apart=yes
 . "$(dirname "$0")/datasets.sh"
 
-runs=$(runs "$dataset")
+runs=$(runs "$experiment")
 seed=${seeds[0]}
-batches=10
-[ "$size" = small ] || batches=50
-pfl partition "$dataset" "${who[@]}" "${root[@]}" --seed "$seed" -o "$runs/before" -q
-who[-1]=2/$parts
-pfl partition "$dataset" "${who[@]}" "${root[@]}" --seed "$((seed + 1))" -o "$runs/after" -q
-pfl train-global "$runs/before" "${how[@]}" -o "$runs/backbone"
+setting batches shift batches
+setting clients shift clients
+setting who "$experiment" partition "clients=$clients"
+pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$seed" -o "$runs/before" -q
+pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$((seed + 1))" -o "$runs/after" -q
+pfl train-global "$runs/before" "${how[@]}" "${weights[@]+"${weights[@]}"}" -o "$runs/backbone"
 for when in before after; do
   pfl extract "$runs/backbone" --partition "$runs/$when" -o "$runs/$when-embeddings" -q
 done
@@ -37,7 +37,7 @@ for policy in fifo concatenate fixed; do
     store=$at/store
     pfl personalize knn-per "$store" -o "$at/knn-per" -q
     pfl evaluate "$at/knn-per" -o "$at/evaluation" -q
-    python3 - "$policy" "$step" "$at/evaluation/metrics.json" << 'PYTHON'
+    "$python" - "$policy" "$step" "$at/evaluation/metrics.json" << 'PYTHON'
 import json, sys
 
 policy, step, path = sys.argv[1:]

@@ -1,19 +1,29 @@
 #!/usr/bin/env bash
-# kNN-Per, Tables 2 and 3: FedAvg, Local, FedAvg+ and kNN-Per on one dataset, for clients seen and unseen in training.
+# kNN-Per, Tables 2 and 3: all methods of its paper on one dataset, for clients seen and unseen in training.
 #
 #   bash examples/papers/knn-per/tables.sh writers
-#   bash examples/papers/knn-per/tables.sh fashion-mnist --root FOLDER     emnist, femnist, cifar10, cifar100, shakespeare
+#   bash examples/papers/knn-per/tables.sh fashion-mnist --root FOLDER     emnist, femnist, cifar10, cifar10-v2,
+#                                                                         cifar100, cifar100-v2, shakespeare
 #
-# A fifth of the clients join after training (Table 3); the table gives them and the others apart (Table 2).
+# With --paper all clients train for Table 2, and a fifth join after training for Table 3. The small size runs the
+# second alone; its table gives the clients seen in training (Table 2) and the others apart.
 # More options: examples/papers/setup.sh.
 set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 . "$(dirname "$0")/datasets.sh"
 
-runs=$(runs "$dataset")
-partitions=()
-for seed in "${seeds[@]}"; do
-  partitions+=("$runs/partition-$seed")
-  pfl partition "$dataset" "${who[@]}" "${root[@]}" --new-clients 0.2 --seed "$seed" -o "$runs/partition-$seed" -q
+setting methods "$experiment" methods
+setting late "$experiment" new-clients
+setting refit "$experiment" refit
+[ "${refit[0]}" = false ] || how+=(--refit)
+how+=(--answer-train)  # for the parentheses of Table 3
+for share in "${late[@]}"; do
+  runs=$(runs "$experiment")/new-clients-$share
+  partitions=()
+  for seed in "${seeds[@]}"; do
+    partitions+=("$runs/partition-$seed")
+    pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --new-clients "$share" --seed "$seed" \
+      -o "$runs/partition-$seed" -q
+  done
+  pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --methods "${methods[@]}"
 done
-pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" --methods fedavg,local,fedavg-plus,knn-per

@@ -11,26 +11,15 @@
 set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 
-dataset=${1:-mnist} kind=${2:-rotation} groups=${3:-4} clients=${4:-}
+. "$(dirname "$0")/groups.sh"
+
 runs=$(runs "$dataset-$kind-$groups${clients:+-$clients}")
-who=(--clients "${clients:-100}")
-how=(--model cnn --rounds 100 --epochs 5 --batch-size 32 --lr 0.05)
-if [ "$size" = small ]; then
-  clients=${clients:-32}
-  who=(--clients "$clients" --part "1/$((clients < 320 ? 320 / clients : 1))")  # of MNIST, 160 samples a client
-  how=(--model mlp --rounds 30 --epochs 3 --batch-size 16 --lr 0.1)
-fi
-partitions=()
-for seed in "${seeds[@]}"; do
-  partitions+=("$runs/partition-$seed")
-  pfl partition "$dataset" --scheme clusters --set "kind=$kind" --set "groups=$groups" "${who[@]}" "${root[@]}" \
-    --seed "$seed" -o "$runs/partition-$seed" -q
-done
+partition
 methods=local,fedavg,fedavg-plus,knn-per,ifca,fedham,fedham@faithful,fedattn,fedattn@faithful
 methods+=,gossip,pens,oracle,panm,panm@grad,panm@grad-centred,panm@printed
 # FedHAM sends every client the models of its cluster: with many clients, all would be too many.
 ((${clients:-100} < 64)) || hams=(--set "fedham.k=10" --set "fedham@faithful.k=10")
-pfl compare "${partitions[@]}" -o "$runs" --participation 1 --eval-every 1 "${how[@]}" --methods "$methods" \
+pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --methods "$methods" \
   --set "ifca.k=$groups" --set panm@grad.metric=grad --set panm@grad-centred.metric=grad-centred \
   --set panm@printed.em=poster --set fedham@faithful.form=faithful --set fedattn@faithful.form=faithful \
   "${hams[@]+"${hams[@]}"}"

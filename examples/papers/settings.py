@@ -1,0 +1,119 @@
+"""Read settings.toml: for the recipes as words of a command line, for the docs as tables.
+
+python examples/papers/settings.py FILE SIZE EXPERIMENT KEY [OPTION=VALUE...]     words, behind one another
+python examples/papers/settings.py FILE                                           docs/settings.md
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Table = dict[str, Any]
+SIZES = ("paper", "small")
+PARTS = ("partition", "training")
+PAPERS = {"knn-per": "kNN-Per", "fedham": "FedHAM", "fedattn": "FedAttn", "panm": "PANM"}
+
+
+def main() -> None:
+    """Print what is asked for."""
+    path, *asked = sys.argv[1:]
+    experiments = read(Path(path))
+    if not asked:
+        print(markdown(experiments), end="")
+        return
+    size, name, key, *changes = asked
+    if name not in experiments:
+        paper = name.split(".")[0]
+        known = ", ".join(each.removeprefix(f"{paper}.") for each in experiments if each.startswith(f"{paper}."))
+        sys.exit(f"unknown: {name.removeprefix(f'{paper}.')}; known are {known}")
+    print(*words(experiments[name], size, key, dict(change.split("=", maxsplit=1) for change in changes)))
+
+
+def read(path: Path) -> dict[str, Table]:
+    """Return the experiments by ``paper.name``, each with all that it takes over from the one that it is like."""
+    with path.open("rb") as file:
+        papers = tomllib.load(file)
+    return {
+        f"{paper}.{name}": _whole(papers, experiment)
+        for paper, experiments in papers.items()
+        for name, experiment in experiments.items()
+    }
+
+
+def _whole(papers: Mapping[str, Mapping[str, Table]], experiment: Table) -> Table:
+    if "like" not in experiment:
+        return experiment
+    paper, name = experiment["like"].split(".")
+    mine = {key: value for key, value in experiment.items() if key != "like"}
+    base = _whole(papers, papers[paper][name])
+    return _merged({key: value for key, value in base.items() if key != "note" or "note" not in mine}, mine)
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any], key: str = "") -> Table:
+    if "scheme" in changes and changes["scheme"] != base.get("scheme"):
+        base = {name: value for name, value in base.items() if name != "set"}  # options of another scheme
+    merged = dict(base)
+    for name, value in changes.items():
+        merged[name] = _merged(base.get(name, {}), value, name) if isinstance(value, Mapping) else value
+    return merged
+
+
+def words(experiment: Table, size: str, key: str, changes: Mapping[str, str]) -> list[str]:
+    """Return a table's options as they are typed, with ``changes`` (``set.KEY`` for ``--set``), or a key's values."""
+    found = experiment[size].get(key, experiment.get(key))
+    if not isinstance(found, Mapping):
+        return [str(value).lower() for value in (found if isinstance(found, list) else [found])]
+    changed: Table = {**found, **{name: value for name, value in changes.items() if not name.startswith("set.")}}
+    own = {name.removeprefix("set."): value for name, value in changes.items() if name.startswith("set.")}
+    typed: list[str] = []
+    for name, value in changed.items():
+        if isinstance(value, bool):
+            typed += [f"--{name}"] * value
+        elif name != "set":
+            typed += [f"--{name}", str(value)]
+    for name, value in {**changed.get("set", {}), **own}.items():
+        typed += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+    return typed
+
+
+def markdown(experiments: Mapping[str, Table]) -> str:
+    """Return docs/settings.md."""
+    lines = [
+        "# The papers' settings",
+        "",
+        "What the recipes of `examples/papers` run with `--paper` and, in the last column, without it. Made from",
+        "`examples/papers/settings.toml`, which the recipes read (`python examples/papers/settings.py",
+        "examples/papers/settings.toml > docs/settings.md`); a test holds all three together. What has no source is",
+        "chosen here, because the paper does not give it. At the small size all is chosen here.",
+    ]
+    for name, experiment in experiments.items():
+        paper, _, which = name.partition(".")
+        lines += ["", f"## {PAPERS[paper]}: {which}", ""]
+        lines += [experiment["note"], ""] if "note" in experiment else []
+        lines += ["| setting | `--paper` | where the paper says so | small |", "|---|---|---|---|"]
+        full, small = (_flat(experiment[size]) for size in SIZES)
+        for key in dict.fromkeys([*full, *small]):
+            shown = (_shown(full.get(key, "")), experiment["cited"].get(key, "chosen here"), _shown(small.get(key, "")))
+            lines.append(f"| {key} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _flat(table: Mapping[str, Any]) -> Table:
+    flat: Table = {}
+    for key, value in table.items():
+        flat |= _flat(value) if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value).replace(",", ", ")
+
+
+if __name__ == "__main__":
+    main()
