@@ -16,8 +16,7 @@ from pflcli.steps import scoring
 def main() -> None:
     """Print one row per method, best first."""
     folder, columns = Path(sys.argv[1]), sys.argv[2].split(",")
-    heading, body = tables.rows(scoring.read(open_artifact(folder / "comparison")), columns)
-    print(tables.markdown(heading, body), end="")
+    print(tables.of(scoring.read(open_artifact(folder / "comparison")), columns).markdown(), end="")
 
 
 if __name__ == "__main__":

@@ -168,3 +168,17 @@ def test_processor_seconds_count_worker_processes(small, tmp_path, jobs):
     assert made["processor_seconds_inputs"] == backbone["processor_seconds"]
     assert made["processor_seconds"] > 0
     assert not math.isnan(made["processor_seconds"])
+
+
+def rows_of(**learned):
+    return [{"label": label, "learned_from": splits, "metrics": {}, "seeds": [0]} for label, splits in learned.items()]
+
+
+def test_a_table_says_what_its_methods_learned_from():
+    train, both = ["train"], ["train", "validation"]
+    (line,) = notes({"methods": rows_of(local=train, fedavg=train)})
+    assert line == "methods learned from training samples; validation samples only chose"
+    (line,) = notes({"methods": rows_of(local=both, fedavg=both)})
+    assert "training and validation samples (--refit)" in line
+    (line,) = notes({"methods": rows_of(local=both, fedavg=train)})
+    assert line.startswith("not a fair comparison: local learned from validation samples too")

@@ -84,6 +84,14 @@ def has(artifact: Artifact, split: str) -> bool:
         return split in file
 
 
+def learned_from(artifact: Artifact) -> tuple[str, ...]:
+    """Return the splits that the run learned from."""
+    request = artifact.manifest.request
+    # Before `refit` was a training setting, some methods had an option of that name.
+    refit = request["settings"].get("refit", request["options"].get("refit", False))
+    return ("train", "validation") if refit else ("train",)
+
+
 def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
     """Read the values that each client chose on its validation data, (m,) each."""
     with artifact.h5("predictions.h5") as file:

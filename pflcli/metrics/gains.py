@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
 
 Array = NDArray[Any]
 
@@ -69,30 +70,9 @@ def mean_gain(gains: Sequence[Array], weights: Sequence[Array], clients: Sequenc
     doubt = of_clients**2 / (effective - 1) + doubt_of_seeds
     freedom = max(1.0, variance**2 / doubt) if doubt > 0 else effective - 1
     mean, error = float(means.mean()), math.sqrt(variance)
-    reach = quantile((1 + LEVEL) / 2, freedom) * error
-    p = two_sided(abs(mean) / error, freedom) if error > 0 else float(mean == 0)
+    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
+    p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error > 0 else float(mean == 0)
     return Estimate(mean, error, freedom, (mean - reach, mean + reach), p)
-
-
-def _student(freedom: float) -> tuple[Array, Array]:
-    """Return angles and the distribution of Student's t there: t = sqrt(freedom) tan(angle) has density cos^(f - 1)."""
-    width = min(math.pi / 2, 12 / math.sqrt(freedom))  # beyond lies nothing that counts
-    angles = np.linspace(-width, width, 20_001)
-    density = np.maximum(np.cos(angles), 0.0) ** (freedom - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return angles, mass / mass[-1]
-
-
-def quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t for any ``freedom`` of 1 or more."""
-    angles, mass = _student(freedom)
-    return math.sqrt(freedom) * math.tan(float(np.interp(probability, mass, angles)))
-
-
-def two_sided(t: float, freedom: float) -> float:
-    """Return the probability that Student's t lies further from 0 than ``t``."""
-    angles, mass = _student(freedom)
-    return 2 * float(np.interp(-math.atan(t / math.sqrt(freedom)), angles, mass))
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:

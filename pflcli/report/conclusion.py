@@ -77,10 +77,27 @@ def _count(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
+def _learned(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which samples the methods learned from; older rows do not say it."""
+    splits = {method["label"]: method["learned_from"] for method in methods if "learned_from" in method}
+    more = [label for label, names in splits.items() if "validation" in names]
+    if not splits:
+        return []
+    if not more:
+        return ["methods learned from training samples; validation samples only chose"]
+    if len(more) == len(splits):
+        return ["methods learned from training and validation samples (--refit)"]
+    return [
+        f"not a fair comparison: {', '.join(more)} learned from validation samples too, the others from training "
+        "samples alone; run all with --refit, or none"
+    ]
+
+
 def notes(metrics: Mapping[str, Any]) -> list[str]:
     """Return the sentences that stand below the table of stored ``metrics``; older ones have none."""
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
+    lines += _learned(rows)
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:
         lines.append(f"{tables.MARK} more clients than chance alone gives (in brackets: what chance gives)")

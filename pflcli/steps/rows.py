@@ -88,6 +88,7 @@ def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         "label": label,
         "method": items[0].artifact.manifest.request["method"],
         "seeds": [item.seed for item in items],
+        "learned_from": sorted({split for item in items for split in predictions.learned_from(item.artifact)}),
         "metrics": dict(metrics),
     }
 
