@@ -110,6 +110,43 @@ def test_pooling_is_joined_with_its_relu_where_it_halves(pool, joined):
     assert list(net.state_dict()) == list(pooled(pool).state_dict())
 
 
+class Reading(nn.Sequential):
+    """Layers that somebody also calls one by one: what the ReLU makes is taken by two."""
+
+    def forward(self, x):
+        first, relu, pool = self
+        value = relu(first(x))
+        return pool(value) + value[:, :, ::2, ::2]
+
+
+def in_two_places():
+    act, pool, conv = nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1)
+    return {
+        "pooling, once without a ReLU": nn.Sequential(conv, act, pool, nn.Conv2d(2, 2, 1), pool),
+        "both": nn.Sequential(conv, act, pool, nn.Conv2d(2, 2, 1), act, pool),
+        "the sequence": nn.Sequential(*[nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2))] * 2),
+        "what the ReLU makes": Reading(conv, act, pool),
+        "what a ReLU in place is given": Reading(conv, nn.Identity(), nn.Sequential(nn.ReLU(inplace=True), pool)),
+    }
+
+
+@pytest.mark.parametrize("which", in_two_places())
+def test_pooling_is_not_joined_where_somebody_else_would_notice(which):
+    body = in_two_places()[which]
+    net = models.Net(body, nn.Flatten())
+    x = torch.randn(3, 2, 8, 8)
+    torch.testing.assert_close(operators.tuned(net, (2, 8, 8))(x), net(x))
+    assert list(operators.tuned(net, (2, 8, 8)).state_dict()) == list(net.state_dict())
+
+
+def test_a_pool_may_be_followed_by_what_works_in_place():
+    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU6(inplace=True), nn.Flatten())
+    net = models.Net(body, nn.Linear(8, 2))
+    x = torch.randn(3, 1, 6, 6)
+    grads = [torch.autograd.grad(n(x).sum(), list(n.parameters())) for n in (net, operators.tuned(net, (1, 6, 6)))]
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
 @pytest.mark.parametrize("name", ["cnn", "mobilenet-v2"])
 def test_torch_func_sees_the_stock_form(name, shape):

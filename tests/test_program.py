@@ -169,6 +169,45 @@ class Scaled(nn.Module):
         return 2 * x
 
 
+class Standardized(nn.Conv2d):
+    """A convolution of the user's own."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight / self.weight.std(), self.bias)
+
+
+class Before(nn.Module):
+    """A norm's output from before its ReLU, taken after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = norm(), norm()
+        self.act, self.conv = nn.ReLU(), depthwise(4)
+
+    def forward(self, x):
+        value = self.one(x)
+        return value + self.two(self.conv(self.act(value)))
+
+
+def norm():
+    return nn.BatchNorm2d(4)
+
+
+def reused(module):
+    return models.Net(body(module, norm(), nn.ReLU(), module, norm()), nn.Linear(4, 3))
+
+
+def tied():
+    one, two = depthwise(4), depthwise(4)
+    two.weight = one.weight
+    return models.Net(body(one, norm(), two, norm()), nn.Linear(4, 3))
+
+
+def twice_normalized():
+    same = norm()
+    return models.Net(body(depthwise(4), same, nn.ReLU(), depthwise(4), same), nn.Linear(4, 3))
+
+
 UNKNOWN = {
     "no depthwise convolution": lambda: models.create("cnn", (2, 8, 8), 3, 0),
     "a bias": lambda: models.Net(body(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), depthwise(4)), nn.Linear(4, 3)),
@@ -193,6 +232,13 @@ UNKNOWN = {
     "two first convolutions": lambda: stemmed(2),
     "a branch that nobody takes": lambda: models.Net(body(depthwise(4), nn.BatchNorm2d(4), Idle()), nn.Linear(4, 3)),
     "an operator that is not a layer": lambda: models.Net(body(depthwise(4), Scaled()), nn.Linear(4, 3)),
+    "a layer in two places": lambda: reused(depthwise(4)),
+    "a norm in two places": twice_normalized,
+    "two layers with the same weights": tied,
+    "a value from before its ReLU": lambda: models.Net(body(depthwise(4), Before()), nn.Linear(4, 3)),
+    "a convolution of the user's own": lambda: models.Net(
+        body(Standardized(4, 4, 1, bias=False), norm(), depthwise(4), norm()), nn.Linear(4, 3)
+    ),
     "dropout": lambda: models.Net(body(depthwise(4)), nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 3))),
     "no bias of the head": lambda: models.Net(body(depthwise(4)), nn.Linear(4, 3, bias=False)),
     "two linear layers": lambda: models.Net(body(depthwise(4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))),

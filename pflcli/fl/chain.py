@@ -40,7 +40,9 @@ def layers(net: nn.Module) -> list[Layer] | None:
             found[-1] = Layer(found[-1].weight, found[-1].bias, relu=True)
         elif type(module) is not nn.Identity:
             return None
-    return found if found and not found[-1].relu else None
+    # A layer in two places, or two with the same weights, have one gradient: the sum of what either place asks for.
+    known = [id(value) for layer in found for value in net.get_submodule(layer.weight.rpartition(".")[0]).parameters()]
+    return found if found and not found[-1].relu and len(set(known)) == len(known) else None
 
 
 def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -51,7 +53,8 @@ def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _flat(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     if type(module) is nn.Sequential:
-        for child, inner in module.named_children():
+        for child, inner in module._modules.items():  # named_children would pass over a layer's second place
+            assert inner is not None
             yield from _flat(f"{name}.{child}", inner)
     else:
         yield name, module

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import fx, nn
 
@@ -60,6 +60,8 @@ def read(net: nn.Module, in_shape: tuple[int, ...]) -> list[Layer] | None:
             made = reading.module(modules[str(node.target)], taken[0])
             if made is None:
                 return None
+            if made is taken[0]:  # clipped, or under another name: who takes it from before is not understood
+                held = {other: value for other, value in held.items() if value is not made}
             held[node] = made
         elif node.op == "call_function" and node.target is operator.add and len(taken) == 2:
             held[node] = reading.sum(taken)
@@ -72,7 +74,7 @@ class _Tracer(fx.Tracer):
     """Stops at the layers that are understood, in whatever form ``operators.py`` has put them."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, nn.Conv2d) or super().is_leaf_module(m, module_qualified_name)
+        return is_plain(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Reading:
@@ -89,9 +91,9 @@ class _Reading:
         return makes
 
     def module(self, module: nn.Module, x: Value) -> Value | None:
-        """Return what ``module`` makes of ``x``, or None if it is not understood."""
+        """Return what ``module`` makes of ``x``, or None if it is not understood; ``x`` itself may be clipped."""
         by = next((layer for layer in self.layers if layer.makes is x), None)
-        if isinstance(module, nn.Conv2d):
+        if is_plain(module):
             kind = _convolution(module, x is self._image)
             return self._add(kind, module, [x], _after(module, x)) if kind else None
         if type(module) is nn.BatchNorm2d:
@@ -129,7 +131,10 @@ class _Reading:
         )
         first = self._image.users == 1 and self.layers[0].kind == "first"
         same = all(_size(layer.takes[0]) == _size(layer.takes[1]) for _, layer in sums)
-        return first and last and taken and kept and same and len(momenta) == 1
+        # A layer in two places, or two with the same weights, would have to add up their gradients.
+        weights = [id(value) for layer in self.layers if layer.module for value in layer.module.parameters()]
+        alone = len(set(weights)) == len(weights)
+        return first and last and taken and kept and same and alone and len(momenta) == 1
 
 
 def _size(value: Value) -> tuple[int, int, int]:
@@ -141,10 +146,19 @@ def spent(layer: Layer) -> bool:
     return layer.kind == "norm" and not layer.cap and layer.makes.users == 1
 
 
+class Form(nn.Conv2d):
+    """A convolution that computes what the plain one does, in another way."""
+
+
+def is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether a module is a plain convolution in whatever form, and no class of the user's own."""
+    return type(module) is nn.Conv2d or isinstance(module, Form)
+
+
 def is_depthwise(module: nn.Module) -> bool:
     """Whether a module is a depthwise 3x3 convolution with padding 1 and stride 1 or 2, without bias."""
     return (
-        isinstance(module, nn.Conv2d)
+        is_plain(module)
         and module.groups == module.in_channels == module.out_channels > 1
         and module.kernel_size == (3, 3)
         and module.padding == (1, 1)
@@ -158,7 +172,7 @@ def is_depthwise(module: nn.Module) -> bool:
 def is_pointwise(module: nn.Module) -> bool:
     """Whether a module is a 1x1 convolution of stride 1 over all channels."""
     return (
-        isinstance(module, nn.Conv2d)
+        is_plain(module)
         and module.kernel_size == module.stride == (1, 1)
         and module.padding == (0, 0)
         and module.groups == 1

@@ -201,25 +201,26 @@ def rectified_pool(x: Array, out: Array) -> None:
 
 
 @_compiled
-def rectified_pool_backward(x: Array, out: Array, grad: Array, to_x: Array) -> None:
+def rectified_pool_backward(x: Array, grad: Array, to_x: Array) -> None:
     """Write into ``to_x`` the gradient: that of each output at the first of its values that is the largest."""
-    maps, rows, columns = out.shape
+    maps, rows, columns = grad.shape
     zero = x.dtype.type(0)
     to_x[:, 2 * rows :] = 0
     to_x[:, :, 2 * columns :] = 0
     for image in range(maps):
         for i in range(rows):
-            above, below, best, given = x[image, 2 * i], x[image, 2 * i + 1], out[image, i], grad[image, i]
+            above, below, given = x[image, 2 * i], x[image, 2 * i + 1], grad[image, i]
             to_above, to_below = to_x[image, 2 * i], to_x[image, 2 * i + 1]
             for j in range(columns):
-                left = given[j] if best[j] > zero else zero
-                hit = above[2 * j] == best[j]
+                best = max(above[2 * j], above[2 * j + 1], below[2 * j], below[2 * j + 1])
+                left = given[j] if best > zero else zero
+                hit = above[2 * j] == best
                 to_above[2 * j] = left if hit else zero
                 left = zero if hit else left
-                hit = above[2 * j + 1] == best[j]
+                hit = above[2 * j + 1] == best
                 to_above[2 * j + 1] = left if hit else zero
                 left = zero if hit else left
-                hit = below[2 * j] == best[j]
+                hit = below[2 * j] == best
                 to_below[2 * j] = left if hit else zero
                 left = zero if hit else left
-                to_below[2 * j + 1] = left if below[2 * j + 1] == best[j] else zero
+                to_below[2 * j + 1] = left if below[2 * j + 1] == best else zero

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,9 +31,7 @@ def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
     Convolutions of networks without depthwise ones stay as they are. So do names and shapes of parameters.
     """
     net = copy.deepcopy(net)
-    for module in list(net.modules()):
-        if type(module) is nn.Sequential:
-            _join_pools(module)
+    _join_pools(net, in_shape)
     if not any(graph.is_depthwise(module) for module in net.modules()):
         return net
     for module, size in _map_sizes(net, in_shape):
@@ -47,12 +46,24 @@ def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
     return net
 
 
-def _join_pools(layers: nn.Sequential) -> None:
-    """Let each 2x2 max pooling that follows a ReLU do the work of both."""
-    for (first, relu), (_, pool) in itertools.pairwise(list(layers.named_children())):
-        if type(relu) is nn.ReLU and _is_halving(pool):
-            setattr(layers, first, nn.Identity())
-            pool.__class__ = RectifiedPool
+def _join_pools(net: nn.Module, in_shape: tuple[int, ...]) -> None:
+    """Let each 2x2 max pooling that follows a ReLU do the work of both, where nobody else takes what the ReLU makes."""
+    if not any(_is_halving(module) for module in net.modules()):
+        return
+    calls = Counter(module for module, _ in _calls(net, in_shape))
+    for layers in list(net.modules()):
+        if type(layers) is not nn.Sequential or calls[layers] != 1:
+            continue
+        before: nn.Module | None = None
+        for (name, relu), (_, pool) in itertools.pairwise(layers._modules.items()):
+            assert relu is not None
+            assert pool is not None
+            # A ReLU that works in place also changes what it was given, which must then be nobody's but its own.
+            own = not getattr(relu, "inplace", False) or isinstance(before, (nn.Conv2d, nn.BatchNorm2d))
+            if type(relu) is nn.ReLU and _is_halving(pool) and own and calls[relu] == calls[pool] == 1:
+                setattr(layers, name, nn.Identity())
+                pool.__class__ = RectifiedPool
+            before = relu
 
 
 class RectifiedPool(nn.MaxPool2d):
@@ -71,15 +82,15 @@ class _Pool(torch.autograd.Function):
         images, channels, height, width = x.shape
         out = x.new_empty(images, channels, height // 2, width // 2)
         kernels().rectified_pool(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy())
-        ctx.save_for_backward(x, out)
+        ctx.save_for_backward(x)  # not the output, which the next layer may change in place
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        x, out = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         to_x = torch.empty_like(x)
-        given = (value.flatten(0, 1).numpy() for value in (x.detach(), out.detach(), grad.contiguous()))
+        given = (value.flatten(0, 1).numpy() for value in (x.detach(), grad.contiguous()))
         kernels().rectified_pool_backward(*given, to_x.flatten(0, 1).numpy())
         return to_x
 
@@ -93,7 +104,7 @@ def _stock(x: Tensor) -> bool:
     )
 
 
-class ChannelsLast(nn.Conv2d):
+class ChannelsLast(graph.Form):
     """The stock kernel on channels-last memory, which layers in between then keep."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +113,7 @@ class ChannelsLast(nn.Conv2d):
         return out
 
 
-class PixelLinear(nn.Conv2d):
+class PixelLinear(graph.Form):
     """A 1x1 convolution of a 1x1 map: a linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +122,7 @@ class PixelLinear(nn.Conv2d):
         return flat[:, :, None, None]
 
 
-class SmallDepthwise(nn.Conv2d):
+class SmallDepthwise(graph.Form):
     """A depthwise 3x3 convolution of a small map, tap by tap over the pixels that each tap meets."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,12 +198,21 @@ def _is_halving(module: nn.Module) -> bool:
 
 
 def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, int]]:
-    """Return every convolution with the larger side of its input map, seen on one empty image."""
-    seen: dict[nn.Module, int] = {}
+    """Return every convolution with the larger side of its input map."""
+    sizes: dict[nn.Module, int] = {}
+    for module, shape in _calls(net, in_shape):
+        if type(module) is nn.Conv2d:
+            sizes[module] = max(*shape[2:], sizes.get(module, 0))
+    return list(sizes.items())
+
+
+def _calls(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """Return every call of a module and the shape of what it is given, seen on one empty sample."""
+    seen: list[tuple[nn.Module, tuple[int, ...]]] = []
     hooks = [
-        module.register_forward_hook(lambda module, given, _: seen.update({module: max(given[0].shape[2:])}))
+        module.register_forward_hook(lambda module, given, _: seen.append((module, tuple(given[0].shape))))
         for module in net.modules()
-        if type(module) is nn.Conv2d
+        if module is not net
     ]
     training = net.training
     with torch.no_grad():
@@ -200,4 +220,4 @@ def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Modul
     net.train(training)
     for hook in hooks:
         hook.remove()
-    return list(seen.items())
+    return seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from pflcli.fl import params as P
 from pflcli.fl.params import Params, Stacked
 
 
@@ -45,27 +46,27 @@ class Model:
 
     def __init__(self, net: nn.Module) -> None:
         self._net = net
-        self._names = set(net.state_dict())
+        self._places = P.places(net)
         self.parameters = frozenset(name for name, _ in net.named_parameters())
         """names of what a gradient moves, unlike buffers"""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits (n, C)."""
-        out: Tensor = functional_call(self._net, {n: v for n, v in params.items() if n in self._names}, (x,))
-        return out
+        return self._called(self._net, "", params, x)
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """Return the representation (n, d)."""
-        return self._part("body", params, x)
+        return self._called(self._net.body, "body.", params, x)
 
     def head(self, params: Params, z: Tensor) -> Tensor:
         """Return the logits (n, C) of representations (n, d)."""
-        return self._part("head", params, z)
+        return self._called(self._net.head, "head.", params, z)
 
-    def _part(self, part: str, params: Params, x: Tensor) -> Tensor:
-        skip = len(part) + 1
-        named = {n[skip:]: v for n, v in params.items() if n in self._names and n.startswith(f"{part}.")}
-        out: Tensor = functional_call(getattr(self._net, part), named, (x,))
+    def _called(self, net: Any, prefix: str, params: Params, x: Tensor) -> Tensor:
+        given = ((place, value) for name, value in params.items() for place in self._places.get(name, ()))
+        named = {place.removeprefix(prefix): value for place, value in given if place.startswith(prefix)}
+        # Torch's own tie_weights leaves a module that has two names with the values of this call.
+        out: Tensor = functional_call(net, named, (x,), tie_weights=False)
         return out
 
 
@@ -159,6 +160,16 @@ def batches(order: Tensor, size: int, *, join_single: bool, most: int | None = N
     if join_single and len(cut) > 1 and len(cut[-1]) == 1:
         cut[-2:] = [torch.cat(cut[-2:])]
     return [batch for batch in cut[:most] if len(batch)]
+
+
+def widths(sizes: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return how many samples wide the batches of each client (m,) lie in a stack, by its own samples alone.
+
+    A power of two, so that clients of about as many samples share a stack; at most the ``size`` of a batch, rounded up
+    to four: products of matrices whose rows begin elsewhere in a vector differ in their last bits.
+    """
+    power = 2 ** np.ceil(np.log2(np.maximum(sizes, 4))).astype(np.int64)
+    return np.asarray(np.minimum(power, -(-size // 4) * 4))
 
 
 def steps(sizes: NDArray[np.int64], size: int, *, join_single: bool) -> NDArray[np.int64]:
