@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from pflcli.fl import engine as engines
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine, choose
 from pflcli.fl.federation import Federation
-from pflcli.fl.plan import LocalSGD, batches
+from pflcli.fl.plan import LocalSGD, batches, widths
+from pflcli.steps import machine
 
 
 def reference(net, data, client, plan, key, seed):
@@ -85,6 +87,35 @@ def test_chains_are_known():
     assert names == ["body.1.weight", "body.3.weight", "head.weight"]
     assert chain.layers(models.create("logistic", (4, 2), 3, 0)) == [chain.Layer("head.weight", "head.bias", False)]
     assert chain.layers(models.create("cnn", (1, 28, 28), 3, 0)) is None
+    act, layer = nn.ReLU(), nn.Linear(4, 4)
+    same_relu = models.Net(nn.Sequential(nn.Flatten(), layer, act, nn.Linear(4, 4), act), nn.Linear(4, 3))
+    assert [each.relu for each in chain.layers(same_relu)] == [True, True, False]
+    assert chain.layers(models.Net(nn.Sequential(nn.Flatten(), layer, act, layer, act), nn.Linear(4, 3))) is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_in_two_places_are_one_parameter(way):
+    data = worlds.federation()
+    torch.manual_seed(0)
+    shared, tied = nn.Linear(worlds.FEATURES, worlds.FEATURES), nn.Linear(worlds.FEATURES, worlds.FEATURES)
+    tied.weight = shared.weight
+    body = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared, nn.Tanh(), tied)
+    net = models.Net(body, nn.Linear(worlds.FEATURES, worlds.CLASSES))
+    names = ["body.1.weight", "body.1.bias", "body.5.bias", "head.weight", "head.bias"]
+    assert list(P.of(net)) == names
+    engine = Engine(net, data, seed=0, way=way)
+    for objective in (None, plain_loss):
+        plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, objective=objective)
+        start = P.repeat(P.of(net), 2)
+        (part,) = engine.local_sgd([2, 0], start, plan, ("sgd", 0))
+        for place, client in enumerate((2, 0)):
+            expected = reference(net, data, client, plan, ("sgd", 0), 0)
+            for name in names:
+                torch.testing.assert_close(part.params[name][place], expected[name], rtol=1e-5, atol=1e-6)
+
+
+def plain_loss(model, params, batch):
+    return batch.cross_entropy(model.head(params, model.features(params, batch.x)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,6 +208,32 @@ def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch(way):
     assert not torch.equal(part.params["head.weight"][1], net.state_dict()["head.weight"])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_under_batch_norm_one_sample_is_no_batch_at_any_batch_size(way):
+    data, _ = batch_norm_world()
+    torch.manual_seed(0)
+    depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)
+    layers = [nn.Conv2d(1, 4, 3, stride=4, bias=False), nn.BatchNorm2d(4), nn.ReLU(), depthwise, nn.BatchNorm2d(4)]
+    net = models.Net(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(4, 2))
+    plan = LocalSGD(epochs=1, batch_size=1, lr=[0.1])
+    engine = Engine(net, data, seed=0, way=way)
+    (part,) = engine.local_sgd([0, 1], P.of(net), plan, ("sgd", 0))
+    # Nine samples one by one, the last of which joins the one before: one batch of two moves the statistics.
+    assert part.params["body.1.num_batches_tracked"].tolist() == [1, 0]
+    assert all(bool(value.isfinite().all()) for value in part.params.values())
+    same = copy.deepcopy(net)
+    order = rng.generator(0, "sgd", 0, 0).permutation(9)
+    for batch in [*order[:7, None], order[7:]]:
+        same.train(len(batch) > 1)
+        loss = functional.cross_entropy(same(data.inputs(torch.from_numpy(batch))), data.y[batch])
+        grads = torch.autograd.grad(loss, list(same.parameters()))
+        with torch.no_grad():
+            for value, grad in zip(same.parameters(), grads, strict=True):
+                value -= 0.1 * grad
+    for name, value in P.of(same).items():
+        torch.testing.assert_close(part.params[name][0], value, rtol=1e-4, atol=1e-5)
+
+
 def test_ways_agree_under_batch_norm():
     data, net = batch_norm_world()
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.1] * 3, momentum=0.9)
@@ -239,6 +296,43 @@ def test_memory_bounds_the_parts(monkeypatch):
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     parts = list(engine.local_sgd([0, 2, 3, 4, 6], P.of(net), plan, ("sgd", 0)))
     assert [part.clients.tolist() for part in parts] == [[0, 2], [3, 4], [6]]
+
+
+def crowd(shape, classes):
+    """Forty clients with very different numbers of samples."""
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(1, 60, 40)
+    x = draw.normal(size=(sizes.sum(), *shape)).astype(np.float32)
+    offsets = np.cumsum([0, *(n for size in sizes for n in (size, 0, 0))])
+    return Federation(torch.from_numpy(x), torch.from_numpy(draw.integers(0, classes, len(x))), offsets, classes)
+
+
+@pytest.mark.parametrize("batch_size", [7, 10, 32, 1000])
+@pytest.mark.parametrize(("model", "shape", "classes"), [("mlp", (2, 9), 3), ("logistic", (13,), 7)])
+def test_a_client_learns_the_same_bytes_in_any_company(model, shape, classes, batch_size, monkeypatch):
+    data = crowd(shape, classes)
+    net = models.create(model, shape, classes, 0)
+    plan = LocalSGD(epochs=1, batch_size=batch_size, lr=[0.1], momentum=0.5)
+    engine = Engine(net, data, seed=0, threads=2)
+    (together,) = engine.local_sgd(data.clients, P.of(net), plan, ("sgd", 0))
+    for room in (7, 1):
+        monkeypatch.setattr(engines, "_PART", {"cpu": room * P.size(P.of(net))})
+        parts = list(engine.local_sgd(data.clients, P.of(net), plan, ("sgd", 0)))
+        assert [len(part.clients) for part in parts][:-1] == [room] * (len(parts) - 1)
+        for name, value in together.params.items():
+            assert torch.equal(torch.cat([part.params[name] for part in parts]), value), name
+
+
+def test_a_stack_is_as_wide_as_its_clients_samples_say():
+    sizes = np.asarray([0, 1, 4, 5, 9, 31, 33, 400])
+    assert widths(sizes, 32).tolist() == [4, 4, 4, 8, 16, 32, 32, 32]
+    assert widths(sizes, 10).tolist() == [4, 4, 4, 8, 12, 12, 12, 12]
+
+
+def test_free_memory_has_no_part_in_a_run():
+    found = [name for name in inspect.signature(Engine).parameters if "memory" in name]
+    assert not found
+    assert not hasattr(machine, "memory")
 
 
 def test_mean_is_weighted_and_renormalised():

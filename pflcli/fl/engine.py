@@ -8,6 +8,7 @@ of their own; either computes with one intra-op thread, so neither their kind no
 from __future__ import annotations
 
 import copy
+import itertools
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from pflcli.fl.allocator import keep_freed_memory
 from pflcli.fl.federation import Federation
 from pflcli.fl.loop import has_batch_norm
 from pflcli.fl.params import Params, Stacked
-from pflcli.fl.plan import LocalSGD, is_stacked
+from pflcli.fl.plan import LocalSGD, is_stacked, widths
 from pflcli.fl.processes import Processes
 from pflcli.fl.table import Table
 from pflcli.fl.unit import WAYS as _WAYS
@@ -36,12 +37,13 @@ WAYS = ("auto", *_WAYS)
 
 T = TypeVar("T")
 
-_PART = {"cpu": 128 << 20, "cuda": 4 << 30}
-"""Bytes of parameters in one part of a cohort, where memory allows: bounds a round whatever the cohort's size."""
+_PART = {"cpu": 128 << 20, "cuda": 1 << 30}
+"""Bytes of parameters in one part of a cohort: bounds a round whatever the cohort's size. Never what happens to be
+free, as sums over parts would differ in their last bits from one run of a request to the next."""
 
-_STACK, _STACKS = 4 << 20, 4
-"""Bytes of parameters that one stack holds on a CPU, in whose cache it lies; and how many stacks there are at least, so
-that several workers have some."""
+_STACK, _STACKS = {"cpu": 4 << 20, "cuda": 256 << 20}, 4
+"""Bytes of parameters that one stack holds: on a CPU it lies in the cache, on a GPU its activations, many times as
+large, lie in memory. And how many stacks there are at least on a CPU, so that several workers have some."""
 
 _BATCH = {"cpu": 64, "cuda": 4096}
 """Samples a batch of inference: on a CPU activations stay in the cache, and several batches run side by side."""
@@ -60,8 +62,7 @@ class Part:
 class Engine:
     """Runs clients of one federation on one model architecture.
 
-    ``threads`` workers share this process; with ``jobs`` > 0 clients train in so many processes instead. ``memory`` is
-    what is free, in bytes.
+    ``threads`` workers share this process; with ``jobs`` > 0 clients train in so many processes instead.
     """
 
     def __init__(
@@ -73,7 +74,6 @@ class Engine:
         threads: int = 1,
         way: str = "auto",
         jobs: int = 0,
-        memory: int = 8 << 30,
     ) -> None:
         keep_freed_memory()
         self.parameters = tuple(name for name, _ in net.named_parameters())
@@ -91,7 +91,6 @@ class Engine:
         # A new thread begins with the number of threads that OpenMP found, whatever this one has set.
         self._pool = ThreadPoolExecutor(self._nets.qsize(), initializer=torch.set_num_threads, initargs=(1,))
         self._like = {name: value.to(device) for name, value in P.of(net).items()}
-        self._part = min(_PART[self._device], memory // 8)
         self.way = choose(net, self._device) if way == "auto" else way
         with self._net() as nets:
             self._processes = Processes(nets, federation, jobs) if jobs else None
@@ -143,7 +142,7 @@ class Engine:
 
     def room(self, size: int) -> int:
         """Return how many clients' models, of ``size`` bytes each, may be held at once."""
-        return max(1, self._part // max(size, 1))
+        return max(1, _PART[self._device] // max(size, 1))
 
     def _model_like(self, start: Params | Stacked | Table, plan: LocalSGD) -> Params:
         """Return one client's start, for its names and shapes."""
@@ -167,9 +166,14 @@ class Engine:
             spans = [(int(place), int(place) + 1) for place in order]
             losses = self._train(clients, spans, start, out, plan, key)
         else:
-            # A stack lies in one piece, and of clients with about as many steps.
+            # A stack lies in one piece, and of clients with about as many steps, whose batches are as wide.
             together = self._together(P.size(like), len(clients))
-            spans = [(first, min(first + together, len(clients))) for first in range(0, len(clients), together)]
+            cuts = np.flatnonzero(np.diff(widths(sizes[order], plan.batch_size))) + 1
+            spans = [
+                (int(first), int(min(first + together, last)))
+                for begins, last in itertools.pairwise([0, *cuts, len(clients)])
+                for first in range(begins, last, together)
+            ]
             begin = P.take(start, order) if is_stacked(start, like) else start
             losses = self._train(clients[order], spans, begin, out, plan.of(order, like), key)
             back = np.argsort(order)
@@ -205,7 +209,8 @@ class Engine:
 
     def _together(self, size: int, clients: int) -> int:
         """Return how many clients one worker trains at a time; a rule over the model, so that bytes stay the same."""
-        return max(1, min(_STACK // max(size, 1), -(-clients // _STACKS))) if self._device == "cpu" else clients
+        fewest = _STACKS if self._device == "cpu" else 1
+        return max(1, min(_STACK[self._device] // max(size, 1), -(-clients // fewest)))
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) of one model on rows of the federation, and with ``features`` its z (n, d)."""
@@ -252,7 +257,7 @@ class Engine:
 def _loaded(net: nn.Module, params: Params) -> nn.Module:
     """Put parameters into a resident model and return it in evaluation mode."""
     with torch.no_grad():
-        for name, value in net.state_dict().items():
+        for name, value in P.state(net).items():
             value.copy_(params[name])
     return net.eval()
 

@@ -7,11 +7,14 @@ trips of state dicts. Networks with a program (``program.py``) do without autogr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
+from pflcli.fl import params as P
 from pflcli.fl import program
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params
@@ -38,8 +41,8 @@ def train(
     ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients.
     """
     if plan.objective is None:
-        state = net.state_dict()
-        trained = dict(net.named_parameters())
+        state = P.state(net)
+        trained: Mapping[str, Tensor] = dict(net.named_parameters())
         with torch.no_grad():
             for name, value in state.items():
                 value.copy_(start[name])
@@ -52,17 +55,19 @@ def train(
     rows = torch.from_numpy(data.rows(client, *plan.splits))
     x, y = data.inputs(rows), data.y[rows]
     joined = has_batch_norm(net)
-    # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
-    net.train(not plan.frozen_norm and not (joined and len(rows) == 1))
+    net.train(not plan.frozen_norm)
     model = Model(net)
     direct = None
-    if plan.objective is None and plan.precision == "float32" and net.training:
+    if plan.objective is None and plan.precision == "float32" and not plan.frozen_norm:
         direct = program.of(net, data.in_shape)
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
     for epoch in range(plan.epochs):
         order = torch.from_numpy(draw.permutation(len(rows))).to(y.device)
         for batch in batches(order, plan.batch_size, join_single=joined, most=plan.batches):
-            if direct:
+            if joined and not plan.frozen_norm:
+                # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
+                net.train(len(batch) > 1)
+            if direct and net.training:
                 loss = direct.step(x[batch], y[batch])
                 grads = [direct.grads[name] for name in names]
             else:

@@ -20,7 +20,7 @@ from pflcli.fl import chain
 from pflcli.fl.federation import Federation
 from pflcli.fl.loop import has_batch_norm
 from pflcli.fl.params import Params, Stacked
-from pflcli.fl.plan import Batch, LocalSGD, Model, batches, is_stacked, learnable
+from pflcli.fl.plan import Batch, LocalSGD, Model, batches, is_stacked, learnable, widths
 from pflcli.fl.update import Update
 
 
@@ -54,7 +54,8 @@ def train(
         for place, (client, draw) in enumerate(zip(clients, draws, strict=True))
     ]
     order = np.argsort([-len(steps) for steps in found], kind="stable")
-    schedule = _padded([found[place] for place in order], data.y.device)
+    width = int(widths(data.sizes(*plan.splits)[clients], plan.batch_size).max(initial=0))
+    schedule = _padded([found[place] for place in order], width, data.y.device)
     sorted_already = bool((order == np.arange(len(order))).all())
     places = torch.from_numpy(order).to(data.y.device)
     each = is_stacked(start, like)
@@ -152,9 +153,9 @@ def _steps(
     return found
 
 
-def _padded(plans: list[list[tuple[NDArray[np.int64], float]]], device: torch.device) -> _Schedule:
+def _padded(plans: list[list[tuple[NDArray[np.int64], float]]], width: int, device: torch.device) -> _Schedule:
     steps = np.asarray([len(steps) for steps in plans])
-    shape = (len(plans), int(steps.max(initial=0)), max((len(b) for p in plans for b, _ in p), default=0))
+    shape = (len(plans), int(steps.max(initial=0)), max((width, *(len(b) for p in plans for b, _ in p))))
     rows, weight, lr = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
     for place, client in enumerate(plans):
         for s, (batch, rate) in enumerate(client):

@@ -35,7 +35,10 @@ class Unit:
 def perform(unit: Unit, net: nn.Module, data: Federation, start: Params | Stacked, out: Stacked) -> NDArray[np.float64]:
     """Train the unit's clients into their rows of ``out``; returns their mean losses (m,).
 
-    ``start`` and ``out`` are those of the whole part. What a client learns depends on neither the worker nor the rest.
+    ``start`` and ``out`` are those of the whole part. What a client learns does not depend on the worker. Nor does it
+    depend on the rest: to the bit one by one and in stacks of chains, where ``plan.widths`` pads each client by its own
+    samples alone; else to rounding, as batched kernels may add in another order. A request puts the same clients
+    together whatever the machine, so that its bytes stay the same.
     """
     span = slice(unit.first, unit.last)
     like = {name: value[0] for name, value in out.items()}

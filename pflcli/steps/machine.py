@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from pflcli.errors import UsageError, closest
 
@@ -24,15 +23,6 @@ def jobs(asked: int) -> int:
     if asked < 0:
         raise UsageError(f"--jobs {asked} is negative", "--jobs 2, or 0 for threads of one process")
     return asked
-
-
-def memory() -> int:
-    """Return the bytes of memory that are free, or 8 GiB where the system does not tell."""
-    try:
-        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-        return int(known["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 8 << 30
 
 
 def engine(asked: str) -> str:
