@@ -32,7 +32,9 @@ class Settings:
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """L2 penalty, added to the gradient"""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """of the forward and backward pass, float32 or bfloat16; weights and updates stay in float32"""
+    """of the forward and backward pass, float32 (on a GPU too, never TF32) or bfloat16; weights stay in float32"""
+    normalize: Literal["none", "imagenet", "dataset"] = "none"
+    """channels of images: none (they lie in [0, 1]), by imagenet's mean and deviation, or by the training samples'"""
     milestones: tuple[Annotated[int, Ge(0)], ...] = ()
     """rounds at which the learning rate is multiplied by gamma, such as 100,150"""
     gamma: Annotated[float, Gt(0), Le(1)] = 0.1

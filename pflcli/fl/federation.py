@@ -30,6 +30,8 @@ class Federation:
     classes: int
     new: NDArray[np.bool_] | None = None
     cluster: NDArray[np.int64] | None = None
+    scale: tuple[Tensor, Tensor] | None = None
+    """mean and deviation of each channel (C, 1, 1) by which images are normalized, or None if they are not"""
 
     @classmethod
     def of(
@@ -96,7 +98,7 @@ class Federation:
     def pooled(self, rows: NDArray[np.int64]) -> Federation:
         """Return a federation of one client, whose training samples are these rows, whoever's they are."""
         taken, n = torch.from_numpy(rows).to(self.y.device), len(rows)
-        return Federation(self.x[taken], self.y[taken], np.asarray([0, n, n, n]), self.classes)
+        return Federation(self.x[taken], self.y[taken], np.asarray([0, n, n, n]), self.classes, scale=self.scale)
 
     def sizes(self, *splits: str) -> NDArray[np.int64]:
         """Return how many samples each client holds in these splits together, (m,)."""
@@ -105,8 +107,12 @@ class Federation:
         return sizes
 
     def inputs(self, rows: slice | Tensor) -> Tensor:
-        """Return samples as model inputs: float32, images scaled to [0, 1]; tokens int64, as embeddings take them."""
+        """Return samples as model inputs: float32, images scaled to [0, 1] and, if asked for, normalized by channel.
+
+        Tokens are int64, as embeddings take them.
+        """
         x = self.x[rows]
         if x.dtype == torch.uint8:
-            return x.float().div_(255)
+            x = x.float().div_(255)
+            return x if self.scale is None else x.sub_(self.scale[0]).div_(self.scale[1])
         return x if x.is_floating_point() else x.long()

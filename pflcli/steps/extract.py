@@ -57,7 +57,8 @@ def extract(
         plan = planned.settings(request["settings"], {})
         code = registry.load("methods", request["method"])
         data = partitions.read(chosen)
-        run = training.prepare(data, code, None, plan, request["seed"], manner)
+        known = partitions.read(trained_on) if chosen is not trained_on and plan.normalize == "dataset" else None
+        run = training.prepare(data, code, None, plan, request["seed"], manner, known)
         weights = tensors(backbone)
         splits: dict[str, embeddings.Embedded] = {}
         with manner.watch.progress("extract", len(data.y)) as advance:

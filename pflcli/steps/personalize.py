@@ -81,6 +81,11 @@ def personalize(
             f"{backbone.path} is a {base['model']}, not a {plan.model}",
             f"pfl personalize {method} {partition.path if partition else 'PARTITION'} --model {plan.model} -o {out}",
         )
+    if backbone is not None and plan.normalize != (known := base.get("normalize", "none")):
+        raise UsageError(
+            f"{backbone.path} was trained on images with --normalize {known}, not {plan.normalize}",
+            f"pfl train-global PARTITION --normalize {plan.normalize} -o DIR, and {method} on that",
+        )
     if code.NEEDS and plan.refit != base.get("refit", False):
         assert backbone is not None
         raise UsageError(
@@ -125,7 +130,7 @@ def personalize(
             device = run.federation.x.device
             run.init = {name: value.to(device) for name, value in tensors(backbone, initial.INITIAL).items()}
         elif begin is not None:
-            run.init = initial.fit(begin, plan.model, run.init, manner.watch.say)
+            run.init = initial.begun(begin, plan, run.init, manner.watch.say)
         run.choices = earlier.read(chosen, earlier.named(code, cfg))
         progress = training.resumed(run, code, work, manner)
         # A method that keeps more than the global model has to run its rounds again.

@@ -63,7 +63,7 @@ def train_global(
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         run = training.prepare(partitions.read(partition), code, cfg, plan, seed, manner)
         if begin is not None:
-            run.init = initial.fit(begin, plan.model, run.init, manner.watch.say)
+            run.init = initial.begun(begin, plan, run.init, manner.watch.say)
             work.write(initial.INITIAL, bytes(save(states.flatten(run.init))))
         progress = training.resumed(run, code, work, manner)
         training.rounds(run, method, code, progress, work, manner, shared=True)

@@ -26,6 +26,7 @@ from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
 from pflcli.fl.loop import has_batch_norm
+from pflcli.fl.normalizing import normalized
 from pflcli.fl.run import Run
 from pflcli.fl.table import Table
 from pflcli.settings import Settings
@@ -36,16 +37,33 @@ from pflcli.steps.making import Manner, heard
 Row = dict[str, Any]
 
 
+_LATER = {"report": "last", "normalize": "none"}
+"""Settings that came later, with the values that are not recorded, so that old requests hold."""
+
+
 def requested(plan: Settings) -> dict[str, Any]:
-    """Return what a request says of the settings; of ``report`` only if not the default, so that old requests hold."""
-    return {key: value for key, value in config.plain(plan).items() if key != "report" or value != "last"}
+    """Return what a request says of the settings; of later ones only what is not the default."""
+    return {key: value for key, value in config.plain(plan).items() if key not in _LATER or value != _LATER[key]}
 
 
-def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed: int, manner: Manner) -> Run:
-    """Take the samples, build the model and return a run, ready for ``rounds`` or ``personalize``."""
+def prepare(
+    data: Partition,
+    method: ModuleType,
+    cfg: Any,
+    plan: Settings,
+    seed: int,
+    manner: Manner,
+    trained_on: Partition | None = None,
+) -> Run:
+    """Take the samples, build the model and return a run, ready for ``rounds`` or ``personalize``.
+
+    ``trained_on`` is what the model was trained on, if that is other data: its images say how all are normalized.
+    """
     device = machine.device(manner.device)
     torch.set_num_threads(workers := machine.threads(manner.threads))
-    federation = Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new, data.cluster)
+    federation = _federation(data, device)
+    measured_on = _federation(trained_on, device) if trained_on is not None else federation
+    federation = normalized(federation, plan.normalize, measured_on)
     federation = federation.refitted() if plan.refit else federation
     shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
     net = models.create(plan.model, shape, data.classes, seed, tokens=tokens)
@@ -63,6 +81,10 @@ def prepare(data: Partition, method: ModuleType, cfg: Any, plan: Settings, seed:
         return {name: value.to(device) for name, value in P.of(drawn).items()}
 
     return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, fresh=fresh)
+
+
+def _federation(data: Partition, device: str) -> Federation:
+    return Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new, data.cluster)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from torch import Tensor
 from pflcli import registry
 from pflcli.errors import InputError, UsageError
 from pflcli.fl.params import Params
+from pflcli.settings import Settings
 
 INITIAL = "initial.safetensors"
 """In a backbone that began from a file: what it began from, so that methods on it can begin there too."""
@@ -78,6 +79,14 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def begun(weights: Weights, plan: Settings, init: Params, say: Callable[[str], None]) -> Params:
+    """Return ``fit``; ``say`` is also told if the weights may expect images normalized otherwise than ``plan`` has."""
+    known = plan.model.startswith("torchvision:") or "PREFIXES" in registry.card("models", plan.model).facts
+    if known and plan.normalize == "none":
+        say(f"images lie in [0, 1]; if {weights.path} was trained on ImageNet, it expects --normalize imagenet")
+    return fit(weights, plan.model, init, say)
 
 
 def fit(weights: Weights, model: str, init: Params, say: Callable[[str], None]) -> Params:
