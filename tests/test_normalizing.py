@@ -14,7 +14,8 @@ from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.backbone import tensors
 from pflcli.errors import UsageError
 from pflcli.fl import params as P
-from pflcli.fl.engine import Engine, intra_op
+from pflcli.fl.computing import intra_op
+from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
 from pflcli.fl.normalizing import normalized
 from pflcli.fl.plan import LocalSGD

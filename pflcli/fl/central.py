@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from pflcli.errors import ComputationError
 from pflcli.fl import params as P
-from pflcli.fl.engine import Engine, intra_op
+from pflcli.fl.computing import intra_op
+from pflcli.fl.engine import Engine
 from pflcli.fl.params import Params
 from pflcli.fl.plan import LocalSGD
 from pflcli.fl.unit import Unit, perform

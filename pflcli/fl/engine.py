@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from pflcli.fl import chain, operators, program
 from pflcli.fl import params as P
 from pflcli.fl.allocator import keep_freed_memory
+from pflcli.fl.computing import intra_op
 from pflcli.fl.federation import Federation
 from pflcli.fl.loop import has_batch_norm
 from pflcli.fl.params import Params, Stacked
@@ -275,22 +276,6 @@ def probabilities(logits: Tensor) -> NDArray[np.float32]:
     """Return softmax(logits) (n, C), computed in float64 so that rows sum to one."""
     rows: NDArray[np.float32] = torch.softmax(logits.double(), dim=1).float().cpu().numpy()
     return rows
-
-
-@contextmanager
-def intra_op(threads: int) -> Iterator[None]:
-    """Compute with this many intra-op threads inside the block, on a GPU in float32 where float32 is asked for.
-
-    PyTorch would let cuDNN round what convolutions multiply to TF32, ten bits of mantissa.
-    """
-    before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.set_num_threads(threads)
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before[0])
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[1:]
 
 
 def _chunks(rows: NDArray[np.int64], device: str) -> list[NDArray[np.int64]]:

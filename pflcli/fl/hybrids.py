@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from pflcli.fl import ham
-from pflcli.fl.engine import intra_op
+from pflcli.fl.computing import intra_op
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.sketch import CountSketch
 

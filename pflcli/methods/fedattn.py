@@ -37,7 +37,7 @@ from torch.nn import functional
 from pflcli.fl import adam, attention, biases
 from pflcli.fl import params as P
 from pflcli.fl.biases import Near
-from pflcli.fl.engine import intra_op
+from pflcli.fl.computing import intra_op
 from pflcli.fl.neighbours import nearest_others, others
 from pflcli.fl.params import Params
 from pflcli.fl.run import Predictor, Run

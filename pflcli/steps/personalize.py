@@ -152,10 +152,10 @@ def personalize(
         codebook.write(work, codebook.read(nearest))
         states.keep(state, work)
         if rows:
-            work.write("rounds.csv", training.table(rows))
+            work.write("rounds.csv", states.table(rows))
         if len(state.get("graph", ())):
             graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
-            work.write("neighbours.csv", training.table(by_round(graphs, data.cluster, run.federation.able)))
+            work.write("neighbours.csv", states.table(by_round(graphs, data.cluster, run.federation.able)))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
         inputs += [] if chosen is None else [chosen]  # what choosing cost, this run has cost too
         trunk = kin["backbone"] if "backbone" in needed and not rows else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,3 +86,15 @@ def keep(state: State, work: Work) -> None:
 def _without_tables(state: State) -> dict[str, Any]:
     inner = {key: value for key, value in state.items() if not isinstance(value, Table)}
     return {key: _without_tables(value) if isinstance(value, Mapping) else value for key, value in inner.items()}
+
+
+def table(rows: list[dict[str, Any]]) -> bytes:
+    """Return ``rounds.csv``."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["round"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: "" if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+        for row in rows
+    )
+    return text.getvalue().encode()

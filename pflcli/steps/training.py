@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import time
@@ -284,18 +282,6 @@ def _unpack(content: bytes, work: Work, run: Run) -> tuple[Progress, dict[str, i
         return progress, json.loads(facts["traffic"]), facts["engine"]
     except (SafetensorError, TypeError, KeyError, ValueError):
         raise InputError(f"the checkpoint in {work.folder} is damaged", "--force begins anew") from None
-
-
-def table(rows: list[Row]) -> bytes:
-    """Return ``rounds.csv``."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["round"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {key: "" if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
-        for row in rows
-    )
-    return text.getvalue().encode()
 
 
 def draws(seed: int | None, source: Artifact) -> int:
