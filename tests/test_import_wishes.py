@@ -271,3 +271,13 @@ def test_an_old_dataset_is_not_standardized_twice(tmp_path):
     np.testing.assert_array_equal(held.x, datasets.read(open_artifact(golden)).x[held.sample])
     assert known.mean == codebook.read(open_artifact(golden)).mean
     assert len(known.mean) == 2
+
+
+def test_one_client_is_one(pfl, tmp_path):
+    """Plurals: one client, one sample."""
+    lines = ["hospital,ill,age", *(f"only,{row % 2},{row}.5" for row in range(10))]
+    (tmp_path / "d.csv").write_text("\n".join(lines) + "\n")
+    ran = pfl("import", tmp_path / "d.csv", "--client", "hospital", "--label", "ill", "-o", tmp_path / "d")
+    assert "1 client with 10 / 10 / 10 samples" in ran.err
+    ran = pfl("partition", tmp_path / "d", "-o", tmp_path / "p")
+    assert "10 samples of 2 classes, 1 client with 10 / 10 / 10 samples" in ran.err

@@ -116,7 +116,7 @@ Target = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result and errors, nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks of bugs.")]
 
 

@@ -23,7 +23,7 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.readers import NOBODY, Like, Raw, arrays, cleaning, images, tables
 from pflcli.steps import likeness, scaling
 from pflcli.steps.forms import form
-from pflcli.steps.making import Manner, Outcome, make
+from pflcli.steps.making import Manner, Outcome, counted, make
 
 MISSING = ("error", "drop", "median")
 
@@ -226,24 +226,20 @@ _SHOWN = 12
 
 def _remark(summary: dict[str, Any], remarks: Sequence[str], manner: Manner) -> None:
     say = manner.watch.say
-    whose = "nobody's yet (pfl partition --scheme dirichlet --clients 100)"
+    whose = "no clients yet (pfl partition --scheme dirichlet --clients 100)"
     if summary["clients"] is not None:
         whose = (
-            f"{_count(summary['clients'], 'client')} with "
+            f"{counted(summary['clients'], 'client')} with "
             f"{summary['smallest']} / {summary['median']:g} / {summary['largest']} samples (min / median / max)"
         )
     shape = "x".join(map(str, summary["shape"]))
     kind = "pixels" if summary["type"] == "uint8" else "feature" if shape == "1" else "features"
-    say(f"{summary['samples']} samples of {len(summary['classes'])} classes, {shape} {kind}, {whose}")
+    say(f"{counted(summary['samples'], 'sample')} of {len(summary['classes'])} classes, {shape} {kind}, {whose}")
     say(f"classes: {_few([f'{name} {count}' for name, count in summary['classes'].items()])}")
     if summary["features"]:
         say(f"features: {_few(summary['features'])}")
     for remark in remarks:
         say(remark)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _few(words: Sequence[str]) -> str:

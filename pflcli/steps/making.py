@@ -82,6 +82,11 @@ def heard(watch: Watch, speaker: Speaks, label: str, total: int, done: int = 0) 
             speaker.heard = lambda note: None
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number with its thing, in the plural unless there is one."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a step did: the artifact, and why it was (or was not) made."""

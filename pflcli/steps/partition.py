@@ -26,7 +26,7 @@ from pflcli.metrics import heterogeneity
 from pflcli.schemes import redistribute
 from pflcli.steps import import_data, scaling, splits
 from pflcli.steps.chronology import split_by_time
-from pflcli.steps.making import Manner, Outcome, make
+from pflcli.steps.making import Manner, Outcome, counted, make
 
 FRACTIONS = (0.6, 0.2, 0.2)
 """Train, validation and test: kNN-Per (Marfoq et al., 2022), section 5, for natural clients."""
@@ -268,7 +268,8 @@ def _rounded(value: float) -> float | None:
 
 def _remark(summary: dict[str, Any], manner: Manner) -> None:
     manner.watch.say(
-        f"{summary['samples']} samples of {summary['classes']} classes, {summary['clients']} clients with "
+        f"{counted(summary['samples'], 'sample')} of {summary['classes']} classes, "
+        f"{counted(summary['clients'], 'client')} with "
         f"{summary['smallest']} / {summary['median']:g} / {summary['largest']} samples (min / median / max)"
     )
     if summary["label_divergence"]["between_clients"] is not None:
@@ -277,9 +278,13 @@ def _remark(summary: dict[str, Any], manner: Manner) -> None:
             f"label divergence {overall:.2f} from overall, {between:.2f} between clients (0 iid, 1 disjoint)"
         )
     if summary.get("new_clients"):
-        manner.watch.say(f"{summary['new_clients']} clients are new: they take no part in training the global model")
+        manner.watch.say(
+            f"new: {counted(summary['new_clients'], 'client')} that take no part in training the global model"
+        )
     if summary["empty"]:
         some = ", ".join(map(str, summary["empty"][:10])) + (", ..." if len(summary["empty"]) > 10 else "")
-        manner.watch.say(f"{len(summary['empty'])} clients came out empty: {some} (--min-samples 10 fills them)")
+        manner.watch.say(
+            f"without samples: {counted(len(summary['empty']), 'client')}, {some} (--min-samples 10 fills them)"
+        )
     if summary["unused"]:
-        manner.watch.say(f"{summary['unused']} samples are held by nobody")
+        manner.watch.say(f"assigned to no client: {counted(summary['unused'], 'sample')}")
