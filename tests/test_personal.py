@@ -210,12 +210,15 @@ def test_nobody_with_neighbours_has_no_precision():
     assert math.isnan(row["precision"])
 
 
-@pytest.mark.parametrize("method", ["fedattn", "ditto", "fedavg"])
-def test_the_last_rounds_are_tested_and_change_nothing(tmp_path, method):
+@pytest.mark.parametrize(
+    ("method", "options"), [("fedattn", {}), ("fedattn", {"attention": "none"}), ("ditto", {}), ("fedavg", {})]
+)
+def test_the_last_rounds_are_tested_and_change_nothing(tmp_path, method, options):
     partition("writers", tmp_path / "p", clients=6)
     for last in (0, 2):
         out = tmp_path / str(last)
-        personalize(method, tmp_path / "p", out, settings={**FEW, "participation": 1.0, "rounds": 4, "test_last": last})
+        settings = {**FEW, "participation": 1.0, "rounds": 4, "test_last": last}
+        personalize(method, tmp_path / "p", out, options=options, settings=settings)
     plain, asked = (rows(tmp_path / str(last)) for last in (0, 2))
     assert "test_accuracy" not in plain[0]
     shown = [row.pop("test_accuracy") for row in asked]

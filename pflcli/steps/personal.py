@@ -49,9 +49,9 @@ def tested(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[
         return {}
     if t < settings.rounds - settings.test_last:
         return {"test_accuracy": math.nan}
-    if hasattr(method, "PERSONAL"):
-        return {"test_accuracy": accuracy(run, method, state, "test")}
-    return {"test_accuracy": run.accuracy(state["global"], "test") if "global" in state else math.nan}
+    own = accuracy(run, method, state, "test") if hasattr(method, "PERSONAL") else math.nan
+    # Options may leave clients without models of their own, as FedAttn's without attention do.
+    return {"test_accuracy": run.accuracy(state["global"], "test") if math.isnan(own) and "global" in state else own}
 
 
 def accuracy(run: Run, method: ModuleType, state: dict[str, Any], split: str = "validation") -> float:
