@@ -15,6 +15,7 @@ from pflcli.artifacts.predictions import Answers, Predictions
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity, scores
+from pflcli.metrics.attention import by_round, pairs
 from pflcli.steps.evaluate import evaluate
 
 
@@ -185,3 +186,27 @@ def test_a_row_that_is_no_distribution_is_refused(tmp_path):
     draft = Draft("predictions", {})
     with Work(tmp_path / "p", draft) as work, pytest.raises(ValueError, match="not a probability"):
         predictions.write(work, Predictions({"test": answers}))
+
+
+def test_what_attention_comes_to_by_hand():
+    first = np.zeros((2, 4, 4))
+    first[0, 0, 1:] = [0.5, 0.25, 0.25]
+    first[0, 1, [0, 2]] = [0.9, 0.1]  # was not sent the fourth
+    second = np.zeros((2, 4, 3))
+    second[0, :3] = [[0.2, 0.3, 0.5], [0.4, 0.6, 0.0], [0.6, 0.0, 0.4]]  # the third was sent no other's
+    one, nobody = by_round(first, second, [7, 8], np.asarray([0, 0, 1, 1]))
+    assert (one["round"], one["clients"], nobody["clients"]) == (7, 3, 0)
+    assert [one[name] for name in ("own", "attended", "global")] == pytest.approx([0.4, 0.3, 0.3])
+    assert one["largest"] == pytest.approx(0.7)
+    entropy = [0.5 * math.log(2) + 0.5 * math.log(4), -0.9 * math.log(0.9) - 0.1 * math.log(0.1)]
+    assert one["entropy"] == pytest.approx(np.mean(entropy))
+    assert one["entropy_if_even"] == pytest.approx((math.log(3) + math.log(2)) / 2)
+    assert one["own_group"] == pytest.approx((0.5 + 0.9) / 2)
+    assert one["own_group_if_even"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert math.isnan(nobody["own"])
+    assert math.isnan(nobody["entropy"])
+    assert "own_group" not in by_round(first, second, [7, 8], None)[0]
+    rows = pairs(first, second, [7, 8], ["a", "b", "c", "d"])
+    assert [7, "b", 1, "c", 0.1] in rows
+    assert [7, "c", 2, "global", 0.4] in rows
+    assert len(rows) == 5 + 7

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
+
 import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
+from safetensors.numpy import load_file
 
+from pflcli.artifacts import codebook
+from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import InputError, UsageError
 from pflcli.report import attention, canvas, collapse, neighbours
 from pflcli.report.canvas import Order
@@ -45,6 +51,59 @@ def test_a_picture_of_what_a_method_kept(pfl, grouped, tmp_path, method):
     assert first.startswith(b"\x89PNG")
     plot(tmp_path / "m", tmp_path / "again.png")
     assert (tmp_path / "again.png").read_bytes() == first
+
+
+def test_the_attention_of_chosen_rounds(pfl, grouped, tmp_path):
+    settings = {**FEW, "rounds": 6, "participation": 1.0}
+    personalize("fedham", grouped, tmp_path / "m", settings=settings, options={"warmup": 2})
+    show = ("show", tmp_path / "m", "--plot", tmp_path / "m.png")
+    assert pfl(*show).code == 0
+    last = (tmp_path / "m.png").read_bytes()
+    assert pfl(*show, "--plot-rounds", "3,6", "--attention", tmp_path / "m.csv").code == 0
+    assert (tmp_path / "m.png").read_bytes() not in (last, b"")
+    with (tmp_path / "m.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["round"] for row in rows} == {"3", "6"}
+    state = load_file(tmp_path / "m" / "state.safetensors")
+    names = codebook.read(open_artifact(tmp_path / "m")).client_names(6)
+    found = {(row["round"], row["client"], row["layer"], row["attends_to"]): float(row["weight"]) for row in rows}
+    for number, place in ((3, 0), (6, 3)):
+        for i, j in itertools.permutations(range(6), 2):
+            weight = float(state["attention/first"][place, i, j])
+            assert found[str(number), names[i], "1", names[j]] == pytest.approx(weight, rel=1e-6)
+        for i, slot in itertools.product(range(6), range(3)):
+            weight = float(state["attention/second"][place, i, slot])
+            assert found.get((str(number), names[i], "2", attention.SLOTS[slot]), 0.0) == pytest.approx(weight)
+    assert len({row["client"] for row in rows}) == 6
+    pfl("show", tmp_path / "m", "--attention", tmp_path / "all.csv")
+    with (tmp_path / "all.csv").open(newline="") as file:
+        assert {row["round"] for row in csv.DictReader(file)} == {"3", "4", "5", "6"}
+    with (tmp_path / "m" / "attention.csv").open(newline="") as file:
+        means = list(csv.DictReader(file))
+    assert [row["round"] for row in means] == ["3", "4", "5", "6"]
+    assert float(means[0]["own_group_if_even"]) == pytest.approx(2 / 5)
+    own = sum(found["3", names[i], "1", names[j]] for i, j in itertools.permutations(range(6), 2) if (i - j) % 2 == 0)
+    assert float(means[0]["own_group"]) == pytest.approx(own / 6, rel=1e-5)
+
+
+def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
+    personalize("fedham", grouped, tmp_path / "m", settings=FEW, options={"warmup": 2})
+    personalize("gossip", grouped, tmp_path / "g", settings=FEW)
+    x, y = ("--plot", tmp_path / "x.png"), ("--attention", tmp_path / "x.csv")
+    for words, said in [
+        ((tmp_path / "m", *x, "--plot-rounds", "2"), "holds no attention of round 2"),
+        ((tmp_path / "m", *y, "--plot-rounds", "5"), "it holds that of rounds 3 to 4"),
+        ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last are not whole numbers"),
+        ((tmp_path / "m", "--plot-rounds", "3"), "--plot-rounds says of which rounds, but not what is to be made"),
+        ((tmp_path / "g", *x, "--plot-rounds", "3"), "holds no attention"),
+        ((tmp_path / "g", *y), "holds no attention"),
+        ((grouped, *x, "--plot-rounds", "3"), "is a partition, which has no rounds"),
+    ]:
+        ran = pfl("show", *words)
+        assert ran.code == 2
+        assert said in ran.err
+    assert not (tmp_path / "x.png").exists()
+    assert not (tmp_path / "x.csv").exists()
 
 
 def test_what_holds_nothing_to_draw(pfl, small, tmp_path):

@@ -11,7 +11,6 @@ import typer
 from pflcli import config, registry
 from pflcli.cli import console, training
 from pflcli.cli import options as o
-from pflcli.errors import UsageError
 
 
 @training.options()
@@ -75,7 +74,7 @@ def command(
             sources,
             out,
             methods=_words(methods),
-            seeds=None if seeds is None else _numbers(seeds),
+            seeds=None if seeds is None else o.numbers(seeds, "--seeds"),
             options=config.by_owner(config.assignments(options or [])),
             settings=settings,
             weights=weights,
@@ -105,13 +104,6 @@ def command(
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in _words(text)]
-    except ValueError:
-        raise UsageError(f"--seeds {text} are not whole numbers", "--seeds 0,1,2") from None
 
 
 def _plan(steps: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -120,6 +120,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result and
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks of bugs.")]
 
 
+def numbers(text: str, option: str) -> list[int]:
+    """Return whole numbers written ``0,1,2`` for an ``option``; raises UsageError if they are none."""
+    try:
+        return [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise UsageError(f"{option} {text} are not whole numbers", f"{option} 0,1,2") from None
+
+
 def given(**values: Any) -> dict[str, Any]:
     """Return the values that were given."""
     return {name: value for name, value in values.items() if value is not None}

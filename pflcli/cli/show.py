@@ -9,6 +9,7 @@ import typer
 
 from pflcli.cli import console
 from pflcli.cli import options as o
+from pflcli.errors import UsageError
 
 
 def command(
@@ -24,6 +25,24 @@ def command(
             show_default=False,
         ),
     ] = None,
+    attention: Annotated[
+        Path | None,
+        typer.Option(
+            "--attention",
+            help="Write the attention that predictions hold: round, client, layer, what it attends to, and how much.",
+            metavar="FILE.csv",
+            show_default=False,
+        ),
+    ] = None,
+    rounds: Annotated[
+        str,
+        typer.Option(
+            "--plot-rounds",
+            help="With --plot or --attention: the rounds whose attention is meant, instead of the last and of all.",
+            metavar="N,N",
+            show_default=False,
+        ),
+    ] = "",
     as_json: o.Json = False,
 ) -> None:
     """Say what an artifact is, which request made it, and from what.
@@ -32,11 +51,16 @@ def command(
     """
     from pflcli.artifacts.artifact import open_artifact
     from pflcli.report import tables
-    from pflcli.steps.show import plot, show
+    from pflcli.steps import show as steps
 
-    found = show(path, lineage=lineage, verify=verify)
+    chosen = o.numbers(rounds, "--plot-rounds")
+    if chosen and picture is None and attention is None:
+        raise UsageError("--plot-rounds says of which rounds, but not what is to be made", "--plot FILE.png")
+    found = steps.show(path, lineage=lineage, verify=verify)
     if picture is not None:
-        plot(path, picture)
+        steps.plot(path, picture, chosen)
+    if attention is not None:
+        steps.attention(path, attention, chosen)
     if as_json:
         console.data(found)
     elif found["kind"] in tables.OF and not lineage and not verify:

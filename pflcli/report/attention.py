@@ -27,15 +27,27 @@ def attention(
     title: str,
     cluster: NDArray[np.int64] | None = None,
     names: Sequence[str] = (),
+    *,
+    apart: bool = False,
 ) -> bytes:
     """Return a PNG: whom each client attends to (layer 1), what it then takes (layer 2), and the means by round.
 
     ``first`` (r, m, m) and ``second`` (r, m, 3) hold a row for each client and round, 0 where it took no part;
     ``rounds`` (r,) are their numbers; of one alone there are no means. The fields show each client's last attention,
     clients of a true ``cluster`` (m,) together; few of them are called by their ``names`` (m,).
+    With ``apart`` every round has fields of its own, below one another, and there are no means.
     """
     order = Order.of(first.shape[1], cluster, names)
     took = second.sum(axis=2) > 0
+    if apart:
+        figure, axes = canvas.draw((7.2, 0.4 + 4.0 * len(rounds)), [4.4, 1.7], len(rounds))
+        figure.suptitle(title, fontsize=11)
+        for place, (others, slots) in enumerate(axes):
+            one = slice(place, place + 1)
+            _others(figure, others, _last(first[one], took[one])[order.place][:, order.place], order)
+            _slots(figure, slots, _last(second[one], took[one])[order.place], order)
+            others.set_title(f"round {rounds[place]}, layer 1: whom a client attends to", fontsize=10)
+        return canvas.png(figure)
     several = len(rounds) > 1
     figure, axes = canvas.draw((7.2 + 7 * several, 4.4), [4.4, 1.7, 4.2][: 2 + several])
     others, slots, *means = axes[0]

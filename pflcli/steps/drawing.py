@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from pflcli.artifacts.artifact import Artifact, parent
 from pflcli.artifacts.codebook import Codebook
 from pflcli.errors import InputError, UsageError
 from pflcli.metrics import neighbourhood
+from pflcli.metrics.attention import pairs
 from pflcli.report.attention import attention
 from pflcli.report.collapse import collapse
 from pflcli.report.holdings import holdings
@@ -32,10 +36,11 @@ def partition(artifact: Artifact) -> bytes:
     return holdings(held.label_counts, title, held.cluster, held.new, _names(known, clients), known.classes)
 
 
-def predictions(artifact: Artifact) -> bytes:
+def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
     """Return a PNG of the attention, the collapse or the neighbours that the state of a method holds.
 
-    Raises UsageError if it holds none of them, InputError if the state is damaged or the partition is gone.
+    Of attention that is each client's last, or that of the rounds ``chosen``. Raises UsageError if it holds none of
+    them, or not these rounds, InputError if the state is damaged or the partition is gone.
     """
     summary, state = artifact.manifest.summary, _state(artifact)
     method, clients = summary["method"], summary["clients"]
@@ -50,20 +55,52 @@ def predictions(artifact: Artifact) -> bytes:
         )
     if not len(next(iter(state.values()))):
         raise UsageError(f"{artifact.path} holds nothing to draw: no round of {method} went beyond its warm-up")
+    if chosen and "attention/first" not in state:
+        raise UsageError(f"{artifact.path} holds no attention, of which alone rounds can be chosen")
     if "history/rho" in state:
         history = {name.removeprefix("history/"): values for name, values in state.items()}
         return collapse(history, _numbers(rounds, len(history["rho"])), title)
     held = parent(artifact, "partition")
     cluster, able = (None, None) if held is None else (partitions.cluster(held), partitions.able(held))
     if "attention/first" in state:
-        first, second = state["attention/first"], state["attention/second"]
-        return attention(first, second, _numbers(rounds, len(first)), title, cluster, names)
+        numbers = _numbers(rounds, len(state["attention/first"]))
+        which = _places(artifact, numbers, chosen)
+        first, second = state["attention/first"][which], state["attention/second"][which]
+        return attention(first, second, numbers[which], title, cluster, names, apart=bool(chosen))
     if "graph" in state:
         graphs = [neighbourhood.adjacency(packed, clients) for packed in state["graph"]]
     else:  # whoever is given the same model
         found = state["cluster"]
         graphs = [neighbourhood.together(found) & (found >= 0)]
     return neighbours(graphs[-1], neighbourhood.by_round(graphs, cluster, able), title, cluster, names)
+
+
+def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
+    """Return every weight of the attention that a method kept, or that of the rounds ``chosen``, as CSV.
+
+    Raises UsageError if there is none, or not of these rounds.
+    """
+    summary, state = artifact.manifest.summary, _state(artifact)
+    if "attention/first" not in state or not len(state["attention/first"]):
+        raise UsageError(f"{artifact.path} holds no attention: {summary['method']} keeps none, or none of these rounds")
+    first, second = state["attention/first"], state["attention/second"]
+    numbers = _numbers(summary.get("reported_round", summary["rounds"]), len(first))
+    which = _places(artifact, numbers, chosen)
+    names = codebook.read(artifact).client_names(summary["clients"])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["round", "client", "layer", "attends_to", "weight"])
+    writer.writerows(pairs(first[which], second[which], numbers[which].tolist(), names))
+    return text.getvalue().encode()
+
+
+def _places(artifact: Artifact, numbers: NDArray[np.int64], chosen: Sequence[int]) -> NDArray[np.int64]:
+    """Return where the rounds ``chosen`` lie among those with these ``numbers``; all of them if none is chosen."""
+    for number in chosen:
+        if number not in numbers:
+            held = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]} alone"
+            raise UsageError(f"{artifact.path} holds no attention of round {number}", f"it holds that of rounds {held}")
+    return np.searchsorted(numbers, sorted(set(chosen))) if chosen else np.arange(len(numbers))
 
 
 def _names(known: Codebook, clients: int) -> list[str]:

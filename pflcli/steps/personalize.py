@@ -23,6 +23,7 @@ from pflcli.fl import params as P
 from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Embedded, Run
+from pflcli.metrics.attention import by_round as attended
 from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import choices as earlier
 from pflcli.steps import machine, planned, states, training
@@ -145,6 +146,8 @@ def personalize(
             training.rounds(run, method, code, progress, work, manner)
         _answer(run, method, code, progress, work, manner)
         state, rows = progress.reported, progress.rows
+        trunk = kin["backbone"] if "backbone" in needed and not rows else None
+        reported = progress.facts() if trunk is None else training.reported(trunk)
         joined = progress.joined()
         tuned = {name: values.numpy() for name, values in joined.pop("tuned", {}).items()}
         answers = {split: _framed(run, data, split, parts) for split, parts in joined.items()}
@@ -156,10 +159,13 @@ def personalize(
         if len(state.get("graph", ())):
             graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
             work.write("neighbours.csv", states.table(by_round(graphs, data.cluster, run.federation.able)))
+        if len(attention := state.get("attention", {}).get("first", ())):
+            first, second = attention.cpu().numpy(), state["attention"]["second"].cpu().numpy()
+            last = reported.get("reported_round", len(rows))
+            numbers = range(last - len(first) + 1, last + 1)
+            work.write("attention.csv", states.table(attended(first, second, numbers, data.cluster)))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
         inputs += [] if chosen is None else [chosen]  # what choosing cost, this run has cost too
-        trunk = kin["backbone"] if "backbone" in needed and not rows else None
-        reported = progress.facts() if trunk is None else training.reported(trunk)
         summary = {
             "method": method,
             "clients": len(run.clients),

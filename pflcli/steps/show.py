@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,34 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
     return _facts(artifact, lineage=lineage, verify=verify)
 
 
-def plot(path: Path | str, out: Path | str) -> None:
+def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
     """Draw the artifact at ``path`` into the PNG file ``out``, which is replaced if it exists.
 
-    Of a partition that is who holds what; of predictions the attention, the neighbours or the history that the method
-    kept. Raises UsageError if ``out`` is no name of a PNG or the method kept none, InputError if ``path`` is another
-    kind of artifact or ``out`` not writable.
+    Of a partition that is who holds what; of predictions the attention, that of some ``rounds`` if they are given, the
+    neighbours or the history that the method kept. Raises UsageError if ``out`` is no name of a PNG or the method kept
+    none, InputError if ``path`` is another kind of artifact or ``out`` not writable.
     """
     out = Path(out)
     if out.suffix.lower() != ".png":
         raise UsageError(f"{out} is not the name of a PNG file", f"--plot {out.with_suffix('.png')}")
     artifact = open_artifact(path, "partition", "predictions")
-    picture = drawing.partition(artifact) if artifact.kind == "partition" else drawing.predictions(artifact)
+    if rounds and artifact.kind == "partition":
+        raise UsageError(f"{artifact.path} is a partition, which has no rounds")
+    picture = drawing.partition(artifact) if artifact.kind == "partition" else drawing.predictions(artifact, rounds)
+    _write(out, picture)
+
+
+def attention(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
+    """Write the attention that predictions hold, all or that of some ``rounds``, into the CSV file ``out``.
+
+    Raises UsageError if they hold none, InputError if ``path`` is another kind of artifact or ``out`` not writable.
+    """
+    _write(Path(out), drawing.attention_csv(open_artifact(path, "predictions"), rounds))
+
+
+def _write(out: Path, content: bytes) -> None:
     try:
-        out.write_bytes(picture)
+        out.write_bytes(content)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from None
 
