@@ -14,7 +14,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import ConflictError, UsageError
 from pflcli.report import tables
-from pflcli.steps import reaching
+from pflcli.steps import links, reaching
 from pflcli.steps.compare import compare
 from pflcli.steps.evaluate import evaluate
 from pflcli.steps.making import Manner
@@ -178,3 +178,51 @@ def test_a_comparison_takes_a_target_up(small, tmp_path):
     assert (tmp_path / "c" / "seed-0" / "gossip" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(UsageError, match="--target 2 is not"):
         made(2)
+
+
+def test_seconds_behind_links_by_hand(tmp_path):
+    """Two clients a round, 1 Mbit/s up and 4 down: 0.5 MB up and 1 MB down each are 4 and 2 seconds."""
+    run, link = artifact(tmp_path / "a", OWN), links.Link.of("1:4")
+    first = 1.5 / 2 + 4 + 2
+    # What peers send, a quarter of a MB each, counts up and down.
+    second = 2 / 2 + 4 + 2 + 2 + 0.5
+    third = 4 / 2 + 8 * 9e-6 / 2 * 1.25
+    assert links.seconds(run, link) == pytest.approx(first + second + third)
+    assert links.seconds(run, link, 2) == pytest.approx(first + second)
+    found = links.metrics([run, artifact(tmp_path / "b", LATER, 1)], link, 0.7)
+    assert found["simulated_seconds"]["value"] == pytest.approx(first + second + third)
+    to_target = found["simulated_seconds_to_target"]
+    assert to_target["value"] == pytest.approx((first + second + first + second + third) / 2)
+    assert "links of 1:4 Mbit/s" in to_target["weighting"]
+    assert links.metrics([run], link, 0.99)["simulated_seconds_to_target"]["n"] == 0
+    assert "simulated_seconds_to_target" not in links.metrics([run], link, None)
+
+
+def test_workers_of_this_machine_are_no_clients(tmp_path):
+    """Four workers train two clients at once: each client took the whole time."""
+    row = next(csv.DictReader(OWN.splitlines()))
+    link = links.Link.of("1:4")
+    assert [link.seconds(row, n) - 6 for n in (1, 2, 4)] == pytest.approx([0.75, 1.5, 1.5])
+
+
+@pytest.mark.parametrize("text", ["10", "10:0", "-1:5", "a:b", "1:2:3", "inf:1", "nan:1"])
+def test_what_is_no_link(text):
+    with pytest.raises(UsageError, match="is not two speeds in Mbit/s"):
+        links.Link.of(text)
+
+
+def test_links_are_simulated_on_request(small, tmp_path, pfl):
+    ran = pfl("evaluate", small.fedavg, small.knn, "-o", tmp_path / "ev", "--link", "10:50", "--target", "0.01")
+    assert ran.code == 0
+    assert "seconds simulated at 10:50 Mbit/s" in (tmp_path / "ev" / "table.md").read_text()
+    assert "seconds simulated to 1 %" in (tmp_path / "ev" / "table.md").read_text()
+    metrics = read(open_artifact(tmp_path / "ev"))
+    assert metrics["link"] == "10:50"
+    assert open_artifact(tmp_path / "ev").manifest.request["link"] == "10:50"
+    # The rounds are those of the backbone for both; slower links take longer.
+    values = [method["metrics"]["simulated_seconds"]["value"] for method in metrics["methods"]]
+    assert values[0] == values[1] > 0
+    pfl("evaluate", small.fedavg, small.knn, "-o", tmp_path / "slow", "--link", "1:5")
+    slow = read(open_artifact(tmp_path / "slow"))["methods"][0]["metrics"]
+    assert slow["simulated_seconds"]["value"] > values[0]
+    assert pfl("evaluate", small.fedavg, "-o", tmp_path / "x", "--link", "fast").code == 2

@@ -48,6 +48,7 @@ def command(
     weights: o.Weights = None,
     baseline: Annotated[str, typer.Option(help="Method that gains are measured against.")] = "fedavg",
     target: o.Target = None,
+    link: o.Link = None,
     device: o.Device = "auto",
     threads: o.Threads = 0,
     engine: o.Engine = "auto",
@@ -80,6 +81,7 @@ def command(
             weights=weights,
             baseline=baseline,
             target=target,
+            link=link,
             manner=o.manner(
                 force=force,
                 dry_run=dry_run,

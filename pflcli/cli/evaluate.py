@@ -17,6 +17,7 @@ def command(
     split: Annotated[str, typer.Option(help="test, validation or train (personalize --answer-train).")] = "test",
     baseline: Annotated[str, typer.Option(help="Method that gains are measured against.")] = "fedavg",
     target: o.Target = None,
+    link: o.Link = None,
     config_file: o.Config = None,
     force: o.Force = False,
     dry_run: o.DryRun = False,
@@ -32,7 +33,7 @@ def command(
     from pflcli.steps.evaluate import evaluate
 
     manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
-    outcome = evaluate(sources, out, split=split, baseline=baseline, target=target, manner=manner)
+    outcome = evaluate(sources, out, split=split, baseline=baseline, target=target, link=link, manner=manner)
     if not quiet and not dry_run:
         console.scores(open_artifact(out), to_stderr=True)
     console.result(outcome, as_json=as_json)

@@ -115,6 +115,15 @@ Target = Annotated[
         show_default=False,
     ),
 ]
+Link = Annotated[
+    str | None,
+    typer.Option(
+        help="Say too how long the rounds would take with all clients at once, behind such links, in Mbit/s: the time"
+        " of the mean client of each round, on one of this machine's cores.",
+        metavar="UP:DOWN",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result and errors, nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks of bugs.")]

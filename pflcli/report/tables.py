@@ -29,6 +29,8 @@ COLUMNS = {
     "reported_round": "best round",
     "rounds_to_target": "rounds to {}",
     "seconds_to_target": "seconds to {}",
+    "simulated_seconds": "seconds simulated at {link} Mbit/s",
+    "simulated_seconds_to_target": "seconds simulated to {}",
     "megabytes_to_target": "MB to {}",
     "exchanges_to_target": "models to {}",
 }
@@ -47,6 +49,7 @@ COMPARED = (
     "accuracy", "accuracy_mean", "bottom_decile", "worst", "accuracy_seen", "accuracy_unseen", "gain", "better_off",
     "worse_off", "macro_precision", "macro_precision_mean", "megabytes",
     "megabytes_per_client", "seconds", "processor_seconds", "reported_round", "rounds_to_target", "seconds_to_target",
+    "simulated_seconds", "simulated_seconds_to_target",
     "megabytes_to_target", "exchanges_to_target",
 )  # fmt: skip
 """Columns of a comparison."""
@@ -85,7 +88,8 @@ def of(metrics: Mapping[str, Any], columns: Sequence[str] = tuple(COLUMNS)) -> T
     hidden = {"bottom_decile"} if max(map(clients, methods)) <= _FEW else set()
     used = [name for name in columns if name not in hidden and any(name in method["metrics"] for method in methods)]
     target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
-    titles = {name: COLUMNS[name].format(target) + (" %" if name in _PERCENT else "") for name in used}
+    link = metrics.get("link", "")
+    titles = {name: COLUMNS[name].format(target, link=link) + (" %" if name in _PERCENT else "") for name in used}
     body = [
         [method["label"], str(len(method["seeds"])), *(_cell(name, method["metrics"].get(name)) for name in used)]
         for method in methods

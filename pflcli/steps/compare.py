@@ -14,7 +14,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Decision, Work
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError, closest
 from pflcli.report import tables
-from pflcli.steps import lineup, planned, reaching, rows, running, scoring, training
+from pflcli.steps import lineup, links, planned, reaching, rows, running, scoring, training
 from pflcli.steps import weights as initial
 from pflcli.steps.lineup import ALL, BACKBONE, Step
 from pflcli.steps.making import SILENT, Manner, Outcome, make
@@ -44,6 +44,7 @@ def compare(
     weights: Path | str | None = None,
     baseline: str = BACKBONE,
     target: float | None = None,
+    link: str | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
     """Run every method under every seed, as artifacts in ``out/seed-N``, and make the table ``out/comparison``.
@@ -53,7 +54,7 @@ def compare(
     from ``settings``. What is there already is not made again; with ``force`` what another request made is replaced,
     and nothing else. A table that holds all of the one that stands there takes its place. All models begin at
     ``weights``, a file, or at random. ``baseline`` is the method that gains are measured against, ``target`` a
-    validation accuracy of which the table says how long it took.
+    validation accuracy of which the table says how long it took, ``link`` what rounds are simulated behind (``links``).
 
     Raises UsageError for what cannot be, ConflictError before anything is made, and IncompleteError, with the
     comparison of the others, if a method fails.
@@ -62,6 +63,7 @@ def compare(
     out = Path(out)
     _check(out)
     reaching.check(target)
+    speeds = None if link is None else links.Link.of(link)
     partitions = _by_seed(sources, seeds)
     plan = planned.settings({}, settings or {}, next(iter(partitions.values())))
     entered = lineup.entrants(methods, options or {}, plan)
@@ -83,6 +85,7 @@ def compare(
         "baseline": baseline,
         "statistics": rows.STATISTICS,
         **({} if target is None else {"target": target}),
+        **({} if speeds is None else {"link": str(speeds)}),
     }
     ahead = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
     extends = _addition(out / NAME, ahead)
@@ -162,18 +165,18 @@ def _addition(target: Path, draft: Draft) -> str:
     renewed = old.request.get("statistics") != rows.STATISTICS
     if renewed:
         growing |= {"statistics", "bootstrap_draws"}
-    if "target" in draft.request and "target" not in old.request:
-        growing.add("target")
+    growing |= {key for key in ("target", "link") if key in draft.request and key not in old.request}
     before, after = (
         {key: value for key, value in request.items() if key not in growing} for request in (old.request, draft.request)
     )
     had, has = ({item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs))
-    more = had.items() < has.items() or (had == has and ("target" in growing or renewed))
+    more = had.items() < has.items() or (had == has and ({"target", "link"} & growing or renewed))
     if old.kind != NAME or before != after or not more:
         return ""
     fresh = [name for name in draft.request["methods"] if name not in old.request["methods"]]
     fresh += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
     fresh += [f"target {draft.request['target']:g}"] if "target" in growing else []
+    fresh += [f"link {draft.request['link']}"] if "link" in growing else []
     fresh = fresh or sorted(has.keys() - had.keys())
     return f"adds {', '.join(fresh)}" if fresh else "computes the intervals as this version of pfl does"
 
@@ -207,9 +210,11 @@ def _tabulate(request: Mapping[str, Any], results: running.Results, out: Path, e
         if step.is_method:
             lost.setdefault(step.name, []).append(step.seed)
 
+    link = links.Link.of(request["link"]) if "link" in request else None
+
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         scored = scoring.score(artifacts, _SPLIT, baseline, labels)
-        metrics = {**scoring.metrics(scored, _SPLIT, baseline, request.get("target")), "failed": lost}
+        metrics = {**scoring.metrics(scored, _SPLIT, baseline, request.get("target"), link), "failed": lost}
         metrics["methods"].sort(key=lambda method: -method["metrics"]["accuracy"]["value"])
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
         remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in lost.items()]

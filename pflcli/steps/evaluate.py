@@ -12,7 +12,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError, closest
 from pflcli.report import tables
-from pflcli.steps import reaching, rows, scoring
+from pflcli.steps import links, reaching, rows, scoring
 from pflcli.steps.making import Manner, Outcome, make
 
 
@@ -23,17 +23,19 @@ def evaluate(
     split: str = "test",
     baseline: str = "fedavg",
     target: float | None = None,
+    link: str | None = None,
     manner: Manner | None = None,
 ) -> Outcome:
     """Score predictions; the same method under several seeds becomes one row, with its spread.
 
     Gains are measured against ``baseline`` for the same partition and seed, or, where it was not given, against the
     backbone's own answers stored beside the method's. ``target`` is a validation accuracy: the table then says how long
-    each method took to reach it, see ``reaching``. Raises UsageError for an unknown split or baseline, or a target that
-    is no share.
+    each method took to reach it, see ``reaching``. ``link``, ``UP:DOWN`` in Mbit/s, adds how long rounds would take
+    behind it, see ``links``. Raises UsageError for an unknown split or baseline, or a target or link that is none.
     """
     manner = manner or Manner()
     reaching.check(target)
+    speeds = None if link is None else links.Link.of(link)
     if split not in blocks.SPLITS:
         raise UsageError(f"unknown split '{split}'", closest(split, blocks.SPLITS))
     artifacts = [open_artifact(source, "predictions") for source in sources]
@@ -46,6 +48,7 @@ def evaluate(
         codebook.require_same(artifacts[0], artifact, "classes")
     request: dict[str, Any] = {"split": split, "baseline": baseline, "statistics": rows.STATISTICS, "seed": 0}
     request |= {} if target is None else {"target": target}
+    request |= {} if speeds is None else {"link": str(speeds)}
     draft = Draft(
         "evaluation",
         request,
@@ -54,7 +57,7 @@ def evaluate(
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         scored = scoring.score(artifacts, split, baseline)
-        metrics = scoring.metrics(scored, split, baseline, target)
+        metrics = scoring.metrics(scored, split, baseline, target, speeds)
         scoring.write(work, scored, metrics, tuple(tables.COLUMNS))
         best = max(metrics["methods"], key=lambda method: method["metrics"]["accuracy"]["value"])
         return {"methods": len(metrics["methods"]), "predictions": len(scored), "best": best["label"]}, {}

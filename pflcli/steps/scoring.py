@@ -21,7 +21,8 @@ from pflcli.artifacts.store import Work
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.metrics import scores
 from pflcli.report import conclusion, pictures, tables
-from pflcli.steps import clients, convergence, reaching, rows
+from pflcli.steps import clients, convergence, links, reaching, rows
+from pflcli.steps.links import Link
 from pflcli.steps.rows import Scored
 
 _PER_CLIENT = ("accuracy", "log_loss", "macro_precision", "calibration_error")
@@ -39,8 +40,13 @@ def score(
     return _paired([_score(artifact, label, split) for artifact, label in named], baseline)
 
 
-def metrics(scored: Sequence[Scored], split: str, baseline: str, target: float | None = None) -> dict[str, Any]:
-    """Return a row for each method, several seeds together; with a ``target`` accuracy, how long each took to it."""
+def metrics(
+    scored: Sequence[Scored], split: str, baseline: str, target: float | None = None, link: Link | None = None
+) -> dict[str, Any]:
+    """Return a row for each method, several seeds together.
+
+    With a ``target`` accuracy, how long each took to it; with a ``link``, how long its rounds would take behind it.
+    """
     groups = _groups(scored)
     found: dict[str, Any] = {
         "split": split,
@@ -52,6 +58,10 @@ def metrics(scored: Sequence[Scored], split: str, baseline: str, target: float |
         found["target"] = target
         for method, items in zip(found["methods"], groups.values(), strict=True):
             method["metrics"] |= reaching.metrics([item.artifact for item in items], target)
+    if link is not None:
+        found["link"] = str(link)
+        for method, items in zip(found["methods"], groups.values(), strict=True):
+            method["metrics"] |= links.metrics([item.artifact for item in items], link, target)
     rows.correct(found["methods"], found["baseline"])
     found["conclusion"] = conclusion.conclusion(found["methods"], found["baseline"])
     found["warnings"] = convergence.warnings({label: [i.artifact for i in items] for label, items in groups.items()})
