@@ -561,6 +561,48 @@ def test_the_warm_up_ends_when_the_loss_no_longer_falls():
     assert still["attention"]["first"].shape[0] == 34  # of 8 rounds at most it takes 6: one, and five that do not fall
 
 
+def test_the_warm_up_lasts_a_fifth_of_the_rounds_at_most_rounded_up():
+    for rounds, last in ((6, 1), (5, 0), (4, 0), (1, 0)):
+        made = worlds.run("fedham", rounds=rounds)
+        state = fedham.setup(made)
+        assert [fedham._is_warm(made, state, t) for t in range(rounds)] == [t <= last for t in range(rounds)]
+
+
+def test_the_warm_up_watches_the_mean_loss_over_samples():
+    made = worlds.run("fedham", participation=0.5)
+    state = fedham.setup(made)
+    cohort, start = made.cohort(0), made.start()
+    n = made.federation.sizes("train")[cohort]
+    assert len(np.unique(n)) > 1
+    (part,) = made.local_sgd(cohort, start, t=0)
+    found = worlds.play("fedham", made, last=1, state=state)["warmup"]
+    assert found["best"].item() == pytest.approx(float(part.loss @ n / n.sum()), rel=1e-6)
+    assert found["stale"].item() == 0
+
+
+def test_the_history_of_hybrids_by_hand():
+    """Their validation accuracy before they are trained, in rounds that are validated; elsewhere -1."""
+    options = {"warmup": 1, "sketch": 16, "answer": "hybrid"}
+    made = worlds.run("fedham", rounds=5, participation=1.0, eval_every=2, lr=0.5, options=options)
+    state, expected = None, []
+    for t in range(5):
+        state = worlds.play("fedham", made, first=t, last=t + 1, state=state)
+        right = made.hits(np.asarray(ABLE), state["hybrids"][ABLE], "validation") if t in (1, 3) else []
+        expected.append(np.mean(right) if len(right) else -1)
+    assert state["history"]["hybrid"].tolist() == pytest.approx(expected[1:])
+    assert expected[1] != made.hits(np.asarray(ABLE), state["hybrids"][ABLE], "train").mean()
+
+
+def test_the_reach_of_mean_shift_by_hand():
+    """How far each of seven points must go for 30 % of the others, that is two of six; on average."""
+    line = np.asarray([0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0])
+    distance = np.abs(line[:, None] - line)
+    reach = [np.sort(np.delete(row, i))[1] for i, row in enumerate(distance)]
+    assert grouping._bandwidth(distance) == pytest.approx(np.mean(reach))
+    assert grouping._bandwidth(distance[:2, :2]) == 1.0
+    assert grouping._bandwidth(distance[:1, :1]) == 0.0
+
+
 def test_attention_is_kept_for_every_round_of_few_clients_only():
     shapes = [
         worlds.play("fedham", worlds.run("fedham", options={"warmup": 1, "remember": cap}))["attention"]["first"].shape[
