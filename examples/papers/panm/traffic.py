@@ -21,8 +21,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     curves: dict[str, list[Curve]] = {}
     for path in sorted(folder.glob("seed-*/*/rounds.csv")):
-        if path.parent.name != "backbone":
-            curves.setdefault(path.parent.name, []).append(curve(path))
+        # FedAvg goes on from the backbone, whose rounds are its own.
+        method = {"backbone": "fedavg"}.get(path.parent.name, path.parent.name)
+        curves.setdefault(method, []).append(curve(path))
     whole = statistics.mean(each[-1][0] for each in curves["panm"])
     print("method", *(f"{share * whole:.0f} MB" for share in BUDGETS), sep=",")
     for method, seeds in curves.items():
