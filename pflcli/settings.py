@@ -57,6 +57,13 @@ class Settings:
                 "and as rounds the best one of a run without refit"
             )
 
+    personal_every: Annotated[int, Ge(0)] = 0
+    """rounds from one validation of clients that adapt after the rounds to the next; 0 is never"""
+
+    def is_due(self, t: int, every: int) -> bool:
+        """Whether what is measured ``every`` so many rounds, 0 for never, is to be after round ``t``, from 0."""
+        return every > 0 and ((t + 1) % every == 0 or t + 1 == self.rounds) and t >= 0
+
     def lr_at(self, t: int) -> float:
         """Return the learning rate of round ``t``."""
         return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))

@@ -16,8 +16,20 @@ from pflcli import registry
 ENGINE = frozenset(
     f"fl.{name}"
     for name in (
-        *("allocator", "arena", "central", "chain", "engine", "federation", "graph", "kernels", "loop", "operators"),
-        *("params", "plan", "processes", "program", "run", "stacked", "table", "unit", "update"),
+        *("allocator", "arena", "central", "chain", "computing", "engine", "federation", "graph", "kernels", "loop"),
+        *(
+            "normalizing",
+            "operators",
+            "params",
+            "plan",
+            "processes",
+            "program",
+            "run",
+            "stacked",
+            "table",
+            "unit",
+            "update",
+        ),
     )
 )
 """What every method trains with; its results are the same for all methods, and tests hold them to autograd's."""

@@ -173,6 +173,20 @@ def test_a_link_of_another_kind_is_refused(kind):
 
 def test_nothing_is_sent_while_clients_personalize():
     made = worlds.run("fedavg")
-    made.sealed = True
-    with pytest.raises(ComputationError, match="personalizing"):
+    with pytest.raises(ComputationError, match="personalizing"), made.personalizing():
         made.send("up", made.init)
+    assert not made.sealed  # nor does a failure leave it so
+    made.send("up", made.init)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_answer_with_the_global_model_or_the_method_says_otherwise(method):
+    """What ``rounds.csv`` says of the global model is else taken for what clients have."""
+    facts = registry.card("methods", method).facts
+    made = worlds.run(method)
+    state = worlds.play(method, made)
+    if {"PERSONAL", "ADAPTS"} & set(facts) or facts["KIND"] in ("posthoc", "local"):
+        assert not {"PERSONAL", "ADAPTS"} <= set(facts)
+    else:
+        expected = made.predictor(made.clients, state["global"]).answer("validation")["p"]
+        np.testing.assert_array_equal(worlds.answers(method, made, state)["validation"], expected)

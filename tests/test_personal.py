@@ -15,18 +15,22 @@ from safetensors.numpy import load
 import worlds
 from pflcli import registry
 from pflcli.artifacts import partition as partitions
+from pflcli.artifacts import predictions
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.fl import params as P
 from pflcli.fl.table import Table
 from pflcli.metrics import neighbourhood
-from pflcli.steps import personal, training
+from pflcli.steps import history, personal
 from pflcli.steps.compare import compare
 from pflcli.steps.evaluate import evaluate
 from pflcli.steps.making import Manner
 from pflcli.steps.partition import partition
 from pflcli.steps.personalize import personalize
+from pflcli.steps.train_global import train_global
 
-METHODS = [name for name in registry.names("methods") if "PERSONAL" in registry.card("methods", name).facts]
+FACTS = {name: registry.card("methods", name).facts for name in registry.names("methods")}
+METHODS = [name for name, facts in FACTS.items() if "PERSONAL" in facts]
+ADAPT = [name for name, facts in FACTS.items() if "ADAPTS" in facts]
 FEW = {"model": "mlp", "rounds": 3, "participation": 0.34, "eval_every": 2}
 
 
@@ -39,7 +43,7 @@ def measured(method, made, state):
     return personal.accuracy(made, registry.load("methods", method), state)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS + ADAPT)
 def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
     made = worlds.run(method, participation=0.5)
     state = worlds.play(method, made)
@@ -111,8 +115,8 @@ def test_a_round_that_is_due_says_it_and_progress_shows_it(small, tmp_path):
     ]  # fmt: skip
     row = {"loss": 0.5, "validation_accuracy": math.nan}
     shown = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
-    assert training._note(shown) == "loss 0.500, personal accuracy 0.250"
-    assert training._note([row]) == "loss 0.500"
+    assert history.note(shown) == "loss 0.500, personal accuracy 0.250"
+    assert history.note([row]) == "loss 0.500"
 
 
 class Stop:
@@ -136,7 +140,7 @@ class Stop:
         yield advance
 
 
-@pytest.mark.parametrize("method", ["panm", "fedham", "fedper", "apfl"])
+@pytest.mark.parametrize("method", ["panm", "fedham", "fedper", "apfl", "fedhealth"])
 def test_interrupted_it_goes_on_with_the_same_rows(small, tmp_path, method):
     settings = {**FEW, "rounds": 6}
     personalize(method, small.p, tmp_path / "whole", settings=settings)
@@ -148,6 +152,45 @@ def test_interrupted_it_goes_on_with_the_same_rows(small, tmp_path, method):
     assert whole == resumed
     for name in open_artifact(tmp_path / "whole").manifest.files:
         assert name == "rounds.csv" or (tmp_path / "m" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("method", ["fedbabu", "fedhealth", "fedem"])
+def test_clients_that_adapt_after_the_rounds_are_measured_where_asked_and_nothing_else_changes(small, tmp_path, method):
+    for name, every in (("plain", 0), ("measured", 2)):
+        personalize(method, small.p, tmp_path / name, settings={**FEW, "personal_every": every})
+    plain, measured = ([row for row in rows(tmp_path / name) if row["round"] != "0"] for name in ("plain", "measured"))
+    assert [bool(row["personal_accuracy"]) for row in measured] == [False, True, True]
+    assert [{**row, "seconds": ""} for row in plain] == [
+        {key: value for key, value in {**row, "seconds": ""}.items() if key != "personal_accuracy"} for row in measured
+    ]
+    for name in ("predictions.h5", "state.safetensors"):
+        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "measured" / name).read_bytes()
+    one = predictions.read(open_artifact(tmp_path / "measured"), "validation")
+    assert float(measured[-1]["personal_accuracy"]) == (one.parts["p"].argmax(axis=1) == one.y).mean()
+
+
+def test_what_setup_sends_and_takes_is_row_0(small, tmp_path):
+    personalize("fedhealth", small.p, tmp_path / "f", settings=FEW)
+    found = rows(tmp_path / "f")
+    assert [row["round"] for row in found] == ["0", "1", "2", "3"]
+    summary = open_artifact(tmp_path / "f").manifest.summary
+    assert summary["rounds"] == 3
+    for link in ("bytes_up", "bytes_down"):
+        assert int(found[0][link]) > 0
+        assert sum(int(row[link]) for row in found) == summary[link]
+    assert float(found[0]["seconds"]) > 0
+    assert found[0]["lr"] == found[0]["validation_accuracy"] == ""
+
+
+def test_the_setup_of_a_backbone_is_not_counted_twice(small, tmp_path):
+    train_global(small.p, tmp_path / "b", method="fedhealth", settings=FEW)
+    personalize("fedhealth", tmp_path / "b", tmp_path / "f")
+    assert not (tmp_path / "f" / "rounds.csv").exists()
+    sent, total = (open_artifact(tmp_path / name).manifest.summary for name in ("b", "f"))
+    assert {link: sent[link] for link in ("bytes_up", "bytes_down")} == {
+        link: total[link] for link in ("bytes_up", "bytes_down")
+    }
+    assert rows(tmp_path / "b")[0]["round"] == "0"
 
 
 def test_methods_without_such_models_have_no_such_column(small):

@@ -112,19 +112,15 @@ def play(method: str, made: Run, first: int = 0, last: int | None = None, state:
 def answers(method: str, made: Run, state: dict, clients: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """What a method answers, by split, as ``personalize`` stores it."""
     code = registry.load("methods", method)
-    made.sealed = True
-    predictor = code.personalize(made, state, made.clients if clients is None else clients)
-    found = {split: predictor.answer(split)["p"] for split in predictor.splits}
-    made.sealed = False
-    return found
+    with made.personalizing():
+        predictor = code.personalize(made, state, made.clients if clients is None else clients)
+        return {split: predictor.answer(split)["p"] for split in predictor.splits}
 
 
 def tuned(method: str, made: Run, state: dict) -> dict[str, np.ndarray]:
     """What each client chose by its validation samples, by name."""
-    made.sealed = True
-    chosen = registry.load("methods", method).personalize(made, state, made.clients).tuned
-    made.sealed = False
-    return dict(chosen)
+    with made.personalizing():
+        return dict(registry.load("methods", method).personalize(made, state, made.clients).tuned)
 
 
 def spoiled(data: Federation, *splits: str) -> Federation:

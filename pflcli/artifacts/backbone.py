@@ -1,4 +1,7 @@
-"""The backbone: ``weights.safetensors`` (``body.*``, ``head.*``) and ``rounds.csv``, one row a round."""
+"""The backbone: ``weights.safetensors`` (``body.*``, ``head.*``) and ``rounds.csv``, one row a round.
+
+Row 0 is there if the method sent something before its rounds.
+"""
 
 from __future__ import annotations
 

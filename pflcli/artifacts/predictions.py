@@ -4,9 +4,9 @@
 method has them (``global``, ``knn``), ``y``, ``sample`` (n,), ``offsets`` (m + 1,); group ``tuned`` with one (m,)
 array for every value that a client chose on its validation data; where the partition has them, ``new`` (m,) bool, the
 clients that took no part in training the global model. ``state.safetensors``: the method's last state. Where it had
-rounds, ``rounds.csv``, one row each; where clients had neighbours in them, ``neighbours.csv``: how many on average, and
-their precision and recall if the partition knows the true clusters; where they kept attention, ``attention.csv``, a row
-per round of means over clients (``metrics/attention.py``).
+rounds, ``rounds.csv``, one row each, and row 0 if it sent something before them; where clients had neighbours in them,
+``neighbours.csv``: how many on average, and their precision and recall if the partition knows the true clusters; where
+they kept attention, ``attention.csv``, a row per round of means over clients (``metrics/attention.py``).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,6 +205,15 @@ class Run:
             when = "while personalizing" if self.sealed else f"as a method of kind {self.kind}"
             raise ComputationError(f"the method sent over link '{link}' {when}")
         self.traffic[link] += P.size(params) * copies
+
+    @contextmanager
+    def personalizing(self) -> Iterator[None]:
+        """Let clients personalize: whoever sends something meanwhile is refused, and their training is no round's."""
+        self.sealed, losses, trained = True, list(self.losses), set(self.trained)
+        try:
+            yield
+        finally:
+            self.sealed, self.losses, self.trained = False, losses, trained
 
     def predictor(
         self,

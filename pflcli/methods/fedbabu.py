@@ -21,6 +21,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+ADAPTS = True
 PAPER = "FedBABU"
 YEAR = 2022
 

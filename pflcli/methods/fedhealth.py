@@ -31,6 +31,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+ADAPTS = True
 PAPER = "FedHealth"
 YEAR = 2020
 

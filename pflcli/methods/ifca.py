@@ -25,6 +25,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+ADAPTS = True
 PAPER = "IFCA"
 YEAR = 2020
 

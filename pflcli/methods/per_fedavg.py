@@ -30,6 +30,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+ADAPTS = True
 PAPER = "Per-FedAvg"
 YEAR = 2020
 

@@ -33,6 +33,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+ADAPTS = True
 PAPER = "pFedGP"
 YEAR = 2021
 

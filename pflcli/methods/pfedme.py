@@ -34,6 +34,7 @@ from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+ADAPTS = True
 PAPER = "pFedMe"
 YEAR = 2020
 

@@ -1,8 +1,10 @@
 """How well clients' own models do, round by round: what they would answer if a run ended now.
 
 A method whose rounds leave clients models of their own says so by ``PERSONAL``: the key of its state under which stands
-who has taken part, a table with a row for each of them, or the cluster (m,) of each client, -1 for none. Its
-``personalize`` is called here in the middle of a run; what it trains for an answer is not counted to the round.
+who has taken part, a table with a row for each of them, or the cluster (m,) of each client, -1 for none. They
+are measured whenever the global model is. A method whose clients adapt after the rounds, which takes as long as all of
+its ``personalize``, says so by ``ADAPTS``, and is measured if a user wants it: every ``personal_every`` rounds all seen
+clients adapt as if the run ended there. What is trained for an answer is not counted to the round.
 """
 
 from __future__ import annotations
@@ -23,19 +25,21 @@ CHUNK = 16
 
 
 def owners(run: Run, method: ModuleType, state: Mapping[str, Any]) -> NDArray[np.int64]:
-    """Return the seen clients (n,) that have a model of their own; all of them as long as they share one."""
-    held = state.get(method.PERSONAL)
+    """Return the seen clients (n,) that have a model of their own; all of them if they share one, or adapt it."""
+    held = state.get(getattr(method, "PERSONAL", ""))
     if held is None:
         return run.federation.seen
     known = held.written if isinstance(held, Table) else np.flatnonzero(held.cpu().numpy() >= 0)
     return np.intersect1d(known, run.federation.seen)
 
 
-def column(run: Run, method: ModuleType, state: dict[str, Any], *, due: bool) -> dict[str, float]:
-    """Return what ``rounds.csv`` says of a round: nothing if the method has no models of clients' own."""
-    if not hasattr(method, "PERSONAL"):
+def column(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[str, float]:
+    """Return what ``rounds.csv`` says of clients' own models after round ``t``; nothing where none are measured."""
+    plan, adapts = run.settings, getattr(method, "ADAPTS", False)
+    every = plan.personal_every if adapts else plan.eval_every
+    if not every or not (adapts or hasattr(method, "PERSONAL")):
         return {}
-    return {"personal_accuracy": accuracy(run, method, state) if due else math.nan}
+    return {"personal_accuracy": accuracy(run, method, state) if plan.is_due(t, every) else math.nan}
 
 
 def tested(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[str, float]:
@@ -47,7 +51,7 @@ def tested(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[
     settings = run.settings
     if not settings.test_last:
         return {}
-    if t < settings.rounds - settings.test_last:
+    if t < max(settings.rounds - settings.test_last, 0):
         return {"test_accuracy": math.nan}
     own = accuracy(run, method, state, "test") if hasattr(method, "PERSONAL") else math.nan
     # Options may leave clients without models of their own, as FedAttn's without attention do.
@@ -62,13 +66,12 @@ def accuracy(run: Run, method: ModuleType, state: dict[str, Any], split: str = "
     clients = owners(run, method, state)
     clients = clients[run.federation.sizes(split)[clients] > 0]
     right: list[NDArray[np.bool_]] = []
-    run.sealed, counted = True, (list(run.losses), set(run.trained))
-    for first in range(0, len(clients), CHUNK):
-        some = clients[first : first + CHUNK]
-        predictor = method.personalize(run, state, some)
-        if split not in predictor.splits:
-            break
-        y = np.concatenate([run.federation.y[run.federation.block(int(c), split)].cpu() for c in some])
-        right.append(predictor.answer(split)["p"].argmax(axis=1) == y)
-    run.sealed, (run.losses, run.trained) = False, counted
+    with run.personalizing():
+        for first in range(0, len(clients), CHUNK):
+            some = clients[first : first + CHUNK]
+            predictor = method.personalize(run, state, some)
+            if split not in predictor.splits:
+                break
+            y = np.concatenate([run.federation.y[run.federation.block(int(c), split)].cpu() for c in some])
+            right.append(predictor.answer(split)["p"].argmax(axis=1) == y)
     return float(np.concatenate(right).mean()) if right else math.nan

@@ -141,7 +141,8 @@ def personalize(
             assert backbone is not None
             assert run.backbone is not None
             manner.watch.say(f"{method}: taking the {plan.rounds} rounds of {backbone.path}")
-            progress.state = {"global": run.backbone}
+            progress.state, progress.before = {"global": run.backbone}, []
+            run.traffic = dict.fromkeys(run.traffic, 0)  # what setup sends, the backbone has sent
         else:
             training.rounds(run, method, code, progress, work, manner)
         _answer(run, method, code, progress, work, manner)
@@ -154,8 +155,8 @@ def personalize(
         predictions.write(work, predictions.Predictions(answers, tuned, data.new))
         codebook.write(work, codebook.read(nearest))
         states.keep(state, work)
-        if rows:
-            work.write("rounds.csv", states.table(rows))
+        if progress.before or rows:
+            work.write("rounds.csv", states.table([*progress.before, *rows]))
         if len(state.get("graph", ())):
             graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
             work.write("neighbours.csv", states.table(by_round(graphs, data.cluster, run.federation.able)))
@@ -169,6 +170,7 @@ def personalize(
         summary = {
             "method": method,
             "clients": len(run.clients),
+            "participants": len(run.federation.able),
             "model_bytes": P.size(run.init),
             **reported,
             "rounds": len(rows) or plan.rounds * any(artifact.kind == "backbone" for artifact in inputs),
@@ -219,10 +221,13 @@ def _provide(run: Run, kin: Mapping[str, Artifact | None]) -> None:
 
 def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress, work: Work, manner: Manner) -> None:
     """Let the clients that are left personalize, some at a time; nothing may be sent meanwhile."""
-    run.sealed = True
     checkpoints = training.Checkpoints(run, progress, work)
     done, total = progress.answered, len(run.clients)
-    with heard(manner.watch, run.engine, method, total, done) as advance, checkpoints.on_interruption():
+    with (
+        run.personalizing(),
+        heard(manner.watch, run.engine, method, total, done) as advance,
+        checkpoints.on_interruption(),
+    ):
         for first in range(done, total, CHUNK):
             clients = run.clients[first : first + CHUNK]
             try:
@@ -236,7 +241,6 @@ def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress
             progress.answers.append((len(clients), _tensors({**found, "tuned": predictor.tuned})))
             advance(len(clients), "")
             checkpoints.offer()
-    run.sealed = False
 
 
 def _tensors(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:

@@ -4,8 +4,10 @@ Gao et al. (2023), https://doi.org/10.1145/3591362. Table 3 counts what is sent 
 a round is 1, a model to each client and back.
 
 The accuracy is that on validation samples in ``rounds.csv``: of clients' own models where the method measured it
-(``personal_accuracy``), else of the global model (``validation_accuracy``). A method that starts from the backbone is
-given the backbone's rounds and its ``validation_accuracy``. Accuracy is known every ``eval_every`` rounds only.
+(``personal_accuracy``), else of the global model (``validation_accuracy``), which must be what clients answer with: a
+method whose clients adapt after the rounds, and was not asked to measure them (``personal_every``), reaches nothing.
+Nor does one that starts from the backbone of others, in whose rounds nobody adapted. Accuracy is known every
+``eval_every`` rounds only. Row 0 is what was sent before the first round: it counts, but is no round.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pflcli import registry
 from pflcli.artifacts.artifact import Artifact, parent
 from pflcli.errors import UsageError
 
@@ -69,9 +72,13 @@ def reached(artifact: Artifact, target: float) -> dict[str, float] | None:
 
 
 def exchange(artifact: Artifact) -> float:
-    """Return what share a byte is of a model to every client and back; nan where the size of a model is not known."""
+    """Return what share a byte is of a model to every client that takes part and back; nan where its size is not known.
+
+    New clients and those without training samples take no part; of older predictions all clients count.
+    """
     summary = artifact.manifest.summary
-    return 1 / (2 * summary["model_bytes"] * summary["clients"]) if "model_bytes" in summary else float("nan")
+    clients = summary.get("participants", summary["clients"])
+    return 1 / (2 * summary["model_bytes"] * clients) if "model_bytes" in summary and clients else float("nan")
 
 
 def last_rounds(artifact: Artifact) -> list[float]:
@@ -94,5 +101,15 @@ def rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
     if source is None:
         return "", []
     rows = list(csv.DictReader(source.read(_ROUNDS).decode().splitlines()))
-    personal = own and any(row.get("personal_accuracy") for row in rows)
-    return "personal_accuracy" if personal else "validation_accuracy", rows
+    method = artifact.manifest.request["method"]
+    if source.manifest.request["method"] == method and any(row.get("personal_accuracy") for row in rows):
+        return "personal_accuracy", rows
+    return "validation_accuracy", [] if _adapts(method) else rows
+
+
+def _adapts(method: str) -> bool:
+    """Whether clients answer with something else than the global model that the rounds left."""
+    if method not in registry.names("methods"):  # of another pfl
+        return False
+    facts = registry.card("methods", method).facts
+    return bool(facts["KIND"] == "posthoc" or facts.get("ADAPTS"))

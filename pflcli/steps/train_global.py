@@ -69,7 +69,7 @@ def train_global(
         training.rounds(run, method, code, progress, work, manner, shared=True)
         shared, rows, best = progress.reported["global"], progress.rows, progress.best
         work.write(WEIGHTS, bytes(save(states.flatten(shared))))
-        work.write("rounds.csv", states.table(rows))
+        work.write("rounds.csv", states.table([*progress.before, *rows]))
         codebook.write(work, codebook.read(partition))
         last = rows[-1]["validation_accuracy"] if rows else run.accuracy(shared, "validation")
         accuracy = last if best is None else best.accuracy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pflcli import config, models, rng
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
-from pflcli.errors import ComputationError, InputError, UnsuitedError, UsageError
+from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
@@ -28,14 +27,12 @@ from pflcli.fl.normalizing import normalized
 from pflcli.fl.run import Run
 from pflcli.fl.table import Table
 from pflcli.settings import Settings
-from pflcli.steps import machine, personal, states
+from pflcli.steps import history, machine, states
 from pflcli.steps.best import Best, better
+from pflcli.steps.history import Row
 from pflcli.steps.making import Manner, heard
 
-Row = dict[str, Any]
-
-
-_LATER = {"report": "last", "normalize": "none"}
+_LATER = {"report": "last", "normalize": "none", "personal_every": 0}
 """Settings that came later, with the values that are not recorded, so that old requests hold."""
 
 
@@ -89,11 +86,12 @@ def _federation(data: Partition, device: str) -> Federation:
 class Progress:
     """How far a run has come: the method's state, a row per round, the best one, and what clients have answered.
 
-    ``best`` is looked for only if that round is to be reported. Each of ``answers`` holds a number of clients and, for
-    them, a split's parts by name and ``tuned`` values.
+    ``before`` holds the row of what ``setup`` sent, if it did; ``best`` is looked for only if that round is to be
+    reported. Each of ``answers`` holds a number of clients and, for them, a split's parts by name and ``tuned`` values.
     """
 
     state: dict[str, Any]
+    before: list[Row] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     answers: list[tuple[int, dict[str, dict[str, torch.Tensor]]]] = field(default_factory=list)
     best: Best | None = None
@@ -135,7 +133,7 @@ def resumed(run: Run, method: ModuleType, work: Work, manner: Manner) -> Progres
     run.storage = lambda number: work.rows(number, fresh=saved is None)
     if saved is None:
         try:
-            return Progress(method.setup(run) if hasattr(method, "setup") else {})
+            return Progress(*history.begin(run, method))
         except InputError as error:  # a method opens no files: what it refuses are the data
             raise UnsuitedError(error.message, *error.fix) from None
     progress, run.traffic, way = _unpack(saved, work, run)
@@ -207,11 +205,11 @@ def rounds(
     done = len(progress.rows)
     with heard(manner.watch, run.engine, name, run.settings.rounds, done) as advance, checkpoints.on_interruption():
         for t in range(done, run.settings.rounds):
-            progress.state, row = _round(run, name, method, progress.state, t)
+            progress.state, row = history.play(run, name, method, progress.state, t)
             if run.settings.report == "best":
                 progress.best = better(progress.best, progress.state, row, shared=shared)
             progress.rows.append(row)
-            advance(1, _note(progress.rows))
+            advance(1, history.note(progress.rows))
             checkpoints.offer()
     if progress.best is not None:
         manner.watch.say(f"{name}: best round by validation: {progress.best.round} ({progress.best.accuracy:.4f})")
@@ -219,43 +217,9 @@ def rounds(
         manner.watch.say(f"{name}: no round has a validation accuracy; the last one is reported")
 
 
-def _note(rows: list[Row]) -> str:
-    note = f"loss {rows[-1]['loss']:.3f}"
-    for kind in ("validation", "personal"):
-        known = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
-        note += f", {kind} accuracy {known[-1]:.3f}" if known else ""
-    return note
-
-
-def _round(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple[Any, Row]:
-    before, began = dict(run.traffic), time.monotonic()
-    run.losses.clear()
-    run.trained.clear()
-    try:
-        state = method.train_round(run, state, t)
-    except ComputationError as error:
-        raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
-    spent = time.monotonic() - began  # measuring costs the method nothing
-    weight = sum(weight for _, weight in run.losses)
-    loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else math.nan
-    due = (t + 1) % run.settings.eval_every == 0 or t + 1 == run.settings.rounds
-    shared = state.get("global") if due else None
-    row = {
-        "round": t + 1,
-        "clients": len(run.trained),
-        "lr": run.settings.lr_at(t),
-        "loss": loss,
-        "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
-        **personal.column(run, method, state, due=due),
-        **personal.tested(run, method, state, t),
-        **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
-        "seconds": round(spent, 4),
-    }
-    return state, row
-
-
 def _pack(run: Run, progress: Progress) -> bytes:
     facts = {
+        "before": json.dumps(progress.before),
         "rows": json.dumps(progress.rows),
         "traffic": json.dumps(run.traffic),
         "engine": run.engine.way,
@@ -277,7 +241,8 @@ def _unpack(content: bytes, work: Work, run: Run) -> tuple[Progress, dict[str, i
             states.nest(P.unprefixed(flat, f"{key}/"), run, known) for key in ("state", "best", "answers")
         )
         answers = [(int(facts["answered"]), found)] if found else []
-        progress = Progress(state, json.loads(facts["rows"]), answers)
+        before, rows = json.loads(facts["before"]), json.loads(facts["rows"])
+        progress = Progress(state, before, rows, answers)
         progress.best = Best.of(facts["best"], best) if "best" in facts else None
         return progress, json.loads(facts["traffic"]), facts["engine"]
     except (SafetensorError, TypeError, KeyError, ValueError):
