@@ -212,7 +212,8 @@ def test_lambda_by_hand():
     assert tune([hardly], [wrong], [0]) == 0.9  # .6 lam + .1 (1 - lam) > 1/2 from lam = .8 on
     assert tune([wrong], [hardly], [0]) == 0.1  # .1 lam + .6 (1 - lam) > 1/2 up to lam = .2
     assert tune([right, wrong, wrong], [wrong, right, right], [0, 0, 0], grid=(0.0, 1.0)) == 0.0
-    assert tune([right], [right], [0], grid=(0.1, 0.9)) == 0.1  # equally near one half: the smaller
+    for low, high in ((0.1, 0.9), (0.3, 0.7), (0.0, 1.0), (0.45, 0.55)):  # equally near one half: the smaller
+        assert tune([right], [right], [0], grid=(low, high)) == low
 
 
 def test_votes_by_hand():
@@ -259,6 +260,17 @@ def test_search_is_exact_and_clamped():
             assert found.label[row, :depth].tolist() == y[client][near].tolist()
             assert (found.label[row, depth:] == -1).all()
             assert np.isinf(found.distance[row, depth:]).all()
+
+
+def test_auto_sigma_is_of_the_kernel_that_it_scales():
+    """By ``scaled-squared`` it is of d^2 / dimension: the median sample's nearest neighbour has the exponent -1."""
+    made = worlds.run("knn-per", options={"sigma": "auto", "kernel": "scaled-squared"})
+    part = made.embeddings["validation"]
+    found = made.stores.search(made.clients, part.z, part.offsets, 1)
+    sigma = knn_per._sigma(made, found, part.offsets)
+    expected = np.median(found.distance[: part.offsets[1], 0]) / part.z.shape[1]
+    assert sigma[0] == pytest.approx(expected)
+    assert sigma[1] == 1  # no validation samples
 
 
 def test_auto_sigma_is_the_median_nearest_distance():

@@ -36,11 +36,12 @@ class Config:
     weight: Annotated[float, Ge(0), Le(1)] | None = None
     """lambda for every client: 0 is the global model, 1 the neighbours alone; none tunes it per client"""
     grid: tuple[Annotated[float, Ge(0), Le(1)], ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    """values of lambda to choose from by validation accuracy; ties go to the one nearest 1/2"""
+    """values of lambda to choose from by validation accuracy; ties go to the one nearest 1/2, of two to the smaller"""
     kernel: Literal["euclidean", "scaled-squared"] = "euclidean"
     """exp(-d / sigma) with d the distance (the paper), or exp(-d^2 / (dimension sigma)) (the authors' code)"""
     sigma: Annotated[float, Gt(0)] | Literal["auto"] = 1.0
-    """kernel scale; auto is the median distance of a client's validation samples to their nearest stored one"""
+    """kernel scale; auto is the median distance of a client's validation samples to their nearest stored one, or of
+    their d^2 / dimension where the kernel scales that"""
 
     def __post_init__(self) -> None:
         if not self.grid:
@@ -87,7 +88,7 @@ def _sigma(run: Run, found: Neighbours, offsets: NDArray[np.int64]) -> NDArray[n
     """Return the kernel scale of each client, (m,)."""
     if run.cfg.sigma != "auto":
         return np.full(len(offsets) - 1, float(run.cfg.sigma))
-    nearest = np.sqrt(found.distance[:, 0])
+    nearest = _apart(run, found)[:, 0]
     spans = np.split(nearest, offsets[1:-1])
     medians = [np.median(span[np.isfinite(span)]) if np.isfinite(span).any() else 1.0 for span in spans]
     # Identical samples lie at distance 0, which is no scale.
@@ -96,9 +97,15 @@ def _sigma(run: Run, found: Neighbours, offsets: NDArray[np.int64]) -> NDArray[n
 
 def _votes(run: Run, found: Neighbours, part: Embedded, sigma: NDArray[np.float64]) -> NDArray[np.float64]:
     scale = np.repeat(sigma, np.diff(part.offsets))[:, None]
+    return votes(found, run.federation.classes, -_apart(run, found) / scale)
+
+
+def _apart(run: Run, found: Neighbours) -> NDArray[np.float64]:
+    """Return how far neighbours are (n, k), as the kernel takes it: before it is divided by sigma."""
     if run.cfg.kernel == "euclidean":
-        return votes(found, run.federation.classes, -np.sqrt(found.distance) / scale)
-    return votes(found, run.federation.classes, -found.distance / (part.z.shape[1] * scale))
+        return np.sqrt(found.distance)
+    assert run.embeddings is not None
+    return np.asarray(found.distance / run.embeddings["validation"].z.shape[1])
 
 
 def _tune(cfg: Config, knn: NDArray[np.float64], model: NDArray[np.float64], part: Embedded) -> NDArray[np.float64]:
