@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pflcli.artifacts import datastore, embeddings
+from pflcli.artifacts import datastore, embeddings, predictions
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import open_artifact, parent
 from pflcli.errors import InputError
@@ -158,3 +158,58 @@ def images(folder):
     y = np.arange(20) % 10
     np.savez(folder / "cifar10_12k.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     return folder
+
+
+def tuned(path):
+    return predictions.tuned(open_artifact(path))["lambda"]
+
+
+def test_lambda_is_tuned_on_the_validation_samples_that_have_arrived(shift, tmp_path):
+    """Those that a store of that room had, and a tenth of the new ones: nothing from later."""
+    update_datastore(shift / "d", shift / "e2", tmp_path / "u", policy="concatenate", first=0, last=0.1)
+    personalize("knn-per", tmp_path / "u", tmp_path / "k", options={"k": 3})
+    old, new = (embeddings.read(open_artifact(shift / name))["validation"] for name in ("e1", "e2"))
+    weight, found = tuned(tmp_path / "k"), datastore.arrived(open_artifact(tmp_path / "u"))
+    for client, ((_, y, z), _) in enumerate(held(tmp_path / "u")):
+        rows = []
+        for part, share in ((old, 0.5), (new, 0.1)):
+            first, last = part.offsets[client : client + 2]
+            rows.append(
+                (part, first + capacities.kept(share, capacities.uptake(0, "validation", client, last - first)))
+            )
+        own, logits, label, sample = (
+            np.concatenate([getattr(part, name)[at] for part, at in rows]) for name in ("z", "logits", "y", "sample")
+        )
+        span = slice(*found.offsets[client : client + 2])
+        assert found.sample[span].tolist() == sample.tolist()
+        apart = np.sqrt(((own[:, None] - z) ** 2).sum(axis=2))
+        near = np.argsort(apart, axis=1)[:, :3]
+        share = np.exp(-np.take_along_axis(apart, near, 1))
+        knn = np.stack([np.bincount(y[n], s, 10) / s.sum() for n, s in zip(near, share, strict=True)])
+        model = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        grid = (0.5, 0.3, 0.7, 0.1, 0.9, 0, 1)
+        right = [((lam * knn + (1 - lam) * model).argmax(axis=1) == label).sum() for lam in grid]
+        assert weight[client] == grid[int(np.argmax(right))]
+
+
+def test_a_store_that_takes_up_nothing_keeps_its_lambda(shift, tmp_path):
+    update_datastore(shift / "d", shift / "e1", tmp_path / "u1", policy="fixed", first=0.5, last=1)
+    update_datastore(tmp_path / "u1", shift / "e2", tmp_path / "u2", policy="fixed", first=0, last=1)
+    for name in ("u1", "u2"):
+        personalize("knn-per", tmp_path / name, tmp_path / f"k-{name}")
+    np.testing.assert_array_equal(tuned(tmp_path / "k-u1"), tuned(tmp_path / "k-u2"))
+    personalize("knn-per", shift / "d", tmp_path / "k")  # stores that are no stream tune on all
+    assert len(datastore.arrived(open_artifact(tmp_path / "u2")).y) > 0
+
+
+@pytest.mark.parametrize("policy", ["fifo", "concatenate"])
+def test_validation_samples_come_and_go_as_training_samples_do(shift, tmp_path, policy):
+    update_datastore(shift / "d", shift / "e2", tmp_path / "u", policy=policy, first=0, last=0.5)
+    before = [
+        capacities.count(0.5, n) for n in np.diff(embeddings.read(open_artifact(shift / "e1"))["validation"].offsets)
+    ]
+    come = [
+        capacities.count(0.5, n) for n in np.diff(embeddings.read(open_artifact(shift / "e2"))["validation"].offsets)
+    ]
+    found = np.diff(datastore.arrived(open_artifact(tmp_path / "u")).offsets).tolist()
+    assert found == (before if policy == "fifo" else [a + b for a, b in zip(before, come, strict=True)])

@@ -4,6 +4,7 @@
 ``labels.h5``: ``y``, ``sample`` (n,) int64 in index row order (-1 for a prototype of several samples), ``offsets``
 (m + 1,) rows by client, ``train`` (m,) how many of a client's rows are training samples (all of them; older stores hold
 validation samples behind these, which are not searched), ``bytes`` (m + 1,). ``clients.csv``: one row per client.
+Stores that follow a stream have ``validation.h5``: the validation samples that came with it, as a split of embeddings.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import blocks
 from pflcli.artifacts.artifact import Artifact
+from pflcli.artifacts.embeddings import FIELDS, Embedded
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError
 
@@ -38,6 +40,21 @@ def write(work: Work, indexes: Iterable[bytes | memoryview], **arrays: NDArray[n
     """Write both files: the serialised indexes piece by piece, and the arrays beside them (see ``Packed``)."""
     work.stream("stores.faiss", indexes)
     work.write("labels.h5", blocks.h5_bytes({name: arrays[name] for name in _FIELDS}))
+
+
+def write_arrived(work: Work, part: Embedded) -> None:
+    """Write the validation samples that have arrived, by client, the oldest first."""
+    work.write("validation.h5", blocks.h5_bytes({name: getattr(part, name) for name in FIELDS}))
+
+
+def arrived(artifact: Artifact) -> Embedded | None:
+    """Read them; None if all of the embeddings' are there, as in stores that were built at once and in older ones."""
+    if "validation.h5" not in artifact.manifest.files:
+        return None
+    with artifact.h5("validation.h5") as file:
+        part = Embedded(**{name: file[name][...] for name in FIELDS})
+    blocks.check(f"{artifact.path}/validation.h5", part.offsets, len(part.z), len(part.logits), len(part.y))
+    return part
 
 
 def read(artifact: Artifact) -> Packed:

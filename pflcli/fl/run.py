@@ -74,6 +74,8 @@ class Run:
     backbone: Params | None = None
     embeddings: Mapping[str, Embedded] | None = None
     stores: Stores | None = None
+    arrived: Embedded | None = None
+    """validation samples that have reached the clients, of stores that follow a stream; else all have"""
     traffic: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0, "peer": 0})
     losses: list[tuple[float, float]] = field(default_factory=list)
     trained: set[int] = field(default_factory=set)

@@ -54,22 +54,25 @@ def choices(cfg: Config) -> tuple[str, ...]:
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
-    """Tune lambda on each client's validation samples, then answer all samples that are asked.
+    """Tune lambda on each client's validation samples that have arrived, then answer all samples that are asked.
 
     A training sample, if asked, finds itself in the store; the paper does not say that its Table 3 leaves it out.
     """
     assert run.embeddings is not None
     assert run.stores is not None
     parts = {split: run.embeddings[split].take(clients) for split in run.answered}
+    choosing = "validation" if run.arrived is None else "arrived"
+    if run.arrived is not None:
+        parts[choosing] = run.arrived.take(clients)
     near = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
     sigma = run.chosen("sigma", clients)
     if sigma is None:
-        sigma = _sigma(run, near["validation"], parts["validation"].offsets)
+        sigma = _sigma(run, near[choosing], parts[choosing].offsets)
     knn = {split: _votes(run, near[split], part, sigma) for split, part in parts.items()}
     model = {split: softmax(part.logits) for split, part in parts.items()}
     weight = run.chosen("lambda", clients)
     if weight is None:
-        weight = _tune(run.cfg, knn["validation"], model["validation"], parts["validation"])
+        weight = _tune(run.cfg, knn[choosing], model[choosing], parts[choosing])
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         lam = np.repeat(weight, np.diff(parts[split].offsets))[:, None]

@@ -215,7 +215,8 @@ def _provide(run: Run, kin: Mapping[str, Artifact | None]) -> None:
         splits = embeddings.read(kin["embeddings"])
         run.embeddings = {name: Embedded(part.z, part.logits, part.y, part.offsets) for name, part in splits.items()}
     if kin["datastore"] is not None:
-        packed = datastore.read(kin["datastore"])
+        packed, known = datastore.read(kin["datastore"]), datastore.arrived(kin["datastore"])
+        run.arrived = None if known is None else Embedded(known.z, known.logits, known.y, known.offsets)
         run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -61,9 +62,10 @@ def update_datastore(
     """Add samples of the embeddings ``arriving`` to the stores of ``source``.
 
     Samples arrive in the order in which stores of growing capacity take them up: those between the fractions ``first``
-    and ``last`` of each client's training samples. ``fifo`` lets as many of the oldest
-    go as come, ``concatenate`` keeps all, ``fixed`` takes up nothing (kNN-Per, section 5, distribution shift). What a
-    store holds already is not taken up twice. The new stores descend from ``arriving``: it is their test samples that
+    and ``last`` of each client's training samples. ``fifo`` lets as many of the oldest go as come, ``concatenate``
+    keeps all, ``fixed`` takes up nothing (kNN-Per, section 5, distribution shift). What a store holds already is not
+    taken up twice. Validation samples come and go likewise, beside the stores, so that lambda is tuned on those that
+    have arrived, and stays with ``fixed``. The new stores descend from ``arriving``: it is their test samples that
     ``personalize`` then answers. Raises UsageError for values that cannot be, InputError if the two do not match.
     """
     manner = manner or Manner()
@@ -95,16 +97,17 @@ def update_datastore(
         packed, splits = datastore.read(old), embeddings.read(new)
         same = _content(old) == _content(new)
         count = len(packed.train)
+        before, known_by = _arrived(old), []
         stores: list[Rows] = []
         added: list[int] = []
         evicted: list[int] = []
         with manner.watch.progress("update-datastore", count) as advance:
             for client in range(count):
                 stored = _stored(packed, client)
-                order = capacities.uptake(seed, "train", client, int(np.diff(splits["train"].offsets)[client]))
-                begin, end = (capacities.count(share, len(order)) for share in (first, last))
-                come = _rows(splits["train"], client)[np.sort(order[begin:end])]
+                come = _between(splits, "train", client, first, last, seed)
                 kept, number = taken_up(stored, come, policy, distinct=same)
+                beside = _between(splits, "validation", client, first, last, seed)
+                known_by.append(taken_up(before[client], beside, policy, distinct=same)[0])
                 added.append(number)
                 evicted.append(len(stored.y) + number - len(kept.y))
                 stores.append(kept)
@@ -114,6 +117,7 @@ def update_datastore(
         sizes = [len(rows.y) for rows in stores]
         train = np.asarray(sizes, dtype=np.int64)
         datastore.write(work, pieces, y=y, sample=sample, offsets=blocks.offsets(sizes), train=train, bytes=ends)
+        datastore.write_arrived(work, _split(known_by, splits["validation"].z.shape[1]))
         known = codebook.read(new)
         codebook.write(work, known)
         counts = list(zip(added, evicted, sizes, strict=True))
@@ -146,9 +150,36 @@ def _stored(packed: datastore.Packed, client: int) -> Rows:
     return Rows(z, packed.y[span], packed.sample[span])[: int(packed.train[client])]
 
 
-def _rows(part: Embedded, client: int) -> Rows:
+def _rows(part: Embedded, client: int, split: str) -> Rows:
+    """Return a client's samples; of validation samples logits stand behind the embedding, in the same rows."""
     span = slice(part.offsets[client], part.offsets[client + 1])
-    return Rows(part.z[span], part.y[span], part.sample[span])
+    z = part.z[span] if split == "train" else np.concatenate([part.z[span], part.logits[span]], axis=1)
+    return Rows(z, part.y[span], part.sample[span])
+
+
+def _between(splits: Mapping[str, Embedded], split: str, client: int, first: float, last: float, seed: int) -> Rows:
+    """Return a client's samples that arrive between two fractions of a split."""
+    rows = _rows(splits[split], client, split)
+    order = capacities.uptake(seed, split, client, len(rows.y))
+    begin, end = (capacities.count(share, len(order)) for share in (first, last))
+    return rows[np.sort(order[begin:end])]
+
+
+def _arrived(old: Artifact) -> list[Rows]:
+    """Return each client's validation samples beside the old stores; those built at once have had as many as room."""
+    known = datastore.arrived(old)
+    if known is not None:
+        return [_rows(known, client, "validation") for client in range(len(known.offsets) - 1)]
+    splits, request = embeddings.read(lineage(old, "embeddings")), old.manifest.request
+    count, seed = len(splits["validation"].offsets) - 1, request["seed"]
+    room = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), count, seed)
+    return [_between(splits, "validation", client, 0.0, float(room[client]), seed) for client in range(count)]
+
+
+def _split(rows: list[Rows], dimension: int) -> Embedded:
+    """Return clients' validation samples as one split."""
+    z, y, sample = (np.concatenate([getattr(row, name) for row in rows]) for name in ("z", "y", "sample"))
+    return Embedded(z[:, :dimension], z[:, dimension:], y, sample, blocks.offsets([len(row.y) for row in rows]))
 
 
 def _content(artifact: Artifact) -> Any:
