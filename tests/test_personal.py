@@ -23,6 +23,7 @@ from pflcli.metrics import neighbourhood
 from pflcli.steps import history, personal
 from pflcli.steps.compare import compare
 from pflcli.steps.evaluate import evaluate
+from pflcli.steps.links import Link
 from pflcli.steps.making import Manner
 from pflcli.steps.partition import partition
 from pflcli.steps.personalize import personalize
@@ -179,6 +180,11 @@ def test_what_setup_sends_and_takes_is_row_0(small, tmp_path):
         assert int(found[0][link]) > 0
         assert sum(int(row[link]) for row in found) == summary[link]
     assert float(found[0]["seconds"]) > 0
+    assert found[0]["clients"] == "6"
+    # Behind a link each of the six has its share of the bytes, and waits for all of what the server computes.
+    link = Link(up=1, down=1)
+    sent = (int(found[0]["bytes_up"]) + int(found[0]["bytes_down"])) / 6
+    assert link.seconds(found[0], 2) == pytest.approx(float(found[0]["seconds"]) + 8e-6 * sent)
     assert found[0]["lr"] == found[0]["validation_accuracy"] == ""
 
 

@@ -52,7 +52,9 @@ class Link:
         clients = max(int(row["clients"]), 1)
         up, down, peer = (int(row[f"bytes_{name}"]) for name in ("up", "down", "peer"))
         megabits = [8e-6 * sent / clients for sent in (up + peer, down + peer)]
-        compute = float(row["seconds"]) * min(workers, clients) / clients
+        # Before the rounds it is the server that computes.
+        shared = 1 if row["round"] == "0" else clients
+        compute = float(row["seconds"]) * min(workers, shared) / shared
         return compute + megabits[0] / self.up + megabits[1] / self.down
 
 

@@ -61,6 +61,8 @@ def reached(artifact: Artifact, target: float) -> dict[str, float] | None:
     Both include the round in which it does. Raises InputError if the backbone that is needed is gone.
     """
     column, rows = rounds(artifact)
+    if column == "validation_accuracy" and _adapts(artifact.manifest.request["method"]):
+        return None
     seconds = sent = 0.0
     for row in rows:
         seconds += float(row["seconds"])
@@ -104,7 +106,7 @@ def rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
     method = artifact.manifest.request["method"]
     if source.manifest.request["method"] == method and any(row.get("personal_accuracy") for row in rows):
         return "personal_accuracy", rows
-    return "validation_accuracy", [] if _adapts(method) else rows
+    return "validation_accuracy", rows
 
 
 def _adapts(method: str) -> bool:
