@@ -247,7 +247,7 @@ def test_a_list_says_which_data_is_there(pfl, tmp_path):
 
 def test_show_says_what_it_is(pfl, small):
     facts = strict(pfl("show", small.knn, "--json", "--lineage", "--verify").out)
-    assert (facts["kind"], facts["verified"]) == ("predictions", 2)
+    assert (facts["kind"], facts["verified"]) == ("predictions", 3)
     assert facts["inputs"][0]["inputs"][0]["kind"] == "embeddings"
     ran = pfl("show", small.knn)
     assert "kind: predictions\n" in ran.out
