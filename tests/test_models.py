@@ -308,8 +308,9 @@ def test_the_family_is_known():
     assert sources.code_hash("models", "torchvision:resnet50") == sources.code_hash("models", "torchvision")
 
 
-def test_one_sample_is_no_batch_to_normalize_over(pfl, small, tmp_path):
-    ran = pfl("train-global", small.p, "-o", tmp_path / "b", "--model", "mobilenet-v2", "--batch-size", 1)
+@pytest.mark.parametrize("dry", [[], ["-n"]])
+def test_one_sample_is_no_batch_to_normalize_over(pfl, small, tmp_path, dry):
+    ran = pfl("train-global", small.p, "-o", tmp_path / "b", "--model", "mobilenet-v2", "--batch-size", 1, *dry)
     assert ran.code == 2
     assert "mobilenet-v2 normalizes over the batch" in ran.err
     assert "--batch-size 2 or more" in ran.err

@@ -14,6 +14,16 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Of red, green and blue, as torchvision's weights expect: https://docs.pytorch.org/vision/stable/models.html"""
 
 
+def check(how: str, channels: int | None) -> None:
+    """Raise UsageError unless samples with so many channels, None if they are no images, can be normalized so."""
+    if how != "none" and channels is None:
+        raise UsageError(f"--normalize {how} is for images, which these samples are not", "--normalize none")
+    if how == "imagenet" and channels not in (1, 3):
+        raise UsageError(
+            f"--normalize imagenet is for images of three channels, or of one, not of {channels}", "--normalize dataset"
+        )
+
+
 def normalized(data: Federation, how: str, measured_on: Federation | None = None) -> Federation:
     """Return the federation with its images normalized: ``none``, ``imagenet`` or ``dataset``.
 
@@ -23,8 +33,7 @@ def normalized(data: Federation, how: str, measured_on: Federation | None = None
     """
     if how == "none":
         return data
-    if data.x.dtype != torch.uint8:
-        raise UsageError(f"--normalize {how} is for images, which these samples are not", "--normalize none")
+    check(how, data.in_shape[0] if data.x.dtype == torch.uint8 else None)
     mean, deviation = _imagenet(data.in_shape[0]) if how == "imagenet" else _measured(measured_on or data)
     scale = [torch.tensor(values, dtype=torch.float32).view(-1, 1, 1).to(data.x.device) for values in (mean, deviation)]
     return replace(data, scale=(scale[0], scale[1]))
@@ -33,10 +42,6 @@ def normalized(data: Federation, how: str, measured_on: Federation | None = None
 def _imagenet(channels: int) -> tuple[list[float], list[float]]:
     if channels == 3:
         return list(_IMAGENET[0]), list(_IMAGENET[1])
-    if channels != 1:
-        raise UsageError(
-            f"--normalize imagenet is for images of three channels, or of one, not of {channels}", "--normalize dataset"
-        )
     return [float(np.mean(_IMAGENET[0]))], [float(np.mean(_IMAGENET[1]))]
 
 

@@ -66,10 +66,10 @@ def default(in_shape: tuple[int, ...], *, tokens: bool) -> str:
 
 
 @functools.cache
-def check_fit(name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> None:
-    """Raise UsageError if the model does not take such samples; it is built without memory for its weights."""
+def outline(name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> Net:
+    """Return the model without memory for its weights; raises UsageError if it does not take such samples."""
     with torch.device("meta"):
-        create(name, in_shape, classes, 0, tokens=tokens)
+        return create(name, in_shape, classes, 0, tokens=tokens)
 
 
 def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tokens: bool | None = None) -> Net:

@@ -9,14 +9,17 @@ from typing import Any
 from pflcli import config, models
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact
+from pflcli.errors import UsageError
+from pflcli.fl import normalizing
+from pflcli.fl.loop import has_batch_norm
 from pflcli.settings import AUTO, Settings
 
 
 def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Artifact | None = None) -> Settings:
     """Return the training settings ``base`` with ``changes``, and with a model in place of ``auto``.
 
-    With a ``partition``, the model is one that fits its samples. Raises UsageError for a setting that does not exist
-    or a model that does not fit.
+    With a ``partition``, the model is one that fits its samples. Raises UsageError for a setting that does not exist,
+    and for a model, a batch size or a normalization that does not fit.
     """
     built: Settings = config.build(Settings, {**base, **changes}, "the training settings")
     if built.model == AUTO and "model" in base:
@@ -29,7 +32,10 @@ def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Art
     shape, tokens = _model_shape(form), form.dtype == "int16"
     if built.model == AUTO:
         built = replace(built, model=models.default(shape, tokens=tokens))
-    models.check_fit(built.model, shape, form.classes, tokens=tokens)
+    net = models.outline(built.model, shape, form.classes, tokens=tokens)
+    if built.batch_size == 1 and has_batch_norm(net):
+        raise UsageError(f"{built.model} normalizes over the batch, which one sample is not", "--batch-size 2 or more")
+    normalizing.check(built.normalize, shape[0] if form.dtype == "uint8" else None)
     return built
 
 

@@ -18,11 +18,10 @@ from pflcli import config, models, rng
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
-from pflcli.errors import InputError, UnsuitedError, UsageError
+from pflcli.errors import InputError, UnsuitedError
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
-from pflcli.fl.loop import has_batch_norm
 from pflcli.fl.normalizing import normalized
 from pflcli.fl.run import Run
 from pflcli.fl.table import Table
@@ -62,8 +61,6 @@ def prepare(
     federation = federation.refitted() if plan.refit else federation
     shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
     net = models.create(plan.model, shape, data.classes, seed, tokens=tokens)
-    if plan.batch_size == 1 and has_batch_norm(net):
-        raise UsageError(f"{plan.model} normalizes over the batch, which one sample is not", "--batch-size 2 or more")
     way, jobs = machine.engine(manner.engine), machine.jobs(manner.jobs)
     engine = Engine(net, federation, seed=seed, threads=workers, way=way, jobs=jobs)
     init = {name: value.to(device) for name, value in P.of(net).items()}
