@@ -578,6 +578,21 @@ def test_the_warm_up_watches_the_mean_loss_over_samples():
     found = worlds.play("fedham", made, last=1, state=state)["warmup"]
     assert found["best"].item() == pytest.approx(float(part.loss @ n / n.sum()), rel=1e-6)
     assert found["stale"].item() == 0
+    equal = {**fedham.setup(made), "warmup": {"best": found["best"], "stale": torch.tensor(2)}}
+    assert worlds.play("fedham", made, last=1, state=equal)["warmup"]["stale"].item() == 3  # it has not fallen
+
+
+def test_a_first_upload_is_trained_from_the_global_model():
+    made = worlds.run("fedham", rounds=3, participation=0.5, options={"warmup": 1, "sketch": 16})
+    before = worlds.play("fedham", made, last=1)
+    known, start = before["models"].written, before["global"]
+    late = np.setdiff1d(made.cohort(1), known)
+    assert len(late)
+    state = worlds.play("fedham", made, first=1, last=2, state=before)
+    for i in late.tolist():
+        for key, value in trained(start, made.federation, i, 1).items():
+            torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
+        assert not state["attention"]["second"][-1, i].any()
 
 
 def test_the_history_of_hybrids_by_hand():
