@@ -213,7 +213,11 @@ def test_typed_again_it_is_up_to_date(made, tree, untrained):
     before = tree(made)
     for methods, seeds in ((PAIR, (0, 1)), (PAIR[::-1], (1, 0))):
         assert pair(made, methods, seeds).decision == "up to date"
-    assert tree(made) == before
+    after = tree(made)
+    for name in ("comparison", "comparison/manifest.json"):  # newer than its inputs, for make
+        assert after[name][1] > before[name][1]
+        assert after.pop(name)[0] == before.pop(name)[0]
+    assert after == before
 
 
 @pytest.mark.parametrize(
@@ -236,17 +240,54 @@ def test_what_comes_later_finds_the_rest_there(made, tree, methods, seeds, says)
     assert {(m["label"], *m["seeds"]) for m in metrics(made)["methods"]} == {(m, *sorted(seeds)) for m in methods}
 
 
-def test_a_table_of_less_needs_force_and_trains_nothing(made, tree, untrained):
+def test_what_a_table_holds_need_not_be_typed_again(made, tree):
+    """More methods and seeds join what is there, with the options that each was compared with."""
+    options = {"local": {"epochs": "1"}, "fedavg@slow": {"lr": "0.01"}}
+    pair(made, [*PAIR, "fedavg@slow"], options=options, manner=FORCE)
     before = tree(made)
-    with pytest.raises(ConflictError) as error:
-        pair(made, ["local"])
-    assert [fix.split(":")[0] for fix in error.value.fix] == ["methods.fedavg", "--force replaces it"]
-    assert tree(made) == before
-    pair(made, ["local"], manner=FORCE)
-    assert [m["label"] for m in metrics(made)["methods"]] == ["local"]
+    watch = Listener()
+    pair(made, ["fedavg-plus"], (0,), manner=Manner(watch=watch))
+    assert watch.said[0] == f"{made}/comparison holds fedavg, local, fedavg@slow too, which stay"
+    assert "replace: adds fedavg-plus" in watch.said
+    seeds = {m["label"]: m["seeds"] for m in metrics(made)["methods"]}
+    assert seeds == {name: [0, 1] for name in [*PAIR, "fedavg@slow", "fedavg-plus"]}
+    pair(made, ["local"], (2,))
+    facts = open_artifact(made / "comparison").manifest.request
+    assert facts["seeds"] == [0, 1, 2]
+    assert facts["methods"]["local"]["options"]["epochs"] == 1
+    assert facts["methods"]["fedavg@slow"]["settings"] == {"lr": 0.01}
+    assert open_artifact(made / "seed-2" / "fedavg@slow").manifest.request["settings"]["lr"] == 0.01
     after = tree(made)
-    assert all(after[name] == before[name] for name in before if name.startswith("seed"))
-    assert pair(made, manner=Manner()).decision == "replace"
+    assert all(after[name] == before[name] for name in before if name.startswith("seed") and "/" in name[7:])
+
+
+def test_a_part_of_a_table_is_up_to_date(made, tree, untrained):
+    before = tree(made)
+    assert pair(made, ["local"], (1,)).decision == "up to date"
+    assert {name: content for name, (content, _) in tree(made).items()} == {
+        name: content for name, (content, _) in before.items()
+    }
+
+
+def test_other_options_of_a_method_are_a_conflict_of_that_method(pfl, made, tree, untrained):
+    before = tree(made)
+    line = ("compare", made.parent / "p", "-o", made, *WORDS, "--methods", "local,fedavg-plus", "--seeds", "0,1")
+    ran = pfl(*line, "--set", "local.epochs=1", "--set", "local.lr=0.5")
+    assert ran.code == 4
+    assert ran.err.splitlines() == [
+        f"pfl: {made}/comparison compares the same with other options",
+        "     local: epochs: 0 -> 1",
+        "     local: lr: null -> 0.5",
+        "     --methods local@other --set local@other.KEY=VALUE adds a variant, --force replaces what differs",
+    ]
+    assert tree(made) == before
+
+
+def test_a_seed_on_another_partition_is_refused(made, small):
+    partition("writers", made.parent / "fewer", clients=5, seed=7)
+    with pytest.raises(ConflictError, match="is another partition") as error:
+        compare([made.parent / "fewer"], made, methods=["local"], settings=FEW)
+    assert error.value.fix[0] == "clients: 6 -> 5"
 
 
 def test_another_request_is_refused_before_anything_is_made(made, tree, untrained):
@@ -262,7 +303,7 @@ def test_another_request_is_refused_before_anything_is_made(made, tree, untraine
 def test_force_replaces_what_differs_and_nothing_else(made, tree):
     before = tree(made)
     options = {"local": {"epochs": "1"}}
-    with pytest.raises(ConflictError, match="seed-0/local exists"):
+    with pytest.raises(ConflictError, match="other options"):
         pair(made, options=options)
     pair(made, options=options, manner=FORCE)
     after = tree(made)
@@ -506,7 +547,7 @@ def test_a_file_sets_options_of_methods(pfl, small, tmp_path):
 
 
 def test_a_training_setting_of_one_method_is_its_own(made):
-    with pytest.raises(ConflictError, match="seed-0/fedavg exists"):
+    with pytest.raises(ConflictError, match="other options"):
         pair(made, options={"fedavg": {"lr": "0.2"}})
     pair(made, options={"fedavg": {"lr": "0.2"}}, manner=FORCE)
     own, shared = (open_artifact(made / "seed-0" / name).manifest for name in ("fedavg", "backbone"))

@@ -16,6 +16,7 @@ from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity, scores
 from pflcli.metrics.attention import by_round, pairs
+from pflcli.report import pictures
 from pflcli.steps.evaluate import evaluate
 
 
@@ -210,3 +211,47 @@ def test_what_attention_comes_to_by_hand():
     assert [7, "b", 1, "c", 0.1] in rows
     assert [7, "c", 2, "global", 0.4] in rows
     assert len(rows) == 5 + 7
+
+
+def drawn(monkeypatch):
+    """What is drawn by client, instead of the picture."""
+    seen = []
+
+    def by_client(names, accuracy, baseline, title):
+        seen.append((names, {label: values.tolist() for label, values in accuracy.items()}, baseline, title))
+        return draw(names, accuracy, baseline, title)
+
+    draw = pictures.by_client
+    monkeypatch.setattr(pictures, "by_client", by_client)
+    return seen
+
+
+def test_few_clients_are_drawn_one_by_one(tmp_path, monkeypatch):
+    """Seeds averaged, and clients without test samples left out."""
+    seen = drawn(monkeypatch)
+    made = [
+        store(tmp_path / f"{name}{seed}", name, guesses, seed=seed)
+        for seed in (0, 1)
+        for name, guesses in (("fedavg", [0] * 6), ("mine", [0, 1, 0, seed, 1, 1]))
+    ]
+    evaluate(made, tmp_path / "e")
+    ((names, accuracy, baseline, title),) = seen
+    assert names == ["client 0", "client 2"]
+    assert accuracy == {"fedavg": [0.5, 0.0], "mine": [(0.75 + 1) / 2, 1.0]}
+    assert (baseline, title) == ("fedavg", "Accuracy by client, test split, mean of 2 seeds")
+
+
+def test_clients_that_are_others_under_each_seed_are_ranked(tmp_path, monkeypatch):
+    seen = drawn(monkeypatch)
+    made = [store(tmp_path / str(seed), "mine", [0] * 6, seed=seed, shift=10 * seed) for seed in (0, 1)]
+    evaluate(made, tmp_path / "e")
+    assert seen == []
+
+
+def test_clients_have_their_names_in_tables_and_pictures(small, tmp_path, monkeypatch):
+    seen = drawn(monkeypatch)
+    evaluate([small.fedavg, small.knn], tmp_path / "e")
+    names = [row["name"] for row in csv.DictReader((small.p / "clients.csv").open())]
+    rows = list(csv.DictReader((tmp_path / "e" / "clients.csv").open()))
+    assert [row["name"] for row in rows] == names * 2
+    assert seen[0][0] == names

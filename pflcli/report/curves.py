@@ -58,7 +58,8 @@ def sweep(rows: Sequence[Row], axes: Mapping[str, Sequence[float]], along: str) 
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)
-    panels[0].legend(frameon=False, fontsize=9)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=9, loc="outside right center")
     others = [f"{axis} {value:g}" for axis, value in at.items() if axis not in (along, across)]
     title = [*others, "dotted: lambda tuned per client" if along == "lambda" else "lambda tuned per client"]
     figure.suptitle("kNN-Per, " + ", ".join(title), fontsize=11)

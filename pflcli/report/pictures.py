@@ -1,18 +1,75 @@
-"""Pictures, drawn without a display."""
+"""Pictures of accuracies by client, drawn without a display."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.report import canvas
 from pflcli.report.canvas import COLOURS
 
 _LINES, _MARKS = ("-", ":", "-."), ("o", "^", "s")
 """How the second and third eight methods differ from the first of their colour."""
+
+FEW = 20
+"""With fewer clients each is shown by name."""
+
+_GREY = "#777777"
+
+
+def _style(accuracy: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, int]]:
+    """Return each method's colour, and which lines and marks it has."""
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(accuracy)}
+    return colours, {name: i // len(COLOURS) % len(_LINES) for i, name in enumerate(accuracy)}
+
+
+def _legend(figure: Any, axis: Any, width: float) -> None:
+    """Put the legend below the panels, where it covers nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    columns = max(1, min(len(labels), int(width * 11 / (max(map(len, labels)) + 7))))
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=columns, fontsize=8)
+
+
+def by_client(
+    names: Sequence[str], accuracy: Mapping[str, NDArray[np.float64]], baseline: str | None, title: str
+) -> bytes:
+    """Return a PNG: one row per client, a dot per method, and a line from the baseline's to each.
+
+    ``names`` (m,) are those of the clients, ``accuracy`` maps a method to theirs (m,), nan where not known. The client
+    that the baseline serves best, or all methods on average, stands on top.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    table = np.stack(list(accuracy.values()))
+    base = accuracy.get(baseline) if baseline is not None else None
+    reference = np.nanmean(table, axis=0) if base is None else base
+    order = np.argsort(np.nan_to_num(reference, nan=-1.0), kind="stable")
+    count, methods = len(names), [name for name in accuracy if name != baseline]
+    width = 7.4
+    tall = max(0.16 * len(methods), 0.34)
+    figure, panels = canvas.draw((width, 1.7 + count * tall), [1])
+    axis = panels[0][0]
+    colours, again = _style(accuracy)
+    spread = np.linspace(0.3, -0.3, len(methods)) if len(methods) > 1 else np.zeros(len(methods))
+    rows = np.arange(count)
+    for name, offset in zip(methods, spread, strict=True):
+        values = accuracy[name][order]
+        if base is not None:
+            axis.hlines(rows + offset, reference[order], values, color=colours[name], lw=1.2, alpha=0.6)
+        mark = _MARKS[again[name]]
+        axis.plot(values, rows + offset, mark, color=colours[name], ms=5, label=name, clip_on=False)
+    if base is not None:
+        axis.vlines(reference[order], rows - 0.4, rows + 0.4, color=_GREY, lw=2, label=baseline)
+    axis.set_yticks(rows, [names[place] for place in order])
+    axis.set(xlabel="test accuracy", title=title, ylim=(-0.6, count - 0.4))
+    axis.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25, axis="x")
+    _legend(figure, axis, width)
+    return canvas.png(figure)
 
 
 def ranked_accuracy(accuracy: Mapping[str, NDArray[np.float64]], baseline: str | None, title: str) -> bytes:
@@ -21,31 +78,25 @@ def ranked_accuracy(accuracy: Mapping[str, NDArray[np.float64]], baseline: str |
     ``accuracy`` maps a method to its clients' accuracies (m,). Left, each line is sorted by itself, so that its left
     end shows the worst-served clients. Right, the gain over ``baseline``, clients in the baseline's order.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.ticker import PercentFormatter
 
     reference = accuracy.get(baseline) if baseline is not None else None
     others = [name for name in accuracy if name != baseline]
     paired = reference is not None and bool(others)
-    figure, axes = pyplot.subplots(1, 1 + paired, figsize=(6.2 * (1 + paired), 4.2), squeeze=False)
-    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(accuracy)}
-    again = {name: i // len(COLOURS) % len(_LINES) for i, name in enumerate(accuracy)}
+    width = 6.2 * (1 + paired)
+    figure, axes = canvas.draw((width, 4.6), [1] * (1 + paired))
+    colours, again = _style(accuracy)
     ranked = axes[0][0]
     for name, values in accuracy.items():
         known = np.sort(values[~np.isnan(values)])
         style: dict[str, Any] = {"color": colours[name], "ls": _LINES[again[name]]}
         if name == baseline:
-            style = {"color": "#777777", "ls": "--"}
+            style = {"color": _GREY, "ls": "--"}
         share = (np.arange(len(known)) + 0.5) / max(len(known), 1) * 100
         ranked.plot(share, known, label=name, lw=1.8, **style)
     ranked.set(xlabel="clients, worst-served first (%)", ylabel="test accuracy", title=title, xlim=(0, 100))
     ranked.axvline(10, color="#bbbbbb", lw=0.8, zorder=0)
-    ranked.text(11, ranked.get_ylim()[0], "bottom decile", color="#777777", fontsize=8, va="bottom")
-    many = len(accuracy) > len(COLOURS)
-    ranked.legend(frameon=False, loc="lower right", ncols=1 + many, fontsize=8 if many else None)
+    ranked.text(11, ranked.get_ylim()[0], "bottom decile", color=_GREY, fontsize=8, va="bottom")
     ranked.yaxis.set_major_formatter(PercentFormatter(1.0))
     if paired:
         assert reference is not None
@@ -54,22 +105,17 @@ def ranked_accuracy(accuracy: Mapping[str, NDArray[np.float64]], baseline: str |
             known_pair = ~np.isnan(reference) & ~np.isnan(accuracy[name])
             gain.scatter(
                 reference[known_pair],
-                (accuracy[name] - reference)[known_pair],
-                s=14,
+                100 * (accuracy[name] - reference)[known_pair],
+                s=14 if len(reference) <= 100 else 6,
                 alpha=0.6,
                 color=colours[name],
                 marker=_MARKS[again[name]],
-                label=name,
             )
-        gain.axhline(0, color="#777777", ls="--", lw=1.2)
-        gain.set(xlabel=f"accuracy under {baseline}", ylabel="gain of each client", title="Whom it helps")
+        gain.axhline(0, color=_GREY, ls="--", lw=1.2)
+        gain.set(xlabel=f"accuracy under {baseline}", ylabel="gain of each client (points)", title="Whom it helps")
         gain.xaxis.set_major_formatter(PercentFormatter(1.0))
-        gain.yaxis.set_major_formatter(PercentFormatter(1.0))
     for axis in axes[0]:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    figure.tight_layout()
-    memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=130, metadata={"Software": None})
-    pyplot.close(figure)
-    return memory.getvalue()
+    _legend(figure, ranked, width)
+    return canvas.png(figure)

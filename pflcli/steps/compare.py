@@ -15,6 +15,7 @@ from pflcli.artifacts.store import Decision, Work
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError, closest
 from pflcli.report import tables
 from pflcli.steps import lineup, links, planned, reaching, rows, running, scoring, training
+from pflcli.steps import standing as standings
 from pflcli.steps import weights as initial
 from pflcli.steps.lineup import ALL, BACKBONE, Step
 from pflcli.steps.making import SILENT, Manner, Outcome, make
@@ -52,8 +53,8 @@ def compare(
     ``sources`` is one partition, trained on under each of ``seeds`` (by default its own), or several partitions, each
     under the seed that it was drawn with. ``options`` holds by method its options and training settings that differ
     from ``settings``. What is there already is not made again; with ``force`` what another request made is replaced,
-    and nothing else. A table that holds all of the one that stands there takes its place. All models begin at
-    ``weights``, a file, or at random. ``baseline`` is the method that gains are measured against, ``target`` a
+    and nothing else. Methods and seeds join those of a table that stands there; these keep their options. All models
+    begin at ``weights``, a file, or at random. ``baseline`` is the method that gains are measured against, ``target`` a
     validation accuracy of which the table says how long it took, ``link`` what rounds are simulated behind (``links``).
 
     Raises UsageError for what cannot be, ConflictError before anything is made, and IncompleteError, with the
@@ -63,14 +64,22 @@ def compare(
     out = Path(out)
     _check(out)
     reaching.check(target)
-    speeds = None if link is None else links.Link.of(link)
     partitions = _by_seed(sources, seeds)
     plan = planned.settings({}, settings or {}, next(iter(partitions.values())))
-    entered = lineup.entrants(methods, options or {}, plan)
+    begin = None if weights is None else initial.read(weights)
+    standing = standings.find(out / NAME, NAME, plan, None if begin is None else begin.digest)
+    if standing is None:
+        entered = lineup.entrants(methods, options or {}, plan)
+    else:
+        entered = standing.entrants(methods, options or {}, plan, force=manner.force)
+        partitions = standing.partitions(partitions)
+        target = standing.artifact.manifest.request.get("target") if target is None else target
+        link = standing.artifact.manifest.request.get("link") if link is None else link
+        standing.announce(entered, methods, partitions, manner.watch)
+    speeds = None if link is None else links.Link.of(link)
     names = [entrant.name for entrant in entered]
     if baseline not in (BACKBONE, *names):
         raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
-    begin = None if weights is None else initial.read(weights)
     steps = [
         step
         for seed, partition in partitions.items()
@@ -88,13 +97,13 @@ def compare(
         **({} if speeds is None else {"link": str(speeds)}),
     }
     ahead = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
-    extends = _addition(out / NAME, ahead)
+    extends = "" if standing is None else standing.addition(ahead)
     conflicts = [step.conflict for step in steps if step.conflict is not None]
     if conflicts and not manner.force:
         raise conflicts[0]
     foreseen = make(out / NAME, ahead, replace(manner, dry_run=True, watch=SILENT), _nothing, extends=extends)
     if manner.dry_run or foreseen.decision == Decision.UP_TO_DATE:
-        outcome = make(out / NAME, ahead, replace(manner, dry_run=True), _nothing, extends=extends)
+        outcome = make(out / NAME, ahead, manner, _nothing, extends=extends)
         return replace(outcome, summary={"plan": _plan(steps)}) if manner.dry_run else outcome
     results = running.run(steps, manner, every=ALL in methods)
     if not results.predictions:
@@ -151,34 +160,6 @@ def _draft(request: Mapping[str, Any], predictions: Mapping[Step, Artifact], out
     ordered = sorted(predictions.items(), key=lambda item: (item[0].name, item[0].seed))
     inputs = tuple(artifact.as_input(f"{step.name}, seed {step.seed}", out / NAME) for step, artifact in ordered)
     return Draft(NAME, request, inputs)
-
-
-def _addition(target: Path, draft: Draft) -> str:
-    """Say what ``draft`` adds to the comparison at ``target``; empty if it does not hold all of it, and more."""
-    if not manifests.ours(target):
-        return ""
-    try:
-        old = manifests.read(target)
-    except InputError:
-        return ""
-    growing = {"methods", "seeds"}
-    renewed = old.request.get("statistics") != rows.STATISTICS
-    if renewed:
-        growing |= {"statistics", "bootstrap_draws"}
-    growing |= {key for key in ("target", "link") if key in draft.request and key not in old.request}
-    before, after = (
-        {key: value for key, value in request.items() if key not in growing} for request in (old.request, draft.request)
-    )
-    had, has = ({item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs))
-    more = had.items() < has.items() or (had == has and ({"target", "link"} & growing or renewed))
-    if old.kind != NAME or before != after or not more:
-        return ""
-    fresh = [name for name in draft.request["methods"] if name not in old.request["methods"]]
-    fresh += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
-    fresh += [f"target {draft.request['target']:g}"] if "target" in growing else []
-    fresh += [f"link {draft.request['link']}"] if "link" in growing else []
-    fresh = fresh or sorted(has.keys() - had.keys())
-    return f"adds {', '.join(fresh)}" if fresh else "computes the intervals as this version of pfl does"
 
 
 def _nothing(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:

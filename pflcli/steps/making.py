@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Decision, Work, decide
@@ -132,6 +134,8 @@ def make(
     if extends and decision is Decision.REPLACE:
         reason = extends
     if decision is Decision.UP_TO_DATE:
+        if not manner.dry_run:
+            touch(out)
         manner.watch.say(f"{out} is up to date")
         summary = open_artifact(out).manifest.summary
         return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))
@@ -149,6 +153,13 @@ def make(
         busy = {"processor_seconds": round(_processor_seconds() - began, 3)}
         work.commit(summary, {"pfl": version("pflcli"), "python": platform.python_version(), **made, **busy})
     return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))
+
+
+def touch(out: Path) -> None:
+    """Let an artifact that is up to date be newer than its inputs, or make would ask for it again and again."""
+    for path in (out / manifests.NAME, out):
+        with suppress(OSError):  # another user's artifact serves as it is
+            os.utime(path)
 
 
 def _processor_seconds() -> float:

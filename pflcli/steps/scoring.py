@@ -202,20 +202,60 @@ def _table(scored: Sequence[Scored], split: str) -> bytes:
 
 def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> bytes:
     groups = _groups(scored)
+    seeds = max(len(items) for items in groups.values())
+    over = f", {seeds} seeds" if seeds > 1 else ""
+    few = _by_name(groups, metrics["baseline"])
+    if few is not None:
+        names, accuracy = few
+        title = f"Accuracy by client, {metrics['split']} split{over and f', mean of {seeds} seeds'}"
+        return pictures.by_client(names, accuracy, metrics["baseline"], title)
     counts = {item.seed: len(item.n) for item in scored}
 
-    def joined(found: Mapping[int, NDArray[np.float64]]) -> NDArray[np.float64]:
+    def joined(by_seed: Mapping[int, NDArray[np.float64]]) -> NDArray[np.float64]:
         # A method that lacks a seed has nothing to show for its clients.
-        return np.concatenate([found.get(seed, np.full(counts[seed], np.nan)) for seed in sorted(counts)])
+        return np.concatenate([by_seed.get(seed, np.full(counts[seed], np.nan)) for seed in sorted(counts)])
 
     accuracy = {label: joined({i.seed: i.client["accuracy"] for i in items}) for label, items in groups.items()}
     reference = metrics["baseline"] if len({len(values) for values in accuracy.values()}) == 1 else None
     if reference == "global":
-        held = {item.seed: item.baseline for item in scored if item.baseline is not None}
-        accuracy = {"global": joined(held), **accuracy}
-    seeds = max(len(items) for items in groups.values())
-    title = f"Accuracy by client, {metrics['split']} split" + (f", {seeds} seeds" if seeds > 1 else "")
-    return pictures.ranked_accuracy(accuracy, reference, title)
+        accuracy = {"global": joined(_baselines(scored)), **accuracy}
+    return pictures.ranked_accuracy(accuracy, reference, f"Accuracy by client, {metrics['split']} split{over}")
+
+
+def _baselines(scored: Sequence[Scored]) -> dict[int, NDArray[np.float64]]:
+    return {item.seed: item.baseline for item in scored if item.baseline is not None}
+
+
+def _by_name(
+    groups: Mapping[str, Sequence[Scored]], baseline: str | None
+) -> tuple[list[str], dict[str, NDArray[np.float64]]] | None:
+    """Return the names of few clients and their accuracies (m,) by method, means over seeds.
+
+    None if they are many, or not the same under every seed and method.
+    """
+    items = [item for group in groups.values() for item in group]
+    numbered = dict(enumerate(items))
+    known = clients.identities(
+        {number: item.artifact for number, item in numbered.items()},
+        {number: item.samples for number, item in numbered.items()},
+    )
+    who = [*known.values()]
+    if len(who[0]) >= pictures.FEW or any(not np.array_equal(who[0], other) for other in who[1:]):
+        return None
+    names = clients.names(items[0].artifact) or [f"client {client}" for client in range(len(who[0]))]
+    accuracy = {label: _mean([item.client["accuracy"] for item in group]) for label, group in groups.items()}
+    if baseline == "global":
+        accuracy = {"global": _mean([*_baselines(items).values()]), **accuracy}
+    tested = np.flatnonzero(~np.isnan(np.stack([*accuracy.values()])).all(axis=0))
+    return [names[client] for client in tested], {label: values[tested] for label, values in accuracy.items()}
+
+
+def _mean(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the mean over seeds (m,) of what is known; nan where nothing is."""
+    table = np.stack(values)
+    known = ~np.isnan(table)
+    total: NDArray[np.float64] = scores.ratio(np.nansum(table, axis=0), known.sum(axis=0))
+    return total
 
 
 def _json(value: Any) -> Any:

@@ -1,0 +1,39 @@
+"""A Makefile over pfl's commands comes to rest: what is up to date is newer than what it was made from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+MAKEFILE = """
+PFL = {python} -m pflcli
+
+p/manifest.json:
+\t$(PFL) partition writers --clients 4 -o p -q
+
+b/manifest.json: p/manifest.json
+\t$(PFL) train-global p -o b --model logistic --rounds 1 -q
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not there")
+def test_make_asks_once_for_what_is_up_to_date(tmp_path):
+    (tmp_path / "Makefile").write_text(MAKEFILE.format(python=sys.executable))
+
+    def make():
+        ran = subprocess.run(["make", "b/manifest.json"], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return [line for line in ran.stdout.splitlines() if "pflcli" in line]
+
+    assert len(make()) == 2
+    assert make() == []
+    written = (tmp_path / "b" / "manifest.json").read_bytes()
+    later = (tmp_path / "b" / "manifest.json").stat().st_mtime + 1
+    os.utime(tmp_path / "p" / "manifest.json", (later, later))  # as a copy would do
+    os.utime(tmp_path / "b" / "manifest.json", (later - 5, later - 5))
+    assert len(make()) == 1
+    assert make() == []
+    assert (tmp_path / "b" / "manifest.json").read_bytes() == written
