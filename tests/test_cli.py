@@ -363,7 +363,7 @@ def bad(small, tmp_path_factory):
         os.truncate(root / f"cut-{name}" / file, 1000)
     shutil.copytree(small.root, root / "cut")
     os.truncate(root / "cut" / "e" / "embeddings.h5", 5000)
-    personalize("local", small.p, root / "local", settings={"model": "mlp", "rounds": 1})
+    personalize("local", small.p, root / "local", settings={"model": "mlp", "rounds": 1, "refit": True})
     (root / "foreign").mkdir()
     (root / "foreign" / "notes.txt").write_text("mine")
     (root / "file").write_text("")
