@@ -3,7 +3,8 @@
 #
 #   bash examples/papers/fedham/tables.sh v-mnist --root FOLDER          v-mnist-balanced, air-quality
 #
-# Both forms of FedHAM, FedAttn and PANM stand beside the baselines. Pictures of the attention come last.
+# Both forms of FedHAM, FedAttn and PANM stand beside the baselines. Seconds to a target are those of clients side by side
+# behind links of the given speed, Mbit/s up and down. Pictures of the attention come last.
 set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 
@@ -13,6 +14,8 @@ setting dataset "$name" dataset
 setting who "$name" partition
 setting how "$name" training
 setting target "$name" target
+setting link "$name" link
+setting rounds "$name" figure-5
 setting counts "$name" clusters
 partitions=()
 for seed in "${seeds[@]}"; do
@@ -35,9 +38,13 @@ for count in "${counts[@]+"${counts[@]}"}"; do
   fi
 done
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --methods "$methods" \
-  --set fedsgd@minibatch.batch=minibatch --set fedham@lambda.lam=1 --set fedavg-plus@ftl.upper=1 --set fedham@faithful.form=faithful --set fedham@aml1.variant=aml1 \
-  --set fedham@aml2.variant=aml2 --set fedham@ftl.variant=ftl --set fedattn@faithful.form=faithful \
-  --set panm@grad.metric=grad "${clusters[@]+"${clusters[@]}"}" --target "$target"
+  --set fedsgd@minibatch.batch=minibatch --set fedham@lambda.lam=1 --set fedavg-plus@ftl.upper=1 \
+  --set fedham@faithful.form=faithful --set fedham@aml1.variant=aml1 --set fedham@aml2.variant=aml2 \
+  --set fedham@ftl.variant=ftl --set fedattn@faithful.form=faithful --set panm@grad.metric=grad \
+  "${clusters[@]+"${clusters[@]}"}" --target "$target" --link "$link"
 for method in fedham fedham@faithful; do
   pfl show "$runs/seed-${seeds[0]}/$method" --plot "$runs/$method.png"
 done
+# Figure 5: attention early and late, for which FedAvg ends after the first round.
+pfl personalize fedham "${partitions[0]}" "${how[@]}" --set warmup=1 -o "$runs/figure-5"
+pfl show "$runs/figure-5" --plot "$runs/figure-5.png" --plot-rounds "$rounds" --attention "$runs/figure-5.csv"
