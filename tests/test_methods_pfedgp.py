@@ -320,8 +320,8 @@ def test_clients_with_little_answer_by_the_rule_of_succession():
     p = np.split(
         worlds.answers("pfedgp", made, worlds.play("pfedgp", made, last=0))["test"], np.cumsum(data.sizes("test"))[:-1]
     )
-    # Client 4 holds 11 samples of class 1 among three classes.
-    np.testing.assert_allclose(p[4], np.tile([1 / 14, 12 / 14, 1 / 14], (3, 1)), rtol=1e-6)
+    # Client 4 trains on 8 samples of class 1 among three classes.
+    np.testing.assert_allclose(p[4], np.tile([1 / 11, 9 / 11, 1 / 11], (3, 1)), rtol=1e-6)
     empty = pfedgp._answered(made, torch.empty(0, 200), torch.empty(0, dtype=torch.int64), torch.ones(2, 200), draw())
     np.testing.assert_allclose(empty, 1 / 3)
     one = pfedgp._answered(made, torch.ones(1, 200), torch.tensor([2]), torch.ones(2, 200), draw())
