@@ -6,10 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pflcli.errors import InputError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 NAME = "manifest.json"
 SCHEMAS = {
@@ -25,11 +29,14 @@ SCHEMAS = {
 }
 """The schema version that this code writes, by kind; it reads every version up to it."""
 
+_CLOSED = {"extra": "forbid"}
+
 
 @dataclass(frozen=True)
 class Input:
     """An artifact that another was made from; ``path`` is relative to the folder that holds the manifest."""
 
+    __pydantic_config__ = _CLOSED
     role: str
     kind: str
     fingerprint: str
@@ -48,20 +55,30 @@ class Draft:
     @property
     def fingerprint(self) -> str:
         """SHA-256 over everything that can change the result; time, device and paths stay outside."""
-        identity = {
-            "kind": self.kind,
-            "schema": SCHEMAS[self.kind],
-            "request": self.request,
-            "inputs": [[item.role, item.fingerprint] for item in self.inputs],
-            "code": self.code,
+        return _fingerprint(self, SCHEMAS[self.kind])
+
+
+def _fingerprint(identity: Draft | Manifest, schema: int) -> str:
+    return _hash(
+        {
+            "kind": identity.kind,
+            "schema": schema,
+            "request": identity.request,
+            "inputs": [[item.role, item.fingerprint] for item in identity.inputs],
+            "code": identity.code,
         }
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    )
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The facts of a finished artifact, as stored in its ``manifest.json``."""
 
+    __pydantic_config__ = _CLOSED
     kind: str
     schema: int
     fingerprint: str
@@ -73,40 +90,90 @@ class Manifest:
     made: dict[str, Any]
 
     def to_json(self) -> str:
-        """Return the text of ``manifest.json``."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        """Return the text of ``manifest.json``: the fields, and behind them ``seal``, SHA-256 over all of them."""
+        fields = asdict(self)
+        return json.dumps({**fields, "seal": _hash(fields)}, indent=2) + "\n"
 
 
 def ours(folder: Path) -> bool:
     """Whether pfl made a folder, be its manifest damaged: other programs write a ``manifest.json`` too."""
+    path, start = folder / NAME, b'{\n  "kind": '
     try:
-        return (folder / NAME).read_bytes().startswith(b'{\n  "kind": ')
+        if not path.is_file():  # a pipe would be waited for
+            return False
+        with path.open("rb") as file:
+            return file.read(len(start)) == start
     except OSError:
         return False
 
 
 def read(folder: Path) -> Manifest:
-    """Read a folder's manifest; raises InputError if there is none, or one that this version cannot read."""
+    """Read a folder's manifest; raises InputError if there is none, or one that this version cannot read.
+
+    So it does if the manifest was edited: its fingerprint does not follow from it any more, or its seal is another.
+    Manifests from before there was a seal have none.
+    """
     path = folder / NAME
     if not folder.exists():
         raise InputError(f"{folder} does not exist")
     if not path.is_file():
         raise InputError(f"{folder} is not a pfl artifact: it has no {NAME}")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        raw["inputs"] = tuple(Input(**item) for item in raw["inputs"])
-        manifest = Manifest(**raw)
-        newer = manifest.schema > SCHEMAS.get(manifest.kind, 0)
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        kind, schema = fields["kind"], fields["schema"]
+        newer = schema > SCHEMAS.get(kind, 0)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise InputError(f"{path} is damaged: it is not a manifest") from None
     if newer:
         raise InputError(
-            f"{folder} is a {manifest.kind} of schema {manifest.schema}, made by a newer pfl",
-            "pip install --upgrade pflcli",
+            f"{folder} is a {kind} of schema {schema}, made by a newer pfl", "pip install --upgrade pflcli"
         )
+    return _checked(path, fields)
+
+
+def _checked(path: Path, fields: dict[str, Any]) -> Manifest:
+    """Return the manifest of these fields; raises InputError if they are none, or not those that were written."""
+    seal = fields.pop("seal", None)
+    try:
+        # Every check looks at what the one before has bounded.
+        if _deeper(fields, _DEPTH):
+            raise ValueError("nested too deeply")
+        manifest = _schema().validate_python(fields)
+        fingerprint, whole = _fingerprint(manifest, manifest.schema), _hash(fields)
+    except ValueError:  # pydantic's error is a ValueError
+        raise InputError(f"{path} is damaged: it is not a manifest") from None
+    for name, facts in manifest.files.items():
+        if not _plain(name):
+            raise InputError(f"{path} is damaged: {json.dumps(name)} does not name a file of its folder")
+        if not (isinstance(facts.get("sha256"), str) and isinstance(facts.get("bytes"), int)):
+            raise InputError(f"{path} is damaged: it holds no hash of {name}")
+    if manifest.fingerprint != fingerprint or seal not in (None, whole):
+        raise InputError(f"{path} is not what was written: edited or damaged since", "make it again with --force")
     return manifest
+
+
+_DEPTH = 32
+"""Requests and summaries nest some five deep; a parser that recurses has room for this."""
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper(item, levels - 1) for item in items)
+
+
+def _plain(name: str) -> bool:
+    return name not in ("", ".", "..", NAME) and not {"/", "\\", "\0"} & {*name}
+
+
+@cache
+def _schema() -> TypeAdapter[Manifest]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Manifest)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
