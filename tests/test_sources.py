@@ -149,7 +149,14 @@ def test_a_constant_anywhere_in_its_mathematics_changes_the_request_and_words_do
     holds(edited, files, lambda: personalize.personalize(method, small.d, tmp_path / "m"))
 
 
-@pytest.mark.parametrize("model", ["mlp", "lstm", "resnet-18"])
+@pytest.mark.parametrize("model", ["lstm", "gru"])
+def test_a_model_of_series_counts_with_all_its_files(edited, model):
+    files = reached(file_of("models", model), shared=sources.SHARED)
+    assert len(files) > 1
+    holds(edited, files, lambda: sources.code_hash("models", model))
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet-18"])
 def test_a_model_counts_with_all_its_files(small, tmp_path, edited, drafted, model):
     files = reached(file_of("models", model), shared=sources.SHARED)
     assert (len(files) > 1) == (model != "mlp")
