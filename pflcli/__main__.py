@@ -31,7 +31,9 @@ def main(args: list[str] | None = None) -> None:
     """Run ``pfl``; never returns."""
     # Idle OpenMP threads that spin slow down small FAISS searches beside torch; read when either is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants SIGHUP to be
+            signal.signal(number, _interrupt)
     arguments = sys.argv[1:] if args is None else args
     try:
         code = app(arguments, prog_name="pfl", standalone_mode=False)

@@ -17,13 +17,28 @@ from pflcli.__main__ import main
 
 NAMES = ("p", "b", "e", "d", "knn", "fedavg", "ev", "sw", "ud")
 
-# A shell that runs the tests in the background ignores SIGINT, and a child of theirs would too.
+# A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and a child of theirs would too.
 _PFL = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from pflcli.__main__ import run
 run()
 """
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let tests that take minutes run when they are asked for."""
+    parser.addoption("--long", action="store_true", help="run the long tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out unless they are asked for."""
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in long]
+        if long:
+            config.hook.pytest_deselected(items=long)
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,7 @@ def again(tmp_path) -> SimpleNamespace:
 @pytest.fixture
 def pfl(capsys) -> Iterator[Callable[..., Ran]]:
     """Run a command line in this process."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
 
     def run(*args: object) -> Ran:
         capsys.readouterr()
@@ -95,7 +110,8 @@ def pfl(capsys) -> Iterator[Callable[..., Ran]]:
         return Ran(int(end.value.code or 0), shown.out, shown.err)
 
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

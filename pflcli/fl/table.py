@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -144,6 +145,16 @@ class Table:
         """Return the models as they are now, to be read whatever is written later; ``release`` it to reuse its rows."""
         return Snapshot(self, self._row.copy())
 
+    def mark(self) -> Mark:
+        """Return a point to ``undo`` to; ``release`` its snapshot to go on for good."""
+        others = tuple(self._snapshots)
+        return Mark(self.snapshot(), others)
+
+    def undo(self, mark: Mark) -> None:
+        """Take back all rows written, and all snapshots taken or released, since ``mark``."""
+        self._row, self._snapshots = mark.models._row.copy(), list(mark.others)
+        self._reclaim()
+
     def remembered(self, held: Mapping[str, Tensor]) -> Snapshot:
         """Return the snapshot that ``held`` was packed from, after ``unpack`` of the table that it was taken of."""
         _write_rows(held, self.storage)
@@ -212,6 +223,14 @@ class Snapshot(Table):
         """Give the rows back that only this snapshot needs; it must not be read any more."""
         self._table._snapshots.remove(self)
         self._table._reclaim()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A table's ``models`` at one time, and what ``others`` had been taken and not released before."""
+
+    models: Snapshot
+    others: tuple[Snapshot, ...]
 
 
 _MARK = "table:"

@@ -134,6 +134,7 @@ def personalize(
             run.init = initial.begun(begin, plan, run.init, manner.watch.say)
         run.choices = earlier.read(chosen, earlier.named(code, cfg))
         progress = training.resumed(run, code, work, manner)
+        checkpoints = training.Checkpoints(run, progress, work)
         # A method that keeps more than the global model has to run its rounds again.
         taken = made_by_it and progress.state.keys() == {"global"}
         needed = [kind for kind in CHAIN if (taken and kind == "backbone") or kind in _closure(code.NEEDS)]
@@ -144,8 +145,8 @@ def personalize(
             progress.state, progress.before = {"global": run.backbone}, []
             run.traffic = dict.fromkeys(run.traffic, 0)  # what setup sends, the backbone has sent
         else:
-            training.rounds(run, method, code, progress, work, manner)
-        _answer(run, method, code, progress, work, manner)
+            training.rounds(run, method, code, checkpoints, manner)
+        _answer(run, method, code, checkpoints, manner)
         state, rows = progress.reported, progress.rows
         trunk = kin["backbone"] if "backbone" in needed and not rows else None
         reported = progress.facts() if trunk is None else training.reported(trunk)
@@ -220,9 +221,9 @@ def _provide(run: Run, kin: Mapping[str, Artifact | None]) -> None:
         run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)
 
 
-def _answer(run: Run, method: str, code: ModuleType, progress: training.Progress, work: Work, manner: Manner) -> None:
+def _answer(run: Run, method: str, code: ModuleType, checkpoints: training.Checkpoints, manner: Manner) -> None:
     """Let the clients that are left personalize, some at a time; nothing may be sent meanwhile."""
-    checkpoints = training.Checkpoints(run, progress, work)
+    progress = checkpoints.progress
     done, total = progress.answered, len(run.clients)
     with (
         run.personalizing(),

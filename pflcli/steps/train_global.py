@@ -66,7 +66,7 @@ def train_global(
             run.init = initial.begun(begin, plan, run.init, manner.watch.say)
             work.write(initial.INITIAL, bytes(save(states.flatten(run.init))))
         progress = training.resumed(run, code, work, manner)
-        training.rounds(run, method, code, progress, work, manner, shared=True)
+        training.rounds(run, method, code, training.Checkpoints(run, progress, work), manner, shared=True)
         shared, rows, best = progress.reported["global"], progress.rows, progress.best
         work.write(WEIGHTS, bytes(save(states.flatten(shared))))
         work.write("rounds.csv", states.table([*progress.before, *rows]))

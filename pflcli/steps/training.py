@@ -145,27 +145,54 @@ def resumed(run: Run, method: ModuleType, work: Work, manner: Manner) -> Progres
     return progress
 
 
+_OFTEN, _SELDOM = 20, 10.0
+"""A checkpoint waits for so many times what the last one cost, but no longer than so many seconds."""
+
+
 class Checkpoints:
-    """Keeps a run's progress on disk: whenever the last time cost less than a twentieth of the time since."""
+    """Keeps a run's progress on disk, as it is between rounds and between clients' answers."""
 
     def __init__(self, run: Run, progress: Progress, work: Work) -> None:
-        self._run, self._progress, self._work = run, progress, work
+        self.progress = progress
+        self._run, self._work = run, work
         self._cost, self._last, self._kept = 0.0, time.monotonic(), self._mark()
+        self._whole = True
 
     def _mark(self) -> tuple[int, int]:
-        return len(self._progress.rows), self._progress.answered
+        return len(self.progress.rows), self.progress.answered
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Run a round as a transaction: broken off by whatever, it leaves what the last whole round has left."""
+        run, progress, traffic = self._run, self.progress, dict(self._run.traffic)
+        state, best, count = progress.state, progress.best, len(progress.rows)
+        marks = [(table, table.mark()) for table in states.tables(state).values()]
+        # Interrupted a second time while a round is undone, a run keeps the checkpoint that it has.
+        self._whole = False
+        try:
+            yield
+        except BaseException:
+            for table, mark in marks:
+                table.undo(mark)
+            progress.state, progress.best, run.traffic = state, best, traffic
+            del progress.rows[count:]
+            self._whole = True
+            raise
+        self._whole = True
+        for _, mark in marks:
+            mark.models.release()
 
     def offer(self) -> None:
         """Write a checkpoint if it is due."""
-        if time.monotonic() - self._last >= 20 * self._cost:
+        if time.monotonic() - self._last >= min(_OFTEN * self._cost, _SELDOM):
             self._write()
 
     def _write(self) -> None:
         began = time.monotonic()
-        held = states.tables(self._progress.state)
+        held = states.tables(self.progress.state)
         for table in held.values():
             table.storage.sync()
-        self._work.checkpoint(_pack(self._run, self._progress))
+        self._work.checkpoint(_pack(self._run, self.progress))
         for table in held.values():
             table.keep()
         self._last, self._kept = time.monotonic(), self._mark()
@@ -177,7 +204,7 @@ class Checkpoints:
         try:
             yield
         except KeyboardInterrupt:
-            if self._kept != self._mark():
+            if self._whole and self._kept != self._mark():
                 self._write()
             raise
 
@@ -186,26 +213,26 @@ def rounds(
     run: Run,
     name: str,
     method: ModuleType,
-    progress: Progress,
-    work: Work,
+    checkpoints: Checkpoints,
     manner: Manner,
     *,
     shared: bool = False,
 ) -> None:
-    """Run the rounds that are left of a method, if it has any, from ``progress`` and into it.
+    """Run the rounds that are left of a method, if it has any, from the progress of ``checkpoints`` and into it.
 
     With ``shared`` only the global model is asked for, and the best round is that of its accuracy.
     """
     if not hasattr(method, "train_round"):
         return
-    checkpoints = Checkpoints(run, progress, work)
+    progress = checkpoints.progress
     done = len(progress.rows)
     with heard(manner.watch, run.engine, name, run.settings.rounds, done) as advance, checkpoints.on_interruption():
         for t in range(done, run.settings.rounds):
-            progress.state, row = history.play(run, name, method, progress.state, t)
-            if run.settings.report == "best":
-                progress.best = better(progress.best, progress.state, row, shared=shared)
-            progress.rows.append(row)
+            with checkpoints.round():
+                progress.state, row = history.play(run, name, method, progress.state, t)
+                if run.settings.report == "best":
+                    progress.best = better(progress.best, progress.state, row, shared=shared)
+                progress.rows.append(row)
             advance(1, history.note(progress.rows))
             checkpoints.offer()
     if progress.best is not None:
@@ -225,14 +252,18 @@ def _pack(run: Run, progress: Progress) -> bytes:
     state = {"state": progress.state, "answers": progress.joined()}
     if progress.best is not None:
         facts["best"], state["best"] = progress.best.facts(), progress.best.state
-    return bytes(save(states.flatten(state), facts))
+    flat = states.flatten(state)
+    # The file sorts names, and a sum over layers in another order differs in its last bits.
+    facts["names"] = json.dumps([*flat])
+    return bytes(save(flat, facts))
 
 
 def _unpack(content: bytes, work: Work, run: Run) -> tuple[Progress, dict[str, int], str]:
     try:
         with safe_open(work.folder / "checkpoint" / "state.safetensors", "pt") as file:
             facts = file.metadata()
-        flat, known = load(content), dict[int, Table]()
+        held, known = load(content), dict[int, Table]()
+        flat = {name: held[name] for name in json.loads(facts["names"])}
         # The best round's tables are snapshots of the last one's, which come first.
         state, best, found = (
             states.nest(P.unprefixed(flat, f"{key}/"), run, known) for key in ("state", "best", "answers")

@@ -1,0 +1,131 @@
+"""A law for every method: interrupted anywhere and typed again, a run ends with the bytes of one left alone."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_resume import same
+
+import pflcli
+from pflcli import registry
+from pflcli.steps import history, personalize, training
+from pflcli.steps.build_datastore import build_datastore
+from pflcli.steps.extract import extract
+from pflcli.steps.import_data import import_data
+from pflcli.steps.making import Manner
+from pflcli.steps.partition import partition
+from pflcli.steps.train_global import train_global
+
+METHODS = registry.names("methods")
+PACKAGE = str(Path(pflcli.__file__).parent)
+FEW = {"model": "mlp", "rounds": 2, "participation": 0.5, "batch_size": 8, "eval_every": 1, "report": "best"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A datastore, with all that it stands on, of six clients in two groups."""
+    root, draw = tmp_path_factory.mktemp("tiny"), np.random.default_rng(0)
+    y = draw.integers(0, 3, 120)
+    x = (draw.normal(size=(120, 5)) + 2.0 * np.eye(5)[y]).astype(np.float32)
+    np.savez(root / "d.npz", x=x, y=y)
+    import_data(root / "d.npz", root / "data", client="none")
+    partition(str(root / "data"), root / "p", scheme="clusters", clients=6, options={"groups": 2, "kind": "labels"})
+    train_global(root / "p", root / "b", settings={**FEW, "rounds": 1})
+    extract(root / "b", root / "e")
+    build_datastore(root / "e", root / "d")
+    return root
+
+
+class Lines:
+    """Our lines that run in the phases of a run, and how often; the ``count``-th time at ``place`` it is interrupted.
+
+    Of rounds, only those after the first: before these nothing is kept.
+    """
+
+    def __init__(self, place=None, count=0):
+        self.place, self.left = place, count
+        self.ran = Counter()
+        self.phase = ""
+
+    @contextmanager
+    def followed(self):
+        before = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            yield self
+        finally:
+            sys.settrace(before)
+
+    def _call(self, frame, event, arg):
+        code = frame.f_code
+        if code is history.play.__code__ and frame.f_locals["t"] > 0:
+            self.phase = "rounds"
+        elif code is personalize._answer.__code__:
+            self.phase = "answers"
+        ours = self.phase or code is training.rounds.__code__
+        return self._line if ours and code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame, event, arg):
+        if event == "return" and frame.f_code in (training.rounds.__code__, personalize._answer.__code__):
+            self.phase = ""
+        if event == "line" and self.phase:
+            place = (self.phase, frame.f_code.co_filename, frame.f_lineno)
+            self.ran[place] += 1
+            if place == self.place:
+                self.left -= 1
+                if not self.left:
+                    raise KeyboardInterrupt
+        return self._line
+
+
+def number(*key):
+    """A number that belongs to a key, as if drawn."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
+
+
+def check(method, tiny, out, monkeypatch, turns, *, kept):
+    """Interrupt runs in both phases, each where a hash of the method and the turn says, and compare what they end with.
+
+    Without ``kept``, which keeps every round, an interruption is the first thing that makes a run keep something.
+    """
+    monkeypatch.setattr(personalize, "CHUNK", 2)
+    if not kept:
+        monkeypatch.setattr(training.Checkpoints, "offer", lambda self: None)
+    settings = {} if "backbone" in registry.card("methods", method).facts["NEEDS"] else FEW
+
+    def run(name, lines=None):
+        with lines.followed() if lines else nullcontext():
+            personalize.personalize(method, tiny / "d", out / name, settings=settings, manner=Manner(threads=1))
+
+    whole = Lines()
+    run("whole", whole)
+    for turn in turns:
+        for phase in ("rounds", "answers"):
+            places = sorted(place for place in whole.ran if place[0] == phase)
+            if places:
+                place = places[number(method, turn, phase) % len(places)]
+                count = 1 + number(method, turn, *place[:2]) % whole.ran[place]
+                with pytest.raises(KeyboardInterrupt):
+                    run("again", Lines(place, count))
+        run("again")
+        same(out / "again", out / "whole")
+        shutil.rmtree(out / "again")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_interrupted_anywhere(method, tiny, tmp_path, monkeypatch):
+    check(method, tiny, tmp_path, monkeypatch, turns=[0], kept=number(method) % 4 == 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_interrupted_at_many_places(method, tiny, tmp_path, monkeypatch, kept):
+    check(method, tiny, tmp_path, monkeypatch, turns=range(1, 21), kept=kept)
