@@ -189,7 +189,7 @@ def test_an_input_is_never_replaced_by_what_is_made_from_it(mine, tree, force):
 def test_force_replaces_a_damaged_artifact(tmp_path):
     out = tmp_path / "out"
     make(out, draft(), Manner(), build)
-    os.truncate(out / "manifest.json", 50)
+    os.truncate(out / "manifest.json", (out / "manifest.json").stat().st_size - 20)
     with pytest.raises(ConflictError) as error:
         make(out, draft(), Manner(), build)
     assert "damaged" in told(error)
@@ -414,24 +414,6 @@ def test_a_full_disk_at_the_end_costs_no_training(tmp_path, monkeypatch):
     monkeypatch.undo()
     with Work(tmp_path / "out", draft()) as work:
         assert work.saved() == b"one"
-
-
-def test_a_failed_rename_brings_the_old_back(tmp_path, monkeypatch, tree):
-    out = tmp_path / "out"
-    make(out, draft(), Manner(), build)
-    before = tree(out)
-    rename = Path.rename
-
-    def refuse(self, target):
-        if self.name == "out.partial":
-            full_disk()
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(InputError, match="cannot finish"):
-        make(out, draft(alpha=0.1), FORCE, build)
-    assert tree(out) == before
-    assert listing(tmp_path) == ["out"]
 
 
 def test_files_first_manifest_last(tmp_path, monkeypatch):

@@ -10,21 +10,22 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts import placing
+from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.manifest import Draft, Manifest
 from pflcli.artifacts.rows import Rows
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 
-_DRAFT = "draft.json"
 _CHECKPOINT = Path("checkpoint", "state.safetensors")
 
 
@@ -40,44 +41,59 @@ class Decision(StrEnum):
 def decide(out: Path, draft: Draft, *, force: bool) -> tuple[Decision, str]:
     """Say what writing ``draft`` to ``out`` would do, and why; changes nothing.
 
-    Raises ConflictError if the output, or an unfinished one, was made by a different request and ``force`` is off,
-    or if ``out`` is a folder that pfl did not make, or one of the inputs.
+    Raises ConflictError if the output, or an unfinished one, was made by a different request and ``force`` is off, or
+    if what stands at ``out`` cannot or must not be replaced; UsageError if ``out`` cannot be the name of an artifact.
     """
     if out.name in ("", ".."):
         raise UsageError(f"'{out}' does not name a new folder", "--out runs/x")
-    if any(item.path == "." for item in draft.inputs):
-        raise ConflictError(f"{out} is what the {draft.kind} is to be made from", "choose another folder for --out")
-    partial = _partial(out)
-    if partial.is_dir() and any(partial.iterdir()) and not ((partial / _DRAFT).is_file() or manifests.ours(partial)):
-        raise ConflictError(f"{partial} is needed and was not made by pfl", "choose another folder for --out")
-    if out.exists():
-        if not manifests.ours(out):
-            if out.is_dir() and not any(out.iterdir()):
-                return Decision.NEW, f"{out} is empty"
-            raise ConflictError(f"{out} exists and is not a pfl artifact", "choose another folder for --out")
-        try:
-            old = manifests.read(out)
-        except InputError as error:
-            if force:
-                return Decision.REPLACE, f"--force; {error.message}"
-            raise ConflictError(error.message, "--force replaces it") from None
-        if old.fingerprint == draft.fingerprint and not force:
-            return Decision.UP_TO_DATE, f"{out} was made by this very request"
+    old, damage = _standing(out)
+    if old is not None and old.fingerprint == draft.fingerprint:
         if not force:
-            raise ConflictError(
-                f"{out} exists and was made by another request", *_changes(old, draft), "--force replaces it"
-            )
-        return Decision.REPLACE, "--force"
+            return Decision.UP_TO_DATE, f"{out} was made by this very request"
+        if _read_draft(out).get("fingerprint") == draft.fingerprint:
+            return Decision.UP_TO_DATE, f"{out} was made by this very request, killed while it tidied up"
+    placing.check(out, draft)
+    partial = placing.partial(out)
     begun = _read_draft(partial)
+    if not begun and partial.is_dir() and any(partial.iterdir()) and not manifests.ours(partial):
+        raise ConflictError(f"{partial} is needed and was not made by pfl", "choose another folder for --out")
+    stands = old is not None or damage is not None
+    if not stands and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConflictError(f"{out} exists and is not a pfl artifact", "choose another folder for --out")
+    if stands and not force:
+        others = placing.unlisted(out)
+        cure = f"move {', '.join(others)} out of it, then --force replaces it" if others else "--force replaces it"
+        if old is None:
+            raise ConflictError(damage or "", cure)
+        raise ConflictError(f"{out} exists and was made by another request", *_changes(old, draft), cure)
+    if stands:
+        placing.check_replaceable(out, draft)
+    if begun.get("fingerprint") == draft.fingerprint and (begun.get("force") or not force):
+        return Decision.RESUME, f"{partial} holds {_state(partial, draft)} of this very request"
+    if stands:
+        return Decision.REPLACE, f"--force; {damage}" if damage else "--force"
     if begun and not force:
-        if begun.get("fingerprint") == draft.fingerprint:
-            return Decision.RESUME, f"{partial} holds an unfinished run of this very request"
         raise ConflictError(
             f"{partial} holds an unfinished run of another request",
             *manifests.differences(begun.get("request", {}), draft.request),
             "repeat that request to finish it, or --force to discard it",
         )
-    return Decision.NEW, f"{out} does not exist"
+    return Decision.NEW, f"{out} is empty" if out.exists() else f"{out} does not exist"
+
+
+def _standing(out: Path) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of the artifact at ``out``, or what is wrong with it; neither if there is no artifact."""
+    if not manifests.ours(out):
+        return None, None
+    try:
+        return manifests.read(out), None
+    except InputError as error:
+        return None, error.message
+
+
+def _state(partial: Path, draft: Draft) -> str:
+    whole = _standing(partial)[0]
+    return "all" if whole is not None and whole.fingerprint == draft.fingerprint else "an unfinished run"
 
 
 def _changes(old: Manifest, draft: Draft) -> list[str]:
@@ -98,13 +114,9 @@ def _changes(old: Manifest, draft: Draft) -> list[str]:
     return lines or [f"schema: {old.schema} -> {manifests.SCHEMAS[draft.kind]}"]
 
 
-def _partial(out: Path) -> Path:
-    return out.with_name(out.name + ".partial")
-
-
-def _read_draft(partial: Path) -> dict[str, Any]:
+def _read_draft(folder: Path) -> dict[str, Any]:
     try:
-        raw = json.loads((partial / _DRAFT).read_text(encoding="utf-8"))
+        raw = json.loads((folder / placing.DRAFT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return raw if isinstance(raw, dict) else {}
@@ -118,10 +130,12 @@ class Work:
         self.out = Path(out)
         self.draft = draft
         self.force = force
-        self.folder = _partial(self.out)
+        self.folder = placing.partial(self.out)
         self._files: dict[str, dict[str, Any]] = {}
         self._began = time.monotonic()
-        self._committed = False
+        self._kept = False
+        self.whole: Manifest | None = None
+        """The manifest of what a killed writer of this request has left whole: ``finish`` it, and build nothing."""
         decision, _ = decide(self.out, draft, force=force)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -135,35 +149,46 @@ class Work:
             os.close(self._lock)
             raise ConflictError(f"{self.out} is being written by another pfl", "wait for it to end") from None
         try:
-            if decision is not Decision.RESUME:
-                self._clear()
-                _write(self.folder / _DRAFT, [json.dumps({**asdict(draft), "fingerprint": draft.fingerprint}).encode()])
+            here = self.folder.stat() if self.folder.exists() else None
+            if here is None or not os.path.samestat(os.fstat(self._lock), here):
+                raise ConflictError(f"{self.out} is being written by another pfl", "wait for it to end")
+            if decision is Decision.RESUME:
+                self.whole = self._left_whole()
+            else:
+                placing.clear(self.folder, {placing.DRAFT})  # which says whose the folder is, until it is overwritten
+                begun = {**asdict(draft), "fingerprint": draft.fingerprint, "force": force}
+                _write(self.folder / placing.DRAFT, [json.dumps(begun).encode()])
         except OSError as error:
             os.close(self._lock)
             raise InputError(f"cannot write to {self.folder}: {error.strerror}") from None
+        except ConflictError:
+            os.close(self._lock)
+            raise
+
+    def _left_whole(self) -> Manifest | None:
+        """Return the manifest of an unfinished folder that lacks nothing; remove one whose files are not there."""
+        with suppress(InputError):
+            manifest = manifests.read(self.folder)
+            if manifest.fingerprint == self.draft.fingerprint:
+                Artifact(self.folder, manifest).verify()
+                self._kept = True
+                return manifest
+        (self.folder / manifests.NAME).unlink(missing_ok=True)
+        return None
 
     def __enter__(self) -> Self:
         """Return self."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Release the lock; a partial folder without a checkpoint is of no use and goes.
+        """Release the lock; a partial folder that has neither a checkpoint nor all of the artifact goes.
 
         So does one whose computation failed: it would fail again at the same place.
         """
         failed = kind is not None and issubclass(kind, ComputationError)
-        if not self._committed and (failed or not (self.folder / _CHECKPOINT).is_file()):
+        if not self._kept and (failed or not (self.folder / _CHECKPOINT).is_file()):
             shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
-
-    def _clear(self) -> None:
-        for item in self.folder.iterdir():
-            if item.name == _DRAFT:
-                continue  # says whose the folder is, until it is overwritten
-            if item.is_dir():
-                shutil.rmtree(item)
-            else:
-                item.unlink()
 
     def write(self, name: str, content: bytes) -> None:
         """Write one file of the artifact; raises InputError if the disk refuses it."""
@@ -210,9 +235,9 @@ class Work:
     def commit(self, summary: dict[str, Any], made: dict[str, Any]) -> Manifest:
         """Write the manifest, sync, and rename the folder to its final name.
 
-        Raises ConflictError if something else has come to stand there meanwhile.
+        Raises ConflictError if something else has come to stand there meanwhile. Whatever fails after the manifest is
+        written, all of the artifact is kept, and the same request puts it in its place.
         """
-        decide(self.out, self.draft, force=self.force)
         manifest = Manifest(
             kind=self.draft.kind,
             schema=manifests.SCHEMAS[self.draft.kind],
@@ -226,34 +251,31 @@ class Work:
         )
         try:
             _write(self.folder / manifests.NAME, [manifest.to_json().encode()])
-            (self.folder / _DRAFT).unlink()
-            shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
             _sync(self.folder)
-            old = None
-            if self.out.exists():
-                old = self.out.with_name(f"{self.out.name}.replaced-{os.getpid()}")
-                self.out.rename(old)
-            try:
-                self.folder.rename(self.out)
-            except OSError:
-                if old is not None:
-                    old.rename(self.out)
-                raise
-            self._committed = True
-            _sync(self.out.parent)
         except OSError as error:
             raise InputError(f"cannot finish {self.out}: {error.strerror}") from None
-        self._sweep()
+        self._kept = True
+        self.finish(manifest)
         return manifest
 
-    def _sweep(self) -> None:
-        """Remove what was replaced, now or by a writer that was killed before it could."""
-        for item in self.out.parent.iterdir():
-            if re.fullmatch(re.escape(self.out.name) + r"\.replaced-\d+", item.name):
-                if item.is_symlink():
-                    item.unlink()
-                else:
-                    shutil.rmtree(item, ignore_errors=True)
+    def finish(self, manifest: Manifest) -> None:
+        """Put the folder, whole with its manifest, in its place; raises as ``commit`` does."""
+        decision, _ = decide(self.out, self.draft, force=self.force)
+        try:
+            if decision is Decision.UP_TO_DATE:  # brought there meanwhile by something else
+                shutil.rmtree(self.folder)
+                return
+            placing.clear(self.folder, {*manifest.files, manifests.NAME, placing.DRAFT})
+            with suppress(OSError):
+                (self.out / placing.DRAFT).unlink(missing_ok=True)  # only the new one is to be finished from now on
+            placing.put(self.folder, self.out)
+            _sync(self.out.parent)
+            placing.tidy(self.out)
+        except OSError as error:
+            raise InputError(
+                f"cannot finish {self.out}: {error.strerror}",
+                "nothing is lost: repeat the request when the cause is gone, and this step alone is done again",
+            ) from None
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:

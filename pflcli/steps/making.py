@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts import placing
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Decision, Work, decide
@@ -133,8 +134,13 @@ def make(
     decision, reason = decide(out, draft, force=force)
     if extends and decision is Decision.REPLACE:
         reason = extends
+    for remains in placing.left(out):
+        manner.watch.say(
+            f"{remains} was left by a run that was killed while it replaced {out}; it goes when {out} is whole"
+        )
     if decision is Decision.UP_TO_DATE:
         if not manner.dry_run:
+            placing.tidy(out)
             touch(out)
         manner.watch.say(f"{out} is up to date")
         summary = open_artifact(out).manifest.summary
@@ -147,6 +153,10 @@ def make(
         manner.watch.say(f"{decision}: {reason}")
     began = _processor_seconds()
     with Work(out, draft, force=force) as work:
+        if work.whole is not None:
+            manner.watch.say(f"nothing is computed again: {out} lacked its last step alone")
+            work.finish(work.whole)
+            return Outcome(out, draft.kind, decision, draft.fingerprint, work.whole.summary, dict(draft.request))
         summary, made = build(work)
         if manner.jobs:
             gc.collect()  # worker processes have ended, and count, when nobody holds them any more
