@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 from conftest import NAMES
 
 from pflcli.__main__ import main
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts import predictions
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import InputError
 
@@ -118,3 +123,92 @@ def test_a_manifest_nested_beyond_any_parser_is_refused(tmp_path, capsys):
     path.write_text(path.read_text().rstrip()[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}")
     assert exit_code("show", tmp_path / "a") == 3
     assert "manifest.json is damaged" in capsys.readouterr().err
+
+
+# What its files are
+
+
+def resealed(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file of an artifact, and its hash, so that only its reader is left to refuse it."""
+    (folder / name).write_bytes(content)
+    edit(
+        folder, lambda raw: raw["files"].update({name: {"sha256": sha256(content).hexdigest(), "bytes": len(content)}})
+    )
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link"])
+def test_only_files_of_the_folder_are_opened(tmp_path, kind, capsys):
+    shutil.copytree(GOLDEN / "predictions", tmp_path / "a")
+    path = tmp_path / "a" / "predictions.h5"
+    if kind == "link":
+        path.rename(tmp_path / "elsewhere.h5")
+        path.symlink_to(tmp_path / "elsewhere.h5")
+    else:
+        path.unlink()
+        os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/null")
+    assert exit_code("show", tmp_path / "a", "--verify") == 3
+    assert "predictions.h5 is " in capsys.readouterr().err
+
+
+def _external(file: Any) -> None:
+    del file["test/y"]
+    file.create_dataset("test/y", (3,), "i8", external=[("/etc/hostname", 0, 24)])
+
+
+def _virtual(file: Any) -> None:
+    layout = h5py.VirtualLayout((3,), "i8")
+    layout[:] = h5py.VirtualSource("other.h5", "y", (3,))
+    file.create_virtual_dataset("more", layout)
+
+
+def _linked(file: Any) -> None:
+    file["more"] = h5py.ExternalLink("other.h5", "y")
+
+
+def _ring(file: Any) -> None:
+    file["test/ring"] = file["test"]
+
+
+def _put(name: str, values: Any) -> Callable[[Any], None]:
+    def change(file: Any) -> None:
+        del file[name]
+        if values is not None:
+            file[name] = values
+
+    return change
+
+
+def _believed(number: float) -> Callable[[Any], None]:
+    def change(file: Any) -> None:
+        file["test/p"][0, 0] = number
+
+    return change
+
+
+HOSTILE: dict[str, Callable[[Any], None]] = {
+    "external": _external,
+    "virtual": _virtual,
+    "external link": _linked,
+    "soft link": lambda file: file.update({"more": h5py.SoftLink("/test/y")}),
+    "ring": _ring,
+    "huge": lambda file: file.create_dataset("more", (10**12,), "f8"),
+    "no labels": _put("test/y", None),
+    "labels are words": _put("test/y", ["a", "b"]),
+    "offsets are floats": _put("test/offsets", [0.0, 1.0]),
+    "no rows": _put("test/p", 1.0),
+    "NaN": _believed(np.nan),
+    "7.0": _believed(7.0),
+    "a label below": lambda file: file["test/y"].write_direct(np.full(file["test/y"].shape, -1)),
+    "a label above": lambda file: file["test/y"].write_direct(np.full(file["test/y"].shape, 1000)),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_hdf5_that_is_not_as_pfl_writes_it_is_refused(tmp_path, change):
+    shutil.copytree(GOLDEN / "predictions", tmp_path / "a")
+    memory = io.BytesIO((tmp_path / "a" / "predictions.h5").read_bytes())
+    with h5py.File(memory, "r+") as file:
+        change(file)
+    resealed(tmp_path / "a", "predictions.h5", memory.getvalue())
+    with pytest.raises(InputError, match=r"predictions\.h5"):
+        predictions.read(open_artifact(tmp_path / "a"), "test")

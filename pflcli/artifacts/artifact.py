@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.artifacts import blocks
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Input, Manifest
-from pflcli.errors import InputError
+from pflcli.errors import InputError, PflError
 
 _MAKE = {
     "dataset": "pfl import DATA -o DIR",
@@ -52,6 +54,7 @@ class Artifact:
         """Return a file's bytes; raises InputError if it is missing or its hash differs from the manifest's."""
         path = self._known(name)
         try:
+            self._require_regular(name)
             content = path.read_bytes()
         except OSError as error:
             raise self._damaged(name, f"cannot be read ({error.strerror})") from None
@@ -67,19 +70,26 @@ class Artifact:
 
     @contextmanager
     def h5(self, name: str) -> Iterator[Any]:
-        """Open an HDF5 file for reading, after checking its hash."""
+        """Open an HDF5 file for reading, after checking its hash; whatever its parser raises is an InputError.
+
+        One that reads other files, or that declares more than it holds, is refused: its hash covers neither.
+        """
         import h5py
 
         self.check(name)
         try:
             with h5py.File(self._known(name), "r", locking=False) as file:
+                blocks.require_plain(file, self._known(name).stat().st_size)
                 yield file
-        except (OSError, KeyError) as error:
+        except (PflError, MemoryError):
+            raise
+        except Exception as error:  # h5py and numpy each raise their own kinds on foreign bytes
             raise self._damaged(name, f"cannot be read ({error})") from None
 
     def check(self, name: str) -> None:
         """Hash a file without holding it in memory; raises InputError if it differs from the manifest's."""
         try:
+            self._require_regular(name)
             with self._known(name).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
@@ -91,6 +101,14 @@ class Artifact:
         """Check every file of the artifact."""
         for name in self.manifest.files:
             self.check(name)
+
+    def _require_regular(self, name: str) -> None:
+        """Refuse what would not end (a pipe, a device) or lies elsewhere, before it is opened; raises OSError too."""
+        path = self._known(name)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise self._damaged(name, "is not a regular file")
+        if path.resolve().parent != self.path.resolve():
+            raise self._damaged(name, "is a link to another folder")
 
     def _known(self, name: str) -> Path:
         if name not in self.manifest.files:

@@ -21,9 +21,21 @@ def offsets(sizes: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64
 
 def check(where: str, bounds: NDArray[np.int64], *lengths: int) -> None:
     """Raise InputError unless ``bounds`` are valid offsets over arrays of the given lengths."""
-    sound = bounds.ndim == 1 and len(bounds) >= 1 and bounds[0] == 0 and bool((np.diff(bounds) >= 0).all())
+    sound = (
+        bounds.ndim == 1
+        and bounds.dtype.kind in "iu"
+        and len(bounds) >= 1
+        and bounds[0] == 0
+        and bool((np.diff(bounds) >= 0).all())
+    )
     if not sound or any(length != bounds[-1] for length in lengths):
         raise InputError(f"{where} is inconsistent: its offsets do not match its arrays")
+
+
+def check_labels(where: str, y: NDArray[np.int64], classes: int) -> None:
+    """Raise InputError unless ``y`` (n,) are whole numbers 0..``classes`` - 1."""
+    if y.ndim != 1 or y.dtype.kind not in "iu" or (len(y) and not (y.min() >= 0 and y.max() < classes)):
+        raise InputError(f"{where} is inconsistent: a label lies outside 0..{classes - 1}")
 
 
 def h5_bytes(arrays: Mapping[str, NDArray[Any]], attrs: Mapping[str, Any] | None = None) -> bytes:
@@ -40,3 +52,31 @@ def h5_bytes(arrays: Mapping[str, NDArray[Any]], attrs: Mapping[str, Any] | None
         for key, value in (attrs or {}).items():
             file.attrs[key] = value
     return memory.getvalue()
+
+
+def require_plain(group: Any, budget: int) -> None:
+    """Raise ValueError unless an HDF5 file holds all that it declares, in groups and datasets as ``h5_bytes`` writes.
+
+    ``budget`` is the file's size in bytes, which the datasets' sizes may not exceed together. Links of any kind but
+    names of its own objects, data in other files and datasets put together of others are refused.
+    """
+    import h5py
+
+    groups = [group]
+    declared = 0
+    while groups:
+        group = groups.pop()
+        for name in group:
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise ValueError(f"'{name}' is a link")
+            item = group[name]
+            if isinstance(item, h5py.Group):
+                if group.parent != group:
+                    raise ValueError(f"'{name}' is a group within a group")  # and a ring of groups has no end
+                groups.append(item)
+                continue
+            if not isinstance(item, h5py.Dataset) or item.external or item.is_virtual:
+                raise ValueError(f"'{name}' does not lie in this file")
+            declared += item.nbytes
+    if declared > budget:
+        raise ValueError(f"it declares {declared} bytes of {budget}")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import blocks
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.store import Work
+from pflcli.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,11 @@ def read(artifact: Artifact) -> dict[str, Embedded]:
     """Read all splits; raises InputError if the file is damaged or inconsistent."""
     with artifact.h5("embeddings.h5") as file:
         splits = {split: Embedded(**{name: file[f"{split}/{name}"][...] for name in FIELDS}) for split in blocks.SPLITS}
-    for split, part in splits.items():
-        lengths = (len(part.z), len(part.logits), len(part.y), len(part.sample))
-        blocks.check(f"{artifact.path}/embeddings.h5, split {split},", part.offsets, *lengths)
+        for split, part in splits.items():
+            lengths = (len(part.z), len(part.logits), len(part.y), len(part.sample))
+            where = f"{artifact.path}/embeddings.h5, split {split},"
+            blocks.check(where, part.offsets, *lengths)
+            if part.z.ndim != 2 or part.logits.ndim != 2:
+                raise InputError(f"{where} is inconsistent: z or logits are no rows")
+            blocks.check_labels(where, part.y, part.logits.shape[1])
     return splits

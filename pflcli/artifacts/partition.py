@@ -65,8 +65,7 @@ class Partition:
                 raise InputError(f"{where} is inconsistent: {len(self.names)} clients, {name} of shape {values.shape}")
         if len(np.unique(self.sample)) != len(self.sample):
             raise InputError(f"{where} is inconsistent: a sample stands in two places, so splits are not disjoint")
-        if len(self.y) and not (self.y.min() >= 0 and self.y.max() < self.classes):
-            raise InputError(f"{where} is inconsistent: a label lies outside 0..{self.classes - 1}")
+        blocks.check_labels(where, self.y, self.classes)
 
 
 def write(work: Work, partition: Partition, codebook: Codebook) -> None:
@@ -111,7 +110,7 @@ def read(artifact: Artifact) -> Partition:
             cluster=file["cluster"][...] if "cluster" in file else None,
             new=file["new"][...] if "new" in file else None,
         )
-    partition.check(str(artifact.path / "samples.h5"))
+        partition.check(str(artifact.path / "samples.h5"))
     return partition
 
 

@@ -47,8 +47,7 @@ def write(work: Work, predictions: Predictions) -> None:
     """Write ``predictions.h5``; raises ValueError if a row is no distribution (a fault of the method)."""
     arrays: dict[str, NDArray[np.generic]] = {}
     for split, answers in predictions.splits.items():
-        p = answers.parts["p"]
-        if not (np.isfinite(p).all() and (p >= 0).all() and np.allclose(p.sum(axis=1), 1, atol=1e-4)):
+        if not _distributions(answers.parts["p"]):
             raise ValueError(f"a row of p in split {split} is not a probability distribution")
         arrays |= {f"{split}/{name}": values for name, values in answers.parts.items()}
         arrays |= {f"{split}/{name}": getattr(answers, name) for name in _FRAME}
@@ -57,6 +56,10 @@ def write(work: Work, predictions: Predictions) -> None:
         arrays["new"] = predictions.new
     # In the order of names: a resumed run has read some of them back, in an order of the reader's own.
     work.write("predictions.h5", blocks.h5_bytes(dict(sorted(arrays.items()))))
+
+
+def _distributions(p: NDArray[np.float32]) -> bool:
+    return bool(p.ndim == 2 and np.isfinite(p).all() and (p >= 0).all() and np.allclose(p.sum(axis=1), 1, atol=1e-4))
 
 
 def read(artifact: Artifact, split: str) -> Answers:
@@ -73,9 +76,13 @@ def read(artifact: Artifact, split: str) -> Answers:
         group = file[split]
         frame = {name: group[name][...] for name in _FRAME}
         parts = {name: group[name][...] for name in group if name not in _FRAME}
-    answers = Answers(parts=parts, **frame)
-    lengths = (len(answers.y), len(answers.sample), *(len(values) for values in parts.values()))
-    blocks.check(f"{artifact.path}/predictions.h5, split {split},", answers.offsets, *lengths)
+        answers = Answers(parts=parts, **frame)
+        lengths = (len(answers.y), len(answers.sample), *(len(values) for values in parts.values()))
+    where = f"{artifact.path}/predictions.h5, split {split},"
+    blocks.check(where, answers.offsets, *lengths)
+    if not ("p" in parts and parts["p"].dtype.kind == "f" and _distributions(parts["p"])):
+        raise InputError(f"{where} is inconsistent: a row of p is not a probability distribution")
+    blocks.check_labels(where, answers.y, parts["p"].shape[1])
     return answers
 
 
