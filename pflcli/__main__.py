@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 from typer import Abort, TyperException
@@ -44,8 +45,7 @@ def main(args: list[str] | None = None) -> None:
         console.fail(error.message, *error.fix)
         code = error.exit_code
     except (KeyboardInterrupt, Abort):
-        console.fail("interrupted; to go on, type again:", shlex.join(["pfl", *arguments]))
-        code = _INTERRUPTED
+        code = _interrupted(arguments)
     except TyperException as error:
         # Without arguments the help is shown, and there is nothing to add.
         if error.format_message():
@@ -59,7 +59,9 @@ def main(args: list[str] | None = None) -> None:
         _mute()
         code = 0
     except Exception as error:
-        code = _unexpected(error, arguments)
+        # A progress bar that ends on a terminal that has gone fails, after the interruption.
+        gone = isinstance(error, OSError) and isinstance(error.__context__, KeyboardInterrupt)
+        code = _interrupted(arguments) if gone else _unexpected(error, arguments)
     try:
         sys.stdout.flush()
     except OSError:
@@ -74,6 +76,13 @@ def _mute() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _interrupted(arguments: list[str]) -> int:
+    """Say how to go on, and return the exit code; a terminal that has gone hears nothing."""
+    with suppress(OSError):
+        console.fail("interrupted; to go on, type again:", shlex.join(["pfl", *arguments]))
+    return _INTERRUPTED
 
 
 def _usage(error: TyperException) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shlex
 import signal
@@ -100,6 +101,17 @@ def test_interrupted(stopped, pfl, whole, tmp_path, number):
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'b'}\n")
     assert 1 <= resumed_after(ran.err) < ROUNDS
     same(tmp_path / "b", whole)
+
+
+def test_its_terminal_closes(small, spawn, tmp_path):
+    terminal, end = os.openpty()
+    process = spawn("train-global", small.p, "-o", tmp_path / "b", *WORDS, stderr=end)
+    os.close(end)
+    wait_for_draft(tmp_path / "b", process)
+    time.sleep(1)
+    os.close(terminal)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 130
 
 
 @pytest.mark.parametrize("words", [("--engine", "loop"), ("--engine", "stacked"), ("--jobs", 1)])
