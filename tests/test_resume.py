@@ -6,6 +6,7 @@ import csv
 import os
 import re
 import shlex
+import shutil
 import signal
 import time
 from contextlib import contextmanager
@@ -241,13 +242,19 @@ def test_a_dry_run_says_that_it_would_resume(small, unfinished, tree):
     assert tree(unfinished.parent) == before
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"\x08\0\0\0\0\0\0\0{}      ", None])
-def test_a_damaged_checkpoint(small, tmp_path, unfinished, content):
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", None])
+def test_a_damaged_checkpoint(small, tmp_path, content, forced):
+    """What the message says to type begins anew, also where --force would go on with what it began."""
+    unfinished = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        train(small, unfinished, Stop(2), force=forced)
     path = unfinished.with_name("out.partial") / "checkpoint" / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
     with pytest.raises(InputError, match=r"the checkpoint in .* is damaged") as error:
-        train(small, unfinished, Stop())
-    assert "--force" in error.value.fix[0]
-    train(small, unfinished, Stop(), force=True)
+        train(small, unfinished, Stop(), force=forced)
+    assert f"rm -r {unfinished}.partial" in error.value.fix[0]
+    shutil.rmtree(f"{unfinished}.partial")
+    train(small, unfinished, Stop(), force=forced)
     train(small, tmp_path / "whole", Stop())
     same(unfinished, tmp_path / "whole")

@@ -37,7 +37,8 @@ class Rows:
         while view:
             got = os.preadv(self._file, [view], at)
             if got == 0:
-                raise InputError(f"{self._path} ends before row {row}", "--force begins anew")
+                begun = self._path.parent.parent
+                raise InputError(f"{self._path} ends before row {row}", f"rm -r {begun}, and begin anew")
             view, at = view[got:], at + got
 
     def write(self, row: int, content: NDArray[np.uint8]) -> None:

@@ -274,7 +274,9 @@ def _unpack(content: bytes, work: Work, run: Run) -> tuple[Progress, dict[str, i
         progress.best = Best.of(facts["best"], best) if "best" in facts else None
         return progress, json.loads(facts["traffic"]), facts["engine"]
     except (SafetensorError, TypeError, KeyError, ValueError):
-        raise InputError(f"the checkpoint in {work.folder} is damaged", "--force begins anew") from None
+        raise InputError(
+            f"the checkpoint in {work.folder} is damaged", f"rm -r {work.folder}, and begin anew"
+        ) from None
 
 
 def draws(seed: int | None, source: Artifact) -> int:
