@@ -191,6 +191,16 @@ def test_nobody_reads_to_the_end(spawn, line, env):
     assert process.returncode == 0
 
 
+def test_work_goes_on_when_nobody_reads_stderr(spawn, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    process = spawn("partition", "writers", "--clients", "4", "-o", tmp_path / "p", stderr=write)
+    os.close(write)
+    assert process.communicate()[0] == f"{tmp_path / 'p'}\n"
+    assert process.returncode == 0
+    assert (tmp_path / "p" / "manifest.json").is_file()
+
+
 @BUFFERING
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_result_that_cannot_be_written(spawn, env):
@@ -459,6 +469,8 @@ WRONG = {
     "a rate that is no number": (f"{T} --lr nan", 2, "lr=nan", "finite"),
     "a seed below zero": (f"{T} --seed -1", 2, "--seed"),
     "threads below zero": (f"{T} --threads -1", 2, "--threads -1 is negative"),
+    "more threads than a machine bears": (f"{T} --threads 99999999999", 2, "--threads 99999999999 is more than 1024"),
+    "more processes than a machine bears": (f"{T} --jobs 1025", 2, "--jobs 1025 is more than 1024"),
     "an unknown device": (f"{T} --device tpu", 2, "unknown device 'tpu'", "--device auto"),
     "a device that is not there": (f"{T} --device cuda:99", 2, "--device cuda:99", "--device cpu"),
     "a method that makes no global model": (f"{T} --method local", 2, "makes no global model", "--method fedavg"),

@@ -26,7 +26,7 @@ class Console:
     def say(self, text: str) -> None:
         """Print a line to stderr, unless quiet."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            _put(sys.stderr, text)
 
     def detail(self, text: str) -> None:
         """Print a line to stderr if verbose."""
@@ -82,7 +82,17 @@ class Console:
 
 def fail(message: str, *fix: str) -> None:
     """Print an error to stderr, whatever the level."""
-    print(f"pfl: {message}", *(f"     {line}" for line in fix if line), sep="\n", file=sys.stderr, flush=True)
+    _put(sys.stderr, f"pfl: {message}", *(f"     {line}" for line in fix if line))
+
+
+def _put(stream: TextIO, *lines: str) -> None:
+    """Print lines. If nobody reads stderr any more, work goes on without words; a reader of stdout is missed."""
+    try:
+        print(*lines, sep="\n", file=stream, flush=stream is sys.stderr)
+    except BrokenPipeError:
+        if stream is not sys.stderr:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def result(outcome: Outcome, *, as_json: bool) -> None:
@@ -121,12 +131,12 @@ def table(
     stream = sys.stderr if to_stderr else sys.stdout
     if not stream.isatty():
         for row in [heading, *rows]:
-            print("\t".join(cell.replace("\t", " ") for cell in row), file=stream)
+            _put(stream, "\t".join(cell.replace("\t", " ") for cell in row))
         return
     from pflcli.cli.layout import fitted
 
     lines, left_out = fitted(heading, rows, _width(stream), gives_way)
-    print(*lines, sep="\n", file=stream)
+    _put(stream, *lines)
     if left_out:
         columns = f"{len(left_out)} more column{'s' if len(left_out) > 1 else ''}"
         note = f"{columns} ({', '.join(left_out)}){': ' + where if where else ''}"
@@ -149,7 +159,7 @@ def _sentence(text: str, stream: TextIO) -> None:
     """Print a sentence, wrapped between words on a terminal."""
     wide = max(_width(stream), 40)
     lines = textwrap.wrap(text, wide, break_on_hyphens=False, break_long_words=False) if stream.isatty() else [text]
-    print(*lines, sep="\n", file=stream)
+    _put(stream, *lines)
 
 
 def _width(stream: TextIO) -> int:

@@ -12,6 +12,7 @@ def threads(asked: int) -> int:
     """Return the number of threads to use: as asked, or one for each core this process may run on."""
     if asked < 0:
         raise UsageError(f"--threads {asked} is negative", "--threads 2, or 0 for all cores")
+    _bounded("--threads", asked)
     if asked:
         return asked
     # Not every system tells which cores a process may use.
@@ -22,7 +23,17 @@ def jobs(asked: int) -> int:
     """Return the number of worker processes, as asked."""
     if asked < 0:
         raise UsageError(f"--jobs {asked} is negative", "--jobs 2, or 0 for threads of one process")
+    _bounded("--jobs", asked)
     return asked
+
+
+_MOST = 1024
+"""More threads or processes gain nothing on any machine, and can leave it without room for others."""
+
+
+def _bounded(option: str, asked: int) -> None:
+    if asked > _MOST:
+        raise UsageError(f"{option} {asked} is more than {_MOST}, the most there may be", f"{option} 0")
 
 
 def engine(asked: str) -> str:
