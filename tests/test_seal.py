@@ -212,3 +212,13 @@ def test_hdf5_that_is_not_as_pfl_writes_it_is_refused(tmp_path, change):
     resealed(tmp_path / "a", "predictions.h5", memory.getvalue())
     with pytest.raises(InputError, match=r"predictions\.h5"):
         predictions.read(open_artifact(tmp_path / "a"), "test")
+
+
+@pytest.mark.parametrize("change", [_external, _virtual])
+def test_an_import_reads_no_other_file(tmp_path, change, capsys):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["test/y"], file["owner"] = np.ones((3, 2)), [0, 1, 0], [0, 0, 1]
+        change(file)
+    label = "more" if change is _virtual else "test/y"
+    assert exit_code("import", tmp_path / "a.h5", "--label", label, "-o", tmp_path / "d") == 3
+    assert "lies in other files" in capsys.readouterr().err

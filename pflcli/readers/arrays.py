@@ -67,6 +67,8 @@ def read_hdf5(
 def _numpy(where: str, found: Any) -> NDArray[Any]:
     import h5py
 
+    if found.external or found.is_virtual:
+        raise InputError(f"{where}: array '{found.name.strip('/')}' lies in other files", "copy it into this one")
     if h5py.check_string_dtype(found.dtype) is not None:
         return np.asarray(found.asstr()[...])
     if found.dtype.hasobject or found.shape is None:
