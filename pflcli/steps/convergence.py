@@ -39,20 +39,25 @@ def rise(rounds: Sequence[int], accuracy: Sequence[float]) -> tuple[float, int] 
 
 
 def warnings(groups: Mapping[str, Sequence[Artifact]]) -> list[str]:
-    """Return a sentence for the methods of ``groups`` (a seed each) whose validation accuracy was still rising."""
-    rising: dict[tuple[float, int, int], list[str]] = {}
+    """Return a sentence on the methods of ``groups`` (a seed each) whose validation accuracy was still rising.
+
+    Methods with as many rounds stand in one sentence, those that rose most first.
+    """
+    rising: dict[tuple[int, int], dict[str, float]] = {}
     for label, artifacts in groups.items():
-        found = _mean_curve(artifacts)
-        risen = rise(*found) if found else None
-        if risen is not None and found is not None:
-            rising.setdefault((*risen, found[0][-1]), []).append(label)
-    return [sentence(", ".join(labels), points, last, total) for (points, last, total), labels in rising.items()]
+        curve = _mean_curve(artifacts)
+        risen = rise(*curve) if curve else None
+        if risen is not None and curve is not None:
+            points, last = risen
+            rising.setdefault((last, curve[0][-1]), {})[label] = points
+    return [sentence(points, last, total) for (last, total), points in rising.items()]
 
 
-def sentence(name: str, risen: float, last: int, total: int) -> str:
-    """Return the warning, with what to type."""
+def sentence(points: Mapping[str, float], last: int, total: int) -> str:
+    """Return the warning about runs of ``total`` rounds: by how much each method rose, and what to type."""
+    by_method = [f"{name} by {100 * risen:.1f}" for name, risen in sorted(points.items(), key=lambda item: -item[1])]
     return (
-        f"{name}: validation accuracy rose by {100 * risen:.1f} points over the last {last} rounds and may rise on: "
+        f"validation accuracy still rose over the last {last} rounds, {', '.join(by_method)} points: "
         f"try --rounds {2 * total}"
     )
 

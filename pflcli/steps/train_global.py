@@ -84,7 +84,8 @@ def train_global(
         known = nothing if math.isnan(accuracy) else f"validation accuracy {accuracy:.4f}"
         risen = convergence.rise(*convergence.measured(rows, "validation_accuracy"))
         if risen is not None:
-            manner.watch.say(convergence.sentence(method, *risen, len(rows)))
+            points, last = risen
+            manner.watch.say(convergence.sentence({method: points}, last, len(rows)))
         manner.watch.say(f"{known} after round {best.round if best else f'{len(rows)} (the last)'}")
         return summary, {
             "device": machine.device(manner.device),
