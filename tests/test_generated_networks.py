@@ -273,7 +273,7 @@ def agree(draw, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(draw=st.randoms(use_true_random=False))
 def test_generated_networks_train_as_by_autograd(kind, draw):
     assume(agree(draw, kind) is not None)
