@@ -106,7 +106,8 @@ def test_interrupted(stopped, pfl, whole, tmp_path, number):
 
 def test_its_terminal_closes(small, spawn, tmp_path):
     terminal, end = os.openpty()
-    process = spawn("train-global", small.p, "-o", tmp_path / "b", *WORDS, stderr=end)
+    endless = ("--model", "mlp", "--rounds", 100_000, "--eval-every", 1000)  # or a quick machine is through before that
+    process = spawn("train-global", small.p, "-o", tmp_path / "b", *endless, stderr=end)
     os.close(end)
     wait_for_draft(tmp_path / "b", process)
     time.sleep(1)
