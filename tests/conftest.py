@@ -41,6 +41,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=long)
 
 
+@pytest.fixture(autouse=True)
+def gradients_stay_on() -> Iterator[None]:
+    """Fail a test that leaves PyTorch without gradients, rather than all that come after it."""
+    import torch
+
+    yield
+    on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert on, "the test left torch.is_grad_enabled() False"
+
+
 @dataclass(frozen=True)
 class Ran:
     """What a command line left behind: its exit code, its result and what it said."""
