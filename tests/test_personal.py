@@ -289,6 +289,22 @@ def test_the_last_rounds_are_tested_and_change_nothing(tmp_path, method, options
     assert "last_rounds_accuracy" not in metrics
 
 
+@pytest.mark.parametrize("every", [0, 1])
+def test_clients_that_adapt_are_tested_as_adapted_or_not_at_all(tmp_path, every):
+    partition("writers", tmp_path / "p", clients=4)
+    settings = {**FEW, "participation": 1.0, "test_last": 2, "personal_every": every}
+    personalize("fedbabu", tmp_path / "p", tmp_path / "m", settings=settings)
+    evaluate([tmp_path / "m"], tmp_path / "e")
+    metrics = json.loads((tmp_path / "e" / "metrics.json").read_text())["methods"][0]["metrics"]
+    shown = [row["test_accuracy"] for row in rows(tmp_path / "m")]
+    if every:
+        assert float(shown[-1]) == pytest.approx(metrics["accuracy"]["value"])
+        assert metrics["last_rounds_accuracy"]["value"] == pytest.approx(np.mean([*map(float, shown[-2:])]))
+    else:
+        assert not any(shown)
+        assert "last_rounds_accuracy" not in metrics
+
+
 def test_a_method_on_a_backbone_is_not_given_its_tests(tmp_path):
     partition("writers", tmp_path / "p", clients=4)
     compare(

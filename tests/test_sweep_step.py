@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pflcli.artifacts import embeddings, predictions
+from pflcli.artifacts import codebook, embeddings, predictions
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import UsageError
 from pflcli.metrics import scores
@@ -70,6 +70,7 @@ def test_a_row_is_the_chain_of_commands(small, swept, tmp_path, capacity, k, wei
         np.testing.assert_allclose([float(r["accuracy"]) for r in mine], accuracy, atol=1e-6)
         assert [float(r["lambda"]) for r in mine] == chosen.tolist()
         assert [int(r["n_test"]) for r in mine] == n.tolist()
+        assert [r["name"] for r in mine] == list(codebook.read(open_artifact(small.e)).clients)
         sizes = np.diff(embeddings.read(open_artifact(small.e))["train"].offsets)
         assert [int(r["n_train"]) for r in mine] == np.ceil(capacity * sizes).tolist()
 

@@ -46,13 +46,17 @@ def tested(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[
     """Return the test accuracy after round ``t`` (from 0), nan before the last ``test_last`` rounds; nothing for none.
 
     It is that of the ``owners``' models where the method has them, else of the global model, as FedAttn's Table 1 takes
-    the mean of over its last 100 rounds. It is reported; no round, option or model is chosen by it.
+    the mean of over its last 100 rounds. Where clients adapt after the rounds it is that of the adapted models, in the
+    rounds in which ``personal_every`` has them adapt. It is reported; no round, option or model is chosen by it.
     """
-    settings = run.settings
+    settings, adapts = run.settings, getattr(method, "ADAPTS", False)
     if not settings.test_last:
         return {}
     if t < max(settings.rounds - settings.test_last, 0):
         return {"test_accuracy": math.nan}
+    if adapts:
+        adapted = settings.personal_every and settings.is_due(t, settings.personal_every)
+        return {"test_accuracy": accuracy(run, method, state, "test") if adapted else math.nan}
     own = accuracy(run, method, state, "test") if hasattr(method, "PERSONAL") else math.nan
     # Options may leave clients without models of their own, as FedAttn's without attention do.
     return {"test_accuracy": run.accuracy(state["global"], "test") if math.isnan(own) and "global" in state else own}

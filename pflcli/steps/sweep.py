@@ -5,6 +5,8 @@ Every row of its table is what ``build-datastore --capacity``, ``personalize knn
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import threading
@@ -18,9 +20,10 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from pflcli import config, sources
-from pflcli.artifacts import embeddings
+from pflcli.artifacts import codebook, embeddings
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
+from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError, UsageError, closest
@@ -145,7 +148,7 @@ def sweep(
         }
         work.write("metrics.json", (json.dumps(metrics, indent=1) + "\n").encode())
         work.write("table.csv", _csv([*rows[0]], [[*row.values()] for row in rows]))
-        work.write("clients.csv", _clients(found, points, new))
+        work.write("clients.csv", _clients(found, points, new, codebook.read(origin)))
         work.write("sweep.png", curves.sweep(rows, points.axes, plot))
         own = [row for row in rows if row["lambda"] == TUNED]
         best = max(own, key=lambda row: row["validation_accuracy"] or 0.0)
@@ -227,23 +230,25 @@ def _rows(found: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[di
     return rows
 
 
-def _clients(found: Counts, points: Grid, new: NDArray[np.bool_] | None) -> bytes:
-    """Return what each client chose, and how it then fares, at every point."""
+def _clients(found: Counts, points: Grid, new: NDArray[np.bool_] | None, known: Codebook) -> bytes:
+    """Return the lambda that each client chose, and its accuracy then, at every point."""
     beside = [] if new is None else ["unseen"]
+    names = known.client_names(len(found.weight))
     rows = []
     for client, c, i, s in np.ndindex(found.weight.shape):
         n = int(found.n["test"][client])
         accuracy = None if n == 0 else round(float(found.test[client, c, i, s, -1]) / n, 6)
         at = [points.capacity[c], points.k[i], points.sigma[s]]
         chosen = [int(found.stored[client, c]), n, float(found.weight[client, c, i, s]), accuracy]
-        rows.append([client, *at, *chosen, *([] if new is None else [int(new[client])])])
-    heading = ["client", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
+        rows.append([client, names[client], *at, *chosen, *([] if new is None else [int(new[client])])])
+    heading = ["client", "name", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
     return _csv(heading, rows)
 
 
 def _csv(heading: list[str], rows: list[list[Any]]) -> bytes:
-    lines = [heading, *([_cell(value) for value in row] for row in rows)]
-    return ("\n".join(",".join(line) for line in lines) + "\n").encode()
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heading, *([_cell(value) for value in row] for row in rows)])
+    return text.getvalue().encode()
 
 
 def _cell(value: Any) -> str:
