@@ -243,19 +243,52 @@ def test_a_dry_run_says_that_it_would_resume(small, unfinished, tree):
     assert tree(unfinished.parent) == before
 
 
+def cut(content):
+    return content[:-100]
+
+
+def flipped(at):
+    """Flip a bit at a fraction of a file."""
+
+    def change(content):
+        place = int(at * len(content))
+        return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+    return change
+
+
+DAMAGE = [lambda content: b"", lambda content: b"\x08\0\0\0\0\0\0\0{}      ", cut, flipped(0.9)]
+
+
 @pytest.mark.parametrize("forced", [False, True])
-@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", None])
-def test_a_damaged_checkpoint(small, tmp_path, content, forced):
+@pytest.mark.parametrize("change", DAMAGE)
+def test_a_damaged_checkpoint(small, tmp_path, change, forced):
     """What the message says to type begins anew, also where --force would go on with what it began."""
     unfinished = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         train(small, unfinished, Stop(2), force=forced)
     path = unfinished.with_name("out.partial") / "checkpoint" / "state.safetensors"
-    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
-    with pytest.raises(InputError, match=r"the checkpoint in .* is damaged") as error:
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=r"checkpoint .*state.safetensors is damaged") as error:
         train(small, unfinished, Stop(), force=forced)
     assert f"rm -r {unfinished}.partial" in error.value.fix[0]
     shutil.rmtree(f"{unfinished}.partial")
     train(small, unfinished, Stop(), force=forced)
     train(small, tmp_path / "whole", Stop())
     same(unfinished, tmp_path / "whole")
+
+
+def test_a_damaged_table(small, tmp_path):
+    """Rows of clients are checked before a run goes on from them."""
+
+    def step(watch):
+        few = {"model": "mlp", "rounds": 3}
+        return personalize("ditto", small.p, tmp_path / "out", settings=few, manner=Manner(watch=watch, threads=1))
+
+    with pytest.raises(KeyboardInterrupt):
+        step(Stop(1))
+    path = tmp_path / "out.partial" / "checkpoint" / "table-0.rows"
+    path.write_bytes(flipped(0.5)(path.read_bytes()))
+    with pytest.raises(InputError, match=r"table-0\.rows is damaged: row \d+ is not what was written") as error:
+        step(Stop())
+    assert error.value.fix == (f"rm -r {tmp_path / 'out.partial'}, and begin anew",)

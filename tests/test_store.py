@@ -275,6 +275,30 @@ def test_the_same_request_resumes_from_the_last_checkpoint(tmp_path):
     assert listing(out) == ["a.txt", "manifest.json"]
 
 
+@pytest.mark.parametrize("change", [
+    lambda raw: raw[:-1], lambda raw: raw.replace(b"0.3", b"0.4"), lambda raw: b"[]", lambda raw: b"",
+    lambda raw: raw.replace(b'"force": false', b'"force": true'), lambda raw: raw.replace(b'"seal"', b'"none"'),
+])  # fmt: skip
+def test_a_damaged_draft_is_refused(tmp_path, change, tree):
+    unfinished(tmp_path / "out", draft(), b"one")
+    path = tmp_path / "out.partial" / "draft.json"
+    path.write_bytes(change(path.read_bytes()))
+    before = tree(tmp_path)
+    for manner in (Manner(), FORCE):
+        with pytest.raises(InputError, match=r"draft\.json is damaged") as error:
+            make(tmp_path / "out", draft(), manner, build)
+        assert f"rm -r {tmp_path / 'out.partial'}" in told(error)
+    assert tree(tmp_path) == before
+
+
+def test_a_writer_that_was_killed_before_its_draft_was_whole(tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "draft.tmp").write_bytes(b'{"kin')
+    make(tmp_path / "out", draft(), Manner(), build)
+    assert listing(tmp_path) == ["out"]
+    assert listing(tmp_path / "out") == ["a.txt", "manifest.json"]
+
+
 def test_a_checkpoint_outlives_further_failures(tmp_path):
     unfinished(tmp_path / "out", draft(), b"one")
     unfinished(tmp_path / "out", draft())
@@ -428,7 +452,7 @@ def test_files_first_manifest_last(tmp_path, monkeypatch):
 
     monkeypatch.setattr(store, "_write", watched)
     make(tmp_path / "out", draft(), Manner(), build)
-    assert order == ["draft.json", "a.txt", "manifest.json"]
+    assert order == ["draft.tmp", "a.txt", "manifest.json"]
 
 
 DIE = """

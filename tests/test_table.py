@@ -74,6 +74,38 @@ def test_a_kept_table_is_found_as_it_was(tmp_path):
     assert worlds.same(found[[0, 1, 3]], stack(7, 2, 6))
 
 
+def test_rows_that_a_checkpoint_needs_are_checked(tmp_path):
+    table = Table(DEFAULT, 4, storage("file", tmp_path))
+    table[[0, 1, 2]] = stack(1, 2, 3)
+    table.keep()
+    table[[0]] = stack(4)
+    held, path = table.pack(), tmp_path / "table-0.rows"
+    content, size = path.read_bytes(), 24 + 8
+    for row in range(4):
+        place = row * size + 5
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        found = storage("file", tmp_path, fresh=False)
+        if row == 0:  # what client 0 held before
+            assert worlds.same(Table.unpack(held, found)[[0]], stack(4))
+        else:
+            with pytest.raises(InputError, match=f"row {row} is not what was written"):
+                Table.unpack(held, found)
+
+
+def test_a_row_is_hashed_when_a_checkpoint_asks_and_after_it_was_written(tmp_path, monkeypatch):
+    table, hashed = Table(DEFAULT, 4, storage("file", tmp_path)), []
+    read = Rows.read
+    monkeypatch.setattr(Rows, "read", lambda self, row, into: (hashed.append(row), read(self, row, into)))
+    table[[0, 1, 2]] = stack(1, 2, 3)
+    assert hashed == []
+    table.pack()
+    table.pack()
+    assert hashed == [0, 1, 2]
+    table[[1]] = stack(4)
+    table.pack()
+    assert hashed == [0, 1, 2, 1]
+
+
 def test_a_file_that_was_cut_is_refused(tmp_path):
     table = Table(DEFAULT, 4, storage("file", tmp_path))
     table[[0, 1]] = stack(1, 2)

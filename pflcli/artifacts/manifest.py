@@ -59,7 +59,7 @@ class Draft:
 
 
 def _fingerprint(identity: Draft | Manifest, schema: int) -> str:
-    return _hash(
+    return digest(
         {
             "kind": identity.kind,
             "schema": schema,
@@ -70,7 +70,8 @@ def _fingerprint(identity: Draft | Manifest, schema: int) -> str:
     )
 
 
-def _hash(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Return a SHA-256 over a value that JSON can hold, whatever the order of names."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -92,7 +93,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of ``manifest.json``: the fields, and behind them ``seal``, SHA-256 over all of them."""
         fields = asdict(self)
-        return json.dumps({**fields, "seal": _hash(fields)}, indent=2) + "\n"
+        return json.dumps({**fields, "seal": digest(fields)}, indent=2) + "\n"
 
 
 def ours(folder: Path) -> bool:
@@ -141,7 +142,7 @@ def _checked(path: Path, fields: dict[str, Any]) -> Manifest:
         if _deeper(fields, _DEPTH):
             raise ValueError("nested too deeply")
         manifest = _schema().validate_python(fields)
-        fingerprint, whole = _fingerprint(manifest, manifest.schema), _hash(fields)
+        fingerprint, whole = _fingerprint(manifest, manifest.schema), digest(fields)
     except ValueError:  # pydantic's error is a ValueError
         raise InputError(f"{path} is damaged: it is not a manifest") from None
     for name, facts in manifest.files.items():

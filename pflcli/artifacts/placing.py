@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pflcli.artifacts import drafts
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Draft
 from pflcli.errors import ConflictError, InputError, UsageError
-
-DRAFT = "draft.json"
-"""Names the request of an artifact until the last step of writing it: also in its place, until all is tidied up."""
 
 _SUFFIX = len(".replaced-") + 7  # process ids have at most 7 digits
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -105,7 +103,7 @@ def unlisted(out: Path) -> list[str]:
     except InputError:
         text = (out / manifests.NAME).read_text(encoding="utf-8", errors="replace")
         listed = set(re.findall(r'"([^"\n]+)": \{\s*"sha256"', text))
-    known = {*listed, manifests.NAME, DRAFT}
+    known = {*listed, manifests.NAME, drafts.NAME}
     return sorted(
         item.name for item in out.iterdir() if item.name not in known or (item.is_dir() and not item.is_symlink())
     )
@@ -171,7 +169,7 @@ def left(out: Path) -> list[Path]:
     except OSError:
         return []
     begun = partial(out)
-    if manifests.ours(out) and manifests.ours(begun) and not (begun / DRAFT).exists():
+    if manifests.ours(out) and manifests.ours(begun) and not (begun / drafts.NAME).exists():
         remains.append(begun)  # exchanged, and not renamed yet
     return remains
 
@@ -187,7 +185,7 @@ def tidy(out: Path) -> None:
             if ours or item.is_symlink():
                 _remove(item)
     with suppress(OSError):
-        (out / DRAFT).unlink(missing_ok=True)
+        (out / drafts.NAME).unlink(missing_ok=True)
 
 
 def _remove(folder: Path) -> None:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+from pflcli.artifacts import drafts, placing
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts import placing
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.manifest import Draft, Manifest
 from pflcli.artifacts.rows import Rows
@@ -50,12 +48,12 @@ def decide(out: Path, draft: Draft, *, force: bool) -> tuple[Decision, str]:
     if old is not None and old.fingerprint == draft.fingerprint:
         if not force:
             return Decision.UP_TO_DATE, f"{out} was made by this very request"
-        if _read_draft(out).get("fingerprint") == draft.fingerprint:
+        if _tidying(out, draft):
             return Decision.UP_TO_DATE, f"{out} was made by this very request, killed while it tidied up"
     placing.check(out, draft)
     partial = placing.partial(out)
-    begun = _read_draft(partial)
-    if not begun and partial.is_dir() and any(partial.iterdir()) and not manifests.ours(partial):
+    begun = drafts.read(partial)
+    if not begun and _foreign(partial):
         raise ConflictError(f"{partial} is needed and was not made by pfl", "choose another folder for --out")
     stands = old is not None or damage is not None
     if not stands and out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -114,12 +112,17 @@ def _changes(old: Manifest, draft: Draft) -> list[str]:
     return lines or [f"schema: {old.schema} -> {manifests.SCHEMAS[draft.kind]}"]
 
 
-def _read_draft(folder: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads((folder / placing.DRAFT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return raw if isinstance(raw, dict) else {}
+def _tidying(out: Path, draft: Draft) -> bool:
+    """Whether the artifact at ``out`` was put there by a writer of this request that was killed while it tidied up."""
+    with suppress(InputError):
+        return drafts.read(out).get("fingerprint") == draft.fingerprint
+    return False
+
+
+def _foreign(partial: Path) -> bool:
+    """Whether a folder without a draft holds what pfl did not write."""
+    held = {item.name for item in partial.iterdir()} if partial.is_dir() else set()
+    return not held <= {drafts.FRESH} and not manifests.ours(partial)
 
 
 class Work:
@@ -155,9 +158,8 @@ class Work:
             if decision is Decision.RESUME:
                 self.whole = self._left_whole()
             else:
-                placing.clear(self.folder, {placing.DRAFT})  # which says whose the folder is, until it is overwritten
-                begun = {**asdict(draft), "fingerprint": draft.fingerprint, "force": force}
-                _write(self.folder / placing.DRAFT, [json.dumps(begun).encode()])
+                placing.clear(self.folder, {drafts.NAME})  # which says whose the folder is, until it is replaced
+                _replace(self.folder / drafts.NAME, self.folder / drafts.FRESH, drafts.content(draft, force=force))
         except OSError as error:
             os.close(self._lock)
             raise InputError(f"cannot write to {self.folder}: {error.strerror}") from None
@@ -218,12 +220,9 @@ class Work:
     def checkpoint(self, content: bytes) -> None:
         """Replace the checkpoint at once: a killed writer leaves the old one or the new one, never a mixture."""
         folder = self.folder / "checkpoint"
-        fresh = folder / "state.tmp"
         try:
             folder.mkdir(exist_ok=True)
-            _write(fresh, [content])
-            fresh.replace(folder / "state.safetensors")
-            _sync(folder)
+            _replace(self.folder / _CHECKPOINT, folder / "state.tmp", content)
         except OSError as error:
             raise InputError(f"cannot write a checkpoint to {folder}: {error.strerror}") from None
 
@@ -265,9 +264,9 @@ class Work:
             if decision is Decision.UP_TO_DATE:  # brought there meanwhile by something else
                 shutil.rmtree(self.folder)
                 return
-            placing.clear(self.folder, {*manifest.files, manifests.NAME, placing.DRAFT})
+            placing.clear(self.folder, {*manifest.files, manifests.NAME, drafts.NAME})
             with suppress(OSError):
-                (self.out / placing.DRAFT).unlink(missing_ok=True)  # only the new one is to be finished from now on
+                (self.out / drafts.NAME).unlink(missing_ok=True)  # only the new one is to be finished from now on
             placing.put(self.folder, self.out)
             _sync(self.out.parent)
             placing.tidy(self.out)
@@ -283,6 +282,13 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         file.writelines(chunks)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _replace(path: Path, fresh: Path, content: bytes) -> None:
+    """Write a file at once: whoever is killed leaves the old one or the new one, and maybe ``fresh``."""
+    _write(fresh, [content])
+    fresh.replace(path)
+    _sync(path.parent)
 
 
 def _sync(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,16 @@ def of(net: nn.Module) -> Params:
 def size(params: Mapping[str, Tensor]) -> int:
     """Return the bytes that sending ``params`` once takes."""
     return sum(value.numel() * value.element_size() for value in params.values())
+
+
+def digest(params: Mapping[str, Tensor]) -> str:
+    """Return a SHA-256 over names, types, shapes and values, whatever the order of names."""
+    total = hashlib.sha256()
+    for name in sorted(params):
+        value = params[name].detach().contiguous()
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        total.update(value.flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()
 
 
 def on_cpu(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,12 @@ class Storage(Protocol):
     def write(self, row: int, content: NDArray[np.uint8]) -> None:
         """Replace or append a row."""
 
+    def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
+        """Return a hash (n, 32) of each of ``rows``, of ``size`` bytes; none if they lie in the checkpoint itself."""
+
+    def check(self, rows: NDArray[np.int64], size: int, hashes: NDArray[np.uint8]) -> None:
+        """Raise InputError unless ``rows`` are those that these hashes are of."""
+
     def sync(self) -> None:
         """Return when all that was written will survive a crash."""
 
@@ -53,6 +59,13 @@ class Memory:
     def write(self, row: int, content: NDArray[np.uint8]) -> None:
         """Replace or append a row."""
         self.rows[row] = content.copy()
+
+    def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
+        """Return none: a checkpoint holds the rows themselves."""
+        return np.empty((0, 32), np.uint8)
+
+    def check(self, rows: NDArray[np.int64], size: int, hashes: NDArray[np.uint8]) -> None:
+        """Check nothing: rows come from the checkpoint."""
 
     def sync(self) -> None:
         """Nothing survives this process."""
@@ -157,8 +170,8 @@ class Table:
 
     def remembered(self, held: Mapping[str, Tensor]) -> Snapshot:
         """Return the snapshot that ``held`` was packed from, after ``unpack`` of the table that it was taken of."""
-        _write_rows(held, self.storage)
         snapshot = Snapshot(self, held[f"{_MARK}row"].cpu().numpy())
+        snapshot._restore(held)
         self._used = max(self._used, int(snapshot._row.max(initial=-1)) + 1)
         self.keep()
         return snapshot
@@ -168,7 +181,11 @@ class Table:
         return {**self._packed(set(self._row.tolist())), **{f"default:{n}": value for n, value in self.default.items()}}
 
     def _packed(self, rows: set[int]) -> dict[str, Tensor]:
-        facts = {"row": torch.from_numpy(self._row.copy()), "number": torch.tensor(self.storage.number)}
+        facts = {
+            "row": torch.from_numpy(self._row.copy()),
+            "number": torch.tensor(self.storage.number),
+            "hashes": torch.from_numpy(self.storage.hashes(self._row[self.written], self._size).copy()),
+        }
         known = self.storage.rows if isinstance(self.storage, Memory) else {}
         return {
             **{f"{_MARK}{name}": value for name, value in facts.items()},
@@ -182,14 +199,21 @@ class Table:
 
     @classmethod
     def unpack(cls, held: Mapping[str, Tensor], storage: Storage) -> Table:
-        """Undo ``pack``; a ``storage`` other than memory holds the rows already."""
+        """Undo ``pack``; a ``storage`` other than memory holds the rows already. Raises InputError if they differ."""
         default = {n.removeprefix("default:"): v for n, v in held.items() if n.startswith("default:")}
         row = held[f"{_MARK}row"].cpu().numpy()
         table = cls(default, len(row), storage)
         table._row, table._used = row, int(row.max(initial=-1)) + 1
         table.keep()
-        _write_rows(held, storage)
+        table._restore(held)
         return table
+
+    def _restore(self, held: Mapping[str, Tensor]) -> None:
+        """Write the packed rows to the storage, or check those that it holds already."""
+        for name, value in held.items():
+            if name.startswith("rows:"):
+                self.storage.write(int(name.removeprefix("rows:")), value.cpu().numpy())
+        self.storage.check(self._row[self.written], self._size, held[f"{_MARK}hashes"].cpu().numpy())
 
     def columns(self) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], Iterator[bytes]]]:
         """Yield every parameter of the written clients: name, type, shape (n, ...) and its bytes, row after row."""
@@ -234,13 +258,6 @@ class Mark:
 
 
 _MARK = "table:"
-
-
-def _write_rows(held: Mapping[str, Tensor], storage: Storage) -> None:
-    """Write the packed rows, if there are any, to the storage."""
-    for name, value in held.items():
-        if name.startswith("rows:"):
-            storage.write(int(name.removeprefix("rows:")), value.cpu().numpy())
 
 
 def _layout(default: Params) -> tuple[dict[str, slice], int]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
 
 from pflcli import config, models, rng
 from pflcli.artifacts.artifact import Artifact
@@ -24,12 +20,11 @@ from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
 from pflcli.fl.normalizing import normalized
 from pflcli.fl.run import Run
-from pflcli.fl.table import Table
 from pflcli.settings import Settings
 from pflcli.steps import history, machine, states
-from pflcli.steps.best import Best, better
-from pflcli.steps.history import Row
+from pflcli.steps.best import better
 from pflcli.steps.making import Manner, heard
+from pflcli.steps.progress import Progress, pack, unpack
 
 _LATER = {"report": "last", "normalize": "none", "personal_every": 0}
 """Settings that came later, with the values that are not recorded, so that old requests hold."""
@@ -79,45 +74,6 @@ def _federation(data: Partition, device: str) -> Federation:
     return Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new, data.cluster)
 
 
-@dataclass
-class Progress:
-    """How far a run has come: the method's state, a row per round, the best one, and what clients have answered.
-
-    ``before`` holds the row of what ``setup`` sent, if it did; ``best`` is looked for only if that round is to be
-    reported. Each of ``answers`` holds a number of clients and, for them, a split's parts by name and ``tuned`` values.
-    """
-
-    state: dict[str, Any]
-    before: list[Row] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    answers: list[tuple[int, dict[str, dict[str, torch.Tensor]]]] = field(default_factory=list)
-    best: Best | None = None
-
-    @property
-    def reported(self) -> dict[str, Any]:
-        """Return the state that is kept and answers."""
-        return self.state if self.best is None else self.best.state
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a summary says of the round that is reported."""
-        if self.best is None:
-            return {"reported": "last round"}
-        return {"reported": f"best round by validation: {self.best.round}", "reported_round": self.best.round}
-
-    @property
-    def answered(self) -> int:
-        """How many clients have answered."""
-        return sum(clients for clients, _ in self.answers)
-
-    def joined(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return all answers, behind one another."""
-        pieces = [found for _, found in self.answers]
-        return {
-            key: {name: torch.cat([found[key][name] for found in pieces]) for name in parts}
-            for key, parts in (pieces[0].items() if pieces else ())
-        }
-
-
 def reported(artifact: Artifact) -> dict[str, Any]:
     """Return what the summary of an artifact says of the round that is reported."""
     summary = artifact.manifest.summary
@@ -133,7 +89,7 @@ def resumed(run: Run, method: ModuleType, work: Work, manner: Manner) -> Progres
             return Progress(*history.begin(run, method))
         except InputError as error:  # a method opens no files: what it refuses are the data
             raise UnsuitedError(error.message, *error.fix) from None
-    progress, run.traffic, way = _unpack(saved, work, run)
+    progress, run.traffic, way = unpack(saved, work, run)
     if way != run.engine.way:
         # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.
         run.engine.way = way
@@ -192,7 +148,7 @@ class Checkpoints:
         held = states.tables(self.progress.state)
         for table in held.values():
             table.storage.sync()
-        self._work.checkpoint(_pack(self._run, self.progress))
+        self._work.checkpoint(pack(self._run, self.progress))
         for table in held.values():
             table.keep()
         self._last, self._kept = time.monotonic(), self._mark()
@@ -239,44 +195,6 @@ def rounds(
         manner.watch.say(f"{name}: best round by validation: {progress.best.round} ({progress.best.accuracy:.4f})")
     elif run.settings.report == "best":
         manner.watch.say(f"{name}: no round has a validation accuracy; the last one is reported")
-
-
-def _pack(run: Run, progress: Progress) -> bytes:
-    facts = {
-        "before": json.dumps(progress.before),
-        "rows": json.dumps(progress.rows),
-        "traffic": json.dumps(run.traffic),
-        "engine": run.engine.way,
-        "answered": str(progress.answered),
-    }
-    state = {"state": progress.state, "answers": progress.joined()}
-    if progress.best is not None:
-        facts["best"], state["best"] = progress.best.facts(), progress.best.state
-    flat = states.flatten(state)
-    # The file sorts names, and a sum over layers in another order differs in its last bits.
-    facts["names"] = json.dumps([*flat])
-    return bytes(save(flat, facts))
-
-
-def _unpack(content: bytes, work: Work, run: Run) -> tuple[Progress, dict[str, int], str]:
-    try:
-        with safe_open(work.folder / "checkpoint" / "state.safetensors", "pt") as file:
-            facts = file.metadata()
-        held, known = load(content), dict[int, Table]()
-        flat = {name: held[name] for name in json.loads(facts["names"])}
-        # The best round's tables are snapshots of the last one's, which come first.
-        state, best, found = (
-            states.nest(P.unprefixed(flat, f"{key}/"), run, known) for key in ("state", "best", "answers")
-        )
-        answers = [(int(facts["answered"]), found)] if found else []
-        before, rows = json.loads(facts["before"]), json.loads(facts["rows"])
-        progress = Progress(state, before, rows, answers)
-        progress.best = Best.of(facts["best"], best) if "best" in facts else None
-        return progress, json.loads(facts["traffic"]), facts["engine"]
-    except (SafetensorError, TypeError, KeyError, ValueError):
-        raise InputError(
-            f"the checkpoint in {work.folder} is damaged", f"rm -r {work.folder}, and begin anew"
-        ) from None
 
 
 def draws(seed: int | None, source: Artifact) -> int:

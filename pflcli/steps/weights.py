@@ -6,7 +6,6 @@ may bear pfl's names (``body.*``, ``head.*``) or those of the library that the b
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from pflcli import registry
 from pflcli.errors import InputError, UsageError
+from pflcli.fl import params as P
 from pflcli.fl.params import Params
 from pflcli.settings import Settings
 
@@ -61,7 +61,7 @@ def read(source: Path | str | Weights) -> Weights:
     for name, value in found.items():
         if not value.isfinite().all():
             raise InputError(f"{path}: {name} is not finite")
-    return Weights(path, found, _digest(found))
+    return Weights(path, found, P.digest(found))
 
 
 def _loaded(path: Path) -> Any:
@@ -70,15 +70,6 @@ def _loaded(path: Path) -> Any:
 
         return load_file(path)
     return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        value = tensors[name].detach().contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def begun(weights: Weights, plan: Settings, init: Params, say: Callable[[str], None]) -> Params:
