@@ -8,11 +8,12 @@ import signal
 import sys
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from typer import Abort, TyperException
-
-from pflcli.cli import app, console
 from pflcli.errors import PflError, closest
+
+if TYPE_CHECKING:
+    from typer import TyperException
 
 _INTERRUPTED = 130
 """Exit code, as of a shell's child that SIGINT ends."""
@@ -25,11 +26,22 @@ def run() -> None:
     except SystemExit as end:
         if end.code == _INTERRUPTED:
             os._exit(_INTERRUPTED)
+        # All is done and said. What Python tidies up from now on would show an interruption as a traceback.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
         raise
+    except KeyboardInterrupt:  # before the command began, while Python read its modules, or just after its end
+        os._exit(_INTERRUPTED)
 
 
 def main(args: list[str] | None = None) -> None:
     """Run ``pfl``; never returns."""
+    # Here, because it takes long enough for somebody to interrupt it.
+    from typer import Abort, TyperException
+
+    from pflcli.cli import app, console
+
     # Idle OpenMP threads that spin slow down small FAISS searches beside torch; read when either is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -59,9 +71,7 @@ def main(args: list[str] | None = None) -> None:
         _mute()
         code = 0
     except Exception as error:
-        # A progress bar that ends on a terminal that has gone fails, after the interruption.
-        gone = isinstance(error, OSError) and isinstance(error.__context__, KeyboardInterrupt)
-        code = _interrupted(arguments) if gone else _unexpected(error, arguments)
+        code = _interrupted(arguments) if _was_interrupted(error) else _unexpected(error, arguments)
     try:
         sys.stdout.flush()
     except OSError:
@@ -78,8 +88,20 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether an interruption led to an error.
+
+    A progress bar fails that ends on a terminal that has gone, and so does the import of a module within another.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _interrupted(arguments: list[str]) -> int:
     """Say how to go on, and return the exit code; a terminal that has gone hears nothing."""
+    from pflcli.cli import console
+
     with suppress(OSError):
         console.fail("interrupted; to go on, type again:", shlex.join(["pfl", *arguments]))
     return _INTERRUPTED
@@ -100,6 +122,8 @@ def _usage(error: TyperException) -> list[str]:
 
 
 def _unexpected(error: Exception, arguments: list[str]) -> int:
+    from pflcli.cli import console
+
     if isinstance(error, OSError) and error.strerror:
         name = f"{error.filename}: " if error.filename else ""
         console.fail(f"{name}{error.strerror}")

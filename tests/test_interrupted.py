@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import signal
+import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -127,6 +129,36 @@ def check(method, tiny, out, monkeypatch, turns, *, kept):
 @pytest.mark.parametrize("method", METHODS)
 def test_interrupted_anywhere(method, tiny, tmp_path, monkeypatch):
     check(method, tiny, tmp_path, monkeypatch, turns=[0], kept=number(method) % 4 == 0)
+
+
+_BEGINS = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pflcli.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+"""
+
+_ENDS = """
+import atexit, os, signal, sys
+sys.argv[1:] = ["--version"]
+atexit.register(lambda: os.kill(os.getpid(), getattr(signal, sys.argv.pop(0))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "code"),
+    [(_BEGINS, "SIGINT", 130), (_ENDS, "SIGINT", -signal.SIGINT), (_ENDS, "SIGTERM", -signal.SIGTERM)],
+    ids=["begins", "ends by SIGINT", "ends by SIGTERM"],
+)
+def test_interrupted_while_python_begins_or_ends_it_shows_no_traceback(before, number, code):
+    program = f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{before}"
+    program += f"sys.argv[0] = {number!r}\nfrom pflcli.__main__ import run\nrun()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (code, "")
 
 
 @pytest.mark.long
