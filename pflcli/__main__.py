@@ -21,12 +21,14 @@ _INTERRUPTED = 130
 
 def run() -> None:
     """Be the process ``pfl``: interrupted, it ends now, and not when the clients are through that its threads train."""
+    sys.unraisablehook = _raise_again
     try:
         main()
     except SystemExit as end:
         if end.code == _INTERRUPTED:
             os._exit(_INTERRUPTED)
         # All is done and said. What Python tidies up from now on would show an interruption as a traceback.
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
@@ -86,6 +88,15 @@ def _mute() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Raise an interruption a moment later that came where Python ignores errors, as in the callback of a weakref."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

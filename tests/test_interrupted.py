@@ -149,16 +149,42 @@ atexit.register(lambda: os.kill(os.getpid(), getattr(signal, sys.argv.pop(0))))
 """
 
 
+_WITHIN = """
+import os, signal, sys, time, weakref
+from pflcli import cli
+
+def command(*_, **__):
+    thing = set()
+    gone = weakref.ref(thing, lambda _: os.kill(os.getpid(), getattr(signal, sys.argv[0])))
+    del thing  # Python ignores what is raised meanwhile
+    time.sleep(30)
+
+cli.app = command
+"""
+
+
+def program(before, number):
+    """Run the process ``pfl`` after some lines that find the name of a signal in sys.argv[0]."""
+    lines = f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{before}"
+    lines += f"sys.argv[0] = {number!r}\nfrom pflcli.__main__ import run\nrun()"
+    return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=60, check=False)
+
+
 @pytest.mark.parametrize(
     ("before", "number", "code"),
     [(_BEGINS, "SIGINT", 130), (_ENDS, "SIGINT", -signal.SIGINT), (_ENDS, "SIGTERM", -signal.SIGTERM)],
-    ids=["begins", "ends by SIGINT", "ends by SIGTERM"],
+    ids=["begins", "ends, SIGINT", "ends, SIGTERM"],
 )
 def test_interrupted_while_python_begins_or_ends_it_shows_no_traceback(before, number, code):
-    program = f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{before}"
-    program += f"sys.argv[0] = {number!r}\nfrom pflcli.__main__ import run\nrun()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = program(before, number)
     assert (ended.returncode, ended.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_an_interruption_that_python_would_ignore_is_none_the_less_one(number):
+    ended = program(_WITHIN, number)
+    assert ended.returncode == 130
+    assert ended.stderr.startswith("pfl: interrupted; to go on, type again:")
 
 
 @pytest.mark.long

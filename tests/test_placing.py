@@ -13,7 +13,7 @@ from test_store import FORCE, build, draft, kill, listing, told
 from pflcli.artifacts import placing, store
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.store import Decision, Work, decide
-from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.steps.making import SILENT, Manner, make
 
 
@@ -53,24 +53,26 @@ STEPS = [
 ]
 
 
+def dying(done, survived, name, step, raised=Killed):
+    """A step that adds its name to what is done, and raises where there are as many as survive."""
+
+    def stepping(*args, **kwargs):
+        if len(done) >= survived:
+            raise raised
+        done.append(name)
+        return step(*args, **kwargs)
+
+    return stepping
+
+
 def die_in_commit(monkeypatch, survived, raised=Killed):
     """Let every step of a commit but the first ``survived`` raise; returns the steps done."""
     done = []
-
-    def watched(name, step):
-        def stepping(*args, **kwargs):
-            if len(done) >= survived:
-                raise raised
-            done.append(name)
-            return step(*args, **kwargs)
-
-        return stepping
-
     commit = Work.commit
 
     def commits(work, *args):
         for where, name in STEPS:
-            monkeypatch.setattr(where, name, watched(name, getattr(where, name)))
+            monkeypatch.setattr(where, name, dying(done, survived, name, getattr(where, name), raised))
         return commit(work, *args)
 
     monkeypatch.setattr(Work, "commit", commits)
@@ -162,6 +164,28 @@ def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monke
     make(out, draft(), Manner(), lambda work: (saved.append(work.saved()), other(work))[1])
     assert saved == [b"state"]
     open_artifact(out).verify()
+
+
+def test_killed_while_it_discards_what_failed(tmp_path, monkeypatch):
+    def failing(work):
+        work.rows(0, fresh=True)
+        for name in "a.txt", "z.txt":
+            work.write(name, b"content")
+        raise ComputationError("it cannot be computed")
+
+    survived, raised = 0, Killed
+    steps = [step for step in STEPS if step[1] in ("rmtree", "unlink")]
+    while raised is Killed:
+        out, done = tmp_path / str(survived), []
+        with monkeypatch.context() as patched:
+            for where, name in steps:
+                patched.setattr(where, name, dying(done, survived, name, getattr(where, name)))
+            with pytest.raises((Killed, ComputationError)) as error:
+                make(out, draft(), Manner(), failing)
+        raised, survived = error.type, survived + 1
+        make(out, draft(), Manner(), build)
+        assert listing(tmp_path) == sorted(map(str, range(survived)))
+    assert survived > 3
 
 
 def test_what_stands_in_its_place_by_then_costs_no_computation(tmp_path):

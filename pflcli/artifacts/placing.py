@@ -200,6 +200,13 @@ def _remove(folder: Path) -> None:
             folder.rmdir()
 
 
+def discard(partial: Path) -> None:
+    """Remove an unfinished folder, last of all what says whose it is."""
+    with suppress(OSError):
+        clear(partial, {drafts.NAME})
+        shutil.rmtree(partial)
+
+
 def clear(folder: Path, keep: Iterable[str]) -> None:
     """Remove all that a folder holds but the names in ``keep``."""
     for item in folder.iterdir():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -188,9 +187,11 @@ class Work:
         So does one whose computation failed: it would fail again at the same place.
         """
         failed = kind is not None and issubclass(kind, ComputationError)
-        if not self._kept and (failed or not (self.folder / _CHECKPOINT).is_file()):
-            shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        try:
+            if not self._kept and (failed or not (self.folder / _CHECKPOINT).is_file()):
+                placing.discard(self.folder)
+        finally:
+            os.close(self._lock)
 
     def write(self, name: str, content: bytes) -> None:
         """Write one file of the artifact; raises InputError if the disk refuses it."""
@@ -262,7 +263,7 @@ class Work:
         decision, _ = decide(self.out, self.draft, force=self.force)
         try:
             if decision is Decision.UP_TO_DATE:  # brought there meanwhile by something else
-                shutil.rmtree(self.folder)
+                placing.discard(self.folder)
                 return
             placing.clear(self.folder, {*manifest.files, manifests.NAME, drafts.NAME})
             with suppress(OSError):
