@@ -159,12 +159,18 @@ def test_precision_and_recall_by_hand():
     assert neighbourhood.precision_recall(own, cluster) == (1, 1)
 
 
-def test_graphs_survive_their_packing():
+@pytest.mark.parametrize("remembered", [11, 10])
+def test_graphs_survive_their_packing(monkeypatch, remembered):
+    """Also in blocks of few clients; with more clients than are remembered it is the last round's."""
+    monkeypatch.setattr(peers, "REMEMBERED", remembered)
+    monkeypatch.setattr(peers, "_CELLS", 33)
     draw = np.random.default_rng(0)
     rounds = draw.random((3, 11, 11)) < 0.5
-    graph = peers.packed(rounds[0][:0])
-    for neighbours in rounds:
-        graph = peers.recorded(graph, neighbours)
+    rounds[2, ::2] = rounds[1, ::2]
+    graph, everybody = torch.zeros(0, 11, 2, dtype=torch.uint8), np.arange(11)
+    for neighbours, cohort in zip(rounds, (everybody, everybody, everybody[1::2]), strict=True):
+        graph = peers.recorded(graph, cohort, [np.flatnonzero(neighbours[i]) for i in cohort])
+    kept = rounds if remembered == 11 else rounds[2:]
     assert graph.dtype == torch.uint8
-    assert graph.shape == (3, 11, 2)
-    np.testing.assert_array_equal(neighbourhood.adjacency(graph.numpy(), 11), rounds)
+    assert graph.shape == (len(kept), 11, 2)
+    np.testing.assert_array_equal(neighbourhood.adjacency(graph.numpy(), 11), kept)

@@ -32,6 +32,19 @@ def sent(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generator
     return received
 
 
+def together(
+    points: NDArray[np.float64], who: NDArray[np.int64], how: str, k: int, rng: np.random.Generator
+) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Return which of ``who`` (q,), places among the points (n, d), are sent the same, each behind what that is (n,).
+
+    As ``sent`` has it; in order of their first places.
+    """
+    if how == "nearest":
+        return alike(sent(points, how, k, rng)[who])
+    label = labels(points, how, k, rng)
+    return [(np.flatnonzero(label[who] == c), label == c) for c in dict.fromkeys(label[who].tolist())]
+
+
 def alike(rows: NDArray[np.bool_]) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Return the distinct rows of (q, n), in order of their first places, each behind all its places."""
     distinct, first, place = np.unique(rows, axis=0, return_index=True, return_inverse=True)

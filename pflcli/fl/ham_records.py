@@ -9,33 +9,45 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+
+MOST = 1000
+"""Clients at most whose attention is kept: a round takes four bytes a pair."""
 
 
 @dataclass
 class Seen:
     """One round of ``clients`` clients: attention ``first`` (m, m) and ``second`` (m, 3), 0 for those that sat it out.
 
-    ``right`` collects which validation samples their hybrids got right.
+    ``right`` collects which validation samples their hybrids got right. Of every round attention is kept with up to
+    ``remember`` clients, of the last round with up to ``MOST``, and not at all with more.
     """
 
     clients: int
+    remember: int
     right: list[NDArray[np.bool_]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.first = torch.zeros(self.clients, self.clients)
-        self.second = torch.zeros(self.clients, 3)
+        self._rounds = int(self.clients <= max(MOST, self.remember))
+        self._first = torch.zeros(self._rounds, self.clients, self.clients)
+        self._second = torch.zeros(self._rounds, self.clients, 3)
 
-    def recorded(self, state: Mapping[str, Any], *, remember: int) -> dict[str, Any]:
-        """Return the records of ``state`` with this round; of more than ``remember`` clients the last round alone."""
+    def add(self, members: NDArray[np.int64], peers: NDArray[np.int64], a: Tensor, b: Tensor) -> None:
+        """Take the attention of ``members`` (q,) to ``peers`` (n,), (q, n), and that of the second layer (q, 3)."""
+        if self._rounds:
+            ids = torch.from_numpy(members)
+            self._first[0, ids[:, None], torch.from_numpy(peers)] = a.cpu()
+            self._second[0, ids] = b.cpu()
+
+    def recorded(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the records of ``state`` with this round."""
         right = np.concatenate([*self.right, np.zeros(0, dtype=bool)])
         accuracy = torch.tensor([right.mean() if len(right) else -1]).float()
         first, second = state["attention"]["first"], state["attention"]["second"]
-        if self.clients > remember:
+        if self.clients > self.remember:
             first, second = first[:0], second[:0]
         return {
-            "attention": {
-                "first": torch.cat([first, self.first[None]]),
-                "second": torch.cat([second, self.second[None]]),
-            },
+            "attention": {"first": torch.cat([first, self._first]), "second": torch.cat([second, self._second])},
             "history": {"hybrid": torch.cat([state["history"]["hybrid"], accuracy])},
         }

@@ -7,7 +7,8 @@ it trains on. A client that never took part has none: it trains alone when it pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,30 +22,45 @@ from pflcli.fl.run import Predictor, Run
 
 State = dict[str, Any]
 
+REMEMBERED = 1000
+"""Clients at most of whose neighbours every round is kept; with more it is the last one."""
+
+_CELLS = 1 << 20
+"""Cells of a table of some clients against all that is made at a time: bounds memory whatever the number of clients."""
+
 
 def setup(run: Run) -> State:
     """Return every client's own ``model``, what it ``sent`` last, and the ``graph`` of who had whom as neighbours."""
-    start = run.start()
-    return {"model": run.table(start), "sent": run.table(start), "graph": packed(np.zeros((0, len(run.clients)), bool))}
+    start, m = run.start(), len(run.clients)
+    graph = torch.zeros(0, m, -(-m // 8), dtype=torch.uint8)
+    return {"model": run.table(start), "sent": run.table(start), "graph": graph}
 
 
-def packed(neighbours: NDArray[np.bool_]) -> Tensor:
-    """Return who has whom (r, m) as one round (1, r, m / 8 rounded up) of bits; no round if r is 0."""
-    bits = torch.from_numpy(np.packbits(neighbours, axis=1))
-    return bits[None] if len(bits) else bits[None][:0]
+def recorded(graph: Tensor, cohort: NDArray[np.int64], neighbours: Sequence[NDArray[np.int64]]) -> Tensor:
+    """Return the graph (r, m, m / 8 rounded up) with one more round.
+
+    In it ``cohort[i]`` has ``neighbours[i]``, and the other clients have theirs. A round takes one bit per pair. With
+    more than ``REMEMBERED`` clients the graph is that of the last round alone.
+    """
+    clients = graph.shape[1]
+    new = graph[-1].cpu().numpy().copy() if len(graph) else np.zeros(graph.shape[1:], np.uint8)
+    for first in range(0, len(cohort), at_once := at_a_time(clients)):
+        new[cohort[first : first + at_once]] = np.packbits(_rows(neighbours[first : first + at_once], clients), axis=1)
+    before = graph.cpu()[: len(graph) if clients <= REMEMBERED else 0]
+    return torch.cat([before, torch.from_numpy(new)[None]])
 
 
-def recorded(graph: Tensor, neighbours: NDArray[np.bool_]) -> Tensor:
-    """Return the graph of all rounds with one more, in which client i has neighbour j if ``neighbours[i, j]``."""
-    new = packed(neighbours)
-    return torch.cat([graph.cpu(), new]) if len(graph) else new
+def at_a_time(clients: int) -> int:
+    """Return of how many clients a table with a cell for each of all ``clients`` is made at a time."""
+    return max(1, _CELLS // clients)
 
 
-def last(graph: Tensor, clients: int) -> NDArray[np.bool_]:
-    """Return who has whom (m, m) after the last round of the graph: nobody before the first."""
-    if not len(graph):
-        return np.zeros((clients, clients), dtype=bool)
-    return np.unpackbits(graph[-1].cpu().numpy(), axis=1, count=clients).astype(bool)
+def _rows(ids: Sequence[NDArray[np.int64]], clients: int) -> NDArray[np.bool_]:
+    """Return which of the clients are among each of ``ids``, (r, m)."""
+    rows = np.zeros((len(ids), clients), dtype=bool)
+    for row, columns in zip(rows, ids, strict=True):
+        row[columns] = True
+    return rows
 
 
 def train(run: Run, state: State, cohort: NDArray[np.int64], t: int) -> NDArray[np.int64]:
@@ -62,27 +78,31 @@ def losses(
 
     It tries all of them on the same samples, ``most`` at most; a model sees those of all that ask for it in one pass.
     """
-    found = {i: np.empty(len(ids)) for i, ids in asked.items()}
-    rows = {i: drawn(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in asked}
-    for j in np.unique(np.concatenate([run.clients[:0], *asked.values()])):
-        who = [i for i, ids in asked.items() if j in ids]
-        values = run.losses_of(P.pick(state["sent"][[j]], 0), [rows[i] for i in who])
-        for i, loss in zip(who, values, strict=True):
-            found[i][asked[i] == j] = loss
-    return found
+    rows = [drawn(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in asked]
+    ends = np.cumsum([0, *map(len, asked.values())])
+    whom, who = np.concatenate([run.clients[:0], *asked.values()]), np.repeat(np.arange(len(asked)), np.diff(ends))
+    found, order = np.empty(len(whom)), np.argsort(whom, kind="stable")
+    models, cuts = np.unique(whom[order], return_index=True)
+    for j, askers in zip(models, np.split(order, cuts)[1:], strict=True):
+        found[askers] = run.losses_of(P.pick(state["sent"][[j]], 0), [rows[place] for place in who[askers]])
+    return {i: found[first:last] for i, (first, last) in zip(asked, itertools.pairwise(ends), strict=True)}
 
 
-def average(run: Run, state: State, cohort: NDArray[np.int64], partners: NDArray[np.bool_], *, uniform: bool) -> None:
+def average(
+    run: Run, state: State, cohort: NDArray[np.int64], partners: Sequence[NDArray[np.int64]], *, uniform: bool
+) -> None:
     """Give each of the cohort the mean of its own model and its partners', weighted by samples or ``uniform``.
 
-    ``partners`` (c, m) are those of client ``cohort[i]`` in row i.
+    ``partners[i]`` are the ids of those of client ``cohort[i]``.
     """
-    weights = partners.astype(np.float64)
-    weights[np.arange(len(cohort)), cohort] = 1
-    if not uniform:
-        weights *= run.federation.sizes("train")
-    for rows, models in mixing.mixed(state["sent"], weights, run.engine.room(P.size(run.init))):
-        state["model"][cohort[rows]] = models
+    for first in range(0, len(cohort), at_once := at_a_time(len(run.clients))):
+        receivers = cohort[first : first + at_once]
+        weights = _rows(partners[first : first + at_once], len(run.clients)).astype(np.float64)
+        weights[np.arange(len(receivers)), receivers] = 1
+        if not uniform:
+            weights *= run.federation.sizes("train")
+        for rows, models in mixing.mixed(state["sent"], weights, run.engine.room(P.size(run.init))):
+            state["model"][receivers[rows]] = models
 
 
 def drawn(rng: np.random.Generator, among: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -96,7 +96,7 @@ class Config:
     """a client's model: its last upload (the paper), the hybrid from which that was trained, or which of the two and
     the global model has the least validation loss; none is best if guarded, else final"""
     remember: Annotated[int, Ge(0)] = 100
-    """attention is kept for every round with up to so many clients, of the last round with more"""
+    """attention is kept for every round with up to so many clients, of the last round with up to 1,000"""
 
     def __post_init__(self) -> None:
         if self.ham_split == "validation" and choices(self):
@@ -155,7 +155,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     # A client's first upload is trained from the global model: before it there is no x_i.
     ready = np.isin(cohort, known) & (run.cfg.variant != "ftl" and not warm)
     run.send("down", start, copies=len(cohort))
-    seen = Seen(len(run.clients))
+    seen = Seen(len(run.clients), run.cfg.remember)
     starts: list[_Start] = [(cohort[~ready], start, {})] if not ready.all() else []
     mean, sketches, loss = Mean(), state["sketches"].clone(), 0.0
     hybrids = _hybrids(run, state, t, known, cohort[ready], sketch, seen)
@@ -171,7 +171,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         best, stale = state["warmup"]["best"], state["warmup"]["stale"]
         found = torch.tensor(loss / run.federation.sizes("train")[cohort].sum())
         return {**state, "warmup": {"best": found.minimum(best), "stale": torch.where(found < best, 0, stale + 1)}}
-    return {**state, **seen.recorded(state, remember=run.cfg.remember)}
+    return {**state, **seen.recorded(state)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
@@ -222,36 +222,36 @@ def _hybrids(
     cfg, start, device = run.cfg, state["global"], run.federation.y.device
     centre = sketch({name: value[None] for name, value in start.items()})
     offsets = state["sketches"][torch.from_numpy(known)] - centre
-    sent = grouping.sent(offsets.numpy(), cfg.clustering, cfg.k, run.rng("clusters", t))
     # Of uploads that several groups are sent, each is sent that of the round before.
     overlap = cfg.clustering == "nearest"
     models = state["models"].snapshot() if overlap else state["models"]
-    for places, which in grouping.alike(sent[np.searchsorted(known, ready)]):
-        members, peers = ready[places], known[which]
-        run.send("down", start, copies=0 if cfg.variant == "aml2" else len(members) * len(peers))
+    asking, draw = np.searchsorted(known, ready), run.rng("clusters", t)
+    for places, which in grouping.together(offsets.numpy(), asking, cfg.clustering, cfg.k, draw):
+        peers = known[which]
         held = models[peers]
         # In the network's order, as gradients are sums over layers: a resumed state has its names in another.
         basis = {name: torch.cat([held[name], start[name][None]]) for name in run.init}
         points = torch.cat([offsets[torch.from_numpy(which)], torch.zeros_like(centre)])
         points = (points + centre if cfg.form == "faithful" else points).float().to(device)
-        me = torch.eye(len(peers), device=device)[torch.from_numpy(np.searchsorted(peers, members))]
-        group = Sent(basis, points, me, cfg.slots.to(device))
-        _train(run, state, t, members, group)
-        theta = state["theta"][members]
-        a, b = group.attention(theta)
-        share = _share(run, members, a, b, group).to(b)
-        state["shares"][torch.from_numpy(members)] = share[:, 0].double().cpu()
-        b = ham.guarded(b, share)
-        ids = torch.from_numpy(members)
-        seen.first[ids[:, None], torch.from_numpy(peers)] = a.cpu()
-        seen.second[ids] = b.cpu()
-        hybrids = group.mixed(a, b)
-        if (t + 1) % run.settings.eval_every == 0:
-            seen.right.append(run.hits(members, hybrids, "validation"))
-        if "hybrids" in state:
-            state["hybrids"][members] = hybrids
-        centred = cfg.form != "faithful"
-        yield members, hybrids, group.through(theta, share, sketch, cfg.lam, centred=centred) if cfg.lam else {}
+        # Layer 1 takes a key of every upload for each client.
+        for members in run.portions(ready[places], points.numel() * points.element_size()):
+            run.send("down", start, copies=0 if cfg.variant == "aml2" else len(members) * len(peers))
+            me = torch.from_numpy(peers == members[:, None]).float().to(device)
+            group = Sent(basis, points, me, cfg.slots.to(device))
+            _train(run, state, t, members, group)
+            theta = state["theta"][members]
+            a, b = group.attention(theta)
+            share = _share(run, members, a, b, group).to(b)
+            state["shares"][torch.from_numpy(members)] = share[:, 0].double().cpu()
+            b = ham.guarded(b, share)
+            seen.add(members, peers, a, b)
+            hybrids = group.mixed(a, b)
+            if (t + 1) % run.settings.eval_every == 0:
+                seen.right.append(run.hits(members, hybrids, "validation"))
+            if "hybrids" in state:
+                state["hybrids"][members] = hybrids
+            centred = cfg.form != "faithful"
+            yield members, hybrids, group.through(theta, share, sketch, cfg.lam, centred=centred) if cfg.lam else {}
     if overlap:
         models.release()
 

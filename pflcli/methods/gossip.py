@@ -47,14 +47,10 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Train, receive k models, average."""
     cohort = run.cohort(t)
     reachable = peers.train(run, state, cohort, t)
-    partners = np.zeros((len(cohort), len(run.clients)), dtype=bool)
-    for place, i in enumerate(cohort):
-        partners[place, peers.drawn(run.rng("asked", t, i), reachable[reachable != i], run.cfg.k)] = True
-    run.send("peer", run.init, copies=int(partners.sum()))
+    partners = [peers.drawn(run.rng("asked", t, i), reachable[reachable != i], run.cfg.k) for i in cohort]
+    run.send("peer", run.init, copies=sum(map(len, partners)))
     peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
-    met = peers.last(state["graph"], len(run.clients))
-    met[cohort] = partners
-    return {**state, "graph": peers.recorded(state["graph"], met)}
+    return {**state, "graph": peers.recorded(state["graph"], cohort, partners)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -89,19 +89,20 @@ def train_round(run: Run, state: State, t: int) -> State:
             state["update"][ids] = {name: new[name] - old[name] for name in run.engine.parameters}
     asked = {int(i): _asked(run, bag[i], reachable[reachable != i], int(i), t) for i in cohort}
     scores = _similarities(run, state, asked, t)
-    partners = np.zeros((len(cohort), len(bag)), dtype=bool)
-    for place, (i, ids) in enumerate(asked.items()):
+    partners = []
+    for i, ids in asked.items():
         if len(ids):
             bag[i] = _updated(run, bag[i], ids, scores[i], t)
         mine = np.flatnonzero(bag[i])
         whole = run.cfg.aggregate == "bag"
         chosen = mine if whole else peers.drawn(run.rng("neighbours", t, i), mine, _sizes(run)[0])
-        partners[place, chosen] = True
+        partners.append(chosen)
         run.send("peer", run.init, copies=len(np.union1d(ids, chosen)))
         if "update" in state:
             run.send("peer", state["update"].default, copies=len(ids))
     peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
-    return {**state, "bag": torch.from_numpy(bag), "graph": peers.recorded(state["graph"], bag)}
+    graph = peers.recorded(state["graph"], cohort, [np.flatnonzero(bag[i]) for i in cohort])
+    return {**state, "bag": torch.from_numpy(bag), "graph": graph}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -30,6 +30,9 @@ YEAR = 2021
 _TRIED = 512
 """Samples at most on which a client tries others' models, the same for all of a round."""
 
+_NEXT = 1 << 32
+"""From the pairs of one client to those of the next."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -54,34 +57,44 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return every client's models, and how often it took which others, and would have by chance: never as yet."""
-    never = torch.zeros((len(run.clients), len(run.clients)), dtype=torch.float64)
-    return {**peers.setup(run), "chance": never, "taken": never.to(torch.int32)}
+    """Return every client's models, and whom it has asked: of each of these ``pairs`` how often it took the other.
+
+    Client i and the other one, j, are the number i 2^32 + j; ``chance`` is how often i would take j by chance alone.
+    """
+    pairs = {"pairs": torch.int64, "chance": torch.float64, "taken": torch.int32}
+    return {**peers.setup(run), **{name: torch.zeros(0, dtype=kind) for name, kind in pairs.items()}}
 
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train; ask and count, or turn to neighbours; average."""
     cohort, cfg = run.cohort(t), run.cfg
     reachable = peers.train(run, state, cohort, t)
-    chance, taken = (state[name].cpu().numpy().copy() for name in ("chance", "taken"))
     first = t < (cfg.t1 or run.settings.rounds // 2)
-    asked, partners = {}, np.zeros((len(cohort), len(run.clients)), dtype=bool)
-    for place, i in enumerate(cohort.tolist()):
-        neighbours = np.flatnonzero(_often(taken[i], chance[i]))
+    asked, partners = {}, {}
+    for i, neighbours in zip(cohort.tolist(), _neighbours(state, cohort), strict=True):
         if first or not len(neighbours):
             asked[i] = peers.drawn(run.rng("asked", t, i), reachable[reachable != i], cfg.n)
         else:
-            partners[place, peers.drawn(run.rng("neighbours", t, i), neighbours, cfg.partners)] = True
+            partners[i] = peers.drawn(run.rng("neighbours", t, i), neighbours, cfg.partners)
+    pairs, chance, taken = ([state[name].cpu().numpy()] for name in ("pairs", "chance", "taken"))
     for i, loss in peers.losses(run, state, asked, _TRIED, t).items():
-        best = asked[i][np.argsort(loss, kind="stable")[: cfg.m]]
-        chance[i, asked[i]] += len(best) / max(len(loss), 1)
-        taken[i, best] += 1
-        partners[np.searchsorted(cohort, i), best] = True
+        best = np.argsort(loss, kind="stable")[: cfg.m]
+        partners[i] = asked[i][best]
+        pairs.append(i * _NEXT + asked[i])
+        chance.append(np.full(len(loss), len(best) / max(len(loss), 1)))
+        taken.append(np.isin(np.arange(len(loss)), best))
         run.send("peer", run.init, copies=len(loss) - len(best))
-    run.send("peer", run.init, copies=int(partners.sum()))
-    peers.average(run, state, cohort, partners, uniform=cfg.uniform)
-    counts = {"chance": torch.from_numpy(chance), "taken": torch.from_numpy(taken)}
-    return {**state, **counts, "graph": peers.recorded(state["graph"], _often(taken, chance))}
+    run.send("peer", run.init, copies=sum(map(len, partners.values())))
+    peers.average(run, state, cohort, [partners[i] for i in cohort.tolist()], uniform=cfg.uniform)
+    known, place = np.unique(np.concatenate(pairs), return_inverse=True)
+    sums = [np.bincount(place, np.concatenate(values), len(known)) for values in (chance, taken)]
+    counts = {
+        "pairs": torch.from_numpy(known),
+        "chance": torch.from_numpy(sums[0]),
+        "taken": torch.from_numpy(sums[1].astype(np.int32)),
+    }
+    graph = peers.recorded(state["graph"], cohort, _neighbours(counts, cohort))
+    return {**state, **counts, "graph": graph}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
@@ -89,6 +102,9 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return peers.predictor(run, state, clients, run.cfg.newcomer_epochs)
 
 
-def _often(taken: NDArray[np.int32], chance: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether others were taken more often than by chance, whose sums of fractions are not exact."""
-    return np.asarray(taken > chance + 1e-6)
+def _neighbours(counts: State, clients: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the others that each of ``clients`` took more often than by chance."""
+    pairs, chance, taken = (counts[name].cpu().numpy() for name in ("pairs", "chance", "taken"))
+    often = pairs[taken > chance + 1e-6]  # sums of fractions are not exact
+    spans = np.searchsorted(often, np.stack([clients, clients + 1], axis=1) * _NEXT)
+    return [often[first:last] % _NEXT for first, last in spans]

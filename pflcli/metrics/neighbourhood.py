@@ -43,10 +43,11 @@ def precision_recall(neighbours: Array, cluster: Array) -> tuple[float, float]:
 
 
 def by_round(
-    graphs: Iterable[Array], cluster: Array | None, able: NDArray[np.int64] | None = None
+    graphs: Iterable[Array], cluster: Array | None, able: NDArray[np.int64] | None = None, first: int = 1
 ) -> list[dict[str, float]]:
     """Return a row for each round's neighbours (m, m): their mean number, and how well they match ``cluster`` (m,).
 
+    ``first`` is the number of the first of these rounds.
     Precision and recall are those of ``precision_recall``; they are left out if the true clusters are not known. Only
     the clients ``able`` to take part in a round, given by their ids, count: others have no neighbours and are nobody's.
     One that could have taken part and has not yet counts as not having found anybody.
@@ -55,7 +56,7 @@ def by_round(
     among = slice(None) if able is None else able
     if cluster is not None:
         cluster = cluster[among]
-    for number, graph in enumerate(graphs, start=1):
+    for number, graph in enumerate(graphs, first):
         found = graph[among][:, among]
         row = {"round": number, "neighbours": float(found.sum(axis=1).mean())}
         if cluster is not None:

@@ -72,7 +72,8 @@ def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
     else:  # whoever is given the same model
         found = state["cluster"]
         graphs = [neighbourhood.together(found) & (found >= 0)]
-    return neighbours(graphs[-1], neighbourhood.by_round(graphs, cluster, able), title, cluster, names)
+    rows = neighbourhood.by_round(graphs, cluster, able, rounds - len(graphs) + 1)
+    return neighbours(graphs[-1], rows, title, cluster, names)
 
 
 def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:

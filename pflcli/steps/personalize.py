@@ -158,12 +158,13 @@ def personalize(
         states.keep(state, work)
         if progress.before or rows:
             work.write("rounds.csv", states.table([*progress.before, *rows]))
-        if len(state.get("graph", ())):
+        last = reported.get("reported_round", len(rows))
+        if count := len(state.get("graph", ())):
             graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
-            work.write("neighbours.csv", states.table(by_round(graphs, data.cluster, run.federation.able)))
+            matches = by_round(graphs, data.cluster, run.federation.able, last - count + 1)
+            work.write("neighbours.csv", states.table(matches))
         if len(attention := state.get("attention", {}).get("first", ())):
             first, second = attention.cpu().numpy(), state["attention"]["second"].cpu().numpy()
-            last = reported.get("reported_round", len(rows))
             numbers = range(last - len(first) + 1, last + 1)
             work.write("attention.csv", states.table(attended(first, second, numbers, data.cluster)))
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
