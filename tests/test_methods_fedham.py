@@ -18,7 +18,7 @@ from torch.nn import functional
 import worlds
 from pflcli import config, models, rng
 from pflcli.fl import engine as engines
-from pflcli.fl import grouping, ham
+from pflcli.fl import grouping, ham, ham_records
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
@@ -424,17 +424,18 @@ def test_cluster_labels():
 
 def test_the_nearest_uploads_by_hand():
     points = np.asarray([[1.0, 0.0], [2.0, 0.1], [0.0, 3.0], [0.2, 1.0], [-1.0, 0.0]])
-    draw = np.random.default_rng(0)
-    received = grouping.sent(points, "nearest", 2, draw)  # of four others two, and its own
+    received = grouping.nearest(points, 2)  # of four others two, and its own
     assert [np.flatnonzero(row).tolist() for row in received] == [[0, 1, 3], [0, 1, 3], [1, 2, 3], [1, 2, 3], [2, 3, 4]]
-    assert grouping.sent(points, "nearest", 3, draw).sum(axis=1).tolist() == [3] * 5  # a third of four, rounded up
-    assert grouping.sent(points, "nearest", 9, draw).sum(axis=1).tolist() == [2] * 5
-    assert grouping.sent(points, "nearest", 1, draw).all()
-    assert grouping.sent(points[:1], "nearest", 2, draw).all()
-    equal = grouping.sent(np.zeros((3, 2)), "nearest", 2, draw)
+    assert grouping.nearest(points, 3).sum(axis=1).tolist() == [3] * 5  # a third of four, rounded up
+    assert grouping.nearest(points, 9).sum(axis=1).tolist() == [2] * 5
+    assert grouping.nearest(points, 1).all()
+    assert grouping.nearest(points[:1], 2).all()
+    equal = grouping.nearest(np.zeros((3, 2)), 2)
     assert [np.flatnonzero(row).tolist() for row in equal] == [[0, 1], [0, 1], [0, 2]]
     label = grouping.labels(points, "k-means", 2, np.random.default_rng(0))
-    assert (grouping.sent(points, "k-means", 2, np.random.default_rng(0)) == (label[:, None] == label)).all()
+    for places, which in grouping.together(points, np.arange(5), "k-means", 2, np.random.default_rng(0)):
+        np.testing.assert_array_equal(places, np.flatnonzero(which))
+        np.testing.assert_array_equal(which, label == label[places[0]])
 
 
 def test_those_who_are_sent_the_same_go_together():
@@ -618,14 +619,23 @@ def test_the_reach_of_mean_shift_by_hand():
     assert grouping._bandwidth(distance[:1, :1]) == 0.0
 
 
-def test_attention_is_kept_for_every_round_of_few_clients_only():
-    shapes = [
-        worlds.play("fedham", worlds.run("fedham", options={"warmup": 1, "remember": cap}))["attention"]["first"].shape[
-            0
-        ]
-        for cap in (7, 6)
-    ]
-    assert shapes == [2, 1]
+def test_attention_is_kept_for_every_round_of_few_clients_only(monkeypatch):
+    def rounds(remember):
+        made = worlds.run("fedham", options={"warmup": 1, "remember": remember})
+        return [len(attention) for attention in worlds.play("fedham", made)["attention"].values()]
+
+    assert [rounds(remember) for remember in (7, 6)] == [[2, 2], [1, 1]]
+    monkeypatch.setattr(ham_records, "MOST", 6)
+    assert [rounds(remember) for remember in (7, 6)] == [[2, 2], [0, 0]]
+
+
+def test_those_who_are_sent_the_same_may_train_some_at_a_time():
+    whole, parts = (worlds.run("fedham", options={"warmup": 1}, participation=1.0) for _ in range(2))
+    parts.engine.room = lambda size: 2
+    expected, found = worlds.play("fedham", whole), worlds.play("fedham", parts)
+    worlds.close(found["global"], expected["global"], atol=1e-5)
+    torch.testing.assert_close(found["attention"], expected["attention"], atol=1e-4, rtol=0)
+    assert parts.traffic == whole.traffic
 
 
 def test_samples_that_ham_learned_from_are_not_answered():

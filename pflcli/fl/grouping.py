@@ -14,33 +14,30 @@ _QUANTILE = 0.3
 """Mean-shift reaches as far as a point, on average, has to go for this share of the others."""
 
 
-def sent(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Return whose point each is sent, (n, n), its own included: ``nearest``, or those of its cluster in ``labels``.
+def nearest(points: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
+    """Return whose point (n, d) each is sent, (n, n): its own and the 1/k of the others, rounded up, of largest cosine.
 
-    ``nearest`` are the 1/k of the others, rounded up, of largest cosine; the first of equal ones.
+    Of equal ones it is the first.
     """
-    if how != "nearest":
-        label = labels(points, how, k, rng)
-        return np.asarray(label[:, None] == label)
     length = np.linalg.norm(points, axis=1, keepdims=True)
     unit = np.divide(points, length, out=np.zeros_like(points), where=length > 0)
     cosine = unit @ unit.T
     np.fill_diagonal(cosine, np.inf)
-    nearest = np.argsort(-cosine, axis=1, kind="stable")[:, : 1 + math.ceil((len(points) - 1) / k)]
+    first = np.argsort(-cosine, axis=1, kind="stable")[:, : 1 + math.ceil((len(points) - 1) / k)]
     received = np.zeros(cosine.shape, dtype=bool)
-    np.put_along_axis(received, nearest, True, axis=1)
+    np.put_along_axis(received, first, True, axis=1)
     return received
 
 
 def together(
     points: NDArray[np.float64], who: NDArray[np.int64], how: str, k: int, rng: np.random.Generator
 ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """Return which of ``who`` (q,), places among the points (n, d), are sent the same, each behind what that is (n,).
+    """Return which of ``who`` (q,), places among the points (n, d), are sent the same points, and which these are (n,).
 
-    As ``sent`` has it; in order of their first places.
+    Each is sent the ``nearest`` ones, or those of its cluster in ``labels``. In order of their first places.
     """
     if how == "nearest":
-        return alike(sent(points, how, k, rng)[who])
+        return alike(nearest(points, k)[who])
     label = labels(points, how, k, rng)
     return [(np.flatnonzero(label[who] == c), label == c) for c in dict.fromkeys(label[who].tolist())]
 

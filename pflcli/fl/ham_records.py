@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
 MOST = 1000
 """Clients at most whose attention is kept: a round takes four bytes a pair."""
 

@@ -16,6 +16,7 @@ from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, parent
 from pflcli.artifacts.codebook import Codebook
 from pflcli.errors import InputError, UsageError
+from pflcli.fl import ham_records
 from pflcli.metrics import neighbourhood
 from pflcli.metrics.attention import pairs
 from pflcli.report.attention import attention
@@ -54,7 +55,9 @@ def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
             f"pfl evaluate {artifact.path} -o DIR draws how well all clients do",
         )
     if not len(next(iter(state.values()))):
-        raise UsageError(f"{artifact.path} holds nothing to draw: no round of {method} went beyond its warm-up")
+        kept = f"{method} keeps no attention of {clients} clients, which are more than {ham_records.MOST}"
+        why = kept if clients > ham_records.MOST else f"no round of {method} went beyond its warm-up"
+        raise UsageError(f"{artifact.path} holds nothing to draw: {why}")
     if chosen and "attention/first" not in state:
         raise UsageError(f"{artifact.path} holds no attention, of which alone rounds can be chosen")
     if "history/rho" in state:
