@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.errors import InputError, UsageError, closest
+from pflcli.foreign import reading, size
 
 
 def assignments(pairs: Sequence[str]) -> dict[str, str]:
@@ -99,10 +100,12 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; raises InputError if it is missing or malformed."""
-    try:
+    """Read a TOML file; raises InputError if it is missing, malformed or too large for a configuration."""
+    with reading(path, "TOML"):
+        if path.stat().st_size > _LARGEST:
+            raise InputError(f"{path} holds {size(path.stat().st_size)}, and {size(_LARGEST)} are the most")
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
+
+
+_LARGEST = 10**6
+"""Bytes of a configuration file."""

@@ -553,8 +553,8 @@ WRONG = {
     "half a client in a file": (f"{W} --config {{bad}}/fraction.toml", 2, "--clients", "valid integer"),
     "an output without a name": (f"{W}/..", 2, "does not name a new folder", "--out runs/x"),
     # 3: an input is missing, damaged or of the wrong kind
-    "a file that is no TOML": (f"{W} --config {{bad}}/broken.toml", 3, "broken.toml is not valid TOML"),
-    "a file that is not there": (f"{W} --config {{bad}}/nowhere.toml", 3, "nowhere.toml: No such file"),
+    "a file that is no TOML": (f"{W} --config {{bad}}/broken.toml", 3, "broken.toml cannot be read as TOML"),
+    "a file that is not there": (f"{W} --config {{bad}}/nowhere.toml", 3, "nowhere.toml does not exist"),
     "an artifact that is not there": ("extract {bad}/nowhere -o {out}", 3, "nowhere does not exist"),
     "a folder that is no artifact": ("extract {bad}/foreign -o {out}", 3, "foreign is not a pfl artifact"),
     "a file that is no artifact": ("show {bad}/file", 3, "file is not a pfl artifact"),

@@ -69,7 +69,7 @@ def test_damaged_cifar_batches_are_refused(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "data_batch_1").write_bytes(b"nonsense")
-    with pytest.raises(InputError, match="CIFAR10 cannot be read"):
+    with pytest.raises(InputError, match="cannot be read as CIFAR10"):
         cifar10.load(tmp_path)
 
 
@@ -84,9 +84,11 @@ def test_nothing_is_downloaded_unasked(tmp_path, monkeypatch):
     datasets = type("datasets", (), {"FashionMNIST": Reader})
     monkeypatch.setattr("pflcli.vision.torchvision", lambda: type("module", (), {"datasets": datasets}))
     (tmp_path / "FashionMNIST" / "raw").mkdir(parents=True)
-    fashion_mnist.load(tmp_path)
+    with pytest.raises(UsageError, match="does not come with pfl"):
+        fashion_mnist.load(tmp_path)
+    assert not asked
     fashion_mnist.load(tmp_path, download=True)
-    assert asked == [False, False, True, True]
+    assert asked == [True, True]
     with pytest.raises(UsageError, match="needs a folder"):
         fashion_mnist.load(None, download=True)
 
@@ -100,7 +102,7 @@ def test_damaged_npz(tmp_path):
     with pytest.raises(InputError, match="no array 'y_train'"):
         fashion_mnist.load(tmp_path)
     np.savez(path, **dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.asarray([{}], dtype=object)))
-    with pytest.raises(InputError, match="cannot be read as NPZ"):  # would need unpickling
+    with pytest.raises(InputError, match="does not unpickle"):
         data.read_npz(path, "x_train")
 
 

@@ -178,7 +178,7 @@ def write_cifar100(root, fine):
 def test_cifar100_keeps_superclasses(tmp_path, monkeypatch):
     fine = [0, 99, 54, 62, 70, 82, 92, 3]
     x, sums = write_cifar100(tmp_path, fine)
-    with pytest.raises(InputError, match="CIFAR100 cannot be read"):  # another file than Krizhevsky's
+    with pytest.raises(InputError, match="cannot be read as CIFAR100"):  # another file than Krizhevsky's
         cifar100.load(tmp_path)
     reader = torchvision().datasets.CIFAR100
     monkeypatch.setattr(reader, "train_list", [["train", sums["train"]]])

@@ -10,21 +10,22 @@ import pytest
 import pflcli
 
 ROOT = Path(pflcli.__file__).parent
-BASE = {"errors", "rng", "registry", "settings", "vision"}
+BASE = {"errors", "foreign", "rng", "registry", "settings", "vision"}
 ALLOWED = {
     "errors": set(),
+    "foreign": {"errors"},
     "rng": set(),
     "settings": set(),
     "vision": set(),
     "registry": {"errors"},
     "sources": {"registry"},
-    "config": {"errors"},
+    "config": {"errors", "foreign"},
     "artifacts": {"errors"},
     "metrics": {"errors"},
     "report": {"errors"},
     "data": BASE,
     "schemes": BASE | {"data"},
-    "readers": {"errors"},
+    "readers": {"errors", "foreign"},
     "models": BASE,
     "fl": BASE,
     "methods": {"fl"},

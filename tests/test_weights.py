@@ -151,7 +151,7 @@ def test_what_cannot_be_read(tmp_path):
         with pytest.raises(InputError, match="cannot be read as weights"):
             initial.read(tmp_path / name)
     (tmp_path / "folder.pt").mkdir()
-    with pytest.raises(InputError, match="is not a file"):
+    with pytest.raises(InputError, match="not a file"):
         initial.read(tmp_path / "folder.pt")
 
 

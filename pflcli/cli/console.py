@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -82,13 +83,25 @@ class Console:
 
 def fail(message: str, *fix: str) -> None:
     """Print an error to stderr, whatever the level."""
-    _put(sys.stderr, f"pfl: {message}", *(f"     {line}" for line in fix if line))
+    lines = (f"pfl: {message}", *(f"     {line}" for line in fix if line))
+    _put(sys.stderr, *(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..." for line in lines))
+
+
+_LONGEST = 2000
+"""Characters of a line of an error: names that others chose may have any number."""
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What steers a terminal, changes the direction of writing, or is no character, where names of others hold it."""
+
+
+def _visible(text: str) -> str:
+    """Return a text with control characters written as Python writes them, such as \\x1b."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _put(stream: TextIO, *lines: str) -> None:
     """Print lines. If nobody reads stderr any more, work goes on without words; a reader of stdout is missed."""
     try:
-        print(*lines, sep="\n", file=stream, flush=stream is sys.stderr)
+        print(*map(_visible, lines), sep="\n", file=stream, flush=stream is sys.stderr)
     except BrokenPipeError:
         if stream is not sys.stderr:
             raise
@@ -131,11 +144,12 @@ def table(
     stream = sys.stderr if to_stderr else sys.stdout
     if not stream.isatty():
         for row in [heading, *rows]:
-            _put(stream, "\t".join(cell.replace("\t", " ") for cell in row))
+            _put(stream, "\t".join(cell.replace("\t", " ").replace("\n", "\\n") for cell in row))
         return
     from pflcli.cli.layout import fitted
 
-    lines, left_out = fitted(heading, rows, _width(stream), gives_way)
+    shown = [[_visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    lines, left_out = fitted(heading, shown, _width(stream), gives_way)
     _put(stream, *lines)
     if left_out:
         columns = f"{len(left_out)} more column{'s' if len(left_out) > 1 else ''}"
@@ -177,11 +191,11 @@ def facts(values: Mapping[str, Any], indent: str = "") -> None:
     """Print nested facts to stdout, a line each."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            print(f"{indent}{key}")
+            _put(sys.stdout, f"{indent}{key}")
             facts(value, indent + "  ")
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             for item in value:
-                print(f"{indent}{key}")
+                _put(sys.stdout, f"{indent}{key}")
                 facts(item, indent + "  ")
         else:
-            print(f"{indent}{key}: {json.dumps(value) if not isinstance(value, str) else value}")
+            _put(sys.stdout, f"{indent}{key}: {json.dumps(value) if not isinstance(value, str) else value}")

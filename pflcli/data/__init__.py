@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pflcli.data._scaling import Scaling
 from pflcli.errors import InputError, PflError, UsageError
+from pflcli.foreign import Npz, parsing, reading
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,11 @@ class Samples:
 
 def read_npz(path: Path, *keys: str) -> list[NDArray[Any]]:
     """Read arrays from an NPZ file without unpickling; raises InputError if it is damaged or lacks a key."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [key for key in keys if key not in file]
-            if missing:
-                raise InputError(f"{path} has no array '{missing[0]}'")
-            return [file[key] for key in keys]
-    except PflError:
-        raise
-    except Exception as error:  # zipfile, zlib and numpy each raise their own kinds on a damaged file
-        raise InputError(f"{path} cannot be read as NPZ: {error}") from None
+    with reading(path, "NPZ"), Npz(path) as file:
+        missing = [key for key in keys if key not in file.names]
+        if missing:
+            raise InputError(f"{path} has no array '{missing[0]}'")
+        return [file.load(key) for key in keys]
 
 
 def joined(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]], names: tuple[str, ...]) -> Samples:
@@ -115,7 +111,8 @@ def train_and_test(path: Path, names: tuple[str, ...]) -> Samples:
     x_train, y_train, x_test, y_test = read_npz(path, "x_train", "y_train", "x_test", "y_test")
     if x_train.shape[1:] != x_test.shape[1:]:
         raise InputError(f"{path}: samples of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]}")
-    return joined([(x_train, y_train), (x_test, y_test)], names)
+    with parsing(str(path), "images and labels"):
+        return joined([(x_train, y_train), (x_test, y_test)], names)
 
 
 def from_torchvision(cls: str, root: Path | None, names: tuple[str, ...], *, download: bool, **options: Any) -> Samples:
@@ -125,11 +122,9 @@ def from_torchvision(cls: str, root: Path | None, names: tuple[str, ...], *, dow
     if root is None:
         raise UsageError(f"--download of {cls} needs a folder to put it in", "--root FOLDER --download")
     reader = getattr(torchvision().datasets, cls)
-    try:
+    with parsing(str(root), cls, "--download fetches it"):  # also a failed download, a checksum, a missing folder
         parts = [reader(str(root), train=train, download=download, **options) for train in (True, False)]
-    except Exception as error:  # a failed download, a checksum, a missing folder: each its own kind
-        raise InputError(f"{cls} cannot be read from {root}: {error}", "--download fetches it") from None
-    return joined([(np.asarray(part.data), np.asarray(part.targets)) for part in parts], names)
+        return joined([(np.asarray(part.data), np.asarray(part.targets)) for part in parts], names)
 
 
 def needs_root(name: str, *files: str, source: str = "") -> PflError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import zlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,25 +12,28 @@ from numpy.typing import NDArray
 
 from pflcli.data import Samples, joined
 from pflcli.errors import InputError
+from pflcli.foreign import reading, require_room
 
 _KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read an IDX file of unsigned bytes, gzipped if its name ends in ``.gz``; raises InputError if it is damaged."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    rank = raw[3] if len(raw) > 3 else 0
-    start = 4 + 4 * rank
-    if raw[:3] != b"\0\0\x08" or len(raw) < start:
-        raise InputError(f"{path} is not an IDX file of unsigned bytes")
-    shape = np.frombuffer(raw, ">u4", rank, offset=4).astype(np.int64)
-    if len(raw) - start != shape.prod():
-        sizes = "x".join(map(str, shape))
-        raise InputError(f"{path} is damaged: {sizes} bytes are announced, {len(raw) - start} are there")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    packed = path.suffix == ".gz"
+    with reading(path, "IDX"), gzip.open(path) if packed else path.open("rb") as file:
+        magic = file.read(4)
+        rank = magic[3] if len(magic) > 3 else 0
+        sizes = file.read(4 * rank)
+        if magic[:3] != b"\0\0\x08" or len(sizes) < 4 * rank:
+            raise InputError(f"{path} is not an IDX file of unsigned bytes")
+        shape = np.frombuffer(sizes, ">u4").tolist()
+        announced = math.prod(shape)
+        require_room(str(path), announced, path.stat().st_size)
+        raw = file.read(announced + 1)
+        if len(raw) != announced:
+            there = f"{len(raw)} are there" if len(raw) < announced else "more are there"
+            raise InputError(f"{path} is damaged: {'x'.join(map(str, shape))} bytes are announced, {there}")
+        return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def read_parts(folders: Sequence[Path], stems: tuple[str, str], names: tuple[str, ...]) -> Samples | None:

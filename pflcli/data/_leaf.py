@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.errors import InputError
+from pflcli.foreign import reading, require_short
 
 
 def files(root: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -29,11 +30,10 @@ def users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:
     Raises InputError if a file is not such JSON, or numbers of samples disagree.
     """
     for path in paths:
-        try:
+        with reading(path, "JSON"):
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{path} cannot be read as JSON: {error}") from None
         for user, told in _announced(path, content):
+            require_short(str(path), user)
             data = content["user_data"].get(user)
             if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in "xy"):
                 raise InputError(f"{path}: user_data of {user} has no lists x and y")

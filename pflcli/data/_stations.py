@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pflcli.data import read_npz
 from pflcli.errors import InputError
+from pflcli.foreign import reading, require_short
 
 _TIME = ("year", "month", "day", "hour")
 _HOUR = timedelta(hours=1)
@@ -32,11 +33,9 @@ def read_csv_stations(
     """
     found: dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
     for path in paths:
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                station, values, direction = _station(path, csv.reader(file), features, directions)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"{path} cannot be read as CSV: {error}") from None
+        with reading(path, "CSV"), path.open(newline="", encoding="utf-8-sig") as file:
+            station, values, direction = _station(path, csv.reader(file), features, directions)
+            require_short(str(path), station)
         if station in found:
             raise InputError(f"{path}: station {station} stands in another file too")
         found[station] = values, direction

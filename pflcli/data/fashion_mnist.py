@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pflcli.data import Samples, from_torchvision, needs_root, train_and_test
+from pflcli.data._idx import read_parts
 
 CLASSES = 10
 NAMES = (
@@ -23,6 +24,8 @@ def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images; raises UsageError if neither layout is found and ``download`` is off."""
     if root is not None and (Path(root) / FILES[0]).is_file():
         return train_and_test(Path(root) / FILES[0], NAMES)
-    if download or (root is not None and (Path(root) / FILES[1]).is_dir()):
-        return from_torchvision("FashionMNIST", root, NAMES, download=download)
+    if download:
+        return from_torchvision("FashionMNIST", root, NAMES, download=True)
+    if root is not None and (samples := read_parts([Path(root) / FILES[1]], ("train", "t10k"), NAMES)) is not None:
+        return samples
     raise needs_root("fashion-mnist", *FILES)

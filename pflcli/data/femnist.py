@@ -54,6 +54,6 @@ def _pixels(images: list[Any], where: str) -> NDArray[np.uint8]:
 
 
 def _labels(labels: list[Any], where: str) -> NDArray[np.int64]:
-    if not all(type(label) is int for label in labels):
-        raise InputError(f"{where}: y is not a list of whole numbers")
+    if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
+        raise InputError(f"{where}: y is not a list of whole numbers from 0 to {CLASSES - 1}")
     return np.asarray(labels, dtype=np.int64)

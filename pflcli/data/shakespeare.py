@@ -13,7 +13,6 @@ from __future__ import annotations
 import gzip
 import json
 import string
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from pflcli.data import Samples, needs_root
 from pflcli.data._leaf import files, users
 from pflcli.errors import InputError
+from pflcli.foreign import reading, require_short
 
 VOCABULARY = "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
 """LEAF's 80 characters; a token is a character's place in it."""
@@ -75,18 +75,24 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), ordered=True, gap=gap, names=NAMES)
 
 
+_UNPACKED = 100
+"""Text packs to a third or less, never to a hundredth."""
+
 _Windows = Iterator[tuple[str, NDArray[np.int16], NDArray[np.int16]]]
 
 
 def _roles(paths: list[Path]) -> _Windows:
     """Yield each role with all windows (n, 80) of its text and the token (n,) that follows each."""
     for path in paths:
-        try:
-            lines = gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()
+        with reading(path, "gzipped JSON lines with user and lines"), gzip.open(path) as file:
+            most = _UNPACKED * path.stat().st_size
+            content = file.read(most + 1)
+            if len(content) > most:
+                raise InputError(f"{path} unpacks to more than {_UNPACKED} times its size, which no play does")
+            lines = content.decode("utf-8").splitlines()
             roles = [(str(role["user"]), "\n".join(role["lines"])) for role in map(json.loads, lines)]
-        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is not gzipped JSON lines with user and lines: {error}") from None
         for role, text in roles:
+            require_short(str(path), role)
             if len(text) > LENGTH:
                 code = tokens(text)
                 yield role, np.lib.stride_tricks.sliding_window_view(code[:-1], LENGTH), code[LENGTH:]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError, closest
+from pflcli.foreign import require_short
 
 NOBODY = "none"
 """What a user types for the client's column when nobody holds the samples yet."""
@@ -60,20 +61,20 @@ class Raw:
     remarks: tuple[str, ...] = ()
 
 
-def text(values: NDArray[Any]) -> NDArray[np.str_]:
-    """Return labels or names (n,) as text: whole floats as integers, NaN and None as nothing.
+def text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
+    """Return labels or names (n,) as text: whole floats as integers, NaN and None as nothing. Errors say ``where``.
 
-    Raises TypeError for what is neither text nor a number.
+    Raises TypeError for what is neither text nor a number, InputError for a name that is too long.
     """
     if values.dtype.kind in "biu":
         return values.astype(np.str_)
-    if values.dtype.kind == "S":
-        return np.char.strip(np.char.decode(values, "utf-8"))
-    if values.dtype.kind in "UTO":
-        return np.asarray([_word(value) for value in values.tolist()], dtype=np.str_)
     if values.dtype.kind == "f":
-        return np.asarray([_word(value) for value in values.astype(np.float64).tolist()], dtype=np.str_)
-    raise TypeError(f"{values.dtype} is neither text nor a number")
+        values = values.astype(np.float64)
+    elif values.dtype.kind not in "SUTO":
+        raise TypeError(f"{values.dtype} is neither text nor a number")
+    words = [_word(value) for value in values.tolist()]
+    require_short(where, max(words, key=len, default=""))
+    return np.asarray(words, dtype=np.str_)
 
 
 def spelled(words: NDArray[np.str_]) -> NDArray[np.str_]:

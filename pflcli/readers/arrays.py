@@ -5,6 +5,7 @@ Series are (n, steps, channels) and images (n, H, W) or (n, H, W, 3), or with ch
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,67 +14,85 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.errors import InputError, PflError, UsageError
+from pflcli.errors import InputError, UsageError
+from pflcli.foreign import Npz, require_room, require_short
 from pflcli.readers import NOBODY, Raw, text, unknown
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def read_npz(path: Path, client: str | None, label: str | None, features: str | None, layout: str | None = None) -> Raw:
-    """Read an NPZ file, without unpickling; raises InputError if it is damaged or does not hold what is asked for."""
-    try:
-        loaded: Any = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise InputError(f"{path} is one array, not an NPZ file", "np.savez('data.npz', x=x, y=y, owner=owner)")
-        with loaded as file:
-            names = list(file.files)
-            return _raw(path.name, names, lambda name: _unpickled(path, name, file), client, label, features, layout)
-    except PflError:
-        raise
-    except Exception as error:  # zipfile, zlib and numpy each raise their own kinds on a damaged file
-        raise InputError(f"{path} cannot be read as NPZ: {error}", "is it whole?") from None
-
-
-def _unpickled(path: Path, name: str, file: Any) -> NDArray[Any]:
-    try:
-        array: NDArray[Any] = file[name]
-    except ValueError as error:
-        if "pickle" not in str(error):
-            raise
-        raise InputError(
-            f"{path.name}: array '{name}' holds Python objects, which pfl does not unpickle",
-            f"save it as numbers or text: {name}=np.asarray({name}.tolist())",
-        ) from None
-    return array
+    """Read an NPZ file; raises InputError if it does not hold what is asked for, other kinds if it is damaged."""
+    with Npz(path) as file:
+        return _raw(path.name, file.names, file.load, client, label, features, layout)
 
 
 def read_hdf5(
     path: Path, client: str | None, label: str | None, features: str | None, layout: str | None = None
 ) -> Raw:
-    """Read an HDF5 file; ``features``, ``label`` and ``client`` may be paths within it, such as ``train/x``."""
+    """Read an HDF5 file; ``features``, ``label`` and ``client`` may be paths within it, such as ``train/x``.
+
+    Links are not followed. Raises InputError if it does not hold what is asked for, other kinds if it is damaged.
+    """
     import h5py
 
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            names: list[str] = []
-            file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-            return _raw(path.name, names, lambda name: _numpy(path.name, file[name]), client, label, features, layout)
-    except PflError:
-        raise
-    except Exception as error:  # a damaged file raises OSError, KeyError or RuntimeError
-        raise InputError(f"{path} cannot be read as HDF5: {error}", "is it whole?") from None
+    with h5py.File(path, "r", locking=False) as file:
+        names = _datasets(path.name, file)
+        return _raw(path.name, names, lambda name: _numpy(path, file[name]), client, label, features, layout)
 
 
-def _numpy(where: str, found: Any) -> NDArray[Any]:
+_DEEPEST = 32
+"""Groups within groups: HDF5 itself follows them by recursion."""
+
+
+def _datasets(where: str, file: Any) -> list[str]:
+    """Return the names of all datasets, each once; raises InputError for groups that lie too deep, or in a ring."""
     import h5py
 
+    names: list[str] = []
+    groups: list[tuple[str, Any]] = [("", file)]
+    while groups:
+        prefix, group = groups.pop()
+        if prefix.count("/") >= _DEEPEST:
+            raise InputError(f"{where} has groups within groups, more than the {_DEEPEST} that pfl follows")
+        for name in group:
+            if isinstance(group.get(name, getlink=True), h5py.HardLink):
+                item = group[name]
+                if isinstance(item, h5py.Group):
+                    groups.append((f"{prefix}{name}/", item))
+                elif isinstance(item, h5py.Dataset):
+                    names.append(f"{prefix}{name}")
+    return sorted(names)
+
+
+def _numpy(path: Path, found: Any) -> NDArray[Any]:
+    import h5py
+
+    what = f"{path.name}: array '{found.name.strip('/')}'"
     if found.external or found.is_virtual:
-        raise InputError(f"{where}: array '{found.name.strip('/')}' lies in other files", "copy it into this one")
+        raise InputError(f"{what} lies in other files", "copy it into this one")
+    if found.shape is None:
+        raise InputError(f"{what} is ragged or empty", "store rows of equal length")
+    piece = math.prod(found.chunks or ()) * found.dtype.itemsize  # HDF5 holds one as a whole
+    require_room(what, max(found.nbytes, piece), found.id.get_storage_size())
     if h5py.check_string_dtype(found.dtype) is not None:
-        return np.asarray(found.asstr()[...])
-    if found.dtype.hasobject or found.shape is None:
-        raise InputError(f"{where}: array '{found.name.strip('/')}' is ragged or empty", "store rows of equal length")
+        return _texts(what, found, path.stat().st_size)
+    if found.dtype.hasobject:
+        raise InputError(f"{what} is ragged or empty", "store rows of equal length")
     return np.asarray(found[...])
+
+
+def _texts(what: str, found: Any, longest: int) -> NDArray[Any]:
+    """Return texts as objects, read a few at a time: each may be as long as the file, and all be one and the same."""
+    texts = np.empty(found.shape, dtype=object)
+    if texts.ndim != 1:
+        return texts  # of a shape that names nothing
+    step = max(8, 2**31 // longest)
+    for first in range(0, len(texts), step):
+        texts[first : first + step] = found.asstr()[first : first + step]
+        for word in texts[first : first + step]:
+            require_short(what, word)
+    return texts
 
 
 def _raw(
@@ -124,7 +143,7 @@ def _class_names(where: str, values: NDArray[Any]) -> tuple[str, ...]:
     """Return the names of classes; an array of another kind names none. Raises InputError for a name that is twice."""
     if values.ndim != 1 or values.dtype.kind not in "UTSO":
         return ()
-    names = tuple(text(values).tolist())
+    names = tuple(text(values, f"{where}: array '{_CLASSES}'").tolist())
     for name, count in Counter(names).items():
         if count > 1 or not name:
             raise InputError(
@@ -139,7 +158,7 @@ def _flat(what: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
         hint = "reshape(-1) makes it so" if values.ndim == 2 and values.shape[1] == 1 else hint
         raise InputError(f"{what} has shape {values.shape} where ({role} of each sample,) is meant", hint)
     try:
-        return text(values)
+        return text(values, what)
     except TypeError as error:
         raise InputError(f"{what}: {error}") from None
 

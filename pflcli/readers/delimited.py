@@ -7,10 +7,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pflcli.errors import InputError, UsageError
 from pflcli.readers.tables import MISSING
+
+_LONGEST = 2**24
+"""Characters that a line may have: a table of 100,000 columns takes a tenth."""
 
 
 class Delimited:
@@ -86,7 +89,7 @@ class Delimited:
         line = 1
         try:
             with self.path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.reader(file, delimiter=self.delimiter, strict=True)
+                reader = csv.reader(self._bounded(file), delimiter=self.delimiter, strict=True)
                 for cells in reader:
                     # As pandas does: a line of nothing but spaces is blank.
                     if cells and not (len(cells) == 1 and cells[0].isspace()):
@@ -99,9 +102,18 @@ class Delimited:
             what = "a double quote opens and does not close" if _is_open(error) else str(error)
             raise InputError(f"{self._at(line)}: {what}", 'a double quote within a cell is written twice: ""') from None
 
+    def _bounded(self, file: TextIO) -> Iterator[str]:
+        """Yield the lines of a file; raises InputError for one without end, or with what is not text."""
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST), ""), 1):
+            if len(line) == _LONGEST:
+                raise InputError(f"{self._at(number)} has more than {_LONGEST} characters", "is it a table?")
+            if "\0" in line:
+                raise InputError(f"{self._at(number)} holds a zero byte, which is not text", "save it as CSV")
+            yield line
+
     def _not_utf8(self, error: UnicodeDecodeError) -> InputError:
         with self.path.open("rb") as file:
-            for line, content in enumerate(file, 1):
+            for line, content in enumerate(iter(lambda: file.readline(4 * _LONGEST), b""), 1):
                 try:
                     content.decode("utf-8")
                 except UnicodeDecodeError as found:
@@ -119,22 +131,19 @@ class Delimited:
         # pandas before 3 reads a lone carriage return before a space again and again.
         old = "\r" in ([self._newlines] if isinstance(self._newlines, str) else self._newlines)
         marks: dict[Any, list[str]] = {at: list(MISSING) for at in others}
-        try:
-            with self.path.open(encoding="utf-8-sig", newline=None if old else "") as file:
-                frame: Any = pd.read_csv(
-                    file,
-                    sep=self.delimiter,
-                    header=0,
-                    names=list(range(len(self.columns))),
-                    usecols=[*texts, *others],
-                    dtype=dict.fromkeys(texts, str),
-                    na_values=marks,
-                    keep_default_na=False,
-                    index_col=False,
-                    low_memory=False,
-                )
-        except (ValueError, pd.errors.ParserError) as error:
-            raise InputError(f"{self.name} cannot be read as CSV: {error}") from None
+        with self.path.open(encoding="utf-8-sig", newline=None if old else "") as file:
+            frame: Any = pd.read_csv(
+                file,
+                sep=self.delimiter,
+                header=0,
+                names=list(range(len(self.columns))),
+                usecols=[*texts, *others],
+                dtype=dict.fromkeys(texts, str),
+                na_values=marks,
+                keep_default_na=False,
+                index_col=False,
+                low_memory=False,
+            )
         if len(frame) != self._records:
             raise InputError(f"{self.name} cannot be read as CSV: {len(frame)} of {self._records} records were found")
         return {at: frame[at] for at in (*texts, *others)}

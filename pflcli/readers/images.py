@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError
+from pflcli.foreign import parsing, require_file, require_room
 from pflcli.readers import NOBODY, Raw, unprintable
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+_FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP")
+"""What such a file may hold, whatever its name. Pillow would take others, and run Ghostscript for one of them."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,20 @@ class Found:
 
 
 def find(root: Path, client: str | None) -> Found:
-    """Find the images; raises InputError if there is none, or one lies at another depth."""
+    """Find the images; raises InputError if there is none, or one lies at another depth or is no plain file."""
     clients = client != NOBODY
     layout = "CLIENT/LABEL/IMAGE" if clients else "LABEL/IMAGE"
     # Hidden files are what systems leave behind, such as .DS_Store.
     files = [
         path
         for path in sorted(root.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+        if not path.is_dir() and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
     for path in files:
         unprintable(path)
     images = [path for path in files if path.suffix.lower() in SUFFIXES]
+    for path in images:
+        require_file(path)
     if not images:
         some = f", but {files[0].relative_to(root)}" if files else ""
         raise InputError(f"{root} holds no image{some}", f"images are {', '.join(SUFFIXES)} files at {layout}")
@@ -67,7 +73,10 @@ def read(found: Found, resize: int | None, advance: Callable[[int, str], None]) 
     """
     pixels: list[NDArray[np.uint8]] = []
     for path in found.paths:
-        image = _pixels(path, resize)
+        with parsing(str(path), "an image", "mend it or take it away"):
+            image = _pixels(path, resize)
+        if not pixels:
+            require_room(f"{found.root} ({len(found.paths)} images)", len(found.paths) * image.nbytes)
         if pixels and image.ndim != pixels[0].ndim:
             kinds = {2: "grey", 3: "in colour"}
             raise InputError(
@@ -99,18 +108,14 @@ def read(found: Found, resize: int | None, advance: Callable[[int, str], None]) 
 def _pixels(path: Path, resize: int | None) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(path) as opened:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as many pixels are an error
+        with Image.open(path, formats=_FORMATS) as opened:
             # As a viewer shows it: cameras store how they were held.
             image = _plain(ImageOps.exif_transpose(opened), path)
             if resize is not None:
                 image = image.resize((resize, resize), Image.Resampling.BILINEAR)
             return np.array(image, dtype=np.uint8)
-    except InputError:
-        raise
-    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError and their own
-        what = str(error).replace(str(path), "").strip(" '")
-        raise InputError(f"{path} cannot be read as an image: {what}", "mend it or take it away") from None
 
 
 def _plain(image: Any, path: Path) -> Any:

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.errors import InputError, UsageError
+from pflcli.foreign import require_room
+
+_BATCH = 8192
 
 
 class Parquet:
     """A Parquet file; rows are counted from 1 in messages."""
 
     def __init__(self, path: Path) -> None:
-        """Open ``path``; raises UsageError without pyarrow, InputError for a damaged file."""
+        """Open ``path``; raises UsageError without pyarrow, its own errors for a damaged file."""
         try:
-            import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError:
             raise UsageError(
@@ -23,28 +25,28 @@ class Parquet:
             ) from None
         self.path = path
         self.name = path.name
-        try:
-            self._file: Any = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._damaged(error) from None
+        self._file: Any = pq.ParquetFile(path)
         # What pandas keeps its row numbers in bears no name of the user's.
         names = self._file.schema_arrow.names
         self.columns = ["" if name.startswith("__index_level_") else name for name in names]
 
-    def _damaged(self, error: Exception) -> InputError:
-        return InputError(f"{self.path} cannot be read as Parquet: {error}", "is it whole?")
-
     def load(self, texts: Sequence[int], others: Sequence[int]) -> dict[int, Any]:
-        """Return columns as pandas Series by position; see ``tables.Table``."""
+        """Return columns as pandas Series by position; see ``tables.Table``. Raises InputError for too many rows."""
+        rows = self._file.metadata.num_rows
+        require_room(f"{self.name} ({rows} rows)", rows * (len(texts) + len(others)) * 8, self.path.stat().st_size)
         return {at: self._plain(at, as_text=at in texts) for at in (*texts, *others)}
 
     def _column(self, at: int) -> Any:
         import pyarrow as pa
 
-        try:
-            return self._file.read(columns=[self.columns[at]]).column(self.columns[at])
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._damaged(error) from None
+        chunks: list[Any] = []
+        held = 0
+        for batch in self._file.iter_batches(columns=[self.columns[at]], batch_size=_BATCH):
+            chunks += batch.columns[:1]
+            held += batch.nbytes
+            # A value that is stored once may stand in every row.
+            require_room(f"{self.name}: column '{self.columns[at]}'", held, self.path.stat().st_size)
+        return pa.chunked_array(chunks, self._file.schema_arrow.field(self.columns[at]).type)
 
     def _plain(self, at: int, *, as_text: bool) -> Any:
         import pyarrow as pa

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError, UsageError
+from pflcli.foreign import NAME_LENGTH
 from pflcli.readers import NOBODY, Column, Like, Raw, is_number, ordered, spelled, text, unknown
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "-")
@@ -80,7 +81,9 @@ def read(
     chosen, places, values, skipped = [], [], [], []
     for at in candidates:
         series = loaded.pop(at)
-        words = _words(series) if at in coded else _few_words(series) if categorical != NOBODY and not like else None
+        place = f"{table.name}: column '{columns[at]}'"
+        few = categorical != NOBODY and not like
+        words = _words(series, place) if at in coded else _few_words(series, place) if few else None
         if words is not None:
             column = Column(columns[at], tuple(coded.get(at, ())) or _known(table, columns[at], words))
             values.append(_one_hot(table, at, words, column, like))
@@ -105,8 +108,8 @@ def read(
     ]
     return Raw(
         x=np.concatenate(values, axis=1),
-        label=text(loaded[target].to_numpy(object)),
-        owner=None if whose is None else text(loaded[whose].to_numpy(object)),
+        label=text(loaded[target].to_numpy(object), f"{table.name}: column '{label}'"),
+        owner=None if whose is None else text(loaded[whose].to_numpy(object), f"{table.name}: column '{client}'"),
         place=lambda row, role, at: _place(table, row, {"label": label, "client": client}.get(role) or places[at[0]]),
         columns=tuple(chosen),
         remarks=tuple(remarks),
@@ -149,17 +152,19 @@ def _choice(
     return asked, {at: () for at in coded}
 
 
-def _words(column: Any) -> NDArray[np.str_]:
+def _words(column: Any, where: str) -> NDArray[np.str_]:
     """Return what stands in a column of words (n,), empty where it lacks a value."""
-    words = text(column.to_numpy(object))
+    words = text(column.to_numpy(object), where)
     return spelled(np.where(np.isin(words, MISSING), "", words))
 
 
-def _few_words(column: Any) -> NDArray[np.str_] | None:
+def _few_words(column: Any, where: str) -> NDArray[np.str_] | None:
     """Return the words of a column that holds few different ones, each of them often; None for another column."""
-    if column.dtype.kind in "biufmMc" or not all(isinstance(cell, str) for cell in column.dropna()):
+    if column.dtype.kind in "biufmMc":
         return None
-    words = _words(column)
+    if not all(isinstance(cell, str) and len(cell) <= NAME_LENGTH for cell in column.dropna()):
+        return None
+    words = _words(column, where)
     different = {word for word in np.unique(words).tolist() if word}
     strange = any(is_number(word) or any(re.fullmatch(hint, word) for hint in _HINTS) for word in different)
     return None if strange or not 2 <= len(different) <= min(_FEW, len(words) // 5) else words

@@ -9,6 +9,7 @@ from pflcli import registry
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import InputError, UsageError
+from pflcli.foreign import require_file
 from pflcli.readers import unprintable
 
 FORMS = {
@@ -26,12 +27,11 @@ _TELL = {
 def form(path: Path) -> str:
     """Return a path's form; raises InputError or UsageError for what pfl does not read."""
     unprintable(path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist")
     if path.is_dir():
         if manifests.ours(path):
             raise InputError(f"{path} is an artifact of pfl ({open_artifact(path).kind}), not data to import")
         return "images"
+    require_file(path)
     suffix = path.suffix.lower()
     if suffix not in FORMS:
         known = f"{', '.join(FORMS)}, or a folder of images"

@@ -19,13 +19,15 @@ from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.data import Samples
-from pflcli.errors import InputError, UsageError, closest
+from pflcli.errors import ConflictError, InputError, UsageError, closest
+from pflcli.foreign import parsing
 from pflcli.readers import NOBODY, Like, Raw, arrays, cleaning, images, tables
 from pflcli.steps import likeness, scaling
 from pflcli.steps.forms import form
 from pflcli.steps.making import Manner, Outcome, counted, make
 
 MISSING = ("error", "drop", "median")
+_FORMS = {"images": "images", "csv": "CSV", "parquet": "Parquet", "npz": "NPZ", "hdf5": "HDF5"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,10 @@ class Source:
 
     def read(self, manner: Manner) -> Raw:
         """Read the samples as they stand there; raises InputError or UsageError for what cannot be read."""
+        with parsing(str(self.path), _FORMS[self.form], "is it whole?"):
+            return self._read(manner)
+
+    def _read(self, manner: Manner) -> Raw:
         if self.form == "images":
             found = images.find(self.path, self.client)
             with manner.watch.progress("read", len(found.paths)) as advance:
@@ -130,6 +136,8 @@ def import_data(
     readable = None if old is None else old.like
     source = Source(path, form(path), client, label, chosen, resize, delimiter, coded, layout, readable)
     _fitting(source)
+    if path.is_dir() and Path(out).resolve().is_relative_to(path.resolve()):
+        raise ConflictError(f"{out} lies inside {path}, which it is made from", "choose a folder outside it for --out")
     draft = Draft(
         "dataset",
         {

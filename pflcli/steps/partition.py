@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import config, registry, rng, sources
+from pflcli import config, foreign, registry, rng, sources
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts import partition as artifact
 from pflcli.artifacts.codebook import Codebook
@@ -93,8 +93,9 @@ def partition(
     owners = {f"scheme {scheme}": splitter.Config, f"dataset {dataset}": wants}
     cfg, wanted = config.build_each(owners, options or {})
     chosen = {} if wanted is None else {"cfg": wanted}
-    samples: Samples = load(Path(root) if root is not None else None, download=download, **chosen)
-    samples.check(dataset)
+    with foreign.parsing(str(root or dataset), dataset):
+        samples: Samples = load(Path(root) if root is not None else None, download=download, **chosen)
+        samples.check(dataset)
     if part != (1, 1) and samples.ordered:
         raise UsageError(f"--part: the samples of {dataset} stand in order of time, and are not drawn at random")
     base = Codebook(dataset, (), samples.names, samples.features) if source is None else codebook.read(source)

@@ -6,6 +6,8 @@ may bear pfl's names (``body.*``, ``head.*``) or those of the library that the b
 
 from __future__ import annotations
 
+import pickle
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +20,13 @@ from pflcli import registry
 from pflcli.errors import InputError, UsageError
 from pflcli.fl import params as P
 from pflcli.fl.params import Params
+from pflcli.foreign import reading, size
 from pflcli.settings import Settings
 
 INITIAL = "initial.safetensors"
 """In a backbone that began from a file: what it began from, so that methods on it can begin there too."""
 
+_SAVE = "torch.save(net.state_dict(), FILE)"
 _SHOWN = 3
 
 
@@ -41,27 +45,30 @@ def read(source: Path | str | Weights) -> Weights:
         return source
     path = Path(source)
     if path.suffix not in (".safetensors", ".pt", ".pth"):
-        raise UsageError(
-            f"--weights {path} is neither .safetensors nor .pt or .pth", "torch.save(net.state_dict(), FILE)"
-        )
-    if not path.is_file():
-        raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
-    try:
+        raise UsageError(f"--weights {path} is neither .safetensors nor .pt or .pth", _SAVE)
+    with reading(path, "weights", "save a state dict as .safetensors"):
         found = _loaded(path)
-    except Exception as error:  # each format raises its own kinds, the unpickler any
-        reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"{path} cannot be read as weights: {reason}", "save a state dict as .safetensors") from None
+        return Weights(path, found, P.digest(_checked(path, found)))
+
+
+def _checked(path: Path, found: Any) -> Mapping[str, Tensor]:
+    """Return a state dict; raises InputError for what is none, or whose tensors are not finite or not there."""
     if not isinstance(found, Mapping) or not found or not all(isinstance(value, Tensor) for value in found.values()):
         held = (
             f"a dict with {_some(map(str, found)) or 'nothing'}"
             if isinstance(found, Mapping)
             else f"a {type(found).__name__}"
         )
-        raise InputError(f"{path} holds {held}, not a state dict", "torch.save(net.state_dict(), FILE)")
+        raise InputError(f"{path} holds {held}, not a state dict", _SAVE)
     for name, value in found.items():
+        if value.layout != torch.strided or value.device.type != "cpu":
+            raise InputError(f"{path}: {name} holds no numbers in rows, but is {value.layout} on {value.device.type}")
+        declared, there = value.numel() * value.element_size(), value.untyped_storage().nbytes()
+        if declared > there:
+            raise InputError(f"{path}: {name} declares {size(declared)} and holds {size(there)}")
         if not value.isfinite().all():
             raise InputError(f"{path}: {name} is not finite")
-    return Weights(path, found, P.digest(found))
+    return found
 
 
 def _loaded(path: Path) -> Any:
@@ -69,7 +76,18 @@ def _loaded(path: Path) -> Any:
         from safetensors.torch import load_file
 
         return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            declared = sum(item.file_size for item in file.infolist())
+        if declared > path.stat().st_size:
+            raise InputError(f"{path} declares {size(declared)} and holds {size(path.stat().st_size)}")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # whose words tell how to run what the file holds
+        raise InputError(
+            f"{path} cannot be read as weights: it is damaged, or holds more than tensors, of which pfl runs nothing",
+            _SAVE,
+        ) from None
 
 
 def begun(weights: Weights, plan: Settings, init: Params, say: Callable[[str], None]) -> Params:

@@ -1,0 +1,161 @@
+"""Files that others wrote: which are opened, how much one may declare, and what an error of its parser becomes."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import stat
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pflcli.errors import InputError, PflError
+
+NAME_LENGTH = 255
+"""Characters that the name of a client or class may have: in an array, each takes the room of the longest."""
+
+_RATIO = 500
+_FREELY = 256 * 10**6
+"""Packed data may declare so many times what they take in the file, and this much in any case: zeros pack by 1,000."""
+
+
+@contextmanager
+def reading(path: Path, form: str, *fix: str) -> Iterator[None]:
+    """Read a file within the block; raises InputError for what is no plain file, and for all that ``parsing`` does."""
+    require_file(path)
+    with parsing(str(path), form, *fix):
+        yield
+
+
+@contextmanager
+def parsing(name: str, form: str, *fix: str) -> Iterator[None]:
+    """Turn whatever a parser of foreign bytes raises within the block into an InputError that names the file."""
+    try:
+        yield
+    except PflError:
+        raise
+    except MemoryError:
+        raise InputError(f"{name} takes more memory to read than is free ({size(free_memory())})") from None
+    except Exception as error:  # each parser raises its own kinds on bytes that it does not expect
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise InputError(f"{name} cannot be read as {form}: {reason[:300]}", *fix) from error
+
+
+def require_file(path: Path) -> None:
+    """Raise InputError for what is not a plain file (a pipe or device would have no end), or too large to be held."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path} is {kind(found.st_mode)}, not a file", "copy what it gives into a file first")
+    if found.st_size > free_memory():
+        raise InputError(
+            f"{path} holds {size(found.st_size)}, more than the {size(free_memory())} of memory that is free"
+        )
+
+
+def kind(mode: int) -> str:
+    """Return in words what a path leads to that is not a plain file."""
+    kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+    return next((words for test, words in kinds.items() if test(mode)), "a device")
+
+
+def require_room(name: str, declared: int, stored: int | None = None) -> None:
+    """Raise InputError if what declares so many bytes cannot be read.
+
+    It is held twice while it is read and checked, so half of the free memory is the bound; for packed data that take
+    ``stored`` bytes in the file, a multiple of these is another.
+    """
+    most = None if stored is None else max(_FREELY, _RATIO * stored)
+    if most is not None and declared > most:
+        raise InputError(
+            f"{name} declares {size(declared)} and takes {size(stored or 0)} in the file; the most is {_RATIO} times"
+            f" that, or {size(_FREELY)}"
+        )
+    free = free_memory()
+    if declared > free // 2:
+        raise InputError(f"{name} declares {size(declared)}, more than half of the {size(free)} of memory that is free")
+
+
+def require_short(where: str, name: str) -> None:
+    """Raise InputError for a name of a client, class or word of a column that is longer than ``NAME_LENGTH``."""
+    if len(name) > NAME_LENGTH:
+        raise InputError(f"{where}: a name has {len(name)} characters, and {NAME_LENGTH} is the most: {name[:20]!r}...")
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process may still take: the machine's, its group's, its own limit's."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free = [page * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        most = int((group / "memory.max").read_text(encoding="ascii"))  # "max" is no number, and no limit
+        free.append(most - int((group / "memory.current").read_text(encoding="ascii")))
+    with suppress(OSError, ValueError):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            free.append(limit - page * int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]))
+    return max(0, min(free))
+
+
+def size(count: float) -> str:
+    """Return bytes in words, such as 4.0 TB."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 1000:
+            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
+class Npz:
+    """The arrays of an NPZ file, each checked before it is read; nothing is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path``, as a context manager; raises InputError for a single array, BadZipFile for another file."""
+        with path.open("rb") as file:
+            if file.read(6) == b"\x93NUMPY":
+                raise InputError(f"{path} is one array, not an NPZ file", "np.savez('data.npz', x=x, y=y, owner=owner)")
+        self.path = path
+        self._zip = zipfile.ZipFile(path)
+        self.names = [name.removesuffix(".npy") for name in self._zip.namelist()]
+
+    def __enter__(self) -> Self:
+        """Return self."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Close the file."""
+        self._zip.close()
+
+    def load(self, name: str) -> Any:
+        """Return an array; raises InputError for one of Python objects, or that declares more than it holds."""
+        from numpy.lib import format as npy
+
+        member = f"{name}.npy" if f"{name}.npy" in self._zip.namelist() else name
+        info = self._zip.getinfo(member)
+        what = f"{self.path}: array '{name}'"
+        with self._zip.open(info) as file:
+            version = npy.read_magic(file)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, _, dtype = read(file)
+            if dtype.hasobject:
+                raise InputError(
+                    f"{what} holds Python objects, which pfl does not unpickle",
+                    f"save it as numbers or text: {name}=np.asarray({name}.tolist())",
+                )
+            declared, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+            if min(shape, default=0) < 0 or declared > there:
+                raise InputError(f"{what} declares {size(declared)} and holds {size(there)}")
+        require_room(what, declared, info.compress_size)
+        with self._zip.open(info) as file:
+            return npy.read_array(file, allow_pickle=False)
