@@ -208,6 +208,18 @@ def pfl(words: Sequence[object], folder: Path, seconds: float = 120) -> Ended:
     return Command(words, folder).end(seconds)
 
 
+def within(words: Sequence[object], folder: Path) -> Ended:
+    """Run a command in this process."""
+    out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
+    code: object = 0
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code
+    return Ended(int(str(code or 0)), out.getvalue(), err.getvalue(), time.monotonic() - began)
+
+
 def children(session: int) -> list[int]:
     """Return the processes of a session that are alive."""
     found = []

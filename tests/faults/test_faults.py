@@ -1,0 +1,36 @@
+"""The programs of this folder in short."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import federations
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def test_generated_federations(tmp_path):
+    tally, _ = federations.generated(10, 5, tmp_path / "it")
+    assert tally.tried == 10
+    assert tally, tally.faults
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [("kills", 10), ("commits", 10), ("disks", 12), ("federations", 300), ("soak", 5)],
+    ids=lambda words: words[0],
+)
+def test_program(words):
+    name, count = words
+    if name == "commits" and not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    program = [sys.executable, HERE / f"{name}.py", count]
+    ended = subprocess.run([*map(str, program)], capture_output=True, text=True, check=False)
+    if ended.stderr.startswith("no tmpfs"):
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
