@@ -1,6 +1,6 @@
 """End a commit, and the writing of a checkpoint, at every system call, and type the command again.
 
-    python tests/faults/commits.py [COUNT] [--only NAME ...]
+    python tests/faults/commits.py [COUNT] [--only NAME ...] [--signals NAME ...]
 
 strace (Linux) sends the signal when the N-th system call begins, for every N up to the last; COUNT takes only every
 COUNT-th. Whatever the moment: what stands at OUT is the old artifact or the new, whole; the same line then ends with
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "commit --force over a link to one": ("commit", (*TRAIN, "--force"), "link"),
     "checkpoint": ("checkpoint", TRAIN, ""),
 }
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 
 
 class Traced:
@@ -140,7 +140,7 @@ class Traced:
 
 
 def main() -> None:
-    asked = trying.arguments(__doc__, 1, "take every COUNT-th system call", only=list(CASES))
+    asked = trying.arguments(__doc__, 1, "take every COUNT-th system call", only=list(CASES), signals=SIGNALS)
     if not shutil.which("strace"):
         sys.exit("strace is not installed, and nothing was tried: apt-get install strace")
     trying.warm()
@@ -152,10 +152,10 @@ def main() -> None:
         for name in asked.only:
             traced = Traced(name, root)
             points = traced.points()
-            for number in SIGNALS:
+            for number in (signal.Signals[name] for name in asked.signals):
                 for point in range(1, points + 1, asked.count):
                     traced.once(number, point)
-            traced.tally.notes.append(f"{points} system calls, {', '.join(number.name for number in SIGNALS)}")
+            traced.tally.notes.append(f"{points} system calls, {', '.join(asked.signals)}")
             print(traced.tally.row(), flush=True)
             tallies.append(traced.tally)
     trying.report(tallies)

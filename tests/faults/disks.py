@@ -2,9 +2,9 @@
 
     python tests/faults/disks.py [COUNT] [--only NAME ...]
 
-A small tmpfs holds the output alone; COUNT sizes, from 4 KB to more than the output needs, and as many with a number of
-files in place of bytes. A command that finds no room says so in words and ends with exit code 3 (`compare`, of which one
-method may have found room, with 3 or 5); an old artifact that it was to replace stands whole; and with room the same
+A small tmpfs holds the output alone; COUNT sizes, from 4 KB to more than the output needs, and as many with a number
+of files in place of bytes. A command that finds no room says so in words and ends with exit code 3 (`compare`, of which
+one method may have found room, with 3 or 5); an old artifact that it was to replace stands whole; with room the same
 line ends with the bytes of one that had it.
 """
 
