@@ -18,7 +18,7 @@ from test_resume import same
 
 import pflcli
 from pflcli import registry
-from pflcli.steps import history, personalize, training
+from pflcli.steps import history, personal, personalize, training
 from pflcli.steps.build_datastore import build_datastore
 from pflcli.steps.extract import extract
 from pflcli.steps.import_data import import_data
@@ -98,7 +98,7 @@ def check(method, tiny, out, monkeypatch, turns, *, kept):
 
     Without ``kept``, which keeps every round, an interruption is the first thing that makes a run keep something.
     """
-    monkeypatch.setattr(personalize, "CHUNK", 2)
+    monkeypatch.setattr(personal, "CHUNK", 2)
     if kept:
         monkeypatch.setattr(training, "_SELDOM", 0.0)
     else:

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from pflcli.artifacts import codebook
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import InputError, UsageError
-from pflcli.report import attention, canvas, collapse, neighbours
+from pflcli.report import attention, canvas, collapse, holdings, neighbours
 from pflcli.report.canvas import Order
 from pflcli.steps.partition import partition
 from pflcli.steps.personalize import personalize
@@ -224,3 +224,26 @@ def test_few_clients_are_called_by_their_names(axis):
     assert [label.get_text() for label in axis.get_yticklabels()] == ["ann", "a name that is …", "bob"]
     canvas.name_clients(axis, Order.of(3, np.asarray([0, 1, 1]), ["ann", "bea", "bob"]), "client", along="y")
     assert [label.get_text() for label in axis.get_yticklabels()] == ["group 0", "group 1"]
+
+
+def test_many_clients_are_drawn_together(monkeypatch):
+    """A field of several clients shows whom any of them has."""
+    shown = []
+    monkeypatch.setattr("matplotlib.axes.Axes.imshow", lambda self, image, **style: shown.append((image, style)))
+    graph = np.zeros((2500, 2500), dtype=bool)
+    graph[0, 2499] = graph[1200, 1201] = True
+    neighbours.neighbours(graph, [{"round": 1, "neighbours": 0.0}], "many", np.arange(2500) // 1250)
+    ((image, style),) = shown
+    assert image.shape == (834, 834)
+    assert np.argwhere(image).tolist() == [[0, 833], [400, 400]]
+    assert (image[0, 833], image[400, 400]) == (2, 1)
+    assert style["extent"] == (-0.5, 2499.5, 2499.5, -0.5)
+
+
+def test_a_partition_of_many_clients_is_drawn_by_few_artists(monkeypatch):
+    from matplotlib.axes import Axes
+
+    monkeypatch.setattr(Axes, "bar", None)  # which draws one by one
+    assert holdings.holdings(np.ones((3000, 3), dtype=np.int64), "many", new=np.arange(3000) > 2000).startswith(
+        b"\x89PNG"
+    )

@@ -193,7 +193,7 @@ def test_interrupted_after_any_round(small, tmp_path, step, stops):
 @pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per"])
 def test_interrupted_while_clients_personalize(small, tmp_path, monkeypatch, method):
     """What a client has answered is kept, and only the others answer when the command is typed again."""
-    monkeypatch.setattr("pflcli.steps.personalize.CHUNK", 1)
+    monkeypatch.setattr("pflcli.steps.personal.CHUNK", 1)
     options = {} if method == "knn-per" else {"epochs": 1}
 
     def step(out, watch):

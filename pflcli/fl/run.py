@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
 from pflcli.fl.table import Memory, Storage, Table
 from pflcli.settings import Settings
+
+T = TypeVar("T")
 
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """Which links may carry bytes, by a method's KIND."""
@@ -90,11 +92,19 @@ class Run:
     """makes further initial parameters, by their number from 1"""
     choices: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """what each client (m,) chose by validation samples in an earlier run, now that it learns from these too"""
+    _known: dict[str, Any] = field(default_factory=dict)
 
     @property
     def clients(self) -> NDArray[np.int64]:
         """Return all client ids (m,)."""
         return self.federation.clients
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what ``make`` returned when it was first called under this ``name``: the same whenever it is made."""
+        if name not in self._known:
+            self._known[name] = make()
+        known: T = self._known[name]
+        return known
 
     def chosen(self, name: str, clients: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Return what the clients (m,) chose in the earlier run, or None if they are to choose now."""

@@ -60,7 +60,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the cloud model, trained on what clients gave of their samples."""
-    rows = _public(run)
+    rows = run.once("public", lambda: _public(run))
     given = {"x": run.federation.x[rows], "y": run.federation.y[rows]}
     run.send("up", given)
     run.send("down", {"x": given["x"]}, copies=len(run.federation.seen))
@@ -80,7 +80,7 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the upper layers on each client, aligned with the public samples."""
-    rows = _public(run)
+    rows = run.once("public", lambda: _public(run))
     some = run.rng("aligned").permutation(len(rows))[: run.cfg.aligned]
     tuned = run.local_sgd(
         clients,

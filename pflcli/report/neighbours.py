@@ -16,6 +16,9 @@ Graph = NDArray[np.bool_]
 _FEW = 60
 """Up to so many clients a graph can be made out."""
 
+_FIELDS = 1000
+"""Fields at most along a side; with more clients one field stands for several."""
+
 _WITHIN, _ACROSS = "#888888", "#D55E00"
 """Colours of neighbours within a group and across groups."""
 
@@ -58,9 +61,14 @@ def _field(axis: Any, graph: Graph, order: Order) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    shown = np.where(graph, 1 + _across(order), 0)
-    axis.imshow(shown, cmap=ListedColormap(["white", _WITHIN, _ACROSS]), vmin=0, vmax=2, interpolation="nearest")
-    axis.set(title="who has whom")
+    side, count = -(-len(graph) // _FIELDS), len(graph)
+    shown = graph.astype(np.uint8) + (graph & _across(order))
+    for axis_of in (0, 1):  # a field of several clients has the colour of the rarest that is in it
+        shown = np.maximum.reduceat(shown, np.arange(0, count, side), axis=axis_of)
+    where = (-0.5, count - 0.5, count - 0.5, -0.5)
+    colours = ListedColormap(["white", _WITHIN, _ACROSS])
+    axis.imshow(shown, cmap=colours, vmin=0, vmax=2, interpolation="nearest", extent=where)
+    axis.set(title="who has whom" + f" (a point: {side} x {side} clients)" * (side > 1))
     canvas.name_clients(axis, order, "neighbour", along="x")
     canvas.name_clients(axis, order, "client", along="y")
     if order.names:

@@ -17,11 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.fl import params as P
 from pflcli.fl.run import Run
 from pflcli.fl.table import Table
 
 CHUNK = 16
-"""Clients that answer at a time: bounds the memory of intermediate arrays, and progress is seen to move."""
+"""Clients at least that answer at a time: bounds the memory of intermediate arrays, and progress is seen to move."""
+
+
+def at_a_time(run: Run) -> int:
+    """Return how many clients answer at a time: of many a hundredth, as far as their models may be held at once."""
+    return max(CHUNK, min(len(run.clients) // 100, run.engine.room(P.size(run.init))))
 
 
 def owners(run: Run, method: ModuleType, state: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -71,8 +77,8 @@ def accuracy(run: Run, method: ModuleType, state: dict[str, Any], split: str = "
     clients = clients[run.federation.sizes(split)[clients] > 0]
     right: list[NDArray[np.bool_]] = []
     with run.personalizing():
-        for first in range(0, len(clients), CHUNK):
-            some = clients[first : first + CHUNK]
+        for first in range(0, len(clients), count := at_a_time(run)):
+            some = clients[first : first + count]
             predictor = method.personalize(run, state, some)
             if split not in predictor.splits:
                 break

@@ -29,7 +29,7 @@ from pflcli.steps import choices as earlier
 from pflcli.steps import machine, planned, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, heard, make
-from pflcli.steps.personal import CHUNK
+from pflcli.steps.personal import at_a_time
 
 CHAIN = {
     "partition": "",
@@ -231,8 +231,8 @@ def _answer(run: Run, method: str, code: ModuleType, checkpoints: training.Check
         heard(manner.watch, run.engine, method, total, done) as advance,
         checkpoints.on_interruption(),
     ):
-        for first in range(done, total, CHUNK):
-            clients = run.clients[first : first + CHUNK]
+        for first in range(done, total, count := at_a_time(run)):
+            clients = run.clients[first : first + count]
             try:
                 predictor = code.personalize(run, progress.reported, clients)
             except ComputationError as error:
