@@ -48,6 +48,12 @@ class ComputationError(PflError):
     exit_code = 5
 
 
+class LostWorkerError(PflError):
+    """A worker process was ended from outside: what was computed is sound, and the same command goes on from it."""
+
+    exit_code = 5
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """One line that helps after a misspelt ``word``: the nearest known name, else all of them."""
     names = sorted(known)

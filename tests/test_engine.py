@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, rng
-from pflcli.errors import ComputationError, UsageError
+from pflcli.errors import ComputationError, LostWorkerError, UsageError
 from pflcli.fl import chain, stacked
 from pflcli.fl import engine as engines
 from pflcli.fl import params as P
@@ -533,7 +533,7 @@ def test_a_worker_process_that_dies_is_an_error():
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
     list(engine.local_sgd([0], P.of(net), plan, ("sgd", 0)))
     engine._processes._workers[0]._process.kill()
-    with pytest.raises(ComputationError, match="ended by signal 9"):
+    with pytest.raises(LostWorkerError, match="ended by signal 9"):
         list(engine.local_sgd([0], P.of(net), plan, ("sgd", 0)))
     engine.close()
 

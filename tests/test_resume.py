@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pflcli.artifacts.artifact import open_artifact
-from pflcli.errors import ConflictError, InputError
+from pflcli.errors import ConflictError, InputError, LostWorkerError
 from pflcli.steps.making import Manner
 from pflcli.steps.personalize import personalize
 from pflcli.steps.train_global import train_global
@@ -141,8 +141,8 @@ def wait_for_draft(out, process):
 class Stop:
     """Watches a step and interrupts it after a number of rounds."""
 
-    def __init__(self, after=None):
-        self.after = after
+    def __init__(self, after=None, raised=KeyboardInterrupt):
+        self.after, self.raised = after, raised
         self.said = []
 
     def say(self, text):
@@ -159,7 +159,7 @@ class Stop:
             nonlocal left
             left = None if left is None else left - steps
             if left == 0:
-                raise KeyboardInterrupt
+                raise self.raised
 
         yield advance
 
@@ -188,6 +188,15 @@ def test_interrupted_after_any_round(small, tmp_path, step, stops):
     assert step(small, tmp_path / "out", watch).decision == "resume"
     assert f"resuming after round {done} of 6" in watch.said
     same(tmp_path / "out", tmp_path / "whole")
+
+
+def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_path):
+    lost = LostWorkerError("a worker process was ended by signal 9")
+    with pytest.raises(LostWorkerError):
+        train(small, tmp_path / "out", Stop(3, lost))
+    watch = Stop()
+    train(small, tmp_path / "out", watch)
+    assert "resuming after round 3 of 6" in watch.said
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per"])

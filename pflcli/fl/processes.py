@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.errors import ComputationError, PflError
+from pflcli.errors import LostWorkerError, PflError
 from pflcli.fl.allocator import keep_freed_memory
 from pflcli.fl.arena import Arena, Layout, attach
 from pflcli.fl.federation import Federation
@@ -112,7 +112,7 @@ class _Worker:
         other.close()
 
     def send(self, message: Any) -> None:
-        """Send anything that pickles; raises ComputationError if the process is gone."""
+        """Send anything that pickles; raises LostWorkerError if the process is gone."""
         try:
             self.pipe.send_bytes(pickle.dumps(message))
         except OSError:
@@ -129,10 +129,12 @@ class _Worker:
         place, losses = answer
         return int(place), np.asarray(losses)
 
-    def _lost(self) -> ComputationError:
+    def _lost(self) -> LostWorkerError:
         code = self._process.wait()
         why = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return ComputationError(f"a worker process {why}", "fewer --jobs need less memory")
+        return LostWorkerError(
+            f"a worker process {why}", "the same command goes on where it was; fewer --jobs need less memory"
+        )
 
     def close(self) -> None:
         """Let the process end, and wait for it; end it where it is still training, as nobody asks for that any more."""

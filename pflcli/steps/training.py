@@ -14,7 +14,7 @@ from pflcli import config, models, rng
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
-from pflcli.errors import InputError, UnsuitedError
+from pflcli.errors import InputError, LostWorkerError, UnsuitedError
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
@@ -156,10 +156,10 @@ class Checkpoints:
 
     @contextmanager
     def on_interruption(self) -> Iterator[None]:
-        """Write a checkpoint if the block is interrupted and there is something new."""
+        """Write a checkpoint if the block is interrupted, or a worker process is, and there is something new."""
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, LostWorkerError):
             if self._whole and self._kept != self._mark():
                 self._write()
             raise

@@ -9,6 +9,7 @@ sample of every client has finite probabilities that sum to 1; or it refuses in 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections import Counter
@@ -151,7 +152,8 @@ def generated(count: int, number: int, folder: Path) -> tuple[Tally, Counter[str
             if refusal:
                 refused[refusal] += 1
 
-    each()
+    with contextlib.suppress(KeyboardInterrupt):  # and report what was tried until then
+        each()
     return tally, refused
 
 
@@ -159,7 +161,7 @@ def main() -> None:
     asked = trying.arguments(__doc__, 1000, "federations")
     trying.warm()
     with trying.place() as root:
-        generated(2, 0, root / "it")  # compiled code comes to be, which takes seconds once
+        generated(2, asked.seed, root / "it")  # modules and compiled code come, which takes seconds once
         tally, refused = generated(asked.count, asked.seed, root / "it")
     tally.notes.append(f"{refused.total()} refused in words")
     trying.heading()
