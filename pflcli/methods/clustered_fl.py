@@ -31,6 +31,7 @@ from pflcli.fl.run import Predictor, Run
 KIND = "server"
 NEEDS = ()
 PERSONAL = "cluster"
+PAIRS_KEPT = 8  # inner products of updates
 PAPER = "Clustered FL"
 YEAR = 2020
 

@@ -31,6 +31,7 @@ from pflcli.fl.run import Predictor, Run
 KIND = "server"
 NEEDS = ()
 PERSONAL = "model"
+PAIRS_KEPT = 8  # inner products of models
 PAPER = "FedAMP"
 YEAR = 2021
 

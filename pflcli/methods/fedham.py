@@ -44,6 +44,7 @@ from pflcli.fl.sketch import CountSketch
 KIND = "server"
 NEEDS = ()
 PERSONAL = "models"
+PAIRS_SENT = "models"
 PAPER = "FedHAM"
 YEAR = 2023
 

@@ -32,6 +32,7 @@ from pflcli.fl.run import Predictor, Run
 KIND = "server"
 NEEDS = ()
 ADAPTS = True
+PAIRS_SENT = "public samples"
 PAPER = "FedHealth"
 YEAR = 2020
 

@@ -32,6 +32,7 @@ from pflcli.fl.run import Predictor, Run
 KIND = "peer"
 NEEDS = ()
 PERSONAL = "model"
+PAIRS_KEPT = 1  # who has whom
 PAPER = "PANM"
 YEAR = 2022
 

@@ -7,7 +7,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -122,12 +122,14 @@ def make(
     build: Callable[[Work], tuple[dict[str, Any], dict[str, Any]]],
     *,
     extends: str = "",
+    ahead: Sequence[str] = (),
 ) -> Outcome:
     """Make the artifact that ``draft`` describes, unless it is there already.
 
     ``build`` writes the files and returns the summary (facts that the request determines) and what was ``made``
     along the way (device, seconds of inputs). ``extends`` says what ``draft`` adds to the artifact at ``out``, if it
-    holds all of it and may so take its place. Raises ConflictError if ``out`` holds something else.
+    holds all of it and may so take its place; ``ahead`` is said before it is made, or would be.
+    Raises ConflictError if ``out`` holds something else.
     """
     out = Path(out)
     force = manner.force or bool(extends)
@@ -146,6 +148,8 @@ def make(
         summary = open_artifact(out).manifest.summary
         return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))
     manner.watch.detail(f"{decision}: {reason}")
+    for remark in ahead:
+        manner.watch.say(remark)
     if manner.dry_run:
         manner.watch.say(f"would make {draft.kind} {out} ({decision}: {reason})")
         return Outcome(out, draft.kind, f"dry run: {decision}", draft.fingerprint, {}, dict(draft.request))

@@ -26,7 +26,7 @@ from pflcli.fl.run import Embedded, Run
 from pflcli.metrics.attention import by_round as attended
 from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import choices as earlier
-from pflcli.steps import machine, planned, states, training
+from pflcli.steps import machine, pairs, planned, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, heard, make
 from pflcli.steps.personal import at_a_time
@@ -192,7 +192,8 @@ def personalize(
             **({} if math.isnan(busy) else {"processor_seconds_inputs": round(busy, 3)}),
         }
 
-    return make(out, draft, manner, build)
+    remarks = pairs.remarks(method, code, cfg, plan, kin["partition"]) if kin["partition"] is not None else ()
+    return make(out, draft, manner, build, ahead=remarks)
 
 
 def _spent(inputs: Sequence[Artifact], chosen: Artifact | None, name: str) -> float:

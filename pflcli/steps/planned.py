@@ -11,6 +11,7 @@ from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact
 from pflcli.errors import UsageError
 from pflcli.fl import normalizing
+from pflcli.fl import params as P
 from pflcli.fl.loop import has_batch_norm
 from pflcli.settings import AUTO, Settings
 
@@ -37,6 +38,12 @@ def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Art
         raise UsageError(f"{built.model} normalizes over the batch, which one sample is not", "--batch-size 2 or more")
     normalizing.check(built.normalize, shape[0] if form.dtype == "uint8" else None)
     return built
+
+
+def model_bytes(plan: Settings, partition: Artifact) -> int:
+    """Return the bytes of one model of the settings for the samples of a partition."""
+    form = partitions.form(partition)
+    return P.size(P.state(models.outline(plan.model, _model_shape(form), form.classes, tokens=form.dtype == "int16")))
 
 
 def _model_shape(form: partitions.Form) -> tuple[int, ...]:
