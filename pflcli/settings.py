@@ -21,6 +21,8 @@ class Settings:
     """communication rounds"""
     participation: Annotated[float, Gt(0), Le(1)] = 0.2
     """fraction of clients drawn in each round"""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """probability that a client drawn for a round does not answer; it changes no other draw"""
     epochs: Annotated[int, Ge(1)] = 1
     """local epochs a round"""
     batch_size: Annotated[int, Ge(1)] = 32

@@ -16,7 +16,8 @@ from pflcli import registry
 ENGINE = frozenset(
     f"fl.{name}"
     for name in (
-        *("allocator", "arena", "central", "chain", "computing", "engine", "federation", "graph", "kernels", "loop"),
+        *("allocator", "arena", "attendance", "central", "chain", "computing", "embedded", "engine", "federation"),
+        *("graph", "kernels", "loop"),
         *(
             "normalizing",
             "operators",

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import config, models, registry, rng
-from pflcli.errors import UsageError
+from pflcli.errors import ComputationError, UsageError
 from pflcli.fl import adam, attention, biases
 from pflcli.fl import params as P
 from pflcli.fl.engine import Engine
@@ -23,7 +23,7 @@ from pflcli.fl.federation import Federation
 from pflcli.fl.neighbours import nearest_others, others
 from pflcli.fl.run import Run, Settings
 from pflcli.methods import fedattn
-from pflcli.steps import states
+from pflcli.steps import history, states
 
 LAYERS = {"body.1.bias": 200, "body.3.bias": 200, "head.bias": worlds.CLASSES}
 
@@ -269,29 +269,37 @@ def test_random_neighbours_are_drawn_anew_and_are_others():
     assert not (first[:, 1:] == own[:, None]).all(dim=2).any()
 
 
-def with_poison():
+def with_poison(form):
     """The federation, in which client 2's features are so large that its training overflows."""
-    made = worlds.run("fedattn", participation=1.0)
+    made = worlds.run("fedattn", participation=1.0, options={"form": form})
     made.federation.x[made.federation.rows(2, "train")] *= 1e30
     return made
 
 
-def test_an_upload_that_is_not_finite_is_rejected():
-    made = with_poison()
-    state = worlds.play("fedattn", made)
+@pytest.mark.parametrize("form", ["guarded", "faithful"])
+def test_an_upload_that_is_not_finite_is_rejected(form):
+    made = with_poison(form)
+    state = fedattn.setup(made)
+    for t in range(3):
+        state, row = history.play(made, "fedattn", fedattn, state, t)
+        assert row["diverged"] == [2]
     assert state["history"]["rejected"].tolist() == [1, 1, 1]
     assert state["z"].written.tolist() == [0, 1, 3, 4, 6]
     assert all(value.isfinite().all() for value in state["global"].values())
-    assert all(np.isfinite(p).all() for p in worlds.answers("fedattn", made, state).values())
 
 
 def test_a_round_of_rejected_uploads_changes_nothing():
-    made = worlds.run("fedattn", lr=1e30)
+    """It ends a run, but for the form that shows the collapse."""
+    made = worlds.run("fedattn", lr=1e30, options={"form": "faithful"})
     before = fedattn.setup(made)
-    after = fedattn.train_round(made, before, 0)
+    after, row = history.play(made, "fedattn", fedattn, before, 0)
     assert after["history"]["rejected"].tolist() == [3]
     assert worlds.same(after["global"], before["global"])
     assert after["z"].written.tolist() == []
+    assert row["diverged"] == made.cohort(0).tolist()
+    made = worlds.run("fedattn", lr=1e30)
+    with pytest.raises(ComputationError, match="all that trained became non-finite"):
+        history.play(made, "fedattn", fedattn, fedattn.setup(made), 0)
 
 
 def logistic_run(**options):

@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from pflcli import config, models, registry, rng
 from pflcli.fl import params as P
+from pflcli.fl.embedded import Embedded
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import SPLITS, Federation
 from pflcli.fl.neighbours import Stores, flat_indexes
-from pflcli.fl.run import Embedded, Run
+from pflcli.fl.run import Run
 from pflcli.fl.table import Table
 from pflcli.settings import Settings
 

@@ -26,7 +26,7 @@ def train(engine: Engine, rows: NDArray[np.int64], start: Params, plan: LocalSGD
     unit = Unit(engine.way, 0, 1, np.zeros(1, np.int64), plan, engine.seed, key)
     with engine._net() as nets, intra_op(1):
         perform(unit, nets[engine.way], engine.federation.pooled(rows), start, out)
-    if not all(bool(value.isfinite().all()) for value in out.values()):
+    if not P.finite(out).all():
         raise ComputationError(
             f"the server's parameters became non-finite ({' '.join(map(str, key))})", "a smaller --lr may help"
         )

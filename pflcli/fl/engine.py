@@ -52,12 +52,16 @@ _BATCH = {"cpu": 64, "cuda": 4096}
 
 @dataclass(frozen=True)
 class Part:
-    """Trained clients: ``params`` stacked (m, ...), ``weights`` (m,) samples, ``loss`` (m,) mean over steps."""
+    """Trained clients: ``params`` stacked (m, ...), ``weights`` (m,) samples, ``loss`` (m,) mean over steps.
+
+    ``finite`` (m,) tells whose training ended with finite parameters (``fl.params.finite``).
+    """
 
     clients: NDArray[np.int64]
     params: Stacked
     weights: NDArray[np.float64]
     loss: NDArray[np.float64]
+    finite: NDArray[np.bool_]
 
 
 class Engine:
@@ -120,11 +124,13 @@ class Engine:
         start: Params | Stacked | Table,
         plan: LocalSGD,
         key: tuple[Any, ...],
+        *,
+        restore: bool = False,
     ) -> Iterator[Part]:
         """Train clients from ``start`` (one model, a stack in their order, or a table) and yield them in parts.
 
         ``key`` names the draw of minibatches, together with the client. With an objective ``start`` is a stack of
-        whatever it takes. Raises ComputationError if a client's parameters become non-finite, unless they may.
+        whatever it takes. ``restore`` gives clients whose parameters become non-finite their start back.
         """
         ids = np.asarray(clients, dtype=np.int64)
         if not len(ids):
@@ -139,7 +145,12 @@ class Engine:
                 begin = {name: value[first : first + room] for name, value in start.items()}
             else:
                 begin = start
-            yield self._part_of(ids[places], begin, like, plan.of(places, like), key)
+            part = self._part_of(ids[places], begin, like, plan.of(places, like), key)
+            if restore:
+                for place in np.flatnonzero(~part.finite):
+                    for name, value in part.params.items():
+                        value[place] = begin[name][place] if is_stacked(begin, like) else begin[name]
+            yield part
 
     def room(self, size: int) -> int:
         """Return how many clients' models, of ``size`` bytes each, may be held at once."""
@@ -179,9 +190,7 @@ class Engine:
             losses = self._train(clients[order], spans, begin, out, plan.of(order, like), key)
             back = np.argsort(order)
             out, losses = P.take(out, back), losses[back]
-        if not plan.may_diverge:
-            P.check_finite(clients, out, key)
-        return Part(clients, out, sizes.astype(np.float64), losses)
+        return Part(clients, out, sizes.astype(np.float64), losses, P.finite(out))
 
     def _train(
         self,

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.errors import ComputationError, UsageError
+from pflcli.errors import UsageError
 
 Params = dict[str, Tensor]
 """One model's parameters and buffers by name."""
@@ -106,20 +106,16 @@ def take(stacked: Stacked, places: NDArray[np.int64]) -> Stacked:
     return {name: value[torch.from_numpy(places).to(value.device)] for name, value in stacked.items()}
 
 
-def check_finite(clients: NDArray[np.int64], params: Stacked, key: tuple[Any, ...]) -> None:
-    """Raise ComputationError if a client's parameters are not all finite."""
-    for client in clients[~finite(params)]:
-        raise ComputationError(
-            f"the parameters of client {client} became non-finite ({' '.join(map(str, key))})",
-            "a smaller --lr may help",
-        )
-
-
 def finite(stacked: Stacked) -> NDArray[np.bool_]:
-    """Return which models (m,) of a stack hold finite numbers only."""
-    # A sum is finite only if every term is, and costs no mask the size of the parameters.
+    """Return which models (m,) of a stack are finite, and so small that the squares of their parameters are too.
+
+    A weight beyond 1e19 has diverged, though its numbers are finite: its first product is not.
+    """
+    # A norm is finite only if every term is, and costs no mask the size of the parameters.
     rows = [
-        value.reshape(len(value), -1).sum(dim=1).isfinite() for value in stacked.values() if value.is_floating_point()
+        torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1).isfinite()
+        for value in stacked.values()
+        if value.is_floating_point()
     ]
     return np.asarray(torch.stack(rows).all(dim=0).cpu())
 

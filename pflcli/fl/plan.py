@@ -85,8 +85,8 @@ class LocalSGD:
     and ``own`` (m, ...) and ``shared`` are its constants. With ``one_by_one`` it runs for one client at a time in
     either way, by autograd: it may then branch on its data, change shapes with them, and draw from ``batch.rng``.
     ``batches`` bounds the minibatches of an epoch. With ``frozen_norm`` BatchNorm normalises by its running
-    statistics and leaves them as they are. Divergence is an error unless ``may_diverge``: then the method has to look
-    for parameters that are not finite.
+    statistics and leaves them as they are. Clients that diverge are left out of the round unless they ``may_diverge``:
+    then the method has to look for parameters that are not finite.
     """
 
     epochs: int

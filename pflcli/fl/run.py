@@ -17,6 +17,8 @@ from pflcli import rng
 from pflcli.errors import ComputationError
 from pflcli.fl import central
 from pflcli.fl import params as P
+from pflcli.fl.attendance import Attendance, Diverged, Unanswered
+from pflcli.fl.embedded import Embedded
 from pflcli.fl.engine import Engine, Part, probabilities
 from pflcli.fl.federation import Federation
 from pflcli.fl.neighbours import Stores
@@ -29,23 +31,6 @@ T = TypeVar("T")
 
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """Which links may carry bytes, by a method's KIND."""
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """One split of all clients, embedded: ``z`` (n, d), ``logits`` (n, C), ``offsets`` (m + 1,)."""
-
-    z: NDArray[np.float32]
-    logits: NDArray[np.float32]
-    y: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-
-    def take(self, clients: NDArray[np.int64]) -> Embedded:
-        """Return the same for some clients, in their order."""
-        spans = [np.arange(self.offsets[c], self.offsets[c + 1]) for c in clients]
-        rows = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
-        bounds = np.concatenate([[0], np.cumsum([len(span) for span in spans])]).astype(np.int64)
-        return Embedded(self.z[rows], self.logits[rows], self.y[rows], bounds)
 
 
 @dataclass(frozen=True)
@@ -82,6 +67,10 @@ class Run:
     losses: list[tuple[float, float]] = field(default_factory=list)
     trained: set[int] = field(default_factory=set)
     """clients that trained in this round, however often"""
+    attendance: Attendance = field(default_factory=Attendance)
+    """who was selected in this round and does not answer"""
+    unfit: set[int] = field(default_factory=set)
+    """clients whose training diverged while they personalized"""
     sealed: bool = False
     """while clients personalize, nothing may be sent"""
     storage: Callable[[int], Storage] = Memory
@@ -138,10 +127,20 @@ class Run:
         )
 
     def cohort(self, t: int) -> NDArray[np.int64]:
-        """Draw the clients of round ``t``, sorted: uniformly among the seen ones that have training samples."""
+        """Return the clients of round ``t`` that answer, sorted.
+
+        They are drawn uniformly among the seen ones that have training samples; some drop out, each by a draw of its
+        own. If nobody answers, all that were drawn are returned, and ``local_sgd`` ends the round.
+        """
         able = self.federation.able
         count = max(1, round(self.settings.participation * len(able)))
-        return np.sort(self.rng("cohort", t).choice(able, size=count, replace=False))
+        selected = np.sort(self.rng("cohort", t).choice(able, size=count, replace=False))
+        self.attendance.selected, rate = selected, self.settings.dropout
+        if rate:
+            drops = [self.rng("dropout", t, client).random() < rate for client in selected.tolist()]
+            self.attendance.dropped = selected[drops]
+        answering = self.attendance.answering
+        return answering if len(answering) else selected
 
     def portions(self, clients: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
         """Cut clients into portions that may be held at once, with ``size`` bytes each."""
@@ -164,12 +163,25 @@ class Run:
         ``t``, the round or a name, keys the minibatch draws, together with ``name`` where a method trains twice in a
         round, and if a round sets the learning rate. ``lr`` is one rate, a function of the local epoch, or a rate for
         each client (m,). The other options of LocalSGD go to ``plan``; the training settings give those not named.
+
+        A client whose parameters become non-finite is left out: in a round this raises Diverged with all such clients,
+        unless they may, and the round is played again without them. When clients personalize, such a client gets its
+        start back. Raises Unanswered in a round of which nobody answers.
         """
-        local = self._plan(t, epochs, lr, plan)
-        for part in self.engine.local_sgd(clients, start, local, (name, t)):
-            self.trained.update(part.clients.tolist())
-            self.losses += zip(part.loss.tolist(), part.weights.tolist(), strict=True)
-            yield part
+        if self.attendance.unanswered and not self.sealed:
+            raise Unanswered
+        local, diverged = self._plan(t, epochs, lr, plan), list[int]()
+        for part in self.engine.local_sgd(clients, start, local, (name, t), restore=self.sealed):
+            if self.sealed:
+                self.unfit.update(part.clients[~part.finite].tolist())
+            elif not local.may_diverge:
+                diverged += part.clients[~part.finite].tolist()
+            if not diverged:  # else the other parts are trained to find all whom the next attempt leaves out
+                self.trained.update(part.clients.tolist())
+                self.losses += zip(part.loss.tolist(), part.weights.tolist(), strict=True)
+                yield part
+        if diverged:
+            raise Diverged(diverged, (name, t))
 
     def server_sgd(
         self,
@@ -211,21 +223,23 @@ class Run:
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
 
-        Raises ComputationError if the method's KIND has no such link, or if clients are personalizing.
+        What goes down in a round is counted for selected clients that do not answer too; they send nothing. Raises
+        ComputationError if the method's KIND has no such link, or if clients are personalizing.
         """
         if self.sealed or link not in LINKS[self.kind]:
             when = "while personalizing" if self.sealed else f"as a method of kind {self.kind}"
             raise ComputationError(f"the method sent over link '{link}' {when}")
-        self.traffic[link] += P.size(params) * copies
+        amount = P.size(params) * copies
+        self.traffic[link] += self.attendance.to_selected(amount) if link == "down" else amount
 
     @contextmanager
     def personalizing(self) -> Iterator[None]:
         """Let clients personalize: whoever sends something meanwhile is refused, and their training is no round's."""
-        self.sealed, losses, trained = True, list(self.losses), set(self.trained)
+        self.sealed, losses, trained, unfit = True, list(self.losses), set(self.trained), set(self.unfit)
         try:
             yield
         finally:
-            self.sealed, self.losses, self.trained = False, losses, trained
+            self.sealed, self.losses, self.trained, self.unfit = False, losses, trained, unfit
 
     def predictor(
         self,

@@ -159,6 +159,8 @@ def _padded(plans: list[list[tuple[NDArray[np.int64], float]]], width: int, devi
     rows, weight, lr = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
     for place, client in enumerate(plans):
         for s, (batch, rate) in enumerate(client):
+            # Padding is of the client's own: if another's overflowed, its weight of zero would not keep nan away.
+            rows[place, s] = batch[0]
             rows[place, s, : len(batch)] = batch
             weight[place, s, : len(batch)] = 1 / len(batch)
             lr[place, s] = rate

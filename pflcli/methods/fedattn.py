@@ -36,6 +36,7 @@ from torch.nn import functional
 
 from pflcli.fl import adam, attention, biases
 from pflcli.fl import params as P
+from pflcli.fl.attendance import Diverged
 from pflcli.fl.biases import Near
 from pflcli.fl.computing import intra_op
 from pflcli.fl.neighbours import nearest_others, others
@@ -128,26 +129,28 @@ def train_round(run: Run, state: State, t: int) -> State:
 
     mean, back, weight = P.Mean(), sent.clone(), torch.zeros(len(cohort), dtype=torch.float64)
     seen = torch.zeros(near.z.shape)
+    rejected: list[int] = []
     for part in run.local_sgd(cohort, models, t=t, may_diverge=True, **_pulls(run, near, own, start, layers)):
         found = {**part.params, "z": run.engine.represent(part.clients, part.params, "train")}
-        fine = P.finite(found)
-        if fine.any():
-            found = {name: value[torch.from_numpy(fine).to(value.device)] for name, value in found.items()}
-            places, z = np.searchsorted(cohort, part.clients[fine]), found.pop("z")
-            mean.add(found, part.weights[fine])
-            weight[places] = torch.from_numpy(part.weights[fine])
+        rejected += part.clients[~P.finite(found)].tolist()
+        if not rejected:
+            places, z = np.searchsorted(cohort, part.clients), found.pop("z")
+            mean.add(found, part.weights)
+            weight[places] = torch.from_numpy(part.weights)
             back[places], seen[places] = biases.flat(found, layers), z.cpu()
-    rejected = int((weight == 0).sum())
-    history = _noted(state, sent, rejected, right)
-    if rejected == len(cohort):
-        return {**state, "history": history}
-    change = (weight / weight.sum())[:, None] * (sent - back)  # the pseudo-gradient, 0 where rejected
+    left_out = run.attendance.diverged | set(rejected)
+    history = _noted(state, sent, len(left_out), right)
+    if rejected and cfg.form == "faithful" and len(rejected) == len(cohort):
+        run.attendance.rejected = left_out
+        return {**state, "history": history}  # the collapse that this form shows goes on
+    if rejected:
+        raise Diverged(rejected, ("sgd", t))
+    change = (weight / weight.sum())[:, None] * (sent - back)  # the pseudo-gradient
     moved = own - change.sum(dim=0)
-    kept = cohort[weight.numpy() > 0]
-    state["z"][kept] = {"z": seen[weight > 0]}
+    state["z"][cohort] = {"z": seen}
     # Read at once, an offset gives what the client sent; read later, that moved with the global biases.
     held = back - moved if cfg.form == "guarded" else back
-    state["biases"][kept] = {"biases": held[weight > 0].float()}
+    state["biases"][cohort] = {"biases": held.float()}
     return {
         **state,
         "global": {**mean.value(), **biases.shaped(moved, start, layers)},
@@ -167,14 +170,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     # No samples, no representation; and biases that no model can hold are as good as none.
     usable = torch.from_numpy(run.federation.sizes("train")[clients] > 0) & sent.float().isfinite().all(dim=1)
     sent = torch.where(usable[:, None], sent, own)
-    found = run.predictor(clients, {**P.repeat(start, len(clients)), **biases.shaped(sent, start, layers)})
-
-    def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        p = found.answer(split)["p"]
-        # Where biases have grown until logits overflow, the model says nothing.
-        return {"p": np.where(np.isfinite(p).all(axis=1, keepdims=True), p, np.float32(1 / p.shape[1]))}
-
-    return Predictor(answer, found.splits)
+    return run.predictor(clients, {**P.repeat(start, len(clients)), **biases.shaped(sent, start, layers)})
 
 
 def _near(run: Run, state: State, clients: NDArray[np.int64], t: int | str) -> Near:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli.errors import ComputationError
 from pflcli.fl import params as P
 from pflcli.fl.params import Params
 from pflcli.fl.plan import Batch, Model
@@ -36,7 +37,7 @@ PAIRS_SENT = "public samples"
 PAPER = "FedHealth"
 YEAR = 2020
 
-State = dict[str, Params]
+State = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,36 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return the cloud model, trained on what clients gave of their samples."""
-    rows = run.once("public", lambda: _public(run))
+    """Return the cloud model, trained on what clients gave of their samples.
+
+    If it diverges, it is trained again without the clients on whose samples alone it does; ``public`` are the others.
+    """
+    everyone = run.federation.seen
+    rows = run.once("public", lambda: _public(run, everyone))
     given = {"x": run.federation.x[rows], "y": run.federation.y[rows]}
     run.send("up", given)
-    run.send("down", {"x": given["x"]}, copies=len(run.federation.seen))
-    return {"global": run.server_sgd(rows, run.start(), t="cloud", epochs=run.cfg.cloud_epochs)}
+    run.send("down", {"x": given["x"]}, copies=len(everyone))
+    try:
+        return {"global": _cloud(run, everyone)}
+    except ComputationError:
+        sound = np.asarray([client for client in everyone if _trains(run, client)], dtype=np.int64)
+        if len(sound) in (0, len(everyone)):
+            raise
+    run.attendance.rejected = set(everyone.tolist()) - set(sound.tolist())
+    return {"global": _cloud(run, sound), "public": torch.from_numpy(sound)}
+
+
+def _cloud(run: Run, clients: NDArray[np.int64]) -> Params:
+    """Return the cloud model of what these clients gave."""
+    return run.server_sgd(_public(run, clients), run.start(), t="cloud", epochs=run.cfg.cloud_epochs)
+
+
+def _trains(run: Run, client: int) -> bool:
+    """Whether the cloud model can be trained on what one client gave."""
+    try:
+        return bool(_cloud(run, np.asarray([client])))
+    except ComputationError:
+        return False
 
 
 def train_round(run: Run, state: State, t: int) -> State:
@@ -76,12 +101,15 @@ def train_round(run: Run, state: State, t: int) -> State:
     for part in run.local_sgd(cohort, start, t=t):
         mean.add(part.params, part.weights)
     run.send("up", start, copies=len(cohort))
-    return {"global": mean.value()}
+    return {**state, "global": mean.value()}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the upper layers on each client, aligned with the public samples."""
-    rows = run.once("public", lambda: _public(run))
+    if "public" in state:
+        rows = run.once("sound", lambda: _public(run, state["public"].cpu().numpy()))
+    else:
+        rows = run.once("public", lambda: _public(run, run.federation.seen))
     some = run.rng("aligned").permutation(len(rows))[: run.cfg.aligned]
     tuned = run.local_sgd(
         clients,
@@ -96,10 +124,10 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return run.predictor(clients, tuned)
 
 
-def _public(run: Run) -> NDArray[np.int64]:
-    """Return the rows (n,) of the public set, of which new clients give none; each client's draw is its own."""
+def _public(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows (n,) that these clients give to the public set; each client's draw is its own."""
     drawn = []
-    for client in run.federation.seen:
+    for client in clients:
         rows = run.federation.rows(int(client), "train")
         count = math.ceil(run.cfg.public * len(rows))
         drawn.append(np.sort(run.rng("public", int(client)).choice(rows, size=count, replace=False)))

@@ -17,8 +17,9 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
+from pflcli.fl.embedded import Embedded
 from pflcli.fl.neighbours import Neighbours, votes
-from pflcli.fl.run import Embedded, Predictor, Run
+from pflcli.fl.run import Predictor, Run
 from pflcli.fl.sweep import correct, tuned
 
 KIND = "posthoc"

@@ -134,8 +134,12 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 
 def _embedded(run: Run, body: Params, rows: NDArray[np.int64]) -> Tensor:
-    """Return normalised embeddings (n, d); rows of one client at a time, whose bits do not depend on its company."""
-    return normalize(run.engine.infer({**run.init, **body}, rows, features=True)[1], dim=1)
+    """Return normalised embeddings (n, d); rows of one client at a time, whose bits do not depend on its company.
+
+    A sample under which the network overflows has zeros.
+    """
+    z = normalize(run.engine.infer({**run.init, **body}, rows, features=True)[1], dim=1)
+    return torch.where(z.isfinite().all(dim=1, keepdim=True), z, 0.0)
 
 
 def _answered(run: Run, z: Tensor, y: Tensor, asked: Tensor, rng: np.random.Generator) -> Tensor:

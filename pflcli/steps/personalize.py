@@ -20,13 +20,14 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.fl import params as P
+from pflcli.fl.embedded import Embedded
 from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
-from pflcli.fl.run import Embedded, Run
+from pflcli.fl.run import Run
 from pflcli.metrics.attention import by_round as attended
 from pflcli.metrics.neighbourhood import adjacency, by_round
+from pflcli.steps import absences, machine, pairs, planned, states, training
 from pflcli.steps import choices as earlier
-from pflcli.steps import machine, pairs, planned, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, heard, make
 from pflcli.steps.personal import at_a_time
@@ -152,12 +153,15 @@ def personalize(
         reported = progress.facts() if trunk is None else training.reported(trunk)
         joined = progress.joined()
         tuned = {name: values.numpy() for name, values in joined.pop("tuned", {}).items()}
+        befell = {name: values.numpy() for name, values in joined.pop("befell", {}).items()}
+        absences.require_finite(run, method, befell)
         answers = {split: _framed(run, data, split, parts) for split, parts in joined.items()}
         predictions.write(work, predictions.Predictions(answers, tuned, data.new))
-        codebook.write(work, codebook.read(nearest))
+        names = codebook.read(nearest)
+        codebook.write(work, names)
         states.keep(state, work)
         if progress.before or rows:
-            work.write("rounds.csv", states.table([*progress.before, *rows]))
+            work.write("rounds.csv", states.table(absences.columns([*progress.before, *rows])))
         last = reported.get("reported_round", len(rows))
         if count := len(state.get("graph", ())):
             graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
@@ -167,6 +171,8 @@ def personalize(
             first, second = attention.cpu().numpy(), state["attention"]["second"].cpu().numpy()
             numbers = range(last - len(first) + 1, last + 1)
             work.write("attention.csv", states.table(attended(first, second, numbers, data.cluster)))
+        clients = names.client_names(len(run.clients))
+        missing = absences.summary([*progress.before, *rows], clients) | absences.befallen(befell, clients)
         inputs = [artifact for kind in needed if (artifact := kin[kind]) is not None]
         inputs += [] if chosen is None else [chosen]  # what choosing cost, this run has cost too
         summary = {
@@ -181,7 +187,10 @@ def personalize(
                 for link, total in run.traffic.items()
             },
             "tuned": {name: _spread(values) for name, values in tuned.items()},
+            **missing,
         }
+        for line in absences.sentences(missing):
+            manner.watch.say(f"{method}: {line}")
         spent, busy = (_spent(inputs, chosen, name) for name in ("seconds", "processor_seconds"))
         return summary, {
             "device": machine.device(manner.device),
@@ -240,9 +249,10 @@ def _answer(run: Run, method: str, code: ModuleType, checkpoints: training.Check
                 raise ComputationError(f"{method}: {error.message}", *error.fix) from None
             # Validation samples that a run has learned from are training samples: there are none left to answer.
             splits = [split for split in predictor.splits if split != "validation" or not run.settings.refit]
-            found = {split: _with_global(run, predictor.answer(split), clients, split) for split in splits}
+            answers = {split: _with_global(run, predictor.answer(split), clients, split) for split in splits}
             # One append: an interruption finds these clients' answers whole or not at all.
-            progress.answers.append((len(clients), _tensors({**found, "tuned": predictor.tuned})))
+            found = {**absences.checked(run, clients, answers), "tuned": predictor.tuned}
+            progress.answers.append((len(clients), _tensors(found)))
             advance(len(clients), "")
             checkpoints.offer()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,6 +74,21 @@ def tables(state: State, prefix: str = "") -> dict[str, Table]:
         elif isinstance(value, Mapping):
             found |= tables(value, f"{prefix}{key}-")
     return found
+
+
+@contextmanager
+def undone_on_failure(state: State, run: Run) -> Iterator[None]:
+    """Take back what a block writes to the state's tables, and the tables that it begins, if it fails."""
+    marks, count = [(table, table.mark()) for table in tables(state).values()], run.tables
+    try:
+        yield
+    except BaseException:
+        for table, mark in marks:
+            table.undo(mark)
+        run.tables = count
+        raise
+    for _, mark in marks:
+        mark.models.release()
 
 
 def keep(state: State, work: Work) -> None:

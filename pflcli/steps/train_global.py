@@ -18,7 +18,7 @@ from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
 from pflcli.fl.run import LINKS
-from pflcli.steps import convergence, machine, planned, states, training
+from pflcli.steps import absences, convergence, machine, planned, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -69,16 +69,18 @@ def train_global(
         training.rounds(run, method, code, training.Checkpoints(run, progress, work), manner, shared=True)
         shared, rows, best = progress.reported["global"], progress.rows, progress.best
         work.write(WEIGHTS, bytes(save(states.flatten(shared))))
-        work.write("rounds.csv", states.table([*progress.before, *rows]))
-        codebook.write(work, codebook.read(partition))
+        work.write("rounds.csv", states.table(absences.columns([*progress.before, *rows])))
+        codebook.write(work, names := codebook.read(partition))
         last = rows[-1]["validation_accuracy"] if rows else run.accuracy(shared, "validation")
         accuracy = last if best is None else best.accuracy
+        missing = absences.summary([*progress.before, *rows], names.client_names(len(run.clients)))
         summary = {
             "rounds": len(rows),
             **progress.facts(),
             "parameters": sum(value.numel() for value in shared.values()),
             "validation_accuracy": None if math.isnan(accuracy) else accuracy,
             **{f"bytes_{link}": total for link, total in run.traffic.items()},
+            **missing,
         }
         nothing = "validation samples were trained on" if plan.refit else "no validation samples"
         known = nothing if math.isnan(accuracy) else f"validation accuracy {accuracy:.4f}"
@@ -86,6 +88,8 @@ def train_global(
         if risen is not None:
             points, last = risen
             manner.watch.say(convergence.sentence({method: points}, last, len(rows)))
+        for line in absences.sentences(missing):
+            manner.watch.say(line)
         manner.watch.say(f"{known} after round {best.round if best else f'{len(rows)} (the last)'}")
         return summary, {
             "device": machine.device(manner.device),

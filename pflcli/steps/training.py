@@ -26,7 +26,7 @@ from pflcli.steps.best import better
 from pflcli.steps.making import Manner, heard
 from pflcli.steps.progress import Progress, pack, unpack
 
-_LATER = {"report": "last", "normalize": "none", "personal_every": 0}
+_LATER = {"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0}
 """Settings that came later, with the values that are not recorded, so that old requests hold."""
 
 

@@ -1,0 +1,69 @@
+"""Who answers in a round: of the clients that were selected, neither those that drop out nor those that diverge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.errors import ComputationError
+
+_NAMED = 10
+"""Clients that a message names one by one."""
+
+
+class Diverged(ComputationError):
+    """The training of ``clients`` ended with parameters that are not finite."""
+
+    def __init__(self, clients: Iterable[int], key: tuple[Any, ...]) -> None:
+        self.clients = sorted(int(client) for client in clients)
+        super().__init__(
+            f"the parameters of {named(self.clients)} became non-finite ({' '.join(map(str, key))})",
+            "a smaller --lr may help",
+        )
+
+
+class Unanswered(Exception):
+    """Nobody whom a round selected answers."""
+
+
+def named(clients: Iterable[object]) -> str:
+    """Return clients by their numbers or names: ``client 3``, or ``clients 3, 5``, at most ten of them."""
+    names = [str(client) for client in clients]
+    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return f"client{'s' * (len(names) != 1)} {shown}"
+
+
+@dataclass
+class Attendance:
+    """The clients that a round ``selected`` (n,), and who of them does not answer.
+
+    Those that ``dropped`` (d,) out never train. Those that ``diverged`` in an attempt at the round are left out of the
+    next attempt. What a method itself ``rejected``, it leaves out within its round.
+    """
+
+    selected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    diverged: set[int] = field(default_factory=set)
+    rejected: set[int] = field(default_factory=set)
+
+    @property
+    def answering(self) -> NDArray[np.int64]:
+        """Return the selected clients (n,) that take part to the end."""
+        return np.setdiff1d(self.selected, [*self.dropped.tolist(), *self.diverged])
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether clients were selected of which none answers."""
+        return len(self.selected) > 0 and not len(self.answering)
+
+    def to_selected(self, amount: int) -> int:
+        """Return what all selected clients are sent, if those that answer are sent ``amount`` together.
+
+        Whoever does not answer has been sent as much as the others on average. Outside of rounds it is the amount.
+        """
+        answering = len(self.answering)
+        return amount * len(self.selected) // answering if answering else amount

@@ -1,0 +1,149 @@
+"""Clients that do not answer, by dropping out or by diverging: laws that every method is held to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_laws import unmeasured
+
+import worlds
+from pflcli import registry
+from pflcli.errors import ComputationError
+from pflcli.fl.engine import Engine
+from pflcli.fl.run import Run
+from pflcli.fl.table import Table
+from pflcli.steps import absences, history
+
+METHODS = registry.names("methods")
+TRAINED = [name for name in METHODS if hasattr(registry.load("methods", name), "train_round")]
+BAD = 6
+"""The client whose training diverges: it is drawn for the first and the last of three rounds."""
+
+
+def poison(made, *clients):
+    """Let clients hold training samples under which any training overflows."""
+    for client in clients:
+        made.federation.x[made.federation.rows(client, "train")] = 3e38
+
+
+def play(method, made, spoil=lambda t: None):
+    """The state after all rounds, and the rows of rounds.csv; ``spoil`` is called before setup (-1) and each round."""
+    code = registry.load("methods", method)
+    spoil(-1)
+    state, rows = history.begin(made, code)
+    if hasattr(code, "train_round"):
+        for t in range(made.settings.rounds):
+            spoil(t)
+            state, row = history.play(made, method, code, state, t)
+            rows.append(row)
+    return state, rows
+
+
+def answers(method, made, state):
+    """What the clients answer, by split, and what befell them, as ``personalize`` stores it."""
+    with made.personalizing():
+        predictor = registry.load("methods", method).personalize(made, state, made.clients)
+        found = absences.checked(made, made.clients, {split: predictor.answer(split) for split in predictor.splits})
+    return found, found.pop("befell")
+
+
+@pytest.fixture
+def silence(monkeypatch):
+    """Let a client drop out of all rounds from ``first`` on."""
+
+    def silent(client, first):
+        cohort = Run.cohort
+
+        def drawn(run, t):
+            cohort(run, t)
+            if t >= first:
+                selected = run.attendance.selected
+                run.attendance.dropped = selected[selected == client]
+            return run.attendance.answering
+
+        monkeypatch.setattr(Run, "cohort", drawn)
+
+    return silent
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
+    """All others end as if it had dropped out, and so does what it had before."""
+    first = -1 if method == "fedhealth" else 1  # whose cloud model diverges before the rounds
+    runs = [worlds.run(method), worlds.run(method)]
+    state, rows = play(method, runs[0], lambda t: poison(runs[0], BAD) if t == first else None)
+    left_out = {row["round"]: row["diverged"] for row in rows if row["diverged"]}
+    assert left_out == ({} if method not in TRAINED else {0: [BAD], 1: [BAD], 3: [BAD]} if first < 0 else {3: [BAD]})
+    if method not in TRAINED:
+        poison(runs[0], BAD)
+    found, befell = answers(method, runs[0], state)
+    for parts in found.values():
+        assert np.isfinite(parts["p"]).all()
+        np.testing.assert_allclose(parts["p"].sum(axis=1), 1, atol=1e-5)
+    if method in ("local", "fedavg-plus"):
+        assert np.flatnonzero(befell["diverged_personalizing"]).tolist() == [BAD]
+    silence(BAD, first)
+    expected, dropped = play(method, runs[1], lambda t: poison(runs[1], BAD) if t == first else None)
+    if method not in TRAINED:
+        return
+    assert {row["round"]: [BAD] for row in dropped if row["dropped"]} == {r: c for r, c in left_out.items() if r > 0}
+    assert worlds.same(*(unmeasured(one) for one in (state, expected)))
+    for row, other in zip(rows, dropped, strict=True):
+        assert (row["bytes_up"], row["bytes_peer"]) == (other["bytes_up"], other["bytes_peer"])
+        assert row["bytes_down"] == other["bytes_down"] or method in ("fedattn", "fedham")
+    again, _ = answers(method, runs[1], expected)
+    for split, parts in found.items():
+        np.testing.assert_array_equal(parts["p"], again[split]["p"])
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_when_all_diverge_the_run_ends_with_the_reason(method):
+    with pytest.raises(ComputationError, match="became non-finite") as error:
+        play(method, worlds.run(method, lr=1e37))
+    assert "--lr" in error.value.fix[0]
+    if method != "fedhealth":
+        assert error.value.message.startswith(f"{method}, round 1: the parameters of all that trained")
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_dropout_changes_no_other_draw(method, monkeypatch):
+    """Those that answer a round train as they do without dropout."""
+    trained = []
+    local_sgd = Engine.local_sgd
+
+    def watched(*args, **kwargs):
+        for part in local_sgd(*args, **kwargs):
+            for place, client in enumerate(part.clients.tolist()):
+                trained[-1].setdefault(client, {name: value[place].clone() for name, value in part.params.items()})
+            yield part
+
+    monkeypatch.setattr(Engine, "local_sgd", watched)
+    dropped = []
+    for rate in (0.0, 0.4):
+        made = worlds.run(method, rounds=1, way="loop", participation=1.0, dropout=rate)
+        trained.append({})
+        _, rows = play(method, made)
+        dropped.append(rows[-1]["dropped"])
+    assert dropped[0] == 0
+    assert 0 < dropped[1] < len(worlds.ABLE)
+    missing = set(made.attendance.dropped.tolist())
+    assert trained[1].keys() == trained[0].keys() - missing
+    assert all(worlds.same(trained[0][client], params) for client, params in trained[1].items())
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_round_that_nobody_answers_changes_nothing(method):
+    made = worlds.run(method, rounds=2, dropout=1 - 1e-9)
+    begun = registry.load("methods", method).setup(worlds.run(method, rounds=2))
+    state, rows = play(method, made)
+    assert worlds.same(state, begun)
+    assert all(not len(table.written) for table in state.values() if isinstance(table, Table))
+    for row in rows[-2:]:
+        assert (row["clients"], row["dropped"], row["bytes_up"], row["bytes_peer"]) == (0, 3, 0, 0)
+        assert (row["bytes_down"] > 0) == (made.kind == "server")
+    found, _ = answers(method, made, state)
+    assert np.isfinite(found["test"]["p"]).all()
+    assert history.note(rows).startswith("nobody answered")
+    facts = absences.summary(rows, [*"abcdefg"])
+    assert facts == {"dropped": 6, "rounds_unanswered": 2}
+    assert absences.sentences(facts) == ["6 answers of clients did not come; 2 rounds without any answer"]
