@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import re
+
 import numpy as np
 import pytest
 from test_laws import unmeasured
@@ -12,7 +16,8 @@ from pflcli.errors import ComputationError
 from pflcli.fl.engine import Engine
 from pflcli.fl.run import Run
 from pflcli.fl.table import Table
-from pflcli.steps import absences, history
+from pflcli.settings import Settings
+from pflcli.steps import absences, history, training
 
 METHODS = registry.names("methods")
 TRAINED = [name for name in METHODS if hasattr(registry.load("methods", name), "train_round")]
@@ -81,7 +86,7 @@ def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
         assert np.isfinite(parts["p"]).all()
         np.testing.assert_allclose(parts["p"].sum(axis=1), 1, atol=1e-5)
     if method in ("local", "fedavg-plus"):
-        assert np.flatnonzero(befell["diverged_personalizing"]).tolist() == [BAD]
+        assert absences.befallen(befell, [*"abcdefg"])["diverged_personalizing"] == ["g"]
     silence(BAD, first)
     expected, dropped = play(method, runs[1], lambda t: poison(runs[1], BAD) if t == first else None)
     if method not in TRAINED:
@@ -146,4 +151,28 @@ def test_a_round_that_nobody_answers_changes_nothing(method):
     assert history.note(rows).startswith("nobody answered")
     facts = absences.summary(rows, [*"abcdefg"])
     assert facts == {"dropped": 6, "rounds_unanswered": 2}
-    assert absences.sentences(facts) == ["6 answers of clients did not come; 2 rounds without any answer"]
+    assert absences.sentences(facts) == ["clients dropped out 6 times; 2 rounds of which nobody answered"]
+
+
+def test_what_a_user_reads(pfl, tmp_path):
+    """One client's feature overflows: the run goes on, and table, manifest and words name the client."""
+    draw = np.random.default_rng(0)
+    lines = ["site,a,b,kind"]
+    for number in range(60):
+        b = 3e38 * (-1) ** number if number % 4 == 3 else draw.normal()
+        lines.append(f"{'ABCD'[number % 4]},{draw.normal()},{b},{number % 3}")
+    (tmp_path / "d.csv").write_text("\n".join(lines) + "\n")
+    pfl("import", tmp_path / "d.csv", "--client", "site", "--label", "kind", "-o", tmp_path / "d")
+    pfl("partition", tmp_path / "d", "-o", tmp_path / "p")
+    words = ("--rounds", 3, "--participation", 1, "--dropout", 0.3)
+    ran = pfl("personalize", "ditto", tmp_path / "p", "-o", tmp_path / "m", *words)
+    assert ran.code == 0
+    rounds = re.search(r"became non-finite: client D \((\d) rounds\)", ran.err)[1]
+    facts = json.loads(pfl("show", tmp_path / "m", "--json").out)
+    assert facts["summary"]["diverged"] == {"D": int(rounds)}
+    assert facts["request"]["settings"]["dropout"] == 0.3
+    with (tmp_path / "m" / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sum(int(row["diverged"]) for row in rows) == int(rounds)
+    assert sum(int(row["dropped"]) for row in rows) == facts["summary"]["dropped"] > 0
+    assert "dropout" not in training.requested(Settings())

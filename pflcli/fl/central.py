@@ -17,17 +17,21 @@ from pflcli.fl.plan import LocalSGD
 from pflcli.fl.unit import Unit, perform
 
 
+class ServerDiverged(ComputationError):
+    """Training at the server ended with parameters that are not finite."""
+
+
 def train(engine: Engine, rows: NDArray[np.int64], start: Params, plan: LocalSGD, key: tuple[Any, ...]) -> Params:
     """Train one model from ``start`` on rows of the federation, as a client that holds them would.
 
-    ``key`` names the draw of minibatches. Raises ComputationError if parameters become non-finite.
+    ``key`` names the draw of minibatches. Raises ServerDiverged if parameters become non-finite.
     """
     out = {name: torch.empty_like(value)[None] for name, value in start.items()}
     unit = Unit(engine.way, 0, 1, np.zeros(1, np.int64), plan, engine.seed, key)
     with engine._net() as nets, intra_op(1):
         perform(unit, nets[engine.way], engine.federation.pooled(rows), start, out)
     if not P.finite(out).all():
-        raise ComputationError(
+        raise ServerDiverged(
             f"the server's parameters became non-finite ({' '.join(map(str, key))})", "a smaller --lr may help"
         )
     return P.pick(out, 0)

@@ -24,8 +24,8 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.errors import ComputationError
 from pflcli.fl import params as P
+from pflcli.fl.central import ServerDiverged
 from pflcli.fl.params import Params
 from pflcli.fl.plan import Batch, Model
 from pflcli.fl.run import Predictor, Run
@@ -72,7 +72,7 @@ def setup(run: Run) -> State:
     run.send("down", {"x": given["x"]}, copies=len(everyone))
     try:
         return {"global": _cloud(run, everyone)}
-    except ComputationError:
+    except ServerDiverged:
         sound = np.asarray([client for client in everyone if _trains(run, client)], dtype=np.int64)
         if len(sound) in (0, len(everyone)):
             raise
@@ -89,7 +89,7 @@ def _trains(run: Run, client: int) -> bool:
     """Whether the cloud model can be trained on what one client gave."""
     try:
         return bool(_cloud(run, np.asarray([client])))
-    except ComputationError:
+    except ServerDiverged:
         return False
 
 

@@ -19,9 +19,8 @@ Row = dict[str, Any]
 _KINDS = ("dropped", "diverged")
 
 PERSONAL = {
-    "diverged_personalizing": "trained until their parameters became non-finite when they personalized; they answer "
-    "with the model that they began with",
-    "overflowed": "hold samples under which the model overflows; these are answered with 1 / classes",
+    "diverged_personalizing": "training diverged when clients personalized; they answer with the model they began with",
+    "overflowed": "samples overflow the model, and are answered with the same probability for all classes",
 }
 """What may befall clients when they answer, by its name in a summary, in words."""
 
@@ -57,9 +56,10 @@ def sentences(facts: Mapping[str, Any]) -> list[str]:
         clients = named(f"{name} ({counted(rounds, 'round')})" for name, rounds in facts["diverged"].items())
         lines.append(f"left out of rounds, as their parameters became non-finite: {clients}")
     if "dropped" in facts:
-        empty = counted(facts.get("rounds_unanswered", 0), "round")
-        lines.append(f"{counted(facts['dropped'], 'answer')} of clients did not come; {empty} without any answer")
-    lines += [f"{named(facts[key])} {words}" for key, words in PERSONAL.items() if key in facts]
+        empty = facts.get("rounds_unanswered", 0)
+        nobody = f"; {counted(empty, 'round')} of which nobody answered" if empty else ""
+        lines.append(f"clients dropped out {counted(facts['dropped'], 'time')}{nobody}")
+    lines += [f"{words}: {named(facts[key])}" for key, words in PERSONAL.items() if key in facts]
     return lines
 
 
