@@ -23,6 +23,7 @@ ENGINE = frozenset(
             "operators",
             "params",
             "plan",
+            "predictor",
             "processes",
             "program",
             "run",

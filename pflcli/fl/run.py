@@ -24,27 +24,16 @@ from pflcli.fl.federation import Federation
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
+from pflcli.fl.predictor import Predictor
 from pflcli.fl.table import Memory, Storage, Table
 from pflcli.settings import Settings
 
 T = TypeVar("T")
 
+__all__ = ["LINKS", "Predictor", "Run"]
+
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """Which links may carry bytes, by a method's KIND."""
-
-
-@dataclass(frozen=True)
-class Predictor:
-    """What a method answers for some clients.
-
-    ``answer(split)`` returns ``p`` (n, C), rows of probabilities in the clients' order, and further (n, C) parts that
-    explain it; ``splits`` are those that it answers, of ``run.answered``; ``tuned`` holds (m,) values that each client
-    chose on its validation data.
-    """
-
-    answer: Callable[[str], Mapping[str, NDArray[np.float32]]]
-    splits: tuple[str, ...] = ("validation", "test")
-    tuned: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 @dataclass

@@ -71,24 +71,24 @@ def setup(run: Run) -> State:
     run.send("up", given)
     run.send("down", {"x": given["x"]}, copies=len(everyone))
     try:
-        return {"global": _cloud(run, everyone)}
+        return {"global": _cloud(run, rows)}
     except ServerDiverged:
         sound = np.asarray([client for client in everyone if _trains(run, client)], dtype=np.int64)
         if len(sound) in (0, len(everyone)):
             raise
     run.attendance.rejected = set(everyone.tolist()) - set(sound.tolist())
-    return {"global": _cloud(run, sound), "public": torch.from_numpy(sound)}
+    return {"global": _cloud(run, _public(run, sound)), "public": torch.from_numpy(sound)}
 
 
-def _cloud(run: Run, clients: NDArray[np.int64]) -> Params:
-    """Return the cloud model of what these clients gave."""
-    return run.server_sgd(_public(run, clients), run.start(), t="cloud", epochs=run.cfg.cloud_epochs)
+def _cloud(run: Run, rows: NDArray[np.int64]) -> Params:
+    """Return the cloud model of these samples."""
+    return run.server_sgd(rows, run.start(), t="cloud", epochs=run.cfg.cloud_epochs)
 
 
 def _trains(run: Run, client: int) -> bool:
     """Whether the cloud model can be trained on what one client gave."""
     try:
-        return bool(_cloud(run, np.asarray([client])))
+        return bool(_cloud(run, _public(run, np.asarray([client]))))
     except ServerDiverged:
         return False
 
