@@ -514,6 +514,8 @@ WRONG = {
         "--index PQ16x4",
     ),
     "an option of an exact index": ("build-datastore {small}/e -o {out} --set nprobe=4", 2, "--set nprobe", "exact"),
+    "prototypes without end": ("build-datastore {small}/e -o {out} --prototypes 1e400", 2, "--prototypes inf"),
+    "a picture without a name": ("show {small}/p --plot .", 2, "--plot FILE.png"),
     "no prototypes": ("build-datastore {small}/e -o {out} --prototypes 0", 2, "--prototypes 0", "--prototypes 30"),
     "a spread that leaves the range": (
         "build-datastore {small}/e -o {out} --capacity-spread 0.2",

@@ -20,7 +20,7 @@ ALLOWED = {
     "registry": {"errors"},
     "sources": {"registry"},
     "config": {"errors", "foreign"},
-    "artifacts": {"errors"},
+    "artifacts": {"errors", "foreign"},
     "metrics": {"errors"},
     "report": {"errors"},
     "data": BASE,

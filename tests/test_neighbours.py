@@ -117,5 +117,7 @@ def test_a_search_of_many_clients_is_that_of_each():
         alone = part.take(np.asarray([client]))
         found = made.stores.search([client], alone.z, alone.offsets, 3)
         span = slice(part.offsets[client], part.offsets[client + 1])
-        assert found.distance.tobytes() == together.distance[span].tobytes()
-        np.testing.assert_array_equal(found.label, together.label[span])
+        width = found.label.shape[1]  # as many as the store has
+        assert found.distance.tobytes() == together.distance[span, :width].tobytes()
+        np.testing.assert_array_equal(found.label, together.label[span, :width])
+        assert (together.label[span, width:] == -1).all()

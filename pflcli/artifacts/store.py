@@ -143,8 +143,7 @@ class Work:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            where = self.out.parent
-            raise InputError(f"cannot write to {where}: {error.strerror}", "choose another --out") from None
+            raise InputError(f"cannot write to {self.out.parent}: {error.strerror}", "choose another --out") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -161,7 +160,7 @@ class Work:
                 _replace(self.folder / drafts.NAME, self.folder / drafts.FRESH, drafts.content(draft, force=force))
         except OSError as error:
             os.close(self._lock)
-            raise InputError(f"cannot write to {self.folder}: {error.strerror}") from None
+            raise placing.refusal(f"cannot write to {self.folder}", self.folder, error) from None
         except ConflictError:
             os.close(self._lock)
             raise
@@ -211,7 +210,8 @@ class Work:
         try:
             _write(self.folder / name, counted())
         except OSError as error:
-            raise InputError(f"cannot write {self.folder / name}: {error.strerror}") from None
+            needed = sum(map(len, chunks)) if isinstance(chunks, list) else None
+            raise placing.refusal(f"cannot write {self.folder / name}", self.folder, error, needed) from None
         self._files[name] = {"sha256": digest.hexdigest(), "bytes": size}
 
     def rows(self, number: int, *, fresh: bool) -> Rows:
@@ -225,7 +225,7 @@ class Work:
             folder.mkdir(exist_ok=True)
             _replace(self.folder / _CHECKPOINT, folder / "state.tmp", content)
         except OSError as error:
-            raise InputError(f"cannot write a checkpoint to {folder}: {error.strerror}") from None
+            raise placing.refusal(f"cannot write a checkpoint to {folder}", self.folder, error, len(content)) from None
 
     def saved(self) -> bytes | None:
         """Return the last checkpoint of an unfinished run of this request, or None."""
@@ -253,7 +253,7 @@ class Work:
             _write(self.folder / manifests.NAME, [manifest.to_json().encode()])
             _sync(self.folder)
         except OSError as error:
-            raise InputError(f"cannot finish {self.out}: {error.strerror}") from None
+            raise placing.refusal(f"cannot finish {self.out}", self.folder, error) from None
         self._kept = True
         self.finish(manifest)
         return manifest

@@ -121,8 +121,10 @@ class Stores:
     ) -> Neighbours:
         """Search each client's store for its own queries: rows ``bounds[i]:bounds[i + 1]`` of ``z`` are the i-th's.
 
-        Only training samples are searched; k is clamped to their number.
+        Only training samples are searched; k is clamped to their number, and to that of the largest of these stores.
         """
+        # Places beyond the largest store would stay empty, and take room.
+        k = min(k, max(1, int(self.train[np.asarray(clients, dtype=np.int64)].max(initial=1))))
         distance = np.full((len(z), k), np.inf)
         label = np.full((len(z), k), -1, dtype=np.int64)
 

@@ -50,6 +50,7 @@ class Ranked:
 
         kNN-Per, Eq. 6, Euclidean kernel, for every number of neighbours ``ks`` and every kernel scale ``sigmas``.
         """
+        ks = [min(k, max(1, kept.shape[1])) for k in ks]  # beyond the whole store there is nothing to vote
         depth = max(ks)
         distance, label = (np.stack(part) for part in zip(*(self.within(rows, depth) for rows in kept), strict=True))
         nearest_of_all = distance[..., :1]  # (c, n, 1)

@@ -67,7 +67,7 @@ def build_datastore(
             f"--capacity-spread {capacity_spread:g} of --capacity {capacity:g} leaves the range from 0 to 1",
             f"--capacity-spread {room:g}" if room else f"--capacity 0.5 --capacity-spread {capacity_spread:g}",
         )
-    if prototypes is not None and not (0 < prototypes < 1 or (prototypes >= 1 and prototypes == round(prototypes))):
+    if prototypes is not None and not (0 < prototypes < 1 or (prototypes >= 1 and float(prototypes).is_integer())):
         raise UsageError(f"--prototypes {prototypes:g} is neither a number nor a fraction of them", "--prototypes 30")
     origin = open_artifact(source, "embeddings")
     chosen = dict(parameters or {})
@@ -138,7 +138,13 @@ def build_datastore(
         }
         return summary, {}
 
-    return make(out, draft, manner, build)
+    values = origin.manifest.summary.get("samples", 0) * origin.manifest.summary.get("dimension", 0)
+    whole = index == indexes.EXACT and prototypes is None
+    return make(out, draft, manner, build, needs=int(4 * _TRAIN * capacity * values) if whole else 0)
+
+
+_TRAIN = 0.6
+"""Share of the samples that are training samples, unless a partition says otherwise."""
 
 
 def _held(splits: Mapping[str, Embedded], client: int, capacity: float, count: float | None, seed: int) -> Held:

@@ -80,7 +80,13 @@ def extract(
         summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}
         return summary, {"device": machine.device(manner.device), "threads": run.engine.threads}
 
-    return make(out, draft, manner, build)
+    return make(out, draft, manner, build, needs=_bytes(chosen, backbone))
+
+
+def _bytes(chosen: Artifact, backbone: Artifact) -> int:
+    """Return how many bytes representations and logits take, in float32; 0 where the backbone is only planned."""
+    head = tensors(backbone).get("head.weight") if backbone.manifest.files else None
+    return 0 if head is None else 4 * sum(head.shape[:2]) * int(chosen.manifest.summary.get("samples", 0))
 
 
 def _match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pflcli import registry
-from pflcli.artifacts import codebook
+from pflcli.artifacts import codebook, placing
 from pflcli.artifacts import dataset as datasets
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.artifact import Artifact, open_artifact
@@ -178,12 +178,15 @@ def import_data(
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         dataset, book, summary = checked()
+        placing.require_disk(work.out, dataset.x.nbytes)
         datasets.write(work, dataset, book)
         return summary, {"source": path.name}
 
     outcome = make(out, draft, manner, build)
     if outcome.decision.startswith("dry run"):
-        return replace(outcome, summary=checked()[2])
+        dataset, _, summary = checked()
+        placing.require_disk(outcome.path, dataset.x.nbytes)
+        return replace(outcome, summary=summary)
     return outcome
 
 

@@ -123,13 +123,15 @@ def make(
     *,
     extends: str = "",
     ahead: Sequence[str] = (),
+    needs: int = 0,
 ) -> Outcome:
     """Make the artifact that ``draft`` describes, unless it is there already.
 
     ``build`` writes the files and returns the summary (facts that the request determines) and what was ``made``
     along the way (device, seconds of inputs). ``extends`` says what ``draft`` adds to the artifact at ``out``, if it
-    holds all of it and may so take its place; ``ahead`` is said before it is made, or would be.
-    Raises ConflictError if ``out`` holds something else.
+    holds all of it and may so take its place; ``ahead`` is said before it is made, or would be. ``needs`` is about how
+    many bytes it will take on the disk.
+    Raises ConflictError if ``out`` holds something else, InputError if the disk has far too little room.
     """
     out = Path(out)
     force = manner.force or bool(extends)
@@ -148,7 +150,8 @@ def make(
         summary = open_artifact(out).manifest.summary
         return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))
     manner.watch.detail(f"{decision}: {reason}")
-    for remark in ahead:
+    warning = placing.require_disk(out, needs)
+    for remark in (*ahead, *([warning] if warning else [])):
         manner.watch.say(remark)
     if manner.dry_run:
         manner.watch.say(f"would make {draft.kind} {out} ({decision}: {reason})")

@@ -147,7 +147,8 @@ def partition(
             manner.watch.say(f"split by time; {samples.gap} samples after each cut are left out, as they overlap it")
         return summary, {}
 
-    return make(out, draft, manner, build)
+    width = min(samples.x.itemsize, 4) * math.prod(samples.x.shape[1:])  # features are stored as float32
+    return make(out, draft, manner, build, needs=len(samples.y) // part[1] * width)
 
 
 def _codebook(result: artifact.Partition, base: Codebook, splitter: ModuleType, cfg: Any) -> Codebook:

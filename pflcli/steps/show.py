@@ -30,7 +30,8 @@ def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
     """
     out = Path(out)
     if out.suffix.lower() != ".png":
-        raise UsageError(f"{out} is not the name of a PNG file", f"--plot {out.with_suffix('.png')}")
+        name = out.with_suffix(".png") if out.name else "FILE.png"
+        raise UsageError(f"{out} is not the name of a PNG file", f"--plot {name}")
     artifact = open_artifact(path, "partition", "predictions")
     if rounds and artifact.kind == "partition":
         raise UsageError(f"{artifact.path} is a partition, which has no rounds")
