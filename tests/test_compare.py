@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from pflcli import registry
+from pflcli.artifacts import drafts
 from pflcli.artifacts.artifact import open_artifact
+from pflcli.artifacts.manifest import Draft
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.methods import local
 from pflcli.steps import lineup, planned, training
@@ -438,6 +440,14 @@ def test_interrupted_it_goes_on_where_it_stopped(fresh, whole, after):
         for name in PAIR:
             file = f"{seed}/{name}/predictions.h5"
             assert (fresh / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_it_tidies_up_for_a_step_that_was_killed_before_it_could(made, untrained):
+    shutil.rmtree(made / "comparison")
+    draft = made / "seed-0" / "local" / drafts.NAME
+    draft.write_bytes(drafts.content(Draft("predictions", {}), force=False))
+    pair(made)
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from pflcli.artifacts import placing
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.errors import ComputationError, ConflictError, InputError, PflError, UnsuitedError
 from pflcli.steps.lineup import CHOOSING, Step
@@ -30,6 +31,8 @@ def run(steps: Sequence[Step], manner: Manner, *, every: bool) -> Results:
     """
     todo = [step for step in steps if step.is_ahead]
     done = [(step, open_artifact(step.artifact.path)) for step in steps if step.is_done]
+    for _, artifact in done:
+        placing.tidy(artifact.path)  # where a writer was killed before it could
     results = Results({step: artifact for step, artifact in done if step.is_method})
     methods, seeds = {step.name for step in steps if step.is_method}, {step.seed for step in steps}
     count = f"{_count(methods, 'method')}, {_count(seeds, 'seed')}"
