@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 def adjacency(packed: Array, clients: int) -> NDArray[np.bool_]:
     """Return who has whom as neighbours (..., m, m) from bits (..., m, m / 8 rounded up), as methods keep them."""
-    found: NDArray[np.bool_] = np.unpackbits(packed, axis=-1, count=clients).astype(bool)
+    found: NDArray[np.bool_] = np.unpackbits(packed, axis=-1, count=clients).view(bool)
     return found
 
 
@@ -53,11 +53,10 @@ def by_round(
     One that could have taken part and has not yet counts as not having found anybody.
     """
     rows: list[dict[str, float]] = []
-    among = slice(None) if able is None else able
-    if cluster is not None:
-        cluster = cluster[among]
+    if cluster is not None and able is not None:
+        cluster = cluster[able]
     for number, graph in enumerate(graphs, first):
-        found = graph[among][:, among]
+        found = graph if able is None or len(able) == len(graph) else graph[np.ix_(able, able)]
         row = {"round": number, "neighbours": float(found.sum(axis=1).mean())}
         if cluster is not None:
             row["precision"], row["recall"] = precision_recall(found, cluster)

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,8 +84,8 @@ class Counts:
     ``n`` its samples by split, (m,) each.
     """
 
-    test: NDArray[np.int64]
-    validation: NDArray[np.int64]
+    test: NDArray[np.int32]
+    validation: NDArray[np.int32]
     weight: NDArray[np.float64]
     stored: NDArray[np.int64]
     n: dict[str, NDArray[np.int64]]
@@ -174,7 +174,7 @@ def _counts(splits: Mapping[str, embeddings.Embedded], points: Grid, seed: int, 
     tune = np.unique(knn_per.Config().grid)
     lambdas = np.union1d(points.weight, tune)
     shared, own = np.searchsorted(lambdas, points.weight), np.searchsorted(lambdas, tune)
-    answered = {split: np.zeros((*shape, len(shared) + 1), np.int64) for split in ("validation", "test")}
+    answered = {split: np.zeros((*shape, len(shared) + 1), np.int32) for split in ("validation", "test")}
     weight, stored = np.zeros(shape), np.zeros(shape[:2], np.int64)
     lock = threading.Lock()
     with manner.watch.progress("sweep", m) as advance:
@@ -234,20 +234,23 @@ def _clients(found: Counts, points: Grid, new: NDArray[np.bool_] | None, known: 
     """Return the lambda that each client chose, and its accuracy then, at every point."""
     beside = [] if new is None else ["unseen"]
     names = known.client_names(len(found.weight))
-    rows = []
-    for client, c, i, s in np.ndindex(found.weight.shape):
+
+    def row(client: int, c: int, i: int, s: int) -> list[Any]:
         n = int(found.n["test"][client])
         accuracy = None if n == 0 else round(float(found.test[client, c, i, s, -1]) / n, 6)
         at = [points.capacity[c], points.k[i], points.sigma[s]]
         chosen = [int(found.stored[client, c]), n, float(found.weight[client, c, i, s]), accuracy]
-        rows.append([client, names[client], *at, *chosen, *([] if new is None else [int(new[client])])])
+        return [client, names[client], *at, *chosen, *([] if new is None else [int(new[client])])]
+
     heading = ["client", "name", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
-    return _csv(heading, rows)
+    return _csv(heading, (row(*place) for place in np.ndindex(found.weight.shape)))  # millions: never all at once
 
 
-def _csv(heading: list[str], rows: list[list[Any]]) -> bytes:
+def _csv(heading: list[str], rows: Iterable[list[Any]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([heading, *([_cell(value) for value in row] for row in rows)])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heading)
+    writer.writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue().encode()
 
 
