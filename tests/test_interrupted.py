@@ -103,7 +103,8 @@ def check(method, tiny, out, monkeypatch, turns, *, kept):
         monkeypatch.setattr(training, "_SELDOM", 0.0)
     else:
         monkeypatch.setattr(training.Checkpoints, "offer", lambda self: None)
-    settings = {} if "backbone" in registry.card("methods", method).facts["NEEDS"] else FEW
+    needs = registry.card("methods", method).facts["NEEDS"]
+    settings = {} if "backbone" in needs else {**FEW, "dropout": 0.4 * (number(method, "dropout") % 4 == 0)}
 
     def run(name, lines=None):
         # Interrupted on the last line of a block under no_grad, Python leaves it without restoring the mode; a command

@@ -125,7 +125,7 @@ def edited(elsewhere, monkeypatch):
 def drafted(monkeypatch):
     """Commands return what they would make, and make nothing."""
     for step in (personalize, train_global, sweep, build_datastore):
-        monkeypatch.setattr(step, "make", lambda out, draft, manner, build: draft.fingerprint)
+        monkeypatch.setattr(step, "make", lambda out, draft, manner, build, **more: draft.fingerprint)
 
 
 def holds(edited, files, fingerprint):
