@@ -12,10 +12,13 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import ConflictError, InputError, LostWorkerError
+from pflcli.fl import params as P
 from pflcli.steps.making import Manner
 from pflcli.steps.personalize import personalize
 from pflcli.steps.train_global import train_global
@@ -188,6 +191,13 @@ def test_interrupted_after_any_round(small, tmp_path, step, stops):
     assert step(small, tmp_path / "out", watch).decision == "resume"
     assert f"resuming after round {done} of 6" in watch.said
     same(tmp_path / "out", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_digest_of_values_that_are_one_in_memory(count):
+    values = torch.ones((), dtype=torch.int64).expand(count)
+    assert P.digest({"pairs": values}) == P.digest({"pairs": torch.ones(count, dtype=torch.int64)})
+    assert P.digest({"pairs": torch.from_numpy(np.broadcast_to(np.int64(1), count).copy())})
 
 
 def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_path):

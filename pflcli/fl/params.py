@@ -52,7 +52,10 @@ def digest(params: Mapping[str, Tensor]) -> str:
     for name in sorted(params):
         value = params[name].detach().contiguous()
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        total.update(value.flatten().view(torch.uint8).numpy().data)
+        flat = value.flatten()
+        if flat.stride() != (1,):  # as that of one value, or of none, may be
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
