@@ -32,6 +32,10 @@ class InputError(PflError):
     exit_code = 3
 
 
+class GoneError(InputError):
+    """What an artifact was made from is not there any more, or was made anew."""
+
+
 class UnsuitedError(InputError):
     """A method refuses the data: it needs to know something of them that is not known."""
 

@@ -15,12 +15,15 @@ import h5py
 import numpy as np
 import pytest
 from conftest import NAMES
+from safetensors.torch import load, save
 
 from pflcli.__main__ import main
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import predictions
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import InputError
+from pflcli.steps.extract import extract
+from pflcli.steps.personalize import personalize
 
 GOLDEN = Path(__file__).parent / "golden" / "schema-1"
 
@@ -222,3 +225,127 @@ def test_an_import_reads_no_other_file(tmp_path, change, capsys):
     label = "more" if change is _virtual else "test/y"
     assert exit_code("import", tmp_path / "a.h5", "--label", label, "-o", tmp_path / "d") == 3
     assert "lies in other files" in capsys.readouterr().err
+
+
+# What its values are
+
+
+def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
+    def changed(content: bytes) -> bytes:
+        held = load(content)
+        change(held)
+        return bytes(save(held))
+
+    return changed
+
+
+def arrays(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+    def changed(content: bytes) -> bytes:
+        memory = io.BytesIO(content)
+        with h5py.File(memory, "r+") as file:
+            change(file)
+        return memory.getvalue()
+
+    return changed
+
+
+def at(place: int, number: int, width: int = 8) -> Callable[[bytes], bytes]:
+    return lambda raw: raw[:place] + number.to_bytes(width, "little", signed=True) + raw[place + width :]
+
+
+def first(name: str, value: float) -> Callable[[bytes], bytes]:
+    def change(file: Any) -> None:
+        file[name][(0,) * file[name].ndim] = value
+
+    return arrays(change)
+
+
+def instead(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda raw: raw.replace(old, new, 1)
+
+
+VALUES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
+    "weight not finite": ("backbone", "weights.safetensors", tensors(lambda t: t["head.bias"].fill_(np.inf))),
+    "weights cut": ("backbone", "weights.safetensors", lambda raw: raw[:200]),
+    "round not a number": ("backbone", "rounds.csv", instead(b"364880", b"much")),
+    "round too short": ("backbone", "rounds.csv", instead(b"364880,", b"")),
+    "no bytes": ("backbone", "rounds.csv", instead(b"bytes_up", b"bytes_UP")),
+    "embedding not finite": ("embeddings", "embeddings.h5", first("train/z", np.nan)),
+    "logit not finite": ("embeddings", "embeddings.h5", first("test/logits", np.inf)),
+    "embedded label": ("embeddings", "embeddings.h5", first("validation/y", 1000)),
+    "offset": ("embeddings", "embeddings.h5", first("test/offsets", 5)),
+    "sample not finite": ("partition", "samples.h5", arrays(_put("x", np.full((3, 3), np.nan)))),
+    "label of a sample": ("partition", "samples.h5", first("y", -1)),
+    "no classes": ("partition", "samples.h5", arrays(lambda file: file.attrs.pop("classes"))),
+    "label of a dataset": ("dataset", "samples.h5", first("y", 99)),
+    "stored label": ("datastore", "labels.h5", first("y", -1)),
+    "stored rows": ("datastore", "labels.h5", first("train", 10**6)),
+    "index of no kind": ("datastore", "stores.faiss", instead(b"IxF2", b"Ix??")),
+    "index of another kind": ("datastore", "stores.faiss", instead(b"IxF2", b"IHNf")),
+    "index that declares too many rows": ("datastore", "stores.faiss", at(8, 10**12)),
+    "index that declares negative rows": ("datastore", "stores.faiss", at(8, -1)),
+    "index of another dimension": ("datastore", "stores.faiss", at(4, 3, 4)),
+    "index that holds what is not finite": ("datastore", "stores.faiss", lambda raw: raw[:-4] + b"\xff" * 4),
+    "probability": ("predictions", "predictions.h5", first("test/p", 7)),
+    "scores": ("evaluation", "metrics.json", instead(b'"methods"', b'"method"')),
+    "no scores": ("evaluation", "metrics.json", lambda raw: b"[" * 10**5),
+    "picture": ("evaluation", "accuracy.png", instead(b"IDAT", b"IDAS")),
+    "compared": ("comparison", "metrics.json", instead(b'"seeds"', b'"seed"')),
+    "swept": ("sweep", "metrics.json", lambda raw: raw[:-5]),
+    "swept rows": ("sweep", "table.csv", instead(b",", b"")),
+}
+
+
+@pytest.mark.parametrize(("kind", "name", "change"), VALUES.values(), ids=VALUES)
+def test_verified_is_what_files_hold(tmp_path, kind, name, change, capsys):
+    shutil.copytree(GOLDEN / kind, tmp_path / "a")
+    assert exit_code("show", tmp_path / "a", "--verify") == 0
+    before = (tmp_path / "a" / name).read_bytes()
+    assert change(before) != before
+    resealed(tmp_path / "a", name, change(before))
+    assert exit_code("show", tmp_path / "a", "--verify") == 3
+    assert str(tmp_path / "a" / name) in capsys.readouterr().err.splitlines()[0]
+
+
+@pytest.mark.parametrize("change", [
+    lambda held: held.pop("head.bias"),
+    lambda held: held.update({"head.bias": held["head.bias"][1:].clone()}),
+    lambda held: held.update(more=held["head.bias"].clone()),
+])  # fmt: skip
+def test_weights_of_another_model_are_refused(mine, change):
+    path = mine.b / "weights.safetensors"
+    content = tensors(change)(path.read_bytes())
+    path.write_bytes(content)
+
+    def reseal(raw: dict[str, Any]) -> None:
+        raw["files"][path.name].update(sha256=sha256(content).hexdigest(), bytes=len(content))
+        raw["seal"] = manifests.digest({key: value for key, value in raw.items() if key != "seal"})
+
+    edit(mine.b, reseal)
+    for step in (extract, lambda source, out: personalize("fedavg", source, out)):
+        with pytest.raises(InputError, match=r"weights\.safetensors does not fit its model"):
+            step(mine.b, mine.root / "new")
+
+
+def test_a_request_that_lacks_something_is_refused(tmp_path, capsys):
+    """As a whole: the fingerprint follows from what is left."""
+    shutil.copytree(GOLDEN / "predictions", tmp_path / "a")
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["request"].pop("settings")
+        names = ("kind", "schema", "request", "code")
+        inputs = [[item["role"], item["fingerprint"]] for item in raw["inputs"]]
+        raw["fingerprint"] = manifests.digest({**{name: raw[name] for name in names}, "inputs": inputs})
+
+    edit(tmp_path / "a", change)
+    assert exit_code("show", tmp_path / "a", "--verify") == 0
+    assert exit_code("evaluate", tmp_path / "a", "-o", tmp_path / "e") == 3
+    assert "manifest.json is damaged: it does not say 'settings'" in capsys.readouterr().err
+
+
+def test_a_damaged_neighbour_in_the_lineage_silences_no_warning(mine, capsys):
+    """Rounds are those of the backbone; that it is gone changes an evaluation, and that it is damaged does not."""
+    path = mine.b / "rounds.csv"
+    path.write_bytes(path.read_bytes().replace(b"2,", b"3,"))
+    assert exit_code("evaluate", mine.knn, "-o", mine.root / "scored") == 3
+    assert "rounds.csv is not what was written" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -14,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import foreign
 from pflcli.artifacts import blocks
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Input, Manifest
-from pflcli.errors import InputError, PflError
+from pflcli.errors import GoneError, InputError
 
 _MAKE = {
     "dataset": "pfl import DATA -o DIR",
@@ -30,6 +33,12 @@ _MAKE = {
     "comparison": "pfl compare PARTITION... -o DIR",
     "sweep": "pfl sweep EMBEDDINGS -o DIR",
 }
+
+_FORMS = {
+    ".h5": "HDF5", ".json": "JSON", ".csv": "CSV", ".safetensors": "safetensors", ".faiss": "FAISS indexes",
+    ".png": "PNG", ".md": "text",
+}  # fmt: skip
+"""What files are, by the ends of their names."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +86,29 @@ class Artifact:
         import h5py
 
         self.check(name)
-        try:
-            with h5py.File(self._known(name), "r", locking=False) as file:
-                blocks.require_plain(file, self._known(name).stat().st_size)
-                yield file
-        except (PflError, MemoryError):
-            raise
-        except Exception as error:  # h5py and numpy each raise their own kinds on foreign bytes
-            raise self._damaged(name, f"cannot be read ({error})") from None
+        with self.parsing(name), h5py.File(self._known(name), "r", locking=False) as file:
+            blocks.require_plain(file, self._known(name).stat().st_size)
+            yield file
+
+    @contextmanager
+    def parsing(self, name: str) -> Iterator[None]:
+        """Turn whatever is raised on a file's content into an InputError that says what to type."""
+        suffix = Path(name).suffix
+        with foreign.parsing(str(self.path / name), _FORMS.get(suffix, suffix), self._cure):
+            yield
+
+    def json(self, name: str) -> Any:
+        """Return what a JSON file holds; raises InputError if it is damaged."""
+        content = self.read(name)
+        with self.parsing(name):
+            return json.loads(content)
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        """Return the rows of a CSV file by the names of its columns; raises InputError if one is longer or shorter."""
+        content = self.read(name)
+        with self.parsing(name):
+            heading, *rows = csv.reader(content.decode().splitlines(), strict=True)
+            return [dict(zip(heading, row, strict=True)) for row in rows]
 
     def check(self, name: str) -> None:
         """Hash a file without holding it in memory; raises InputError if it differs from the manifest's."""
@@ -118,8 +142,12 @@ class Artifact:
     def _damaged(self, name: str, what: str) -> InputError:
         return InputError(
             f"{self.path / name} {what}: truncated, edited or damaged since {_article(self.kind)} was made",
-            f"make it again with --force: {_MAKE[self.kind]}",
+            self._cure,
         )
+
+    @property
+    def _cure(self) -> str:
+        return f"make it again with --force: {_MAKE[self.kind]}"
 
 
 def open_artifact(path: Path | str | Artifact, *kinds: str) -> Artifact:
@@ -140,7 +168,7 @@ def open_artifact(path: Path | str | Artifact, *kinds: str) -> Artifact:
 def parent(artifact: Artifact, kind: str) -> Artifact | None:
     """Return the nearest artifact of ``kind`` in the lineage (the artifact itself counts), or None.
 
-    Raises InputError if an input has moved or has been made anew since.
+    Raises GoneError if an input has moved or has been made anew since.
     """
     if artifact.kind == kind:
         return artifact
@@ -162,7 +190,10 @@ def foreseen(path: Path, kind: str, fingerprint: str, request: Mapping[str, Any]
 
 
 def follow(artifact: Artifact, reference: Input) -> Artifact:
-    """Open an input of ``artifact``: where it was, or beside the artifact if the whole folder has moved."""
+    """Open an input of ``artifact``: where it was, or beside the artifact if the whole folder has moved.
+
+    Raises GoneError if it is at neither place, InputError if what is where it was is damaged.
+    """
     recorded = Path(os.path.normpath(artifact.path.resolve() / reference.path))
     beside = (path.parent for path in artifact.path.resolve().parent.glob(f"*/{manifests.NAME}"))
     changed = False
@@ -179,7 +210,7 @@ def follow(artifact: Artifact, reference: Input) -> Artifact:
             return found
         changed = changed or folder == recorded
     state = "was made anew by another request" if changed else "is not there any more"
-    raise InputError(
+    raise GoneError(
         f"{artifact.path} was made from the {reference.kind} {_shown(recorded)}, which {state}",
         f"make {artifact.path} again, or bring the {reference.kind} back",
     )

@@ -5,20 +5,46 @@ Row 0 is there if the method sent something before its rounds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pflcli.artifacts.artifact import Artifact
 from pflcli.errors import InputError
 
 WEIGHTS = "weights.safetensors"
+ROUNDS = "rounds.csv"
 
 
-def tensors(artifact: Artifact, name: str = WEIGHTS) -> dict[str, Any]:
-    """Read named torch tensors from a safetensors file; raises InputError if it is damaged."""
-    from safetensors import SafetensorError
+def rounds(artifact: Artifact) -> list[dict[str, str]]:
+    """Return the rows of ``rounds.csv``, of a backbone or of predictions; raises InputError if one is no numbers."""
+    rows = artifact.table(ROUNDS)
+    with artifact.parsing(ROUNDS):
+        for row in rows:
+            [int(row[column]) for column in ("round", "bytes_up", "bytes_down", "bytes_peer")]
+            [float(value) for value in (row["seconds"], *row.values()) if value]
+    return rows
+
+
+def tensors(artifact: Artifact, name: str = WEIGHTS, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read named torch tensors from a safetensors file.
+
+    Raises InputError if it is damaged, or holds a number that is not finite, or other names, shapes or types than the
+    parameters ``like``, if they are given.
+    """
     from safetensors.torch import load
 
-    try:
-        return dict(load(artifact.read(name)))
-    except SafetensorError as error:
-        raise InputError(f"{artifact.path / name} cannot be read: {error}") from None
+    content = artifact.read(name)
+    with artifact.parsing(name):
+        found = dict(load(content))
+        broken = [key for key, value in found.items() if not value.isfinite().all()]
+    if broken:
+        raise InputError(f"{artifact.path / name} is damaged: {broken[0]} is not finite")
+    if like is not None:
+        ours, theirs = ({key: (value.dtype, value.shape) for key, value in side.items()} for side in (found, like))
+        differing = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+        if differing:
+            raise InputError(
+                f"{artifact.path / name} does not fit its model: {len(differing)} names, shapes or types differ, "
+                f"such as {differing[0]}"
+            )
+    return found

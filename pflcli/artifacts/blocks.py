@@ -38,6 +38,20 @@ def check_labels(where: str, y: NDArray[np.int64], classes: int) -> None:
         raise InputError(f"{where} is inconsistent: a label lies outside 0..{classes - 1}")
 
 
+def check_finite(where: str, **arrays: NDArray[Any]) -> None:
+    """Raise InputError unless the arrays hold floating-point numbers that are finite."""
+    for name, values in arrays.items():
+        if values.dtype.kind != "f" or not np.isfinite(values).all():
+            raise InputError(f"{where} is inconsistent: {name} holds what is no finite number")
+
+
+def check_whole(where: str, **arrays: NDArray[Any]) -> None:
+    """Raise InputError unless the arrays are lists of whole numbers."""
+    for name, values in arrays.items():
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise InputError(f"{where} is inconsistent: {name} is no list of whole numbers")
+
+
 def h5_bytes(arrays: Mapping[str, NDArray[Any]], attrs: Mapping[str, Any] | None = None) -> bytes:
     """Return an HDF5 file's bytes, built in memory: on a full disk h5py would end the process.
 

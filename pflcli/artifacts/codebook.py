@@ -8,6 +8,7 @@ that it was made from are gone. An artifact from before there was a codebook loo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.artifact import Artifact, follow
 from pflcli.artifacts.store import Work
-from pflcli.errors import InputError
+from pflcli.errors import GoneError, InputError
 
 FILE = "codebook.json"
 
@@ -79,7 +80,7 @@ def read(artifact: Artifact) -> Codebook:
     for reference in artifact.manifest.inputs:
         try:
             inherited = read(follow(artifact, reference))
-        except InputError:
+        except GoneError:
             continue  # old artifacts get along without what they were made from
         return _with_clients(artifact, inherited) if artifact.kind == "partition" else inherited
     return _with_clients(artifact, _NOTHING) if artifact.kind == "partition" else _NOTHING
@@ -89,14 +90,19 @@ _NOTHING = Codebook(complete=False)
 
 
 def _parsed(artifact: Artifact) -> Codebook:
-    try:
-        fields: dict[str, Any] = json.loads(artifact.read(FILE))
+    fields = artifact.json(FILE)
+    with artifact.parsing(FILE):
         columns = [Column(str(c["name"]), tuple(c["words"]), bool(c["gaps"])) for c in fields.pop("columns")]
         title, complete = str(fields.pop("dataset")), bool(fields.pop("complete"))
-        names = {key: tuple(value) for key, value in fields.items()}
-        return Codebook(dataset=title, columns=tuple(columns), complete=complete, **names)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise InputError(f"{artifact.path / FILE} is damaged: it is not a codebook") from None
+        lists = {key: tuple(value) for key, value in fields.items()}
+        for key, values in lists.items():
+            if key in _SCALES:
+                sound = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+            else:
+                sound = all(isinstance(value, str) for value in values)
+            if not sound:
+                raise ValueError(f"{key} holds what it cannot")
+        return Codebook(dataset=title, columns=tuple(columns), complete=complete, **lists)
 
 
 def _of_old_dataset(artifact: Artifact) -> Codebook:

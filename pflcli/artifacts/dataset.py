@@ -63,7 +63,7 @@ def read(artifact: Artifact) -> Dataset:
         held = np.empty(0, np.int64) if owners is None else file["owner"][...]
         if owners is not None and len(held) and not (held.min() >= 0 and held.max() < len(owners)):
             raise InputError(f"{artifact.path / FILE} is inconsistent: an owner lies outside 0..{len(owners) - 1}")
-        return Dataset(
+        found = Dataset(
             x=file["x"][...],
             y=file["y"][...],
             classes=[str(name) for name in file["classes"].asstr("utf-8")[...]],
@@ -72,3 +72,12 @@ def read(artifact: Artifact) -> Dataset:
             standardize=bool(file.attrs.get("standardize", False)),
             fill=bool(file.attrs.get("fill", False)),
         )
+        where = str(artifact.path / FILE)
+        blocks.check_labels(where, found.y, len(found.classes))
+        if not len(found.x) == len(found.y) == (len(found.y) if found.owner is None else len(found.owner)):
+            raise InputError(f"{where} is inconsistent: x, y and owner are of different lengths")
+        if found.x.ndim < 2 or found.x.dtype.kind not in "fiu":
+            raise InputError(f"{where} is inconsistent: x are no samples")
+        if found.x.dtype.kind == "f" and not (~np.isinf(found.x) if found.fill else np.isfinite(found.x)).all():
+            raise InputError(f"{where} is inconsistent: x holds what is no finite number")
+    return found

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import blocks
 from pflcli.artifacts.artifact import Artifact
-from pflcli.artifacts.embeddings import FIELDS, Embedded
+from pflcli.artifacts.embeddings import FIELDS, Embedded, part
 from pflcli.artifacts.store import Work
 from pflcli.errors import InputError
 
+INDEXES = "stores.faiss"
 _FIELDS = ("y", "sample", "offsets", "train", "bytes")
 
 
@@ -38,13 +39,13 @@ class Packed:
 
 def write(work: Work, indexes: Iterable[bytes | memoryview], **arrays: NDArray[np.int64]) -> None:
     """Write both files: the serialised indexes piece by piece, and the arrays beside them (see ``Packed``)."""
-    work.stream("stores.faiss", indexes)
+    work.stream(INDEXES, indexes)
     work.write("labels.h5", blocks.h5_bytes({name: arrays[name] for name in _FIELDS}))
 
 
-def write_arrived(work: Work, part: Embedded) -> None:
+def write_arrived(work: Work, split: Embedded) -> None:
     """Write the validation samples that have arrived, by client, the oldest first."""
-    work.write("validation.h5", blocks.h5_bytes({name: getattr(part, name) for name in FIELDS}))
+    work.write("validation.h5", blocks.h5_bytes({name: getattr(split, name) for name in FIELDS}))
 
 
 def arrived(artifact: Artifact) -> Embedded | None:
@@ -52,18 +53,20 @@ def arrived(artifact: Artifact) -> Embedded | None:
     if "validation.h5" not in artifact.manifest.files:
         return None
     with artifact.h5("validation.h5") as file:
-        part = Embedded(**{name: file[name][...] for name in FIELDS})
-    blocks.check(f"{artifact.path}/validation.h5", part.offsets, len(part.z), len(part.logits), len(part.y))
-    return part
+        return part(file, f"{artifact.path}/validation.h5")
 
 
 def read(artifact: Artifact) -> Packed:
     """Read both files; raises InputError if either is damaged or they do not match."""
     with artifact.h5("labels.h5") as file:
         arrays = {name: file[name][...] for name in _FIELDS}
-    packed = Packed(blob=artifact.mapped("stores.faiss"), **arrays)
+    packed = Packed(blob=artifact.mapped(INDEXES), **arrays)
     blocks.check(f"{artifact.path}/labels.h5", packed.offsets, len(packed.y), len(packed.sample))
-    blocks.check(f"{artifact.path}/stores.faiss", packed.bytes, len(packed.blob))
+    blocks.check(f"{artifact.path}/{INDEXES}", packed.bytes, len(packed.blob))
+    where = f"{artifact.path}/labels.h5"
+    blocks.check_whole(where, y=packed.y, sample=packed.sample, train=packed.train)
     if not len(packed.offsets) == len(packed.bytes) == len(packed.train) + 1:
         raise InputError(f"{artifact.path} is inconsistent: its files speak of different clients")
+    if not ((packed.train >= 0) & (packed.train <= np.diff(packed.offsets))).all():
+        raise InputError(f"{where} is inconsistent: a client has more training samples than rows")
     return packed

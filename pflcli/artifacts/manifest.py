@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,24 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+class Facts(dict[str, Any]):
+    """What a manifest says under some names; a name that it lacks is an InputError: another program wrote it."""
+
+    path = Path(NAME)
+
+    @classmethod
+    def of(cls, path: Path, value: Any) -> Any:
+        """Return a value of the manifest at ``path``, with every dict in it as facts."""
+        if not isinstance(value, dict):
+            return value
+        facts = cls({key: cls.of(path, item) for key, item in value.items()})
+        facts.path = path
+        return facts
+
+    def __missing__(self, name: str) -> Any:
+        raise InputError(f"{self.path} is damaged: it does not say '{name}'", "make it again with --force")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The facts of a finished artifact, as stored in its ``manifest.json``."""
@@ -142,6 +160,7 @@ def _checked(path: Path, fields: dict[str, Any]) -> Manifest:
         if _deeper(fields, _DEPTH):
             raise ValueError("nested too deeply")
         manifest = _schema().validate_python(fields)
+        _require_types(manifest)
         fingerprint, whole = _fingerprint(manifest, manifest.schema), digest(fields)
     except ValueError:  # pydantic's error is a ValueError
         raise InputError(f"{path} is damaged: it is not a manifest") from None
@@ -152,7 +171,36 @@ def _checked(path: Path, fields: dict[str, Any]) -> Manifest:
             raise InputError(f"{path} is damaged: it holds no hash of {name}")
     if manifest.fingerprint != fingerprint or seal not in (None, whole):
         raise InputError(f"{path} is not what was written: edited or damaged since", "make it again with --force")
-    return manifest
+    return replace(
+        manifest, **{name: Facts.of(path, getattr(manifest, name)) for name in ("request", "summary", "made")}
+    )
+
+
+_TYPES: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "request": {"settings": dict, "options": dict, "seed": int, "method": str},
+    "summary": {
+        **dict.fromkeys(("participants", "rounds", "reported_round", "model_bytes", "dimension"), int),
+        **dict.fromkeys(("bytes_up", "bytes_down", "bytes_peer"), int),
+        "clients": (int, type(None)),  # samples of nobody
+        "reported": str,
+        "tuned": dict,
+    },
+    "made": {
+        **dict.fromkeys(("seconds", "seconds_inputs"), (int, float)),
+        **dict.fromkeys(("processor_seconds", "processor_seconds_inputs"), (int, float)),
+        "threads": int,
+        "jobs": int,
+    },
+}
+"""What is read of requests, summaries and circumstances, and its types."""
+
+
+def _require_types(manifest: Manifest) -> None:
+    """Raise ValueError if something that is read is of another type; whether it is there, who reads it sees."""
+    for part, types in _TYPES.items():
+        values = getattr(manifest, part)
+        if any(name in values and not isinstance(values[name], kind) for name, kind in types.items()):
+            raise ValueError
 
 
 _DEPTH = 32

@@ -66,6 +66,13 @@ class Partition:
         if len(np.unique(self.sample)) != len(self.sample):
             raise InputError(f"{where} is inconsistent: a sample stands in two places, so splits are not disjoint")
         blocks.check_labels(where, self.y, self.classes)
+        blocks.check_whole(where, sample=self.sample)
+        if self.x.ndim < 2 or self.x.dtype.kind not in "fiu":
+            raise InputError(f"{where} is inconsistent: x are no samples")
+        if self.x.dtype.kind == "f":
+            blocks.check_finite(where, x=self.x)
+        if self.new is not None and self.new.dtype.kind != "b":
+            raise InputError(f"{where} is inconsistent: new holds what is neither true nor false")
 
 
 def write(work: Work, partition: Partition, codebook: Codebook) -> None:

@@ -11,7 +11,9 @@ they kept attention, ``attention.csv``, a row per round of means over clients (`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +82,11 @@ def read(artifact: Artifact, split: str) -> Answers:
         lengths = (len(answers.y), len(answers.sample), *(len(values) for values in parts.values()))
     where = f"{artifact.path}/predictions.h5, split {split},"
     blocks.check(where, answers.offsets, *lengths)
-    if not ("p" in parts and parts["p"].dtype.kind == "f" and _distributions(parts["p"])):
+    blocks.check_finite(where, **parts)
+    blocks.check_whole(where, sample=answers.sample)
+    if len({values.shape for values in parts.values()}) > 1:
+        raise InputError(f"{where} is inconsistent: its parts are of different shapes")
+    if not ("p" in parts and _distributions(parts["p"])):
         raise InputError(f"{where} is inconsistent: a row of p is not a probability distribution")
     blocks.check_labels(where, answers.y, parts["p"].shape[1])
     return answers
@@ -103,10 +109,23 @@ def learned_from(artifact: Artifact) -> tuple[str, ...]:
 def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
     """Read the values that each client chose on its validation data, (m,) each."""
     with artifact.h5("predictions.h5") as file:
-        return {name: file["tuned"][name][...] for name in file["tuned"]} if "tuned" in file else {}
+        values = {name: file["tuned"][name][...] for name in file["tuned"]} if "tuned" in file else {}
+        _check_clients(file, artifact, values)
+    blocks.check_finite(f"{artifact.path}/predictions.h5", **values)
+    return values
 
 
 def new(artifact: Artifact) -> NDArray[np.bool_] | None:
     """Read which clients took no part in training the global model, (m,), or None if all were free to."""
     with artifact.h5("predictions.h5") as file:
-        return file["new"][...] if "new" in file else None
+        values = file["new"][...] if "new" in file else None
+        _check_clients(file, artifact, {} if values is None else {"new": values})
+    return values
+
+
+def _check_clients(file: Any, artifact: Artifact, known: Mapping[str, NDArray[Any]]) -> None:
+    """Raise InputError unless there is one value for each client."""
+    counts = {len(file[split]["offsets"]) - 1 for split in blocks.SPLITS if split in file}
+    for name, values in known.items():
+        if {values.shape} != {(count,) for count in counts}:
+            raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: {name} is not one value per client")

@@ -15,7 +15,9 @@ from pflcli.errors import UsageError
 def command(
     path: Annotated[Path, typer.Argument(help="Any artifact.")],
     lineage: Annotated[bool, typer.Option("--lineage", help="Follow its inputs.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Check every file against its hash.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every file against its hash, and what it holds.")
+    ] = False,
     picture: Annotated[
         Path | None,
         typer.Option(

@@ -106,6 +106,22 @@ def _forget(index: Any) -> None:
             step.eigenvalues.clear()
 
 
+def read(raw: NDArray[np.uint8]) -> Any:
+    """Return the index that was serialised; raises ValueError for bytes that are none.
+
+    FAISS makes room for what an index declares before it reads it: no more than there are bytes, and nothing that is
+    compressed in them.
+    """
+    module = faiss()
+    module.set_deserialization_vector_byte_limit(max(len(raw), 1))
+    module.set_deserialization_loop_limit(max(len(raw), 1))
+    try:
+        return module.deserialize_index(raw)
+    except (RuntimeError, TypeError, AssertionError, MemoryError) as error:
+        reason = str(error).rpartition("failed: ")[2].strip() or type(error).__name__
+        raise ValueError(f"it is no index of FAISS: {reason}") from None
+
+
 def search(
     raw: NDArray[np.uint8], queries: NDArray[np.float32], k: int, size: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -113,7 +129,7 @@ def search(
 
     Where it finds fewer, rows are -1.
     """
-    index = faiss().deserialize_index(raw)
+    index = read(raw)
     if index.ntotal > size:
         _cut(index, size)
     # What cannot be cut is asked for as many more as stand behind, which are then passed over.

@@ -57,10 +57,13 @@ def _empty_flat(dimension: int) -> bytes:
 
 def flat_vectors(blob: NDArray[np.uint8]) -> NDArray[np.float32] | None:
     """Return the vectors (n, d) of a serialised exact L2 index, without a copy; None for other kinds of index."""
-    if bytes(blob[:4]) != _FLAT:
+    if bytes(blob[:4]) != _FLAT or len(blob) < 16:
         return None
     dimension, rows = int(blob[4:8].view("<i4")[0]), int.from_bytes(bytes(blob[8:16]), "little")
-    return np.frombuffer(blob[len(blob) - 4 * rows * dimension :], dtype="<f4").reshape(rows, dimension)
+    start = len(blob) - 4 * rows * dimension
+    if dimension <= 0 or start < 8 or int.from_bytes(bytes(blob[start - 8 : start]), "little") != rows * dimension:
+        return None  # FAISS says what is wrong with it
+    return np.frombuffer(blob[start:], dtype="<f4").reshape(rows, dimension)
 
 
 def nearest_others(

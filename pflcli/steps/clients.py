@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.artifact import Artifact, parent
-from pflcli.errors import InputError
+from pflcli.errors import GoneError
 
 _NUMBERED = re.compile(r"client-\d+")
 """What a partition calls clients that are nobody in the data."""
@@ -45,5 +45,5 @@ def identities(
 def _partition(artifact: Artifact) -> Artifact | None:
     try:
         return parent(artifact, "partition")
-    except InputError:
+    except GoneError:
         return None  # it has moved; scores need nothing of it but names

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts.artifact import Artifact
-from pflcli.errors import InputError
+from pflcli.errors import GoneError
 from pflcli.steps import reaching
 
 _LEAST = 0.01
@@ -75,8 +75,8 @@ def _mean_curve(artifacts: Sequence[Artifact]) -> tuple[list[int], list[float]] 
     for artifact in artifacts:
         try:
             column, rows = reaching.rounds(artifact)
-        except InputError:
-            return None  # the backbone is gone
+        except GoneError:
+            return None
         curves.append(measured(rows, column))
     first = curves[0][0]
     if not first or any(rounds != first for rounds, _ in curves):

@@ -15,7 +15,7 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, parent
 from pflcli.artifacts.codebook import Codebook
-from pflcli.errors import InputError, UsageError
+from pflcli.errors import UsageError
 from pflcli.fl import ham_records
 from pflcli.metrics import neighbourhood
 from pflcli.metrics.attention import pairs
@@ -124,16 +124,13 @@ _KEPT = (
 
 def _state(artifact: Artifact) -> dict[str, NDArray[Any]]:
     """Read the arrays that can be drawn, none if there are not any."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     artifact.check(_STATE)
-    try:
-        with safe_open(artifact.path / _STATE, "numpy") as file:
-            held = set(file.keys())
-            names = next((names for names in _KEPT if held.issuperset(names)), ())
-            return {name: file.get_tensor(name) for name in names}
-    except SafetensorError as error:
-        raise InputError(f"{artifact.path / _STATE} cannot be read: {error}") from None
+    with artifact.parsing(_STATE), safe_open(artifact.path / _STATE, "numpy") as file:
+        held = set(file.keys())
+        names = next((names for names in _KEPT if held.issuperset(names)), ())
+        return {name: file.get_tensor(name) for name in names}
 
 
 def _numbers(rounds: int, count: int) -> NDArray[np.int64]:

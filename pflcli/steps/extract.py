@@ -59,7 +59,7 @@ def extract(
         data = partitions.read(chosen)
         known = partitions.read(trained_on) if chosen is not trained_on and plan.normalize == "dataset" else None
         run = training.prepare(data, code, None, plan, request["seed"], manner, known)
-        weights = tensors(backbone)
+        weights = tensors(backbone, like=run.init)
         splits: dict[str, embeddings.Embedded] = {}
         with manner.watch.progress("extract", len(data.y)) as advance:
             for split in blocks.SPLITS:

@@ -12,7 +12,7 @@ from typing import Any
 from pflcli.artifacts import codebook
 from pflcli.artifacts.artifact import open_artifact, parent
 from pflcli.artifacts.codebook import Codebook
-from pflcli.errors import InputError
+from pflcli.errors import GoneError, InputError
 from pflcli.readers import Column, Like
 
 
@@ -74,6 +74,6 @@ def old(path: Path | str) -> Old:
         )
     try:
         dataset = parent(artifact, "dataset")
-    except InputError:
+    except GoneError:
         dataset = None
     return Old(str(path), book, {} if dataset is None else dataset.manifest.request)

@@ -10,7 +10,6 @@ the rounds that is left out.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from pflcli.artifacts import backbone
 from pflcli.artifacts.artifact import Artifact, parent
 from pflcli.errors import UsageError
 from pflcli.steps import reaching
-
-_ROUNDS = "rounds.csv"
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,11 @@ def _metric(values: Sequence[float], link: Link) -> dict[str, Any]:
 
 def seconds(artifact: Artifact, link: Link, last: float = math.inf) -> float:
     """Return the simulated seconds of the rounds up to ``last``; nan of a method that stands on no rounds."""
-    own = _ROUNDS in artifact.manifest.files
+    own = backbone.ROUNDS in artifact.manifest.files
     source = artifact if own else parent(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
     if source is None:
         return math.nan
     made = source.manifest.made
     workers = int(made.get("jobs") or made.get("threads") or 1) if made.get("device", "cpu") == "cpu" else 1
-    rows = csv.DictReader(source.read(_ROUNDS).decode().splitlines())
+    rows = backbone.rounds(source)
     return sum(link.seconds(row, workers) for row in rows if int(row["round"]) <= last)

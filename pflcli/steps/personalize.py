@@ -26,7 +26,7 @@ from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Run
 from pflcli.metrics.attention import by_round as attended
 from pflcli.metrics.neighbourhood import adjacency, by_round
-from pflcli.steps import absences, machine, pairs, planned, states, training
+from pflcli.steps import absences, machine, pairs, planned, states, stored, training
 from pflcli.steps import choices as earlier
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, heard, make
@@ -129,8 +129,8 @@ def personalize(
         run = training.prepare(data, code, cfg, plan, seed, manner)
         _provide(run, kin)
         if backbone is not None and began is not None:
-            device = run.federation.x.device
-            run.init = {name: value.to(device) for name, value in tensors(backbone, initial.INITIAL).items()}
+            device, begun = run.federation.x.device, tensors(backbone, initial.INITIAL, run.init)
+            run.init = {name: value.to(device) for name, value in begun.items()}
         elif begin is not None:
             run.init = initial.begun(begin, plan, run.init, manner.watch.say)
         run.choices = earlier.read(chosen, earlier.named(code, cfg))
@@ -221,13 +221,15 @@ def _closure(needs: tuple[str, ...]) -> set[str]:
 def _provide(run: Run, kin: Mapping[str, Artifact | None]) -> None:
     """Read what the lineage holds into the run."""
     if kin["backbone"] is not None:
-        device = run.federation.x.device
-        run.backbone = {name: value.to(device) for name, value in tensors(kin["backbone"]).items()}
+        device, trained = run.federation.x.device, tensors(kin["backbone"], like=run.init)
+        run.backbone = {name: value.to(device) for name, value in trained.items()}
     if kin["embeddings"] is not None:
         splits = embeddings.read(kin["embeddings"])
         run.embeddings = {name: Embedded(part.z, part.logits, part.y, part.offsets) for name, part in splits.items()}
     if kin["datastore"] is not None:
-        packed, known = datastore.read(kin["datastore"]), datastore.arrived(kin["datastore"])
+        assert run.embeddings is not None  # which it was built from
+        packed = stored.read(kin["datastore"], run.federation.classes, run.embeddings["train"].z.shape[1])
+        known = datastore.arrived(kin["datastore"])
         run.arrived = None if known is None else Embedded(known.z, known.logits, known.y, known.offsets)
         run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)
 

@@ -12,17 +12,16 @@ Nor does one that starts from the backbone of others, in whose rounds nobody ada
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pflcli import registry
+from pflcli.artifacts import backbone
 from pflcli.artifacts.artifact import Artifact, parent
 from pflcli.errors import UsageError
 
-_ROUNDS = "rounds.csv"
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 UNITS = {
     "rounds_to_target": "rounds",
@@ -90,21 +89,21 @@ def last_rounds(artifact: Artifact) -> list[float]:
     """
     if not artifact.manifest.request["settings"].get("test_last"):
         return []  # nothing is looked for, in a backbone that may be gone
-    source = artifact if _ROUNDS in artifact.manifest.files else parent(artifact, "backbone")
+    source = artifact if backbone.ROUNDS in artifact.manifest.files else parent(artifact, "backbone")
     if source is None or source.manifest.request["method"] != artifact.manifest.request["method"]:
         return []
-    rows = csv.DictReader(source.read(_ROUNDS).decode().splitlines())
+    rows = backbone.rounds(source)
     return [float(row["test_accuracy"]) for row in rows if row.get("test_accuracy")]
 
 
 def rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
     """Return the column of accuracies, and the rounds of predictions or of the backbone that they go on from."""
-    own = _ROUNDS in artifact.manifest.files
+    own = backbone.ROUNDS in artifact.manifest.files
     # A method without rounds of its own counts those of the backbone, if it stands on one.
     source = artifact if own else parent(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
     if source is None:
         return "", []
-    rows = list(csv.DictReader(source.read(_ROUNDS).decode().splitlines()))
+    rows = backbone.rounds(source)
     method = artifact.manifest.request["method"]
     if source.manifest.request["method"] == method and any(row.get("personal_accuracy") for row in rows):
         return "personal_accuracy", rows

@@ -25,6 +25,7 @@ from pflcli.steps import clients, convergence, links, reaching, rows
 from pflcli.steps.links import Link
 from pflcli.steps.rows import Scored
 
+METRICS = "metrics.json"
 _PER_CLIENT = ("accuracy", "log_loss", "macro_precision", "calibration_error")
 
 
@@ -82,7 +83,7 @@ def write(
     remarks: Sequence[str] = (),
 ) -> None:
     """Write ``metrics.json``, ``clients.csv``, ``accuracy.png``, ``table.csv``, and ``table.md`` with what it says."""
-    work.write("metrics.json", (json.dumps(_json(metrics), indent=2) + "\n").encode())
+    work.write(METRICS, (json.dumps(_json(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _table(scored, metrics["split"]))
     work.write("accuracy.png", _picture(scored, metrics))
     lines = "".join(f"\n{line}\n" for line in (*conclusion.notes(metrics), *remarks))
@@ -92,7 +93,10 @@ def write(
 
 def read(artifact: Artifact) -> dict[str, Any]:
     """Return the stored metrics of an evaluation or a comparison."""
-    metrics: dict[str, Any] = json.loads(artifact.read("metrics.json"))
+    metrics: dict[str, Any] = artifact.json(METRICS)
+    with artifact.parsing(METRICS):
+        tables.of(metrics, tables.OF[artifact.kind])  # which whoever shows them makes of them
+        conclusion.notes(metrics)
     return metrics
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from pflcli.artifacts.artifact import Artifact, follow, open_artifact
 from pflcli.errors import InputError, UsageError
-from pflcli.steps import drawing, scoring
+from pflcli.steps import drawing, scoring, verifying
 
 
 def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> dict[str, Any]:
-    """Return an artifact's facts; with ``lineage`` those of its inputs, nested; with ``verify`` every hash is checked.
+    """Return an artifact's facts; with ``lineage`` those of its inputs, nested.
 
-    Raises InputError if a file is not what was written, or an input is gone.
+    With ``verify`` every file is checked and read. Raises InputError if one is not what was written, or cannot be
+    read, or an input is gone.
     """
     artifact = open_artifact(path)
     return _facts(artifact, lineage=lineage, verify=verify)
@@ -56,7 +57,7 @@ def _write(out: Path, content: bytes) -> None:
 
 def _facts(artifact: Artifact, *, lineage: bool, verify: bool) -> dict[str, Any]:
     if verify:
-        artifact.verify()
+        verifying.verify(artifact)
     manifest = artifact.manifest
     facts: dict[str, Any] = {
         "path": str(artifact.path),

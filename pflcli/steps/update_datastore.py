@@ -20,7 +20,7 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.fl import capacity as capacities
 from pflcli.fl import indexes
 from pflcli.fl.neighbours import flat_pieces, flat_vectors
-from pflcli.steps import training
+from pflcli.steps import stored, training
 from pflcli.steps.extract import lineage
 from pflcli.steps.making import Manner, Outcome, make
 
@@ -94,7 +94,9 @@ def update_datastore(
     draft = Draft("datastore", request, inputs, {"stores": sources.module_hash("fl.capacity")})
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        packed, splits = datastore.read(old), embeddings.read(new)
+        splits = embeddings.read(new)
+        dimension, classes = splits["train"].z.shape[1], splits["train"].logits.shape[1]
+        packed = stored.read(old, classes, dimension, exact=True)
         same = _content(old) == _content(new)
         count = len(packed.train)
         before, known_by = _arrived(old), []
@@ -103,13 +105,13 @@ def update_datastore(
         evicted: list[int] = []
         with manner.watch.progress("update-datastore", count) as advance:
             for client in range(count):
-                stored = _stored(packed, client)
+                held = _stored(packed, client)
                 come = _between(splits, "train", client, first, last, seed)
-                kept, number = taken_up(stored, come, policy, distinct=same)
+                kept, number = taken_up(held, come, policy, distinct=same)
                 beside = _between(splits, "validation", client, first, last, seed)
                 known_by.append(taken_up(before[client], beside, policy, distinct=same)[0])
                 added.append(number)
-                evicted.append(len(stored.y) + number - len(kept.y))
+                evicted.append(len(held.y) + number - len(kept.y))
                 stores.append(kept)
                 advance(1, "")
         pieces, ends = flat_pieces([rows.z for rows in stores])
@@ -146,7 +148,7 @@ def _stored(packed: datastore.Packed, client: int) -> Rows:
     """Return a client's training samples in its store."""
     span = slice(packed.offsets[client], packed.offsets[client + 1])
     z = flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
-    assert z is not None  # the stores are exact ones
+    assert z is not None  # which `stored.read` has seen
     return Rows(z, packed.y[span], packed.sample[span])[: int(packed.train[client])]
 
 
