@@ -343,7 +343,7 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
         said = ran.err[ran.err.index("pfl: ") :].splitlines()
         assert said[0] == "pfl: 2 of 6 runs failed; the table holds the others"
         for seed, told in zip((0, 1), said[1:3], strict=True):
-            assert told.startswith(f"     seed {seed}, fedavg-plus: the parameters of client ")
+            assert told.startswith(f"     seed {seed}, fedavg-plus: the parameters of all clients ")
         assert said[3:] == ["     a smaller --lr may help"]
         assert numbers(metrics(out)["methods"]).keys() == {"fedavg", "local"}
         assert metrics(out)["failed"] == {"fedavg-plus": [0, 1]}

@@ -270,12 +270,15 @@ def test_batches_cover_every_sample_once():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_divergence_names_the_client(way):
+def test_divergence_is_told_and_the_start_restored(way):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(epochs=5, batch_size=4, lr=[1e20] * 5)
-    with pytest.raises(ComputationError, match="client 2"):
-        list(Engine(net, data, seed=0, way=way).local_sgd([2], P.of(net), plan, ("sgd", 0)))
+    (part,) = Engine(net, data, seed=0, way=way).local_sgd([2], P.of(net), plan, ("sgd", 0))
+    assert not part.finite.any()
+    (part,) = Engine(net, data, seed=0, way=way).local_sgd([2], P.of(net), plan, ("sgd", 0), restore=True)
+    assert not part.finite.any()
+    assert worlds.same(P.pick(part.params, 0), P.of(net))
 
 
 def test_inference_does_not_depend_on_the_cut():
