@@ -86,3 +86,15 @@ def test_the_example_method_of_the_readme_is_true(tmp_path, monkeypatch):
     assert set(found) == {"validation", "test"}
     np.testing.assert_allclose(found["test"].sum(axis=1), 1, atol=1e-6)
     assert made.traffic["up"] == made.traffic["down"] > 0
+
+
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+
+
+def test_the_glossary_says_each_term_once_and_in_few_words():
+    rows = re.findall(r"^\| (\*\*.*?) \| (.*) \|$", GLOSSARY, flags=re.M)
+    terms = [term for bold, meaning in rows for term in re.findall(r"\*\*(.+?)\*\*", bold + meaning)]
+    assert len(terms) >= 40
+    assert sorted({*terms}) == sorted(terms)
+    assert [term for term, meaning in rows if len(meaning) > 240] == []
+    assert "(docs/glossary.md)" in README
