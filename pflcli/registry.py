@@ -1,19 +1,22 @@
 """The folder is the registry: a method, scheme, model or dataset exists because its file does.
 
-Cards are read from the syntax tree, so that ``pfl list`` and ``pfl --help`` never import torch.
+Cards are read from the syntax tree, so that ``pfl list`` and ``pfl --help`` never import torch. What a file must have,
+and what then applies to what it leaves out, stands in its folder's contract: ``methods.Method``, ``schemes.Scheme``,
+``data.Dataset``, ``models.Model``. ``load`` holds the file to it.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
-from pflcli.errors import UsageError, closest
+from pflcli.errors import InputError, UsageError, closest
 
 GROUPS = {"methods": "method", "datasets": "dataset", "models": "model", "schemes": "scheme"}
 ROOT = Path(__file__).parent
@@ -68,9 +71,56 @@ def path(group: str, name: str) -> Path:
     return folder(group) / f"{file.replace('-', '_')}.py"
 
 
-def load(group: str, name: str) -> ModuleType:
-    """Import the file that ``name`` stands for; raises UsageError with the nearest name if there is none."""
-    return importlib.import_module(f"pflcli.{_FOLDERS[group]}.{path(group, name).stem}")
+def load(group: str, name: str, contract: type[Any]) -> Any:
+    """Import the file that ``name`` stands for, and fill in what it leaves out.
+
+    ``contract`` is a Protocol: its abstract methods and the annotations without a value must be in the file, the others
+    may be; what is returned has the type of the contract. Raises UsageError with the nearest name if there is no such
+    file, InputError if the file breaks the contract.
+    """
+    module = importlib.import_module(f"pflcli.{_FOLDERS[group]}.{path(group, name).stem}")
+    return complete(module, f"{path(group, name)}: {GROUPS[group]} {name}", contract)
+
+
+def complete(module: ModuleType, here: str, contract: type[Any]) -> Any:
+    """Return a file with what it leaves out filled in; raises InputError, ``here`` in front, if it is unfit."""
+    members = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    known = {*inspect.get_annotations(contract)}
+    known |= {key for key in dir(contract) if not key.startswith("_")}
+    for key in sorted(known - members.keys()):
+        own = [other for other in _written_in(module) if other not in known and other.isupper() == key.isupper()]
+        near = difflib.get_close_matches(key, own, n=1, cutoff=0.75)
+        if near:
+            raise InputError(f"{here} has '{near[0]}', which nothing asks for", f"did you mean '{key}'?")
+        if key in getattr(contract, "__abstractmethods__", ()) or not hasattr(contract, key):
+            raise InputError(f"{here} has no {key}", f"what it must have: {contract.__name__} in {contract.__module__}")
+    own_members = {key: members[key] for key in known & members.keys()}
+    for key, value in own_members.items():
+        if isinstance(value, FunctionType):
+            _same_parameters(value, getattr(contract, key), f"{here}: {key}")
+    body = {key: staticmethod(value) if callable(value) else value for key, value in own_members.items()}
+    return type(contract.__name__, (contract,), body)()
+
+
+def _written_in(module: ModuleType) -> list[str]:
+    """Return the public names that a module defines itself."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", module.__name__) == module.__name__
+    ]
+
+
+def _same_parameters(written: FunctionType, agreed: FunctionType, here: str) -> None:
+    """Raise InputError unless a function takes what it is called with: the parameters agreed on, by these names."""
+    theirs, ours = inspect.signature(written).parameters, inspect.signature(agreed).parameters
+    empty = inspect.Parameter.empty
+    needed = [name for name, parameter in ours.items() if name != "self" and parameter.default is empty]
+    demanded = [name for name, parameter in theirs.items() if parameter.default is empty and name not in ours]
+    missing = [name for name in needed if name not in theirs]
+    if missing or demanded:
+        wrong = f"has no parameter '{missing[0]}'" if missing else f"asks for '{demanded[0]}', which nobody gives it"
+        raise InputError(f"{here} {wrong}", f"its parameters: {', '.join(name for name in ours if name != 'self')}")
 
 
 def card(group: str, name: str) -> Card:

@@ -11,7 +11,7 @@ import pytest
 from test_laws import unmeasured
 
 import worlds
-from pflcli import registry
+from pflcli import methods, registry
 from pflcli.errors import ComputationError
 from pflcli.fl.engine import Engine
 from pflcli.fl.run import Run
@@ -20,7 +20,7 @@ from pflcli.settings import Settings
 from pflcli.steps import absences, history, training
 
 METHODS = registry.names("methods")
-TRAINED = [name for name in METHODS if hasattr(registry.load("methods", name), "train_round")]
+TRAINED = [name for name in METHODS if methods.load(name).has_rounds]
 BAD = 6
 """The client whose training diverges: it is drawn for the first and the last of three rounds."""
 
@@ -33,7 +33,7 @@ def poison(made, *clients):
 
 def play(method, made, spoil=lambda t: None):
     """The state after all rounds, and the rows of rounds.csv; ``spoil`` is called before setup (-1) and each round."""
-    code = registry.load("methods", method)
+    code = methods.load(method)
     spoil(-1)
     state, rows = history.begin(made, code)
     if hasattr(code, "train_round"):
@@ -47,7 +47,7 @@ def play(method, made, spoil=lambda t: None):
 def answers(method, made, state):
     """What the clients answer, by split, and what befell them, as ``personalize`` stores it."""
     with made.personalizing():
-        predictor = registry.load("methods", method).personalize(made, state, made.clients)
+        predictor = methods.load(method).personalize(made, state, made.clients)
         found = absences.checked(made, made.clients, {split: predictor.answer(split) for split in predictor.splits})
     return found, found.pop("befell")
 
@@ -139,7 +139,7 @@ def test_dropout_changes_no_other_draw(method, monkeypatch):
 @pytest.mark.parametrize("method", TRAINED)
 def test_a_round_that_nobody_answers_changes_nothing(method):
     made = worlds.run(method, rounds=2, dropout=1 - 1e-9)
-    begun = registry.load("methods", method).setup(worlds.run(method, rounds=2))
+    begun = methods.load(method).setup(worlds.run(method, rounds=2))
     state, rows = play(method, made)
     assert worlds.same(state, begun)
     assert all(not len(table.written) for table in state.values() if isinstance(table, Table))

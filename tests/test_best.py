@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import math
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import worlds
-from pflcli import registry
+from pflcli import methods, registry
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.methods import ditto
 from pflcli.steps import personal, states
@@ -19,7 +20,7 @@ from pflcli.steps.best import better
 from pflcli.steps.evaluate import evaluate
 from pflcli.steps.personalize import personalize
 
-METHODS = [name for name in registry.names("methods") if hasattr(registry.load("methods", name), "train_round")]
+METHODS = [name for name in registry.names("methods") if methods.load(name).has_rounds]
 SETTINGS = {"model": "mlp", "rounds": 6, "participation": 0.5, "eval_every": 1}
 METHOD_OPTIONS = {"fedham": {"warmup": 1, "sketch": 16}}
 
@@ -59,7 +60,7 @@ def test_the_first_round_of_the_highest_accuracy_is_best():
 def test_the_state_of_the_best_round_is_kept_as_it_was(method):
     """For every method: what is kept is what a run that stops there ends with, and answers the same."""
     made = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
-    code, state, best = registry.load("methods", method), None, None
+    state, best = None, None
     for t in range(4):
         state = worlds.play(method, made, first=t, last=t + 1, state=state)
         best = better(best, state, row(t + 1, validation_accuracy=(0.1, 0.5, 0.4, 0.2)[t]), shared=False)
@@ -70,7 +71,7 @@ def test_the_state_of_the_best_round_is_kept_as_it_was(method):
     for split, p in worlds.answers(method, made, best.state).items():
         assert np.array_equal(p, worlds.answers(method, stopped, expected)[split])
     assert states.tables(best.state).keys() == states.tables(state).keys()
-    assert hasattr(code, "train_round")
+    assert methods.load(method).has_rounds
 
 
 def test_only_a_round_that_is_better_changes_what_is_kept():
@@ -103,8 +104,7 @@ CASES = ["fedavg", "ditto", "fedham", "fedper"]
 def test_a_run_reports_what_one_of_so_many_rounds_would(method, small, tmp_path, monkeypatch):
     """Accuracies are set so that the fourth of six rounds is best; then only four are run."""
     values = iter([0.1, 0.3, 0.2, 0.8, 0.8, 0.5] * 2)
-    code = registry.load("methods", method)
-    if hasattr(code, "PERSONAL"):
+    if methods.load(method).PERSONAL:
         monkeypatch.setattr(personal, "accuracy", lambda *_: next(values))
     else:
         monkeypatch.setattr("pflcli.fl.run.Run.accuracy", lambda *_: next(values))
@@ -127,7 +127,7 @@ def test_interrupted_and_resumed_it_reports_the_same(method, small, tmp_path, mo
     settings, options = {**SETTINGS, "rounds": 9, "report": "best"}, METHOD_OPTIONS.get(method)
     whole = tmp_path / "whole"
     personalize(method, small.p, whole, options=options, settings=settings)
-    code = registry.load("methods", method)
+    code = importlib.import_module(f"pflcli.methods.{method.replace('-', '_')}")
     train = code.train_round
     for stop in (5, 8):  # after the best round so far, and once more with a best round from the checkpoint
 

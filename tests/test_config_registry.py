@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Literal
 
 import numpy as np
 import pytest
 from annotated_types import Ge
 
-from pflcli import config, registry, rng
-from pflcli.errors import UsageError
+from pflcli import config, data, methods, models, registry, rng, schemes
+from pflcli.errors import InputError, UsageError
 
 
 def test_draws_depend_on_their_meaning_alone():
@@ -127,8 +130,84 @@ def test_a_file_is_enough(tmp_path, monkeypatch):
     assert registry.names("methods") == ["foo-bar"]
     assert registry.card("methods", "foo-bar").facts == {"KIND": "local"}
     with pytest.raises(UsageError, match="unknown method 'foo-baz'") as error:
-        registry.load("methods", "foo-baz")
+        methods.load("foo-baz")
     assert error.value.fix[0] == "did you mean 'foo-bar'?"
+
+
+WHOLE = """
+from dataclasses import dataclass
+
+KIND = "server"
+NEEDS = ()
+PAPER = "Example"
+YEAR = 2017
+
+@dataclass(frozen=True)
+class Config:
+    pass
+
+def train_round(run, state, t):
+    return state
+
+def personalize(run, state, clients):
+    return None
+"""
+
+
+def method(source):
+    """A file of methods, with this text, as it is loaded."""
+    module = ModuleType("example")
+    exec(source, module.__dict__)
+    return registry.complete(module, "example.py: method example", methods.Method)
+
+
+def test_what_a_method_leaves_out_is_filled_in():
+    whole = method(WHOLE)
+    assert (whole.KIND, whole.PERSONAL, whole.ADAPTS, whole.has_rounds) == ("server", "", False, True)
+    assert whole.setup(None) == {}
+    assert whole.choices(whole.Config()) == ()
+    assert whole.train_round(None, {"a": 1}, 0) == {"a": 1}
+    assert not method(WHOLE.replace("def train_round", "def _hidden")).has_rounds
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words", "fix"),
+    [
+        ("YEAR = 2017", "", "has no YEAR", "Method in pflcli.methods"),
+        ("def personalize", "def answer", "has no personalize", "Method in pflcli.methods"),
+        (
+            "def personalize",
+            "def personalise",
+            "has 'personalise', which nothing asks for",
+            "did you mean 'personalize'",
+        ),
+        ("YEAR = 2017", "YEAR = 2017\nPERSONALS = 'own'", "has 'PERSONALS'", "did you mean 'PERSONAL'"),
+        ("def train_round", "def train_rounds", "has 'train_rounds'", "did you mean 'train_round'"),
+        ("run, state, t)", "run, state)", "train_round has no parameter 't'", "its parameters: run, state, t"),
+        ("state, clients)", "state, clients, k)", "asks for 'k', which nobody gives it", "run, state, clients"),
+    ],
+)
+def test_an_unfit_method_is_refused_when_it_is_loaded(old, new, words, fix):
+    with pytest.raises(InputError, match=f"example.py: method example.*{words}") as error:
+        method(WHOLE.replace(old, new))
+    assert fix in error.value.fix[0]
+
+
+@pytest.mark.parametrize(
+    ("group", "contract"),
+    [("methods", methods.Method), ("schemes", schemes.Scheme), ("datasets", data.Dataset), ("models", models.Model)],
+)
+def test_every_file_keeps_its_contract(group, contract):
+    for name in registry.names(group):
+        assert contract in type(registry.load(group, name, contract)).__mro__
+
+
+def test_the_example_of_the_contract_is_that_of_the_readme():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    example = inspect.cleandoc(methods.Method.__doc__).split("A whole method::")[1].split("``Config``")[0]
+    lines = [line[4:] for line in example.splitlines() if line.strip()]
+    assert len(lines) > 20
+    assert [line for line in lines if line not in readme] == []
 
 
 def test_cards_need_no_torch():

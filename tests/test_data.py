@@ -9,7 +9,7 @@ import pytest
 
 import pflcli
 from originals import SHARED, idx, needs_shared, write_idx
-from pflcli import data, registry
+from pflcli import data
 from pflcli.data import Samples, cifar10, fashion_mnist, writers
 from pflcli.errors import InputError, PflError, UsageError
 
@@ -38,7 +38,7 @@ def test_all_writers_hold_the_embedded_ones():
 @needs_shared
 @pytest.mark.parametrize(("name", "n", "shape"), [("fashion-mnist", 70000, (28, 28)), ("cifar10", 12000, (32, 32, 3))])
 def test_datasets_of_the_shared_folder(name, n, shape):
-    samples = registry.load("datasets", name).load(SHARED)
+    samples = data.load(name).load(SHARED)
     samples.check(name)
     assert samples.x.shape == (n, *shape)
     assert np.bincount(samples.y).tolist() == [n // 10] * 10
@@ -48,7 +48,7 @@ def test_datasets_of_the_shared_folder(name, n, shape):
 @pytest.mark.parametrize("root", [None, "empty"])
 def test_what_is_not_there_is_asked_for(name, root, tmp_path):
     with pytest.raises(UsageError, match="does not come with pfl") as error:
-        registry.load("datasets", name).load(tmp_path if root else None)
+        data.load(name).load(tmp_path if root else None)
     assert "--root" in error.value.fix[0]
 
 
@@ -136,7 +136,7 @@ def test_published_test_samples_are_marked(tmp_path):
     for name in ("cifar10_12k", "cifar100_12k"):
         np.savez(tmp_path / f"{name}.npz", **draw, **labels)
     for name, split in (("mnist", 6), ("emnist", 6), ("cifar10", 5), ("cifar100", 5)):
-        samples = registry.load("datasets", name).load(tmp_path)
+        samples = data.load(name).load(tmp_path)
         samples.check(name)
         assert samples.is_test.tolist() == [row >= split for row in range(len(samples.y))], name
         assert samples.take(np.asarray([0, split])).is_test.tolist() == [False, True]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from originals import SHARED, X, Y, idx, leaf, needs_shared, write_idx
-from pflcli import registry
+from pflcli import data
 from pflcli.data import Samples, cifar100, emnist, femnist, mnist
 from pflcli.errors import InputError, UsageError
 from pflcli.vision import torchvision
@@ -29,7 +29,7 @@ def test_mnist_in_idx_files(folder, zipped, tmp_path):
 
 @needs_shared
 def test_mnist_is_the_digits_of_the_writers():
-    digits, written = mnist.load(SHARED), registry.load("datasets", "writers").load(SHARED)
+    digits, written = mnist.load(SHARED), data.load("writers").load(SHARED)
     np.testing.assert_array_equal(digits.x, written.x)
     assert digits.owner is None
 

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 import worlds
-from pflcli import registry
+from pflcli import methods, registry
 from pflcli.cli import app
 from pflcli.settings import Settings
 
@@ -80,7 +80,8 @@ def test_the_example_method_of_the_readme_is_true(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     made = worlds.run()
     made.kind, made.cfg = module.KIND, module.Config()
-    monkeypatch.setattr(registry, "load", lambda group, name: module)
+    whole = registry.complete(module, "README", methods.Method)
+    monkeypatch.setattr(methods, "load", lambda name: whole)
     state = worlds.play("two-step-fedavg", made)
     found = worlds.answers("two-step-fedavg", made, state)
     assert set(found) == {"validation", "test"}

@@ -28,7 +28,7 @@ ALLOWED = {
     "readers": {"errors", "foreign"},
     "models": BASE,
     "fl": BASE,
-    "methods": {"fl"},
+    "methods": {"errors", "fl", "registry"},
     "steps": BASE
     | {"config", "artifacts", "metrics", "report", "data", "readers", "schemes", "models", "fl", "methods", "sources"},
     "cli": BASE | {"config", "steps", "artifacts", "report"},

@@ -9,10 +9,10 @@ import pytest
 from safetensors.torch import load, save
 
 import worlds
-from pflcli import registry
+from pflcli import methods, registry
 from pflcli.errors import ComputationError
 from pflcli.fl.run import LINKS
-from pflcli.steps import choices, states
+from pflcli.steps import states
 
 METHODS = registry.names("methods")
 KINDS = {name: registry.card("methods", name).facts["KIND"] for name in METHODS}
@@ -51,9 +51,9 @@ def unmeasured(state):
 def test_no_method_learns_from_validation_samples(method):
     """They may only choose; with what they chose given, nothing depends on them."""
     plain = worlds.run(method)
-    code = registry.load("methods", method)
+    code = methods.load(method)
     first = worlds.play(method, plain)
-    plain.choices = worlds.tuned(method, plain, first) if choices.named(code, plain.cfg) else {}
+    plain.choices = worlds.tuned(method, plain, first) if code.choices(plain.cfg) else {}
     other = worlds.run(method, data=worlds.spoiled(worlds.federation(), "validation"))
     other.choices = plain.choices
     states = [worlds.play(method, made) for made in (plain, other)]
@@ -65,9 +65,9 @@ def test_no_method_learns_from_validation_samples(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_refit_learns_from_validation_samples_as_from_training_samples(method):
     """The same as if every validation sample had been a training sample from the start; test samples change nothing."""
-    code, data = registry.load("methods", method), worlds.federation()
+    code, data = methods.load(method), worlds.federation()
     earlier = worlds.run(method)
-    chosen = worlds.tuned(method, earlier, worlds.play(method, earlier)) if choices.named(code, earlier.cfg) else {}
+    chosen = worlds.tuned(method, earlier, worlds.play(method, earlier)) if code.choices(earlier.cfg) else {}
     moved = worlds.moved_to_training(data)
     runs = [worlds.run(method, refit=True), worlds.run(method, data=moved), worlds.run(method)]
     for made in runs[:2]:
@@ -144,7 +144,7 @@ def test_only_links_of_its_kind_carry_bytes(method):
     assert made.traffic == before
     used = {link for link, sent in made.traffic.items() if sent}
     assert used <= set(LINKS[KINDS[method]])
-    if hasattr(registry.load("methods", method), "train_round") and KINDS[method] == "server":
+    if methods.load(method).has_rounds and KINDS[method] == "server":
         assert used == {"up", "down"}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import worlds
-from pflcli import registry
+from pflcli import methods, registry
 from pflcli.fl.federation import Federation
 from pflcli.steps import pairs, states
 from pflcli.steps.build_datastore import build_datastore
@@ -21,7 +21,7 @@ from pflcli.steps.personalize import personalize
 from pflcli.steps.train_global import train_global
 
 CARDS = registry.cards("methods")
-TRAINED = [card.name for card in CARDS if hasattr(registry.load("methods", card.name), "train_round")]
+TRAINED = [card.name for card in CARDS if methods.load(card.name).has_rounds]
 
 
 WIDE = {"fedhealth": {"samples": 20, "features": 500}}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import worlds
-from pflcli import registry
+from pflcli import methods, registry
 from pflcli.artifacts import predictions
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.errors import UnsuitedError
@@ -53,7 +53,7 @@ def test_new_clients_never_train_in_a_round_and_are_answered(method, world, tmp_
 
     monkeypatch.setattr(Run, "local_sgd", watched)
     monkeypatch.setattr(Run, "server_sgd", central)
-    source = world / "d" if registry.load("methods", method).NEEDS else world / "p"
+    source = world / "d" if methods.load(method).NEEDS else world / "p"
     settings = {} if source.name == "d" else FEW
     try:
         personalize(method, source, tmp_path / "m", settings=settings)

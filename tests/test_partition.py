@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import worlds
-from pflcli import registry
+from pflcli import data
 from pflcli.artifacts import partition as artifact
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.data import Samples
@@ -24,7 +24,7 @@ from pflcli.steps.train_global import train_global
 
 @pytest.fixture(scope="module")
 def source():
-    return registry.load("datasets", "writers").load(None)
+    return data.load("writers").load(None)
 
 
 def read(path):
@@ -45,7 +45,7 @@ def test_splits_of_clients_of_every_size():
 def test_the_artifact_holds_the_source_rows(tmp_path):
     made = partition("writers", tmp_path / "p", scheme="dirichlet", options={"alpha": 0.05}, clients=40)
     held = artifact.read(open_artifact(tmp_path / "p"))
-    source = registry.load("datasets", "writers").load(None)
+    source = data.load("writers").load(None)
     np.testing.assert_array_equal(source.x[held.sample], held.x)
     np.testing.assert_array_equal(source.y[held.sample], held.y)
     assert len(held.y) == len(source.y) == made.summary["samples"]

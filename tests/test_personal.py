@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load
 
 import worlds
-from pflcli import registry
+from pflcli import methods, registry
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts import predictions
 from pflcli.artifacts.artifact import open_artifact
@@ -41,7 +41,7 @@ def rows(folder, name="rounds.csv"):
 
 
 def measured(method, made, state):
-    return personal.accuracy(made, registry.load("methods", method), state)
+    return personal.accuracy(made, methods.load(method), state)
 
 
 @pytest.mark.parametrize("method", METHODS + ADAPT)
@@ -49,7 +49,7 @@ def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
     made = worlds.run(method, participation=0.5)
     state = worlds.play(method, made)
     p = np.split(worlds.answers(method, made, state)["validation"], np.cumsum(made.federation.sizes("validation"))[:-1])
-    who = personal.owners(made, registry.load("methods", method), state)
+    who = personal.owners(made, methods.load(method), state)
     assert len(who)
     right = [
         p[c].argmax(axis=1) == made.federation.y[made.federation.block(c, "validation")].numpy() for c in who.tolist()
@@ -66,7 +66,7 @@ def test_a_table_of_models_by_hand(method, options):
     """Every sample of those that took part, under the row of the table, and nothing but matrix products."""
     made = worlds.run(method, participation=0.5, rounds=2, options=options)
     state = worlds.play(method, made)
-    held = state[registry.load("methods", method).PERSONAL]
+    held = state[methods.load(method).PERSONAL]
     took = sorted({c for t in range(2) for c in made.cohort(t).tolist()})
     right = []
     for c in took:
@@ -82,7 +82,7 @@ def test_clients_that_never_took_part_do_not_count():
     state = worlds.play("gossip", made)
     before = measured("gossip", made, state)
     state["model"].default = {name: torch.full_like(value, torch.nan) for name, value in made.init.items()}
-    assert personal.owners(made, registry.load("methods", "gossip"), state).tolist() == made.cohort(0).tolist()
+    assert personal.owners(made, methods.load("gossip"), state).tolist() == made.cohort(0).tolist()
     assert 0 <= before == measured("gossip", made, state)
 
 
@@ -209,7 +209,7 @@ def test_what_a_method_declares_is_there():
     """A table, or a cluster for every client; or it comes with the first round that needs it."""
     for method in METHODS:
         made = worlds.run(method)
-        held = worlds.play(method, made).get(registry.load("methods", method).PERSONAL)
+        held = worlds.play(method, made).get(methods.load(method).PERSONAL)
         if isinstance(held, Table):
             assert len(held) == len(made.clients)
         elif held is not None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pflcli import registry
+from pflcli import registry, schemes
 from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.schemes import clusters, pachinko, redistribute
@@ -24,7 +24,7 @@ ALL = samples(Y, owner=OWNER, coarse=Y // 2)
 
 
 def split(name, clients=6, seed=0, of=ALL, **options):
-    module = registry.load("schemes", name)
+    module = schemes.load(name)
     return module.split(of, clients, module.Config(**options), np.random.default_rng(seed))
 
 

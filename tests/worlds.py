@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pflcli import config, models, registry, rng
+from pflcli import config, methods, models, rng
 from pflcli.fl import params as P
 from pflcli.fl.embedded import Embedded
 from pflcli.fl.engine import Engine
@@ -70,7 +70,7 @@ def run(
     data = data.refitted() if plan.refit else data
     net = models.create("mlp", data.in_shape, CLASSES, seed)
     engine = Engine(net, data, seed=seed, threads=threads, way=way)
-    code = registry.load("methods", method) if method else None
+    code = methods.load(method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     made = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, P.of(net))
     made.fresh = lambda number: P.of(models.create("mlp", data.in_shape, CLASSES, seed + 100 * number))
@@ -101,10 +101,10 @@ def stores(made: Run) -> Stores:
 
 def play(method: str, made: Run, first: int = 0, last: int | None = None, state: dict | None = None) -> dict:
     """Run a method's rounds ``first`` to ``last`` and return its state."""
-    code = registry.load("methods", method)
+    code = methods.load(method)
     if state is None:
-        state = code.setup(made) if hasattr(code, "setup") else {}
-    if hasattr(code, "train_round"):
+        state = code.setup(made)
+    if code.has_rounds:
         for t in range(first, made.settings.rounds if last is None else last):
             state = code.train_round(made, state, t)
     return state
@@ -112,7 +112,7 @@ def play(method: str, made: Run, first: int = 0, last: int | None = None, state:
 
 def answers(method: str, made: Run, state: dict, clients: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """What a method answers, by split, as ``personalize`` stores it."""
-    code = registry.load("methods", method)
+    code = methods.load(method)
     with made.personalizing():
         predictor = code.personalize(made, state, made.clients if clients is None else clients)
         return {split: predictor.answer(split)["p"] for split in predictor.splits}
@@ -121,7 +121,7 @@ def answers(method: str, made: Run, state: dict, clients: np.ndarray | None = No
 def tuned(method: str, made: Run, state: dict) -> dict[str, np.ndarray]:
     """What each client chose by its validation samples, by name."""
     with made.personalizing():
-        return dict(registry.load("methods", method).personalize(made, state, made.clients).tuned)
+        return dict(methods.load(method).personalize(made, state, made.clients).tuned)
 
 
 def spoiled(data: Federation, *splits: str) -> Federation:

@@ -1,15 +1,17 @@
-"""Datasets, one file each: ``load(root, download) -> Samples``."""
+"""Datasets, one file each, and what such a file must have: ``Dataset``."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import registry
 from pflcli.data._scaling import Scaling
 from pflcli.errors import InputError, PflError, UsageError
 from pflcli.foreign import Npz, parsing, reading
@@ -88,6 +90,39 @@ class Samples:
                 f"{name}: x is {kind} {self.x.shape}, neither uint8 images (n, H, W) or (n, H, W, C), nor floating "
                 "features (n, ...), nor int16 tokens (n, length)"
             )
+
+
+class Dataset(Protocol):
+    """A file of this folder. ``load``, ``CLASSES``, ``SHAPE`` and ``LICENCE`` must be there."""
+
+    CLASSES: int
+    """number of classes"""
+    SHAPE: str
+    """the shape of a sample, as ``pfl list datasets`` shows it"""
+    LICENCE: str
+    """the licence of the data"""
+
+    NAMES: tuple[str, ...] = ()
+    """names of the classes, in the order of their labels"""
+    FILES: tuple[str, ...] = ()
+    """what ``--root`` must hold: paths of which one is enough, with ``*`` for anything"""
+    MADE_FROM: tuple[str, ...] = ()
+    """the datasets that it is made from, where its files are theirs"""
+    Config: type[Any] | None = None
+    """its options, where it has some: a frozen dataclass with a default for each, and an explanation under each"""
+
+    @abstractmethod
+    def load(self, root: Path | None, *, download: bool = False, cfg: Any = None) -> Samples:
+        """Return all samples from the files in ``root``; raises UsageError or InputError if they are not there.
+
+        A file without ``Config`` leaves out ``cfg``.
+        """
+
+
+def load(name: str) -> Dataset:
+    """Return the dataset of this name; raises UsageError with the nearest name, InputError for an unfit file."""
+    dataset: Dataset = registry.load("datasets", name, Dataset)
+    return dataset
 
 
 def read_npz(path: Path, *keys: str) -> list[NDArray[Any]]:

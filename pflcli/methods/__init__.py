@@ -1,1 +1,103 @@
-"""Personalization methods, one file each: ``setup``, ``train_round``, ``personalize``. State in, state out."""
+"""Personalization methods, one file each, and what such a file must have: ``Method``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import registry
+from pflcli.fl.run import Predictor, Run
+
+State = dict[str, Any]
+"""What a method remembers from round to round: tensors, tables of models, and dicts of these, by name."""
+
+
+class Method(Protocol):
+    """A file of this folder: state in, state out. It opens no file, prints nothing and seeds nothing.
+
+    A whole method::
+
+        KIND = "server"
+        NEEDS = ()
+        PAPER = "example"
+        YEAR = 2017
+
+
+        @dataclass(frozen=True)
+        class Config:
+            epochs: int = 1
+            \"""local epochs of fine-tuning\"""
+
+
+        def setup(run):
+            return {"global": run.start()}
+
+
+        def train_round(run, state, t):
+            cohort = run.cohort(t)
+            run.send("down", state["global"], copies=len(cohort))
+            mean = Mean()
+            for part in run.local_sgd(cohort, start=state["global"], t=t):
+                mean.add(part.params, part.weights)
+            run.send("up", state["global"], copies=len(cohort))
+            return {"global": mean.value()}
+
+
+        def personalize(run, state, clients):
+            tuned = run.local_sgd(clients, state["global"], t="head", epochs=run.cfg.epochs, trainable="head.")
+            return run.predictor(clients, tuned)
+
+    ``Config``, ``KIND``, ``NEEDS``, ``PAPER``, ``YEAR`` and ``personalize`` must be there. What else a file leaves out
+    is as below.
+    """
+
+    KIND: Literal["local", "posthoc", "server", "peer"]
+    """which links may carry bytes: none for local and posthoc, up and down for server, peer for peer"""
+    NEEDS: tuple[str, ...]
+    """kinds of artifacts that it stands on: backbone, embeddings, datastore; empty for a partition alone"""
+    PAPER: str
+    """its name in the paper's own spelling"""
+    YEAR: int
+    """the paper's year"""
+    Config: type[Any]
+    """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
+
+    PERSONAL: str = ""
+    """the key of the state under which clients' own models stand after each round; none if they have none"""
+    ADAPTS: bool = False
+    """whether clients adapt after the rounds, so that what they would answer earlier takes all of ``personalize``"""
+
+    PAIRS_KEPT: float = 0
+    """bytes that it keeps for each pair of clients, for those that grow with the square of the clients"""
+    PAIRS_SENT: str = ""
+    """what is sent for each pair of clients; none if what is sent grows with the clients"""
+
+    def setup(self, run: Run) -> State:
+        """Return the state before the first round; empty where it is left out."""
+        return {}
+
+    def train_round(self, run: Run, state: State, t: int) -> State:
+        """Return the state after round ``t``, from 0. A method that leaves it out has no rounds."""
+        return state
+
+    @abstractmethod
+    def personalize(self, run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+        """Return what the clients (n,) answer. Nothing may be sent."""
+
+    def choices(self, cfg: Any) -> tuple[str, ...]:
+        """Return the names of what each client chooses by validation samples under these options."""
+        return ()
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether the file has ``train_round``."""
+        return type(self).train_round is not Method.train_round
+
+
+def load(name: str) -> Method:
+    """Return the method of this name; raises UsageError with the nearest name, InputError for an unfit file."""
+    method: Method = registry.load("methods", name, Method)
+    return method

@@ -1,4 +1,4 @@
-"""Backbones, one file each: ``build(in_shape, classes) -> Net``, and ``TAKES``, the kinds of samples that fit.
+"""Backbones, one file each, and what such a file must have: ``Model``.
 
 A name with a colon, ``torchvision:resnet50``, stands for one member of a family: its file's ``build`` takes the member
 too, and ``members()`` names them all.
@@ -7,6 +7,8 @@ too, and ``members()`` names them all.
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +39,28 @@ class Net(nn.Module):
         return out
 
 
+class Model(Protocol):
+    """A file of this folder. ``build`` and ``REPRESENTATION`` must be there."""
+
+    REPRESENTATION: str
+    """the dimension of the representation, as ``pfl list models`` shows it"""
+    TAKES: tuple[str, ...] = tuple(KINDS)
+    """the kinds of samples that fit"""
+    PREFIXES: dict[str, str] = {"": "body."}  # noqa: RUF012 (a constant of a file)
+    """prefixes of names in files of weights, and what stands here instead"""
+
+    @abstractmethod
+    def build(self, in_shape: tuple[int, ...], classes: int, member: str = "") -> Net:
+        """Return the network for samples (C, H, W), (L, d), (d,) or (L,); raises UsageError for sizes that do not fit.
+
+        A file that is no family leaves out ``member``.
+        """
+
+    def members(self) -> list[str]:
+        """Return the names of a family's models; empty for a file that is one model."""
+        return []
+
+
 def check(name: str) -> None:
     """Raise UsageError, with the nearest name, if there is no such model; builds nothing."""
     family, colon, member = name.partition(":")
@@ -45,8 +69,7 @@ def check(name: str) -> None:
 
         theirs = f"torchvision's own: --model torchvision:{name}" if name in members() else ""
         raise UsageError(f"unknown model '{name}'", closest(name, registry.names("models")), theirs, "pfl list models")
-    module = registry.load("models", family)
-    known: list[str] = module.members() if hasattr(module, "members") else []
+    known = _file(family).members()
     if colon and not known:
         raise UsageError(f"model {family} is one model, not a family: '{name}'", f"--model {family}")
     if known and not colon:
@@ -84,18 +107,22 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
         fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_takes(other))]
         given = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
         raise UsageError(f"model {name} takes {' or '.join(_takes(name))}, not {given}", " or ".join(fit[:3]))
-    module = registry.load("models", name)
+    model = _file(name)
     member = name.partition(":")[2:] if ":" in name else ()
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(rng.integer(seed, "init", name))
-        net: Net = module.build(in_shape, classes, *member)
-    return net
+        return model.build(in_shape, classes, *member)
 
 
 def _kinds(in_shape: tuple[int, ...], tokens: bool | None) -> list[str]:
     """Return the kinds of samples that have such a shape."""
     kinds = [kind for kind, dimensions in KINDS.items() if dimensions == len(in_shape)]
     return kinds if tokens is None else [kind for kind in kinds if (kind == "tokens") == tokens]
+
+
+def _file(name: str) -> Model:
+    model: Model = registry.load("models", name, Model)
+    return model
 
 
 def _takes(name: str) -> tuple[str, ...]:

@@ -1,19 +1,49 @@
-"""Partition schemes, one file each: ``split(samples, clients, cfg, rng) -> list of index arrays``.
-
-A scheme whose clients differ in kind, not only in what they hold, has two functions more: ``cluster(clients, cfg)``
-returns each client's group (m,), and ``transform(x, y, group, classes, cfg, rng)`` a group's samples as it sees them.
-"""
+"""Partition schemes, one file each, and what such a file must have: ``Scheme``."""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import registry
+from pflcli.data import Samples
 from pflcli.errors import UsageError
 
 Indices = NDArray[np.int64]
+
+
+class Scheme(Protocol):
+    """A file of this folder. ``Config`` and ``split`` must be there; ``cluster`` goes with ``transform``."""
+
+    Config: type[Any]
+    """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
+
+    @abstractmethod
+    def split(self, samples: Samples, clients: int | None, cfg: Any, rng: np.random.Generator) -> list[Indices]:
+        """Return the rows of ``samples`` of each client, no row twice; raises UsageError for what cannot be."""
+
+    def cluster(self, clients: int, cfg: Any) -> NDArray[np.int64] | None:
+        """Return the group of each client (m,), if groups see samples in different ways; None if they do not."""
+        return None
+
+    def transform(
+        self, x: NDArray[Any], y: NDArray[np.int64], group: int, classes: int, cfg: Any, rng: np.random.Generator
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return samples (n, ...) and labels (n,) as ``group`` sees them; ``rng`` is the same for all groups."""
+        return x, y
+
+    def permutes_labels(self, cfg: Any) -> bool:
+        """Return whether groups call the same class by different labels, so that no label has a name for all."""
+        return False
+
+
+def load(name: str) -> Scheme:
+    """Return the scheme of this name; raises UsageError with the nearest name, InputError for an unfit file."""
+    scheme: Scheme = registry.load("schemes", name, Scheme)
+    return scheme
 
 
 def needs_clients(scheme: str, clients: int | None, samples: int) -> int:

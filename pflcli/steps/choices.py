@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,24 +19,19 @@ from pflcli.artifacts.artifact import Artifact, open_artifact, parent
 from pflcli.errors import InputError, UsageError
 
 
-def named(code: ModuleType, cfg: Any) -> tuple[str, ...]:
-    """Return the names of what clients choose by validation samples under these options of a method."""
-    return tuple(code.choices(cfg)) if hasattr(code, "choices") else ()
-
-
 def source(
-    code: ModuleType,
-    cfg: Any,
+    names: tuple[str, ...],
     request: Mapping[str, Any],
     given: Path | str | Artifact | None,
     partition: Artifact | None,
 ) -> Artifact | None:
     """Return the predictions that a run takes its choices from, or None if it chooses or has nothing to choose.
 
-    ``request`` is that of the run, ``given`` what the user named. Raises UsageError if choices are needed and missing,
-    or not needed; InputError if ``given`` is of another request or of other clients.
+    ``names`` are those of what clients choose by validation samples, ``request`` is that of the run, ``given`` what the
+    user named. Raises UsageError if choices are needed and missing, or not needed; InputError if ``given`` is of
+    another request or of other clients.
     """
-    method, names = request["method"], named(code, cfg)
+    method = request["method"]
     if not (request["settings"]["refit"] and names):
         if given is not None:
             reason = "has nothing to choose" if request["settings"]["refit"] else "chooses itself without --refit"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import registry
+from pflcli import methods
 from pflcli.artifacts import blocks, codebook, embeddings
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
@@ -55,10 +55,10 @@ def extract(
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         plan = planned.settings(request["settings"], {})
-        code = registry.load("methods", request["method"])
+        algorithm = methods.load(request["method"])
         data = partitions.read(chosen)
         known = partitions.read(trained_on) if chosen is not trained_on and plan.normalize == "dataset" else None
-        run = training.prepare(data, code, None, plan, request["seed"], manner, known)
+        run = training.prepare(data, algorithm, None, plan, request["seed"], manner, known)
         weights = tensors(backbone, like=run.init)
         splits: dict[str, embeddings.Embedded] = {}
         with manner.watch.progress("extract", len(data.y)) as advance:

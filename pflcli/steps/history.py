@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,23 +12,24 @@ import torch
 from pflcli.errors import ComputationError
 from pflcli.fl.attendance import Attendance, Diverged, Unanswered, named
 from pflcli.fl.run import Run
+from pflcli.methods import Method
 from pflcli.steps import absences, personal, states
 
 Row = dict[str, Any]
 State = dict[str, Any]
 
 
-def begin(run: Run, method: ModuleType) -> tuple[dict[str, Any], list[Row]]:
+def begin(run: Run, method: Method) -> tuple[dict[str, Any], list[Row]]:
     """Return the state before the first round, and row 0 if ``setup`` sent something."""
     began, before, run.attendance = time.monotonic(), dict(run.traffic), Attendance()
-    state: dict[str, Any] = method.setup(run) if hasattr(method, "setup") else {}
+    state = method.setup(run)
     spent = time.monotonic() - began
     if run.traffic == before:
         return state, []
     return state, [_row(run, method, state, -1, before, spent)]
 
 
-def play(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple[Any, Row]:
+def play(run: Run, name: str, method: Method, state: Any, t: int) -> tuple[Any, Row]:
     """Run round ``t``, from 0, and return the state after it and its row.
 
     Raises ComputationError if the method does, or if the training of all clients that answer diverges.
@@ -42,7 +42,7 @@ def play(run: Run, name: str, method: ModuleType, state: Any, t: int) -> tuple[A
     return state, _row(run, method, state, t, before, time.monotonic() - began)
 
 
-def _attended(run: Run, method: ModuleType, state: State, t: int) -> State:
+def _attended(run: Run, method: Method, state: State, t: int) -> State:
     """Return the state after the clients that answer have played a round; if nobody does, the state as it is.
 
     Where a client's training diverges the round is undone and played again without it, so that all others end as if it
@@ -90,7 +90,7 @@ def _longer(records: torch.Tensor, value: float) -> torch.Tensor:
     return torch.cat([records, torch.full_like(records[-1:], value)])
 
 
-def _row(run: Run, method: ModuleType, state: Any, t: int, before: Mapping[str, int], spent: float) -> Row:
+def _row(run: Run, method: Method, state: Any, t: int, before: Mapping[str, int], spent: float) -> Row:
     """Return the row of a round that took ``spent`` seconds; measuring costs the method nothing."""
     weight = sum(weight for _, weight in run.losses)
     loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else math.nan

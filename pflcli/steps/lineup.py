@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, registry
+from pflcli import config, methods, registry
 from pflcli.artifacts.artifact import Artifact, foreseen
 from pflcli.artifacts.store import Decision
 from pflcli.errors import ConflictError, UsageError, closest
 from pflcli.settings import Settings
-from pflcli.steps import choices
 from pflcli.steps.build_datastore import build_datastore
 from pflcli.steps.extract import extract
 from pflcli.steps.making import SILENT, Manner, Outcome
@@ -139,23 +138,23 @@ def entrants(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], p
 
 
 def _entrant(name: str, given: Mapping[str, Any], plan: Settings) -> Entrant:
-    code = registry.load("methods", method(name))
-    own = {field.name for field in dataclasses.fields(code.Config)}
+    algorithm = methods.load(method(name))
+    own = {field.name for field in dataclasses.fields(algorithm.Config)}
     shared = {field.name for field in dataclasses.fields(Settings)}
     for key in given:
         if key not in own | shared:
             raise UsageError(f"unknown option '{key}' for {name}", closest(key, own | shared))
-    cfg = config.build(code.Config, {key: value for key, value in given.items() if key in own}, name)
+    cfg = config.build(algorithm.Config, {key: value for key, value in given.items() if key in own}, name)
     settings = {key: value for key, value in given.items() if key not in own}
     mine: Settings = config.build(Settings, {**config.plain(plan), **settings}, f"the training of {name}")
     changes = {key: value for key, value in config.plain(mine).items() if value != config.plain(plan)[key]}
-    trains = hasattr(code, "train_round") or not code.NEEDS
+    trains = algorithm.has_rounds or not algorithm.NEEDS
     order = list(CHAIN)
-    source = max(code.NEEDS, key=order.index, default="partition")
-    if name == BACKBONE and not changes and cfg == code.Config():
+    source = max(algorithm.NEEDS, key=order.index, default="partition")
+    if name == BACKBONE and not changes and cfg == algorithm.Config():
         source, trains = "backbone", False
     epochs = max(1.0, mine.rounds * mine.participation * mine.epochs) if trains else 2.0
-    chooses = mine.refit and bool(choices.named(code, cfg))
+    chooses = mine.refit and bool(algorithm.choices(cfg))
     return Entrant(name, config.plain(cfg), changes, source, epochs, chooses)
 
 
@@ -227,18 +226,18 @@ def _steps(
         Step(seed, f"{prefix}embeddings", (f"{prefix}backbone",), embeddings, 0.5),
         Step(seed, f"{prefix}datastore", (f"{prefix}embeddings",), datastore, 0.2),
     ]
-    methods = [
+    runs = [
         Step(
             seed,
             prefix + entrant.name,
             (named(entrant.source), *([f"{CHOOSING} {entrant.name}"] if entrant.chooses else [])),
             predictions(entrant),
             entrant.epochs,
-            rounds=hasattr(registry.load("methods", entrant.method), "train_round") and entrant.source == "partition",
+            rounds=methods.load(entrant.method).has_rounds and entrant.source == "partition",
         )
         for entrant in lineup
     ]
-    return [*chain[:deepest], *methods]
+    return [*chain[:deepest], *runs]
 
 
 def _planned(partition: Artifact, ahead: Sequence[Step]) -> list[Step]:

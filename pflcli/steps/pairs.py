@@ -8,13 +8,13 @@ takes for each pair. What other methods send and keep grows with the clients alo
 from __future__ import annotations
 
 import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact
+from pflcli.methods import Method
 from pflcli.settings import Settings
 from pflcli.steps import planned
 
@@ -22,12 +22,12 @@ MANY = 1000
 """Clients from which on it is said."""
 
 
-def remarks(name: str, method: ModuleType, cfg: Any, plan: Settings, partition: Artifact) -> list[str]:
+def remarks(name: str, method: Method, cfg: Any, plan: Settings, partition: Artifact) -> list[str]:
     """Return what grows with the square of the clients of a ``partition``, in numbers; nothing if they are few."""
     clients, able = int(partition.manifest.summary["clients"]), len(partitions.able(partition))
     if clients < MANY:
         return []
-    found, sent = [], getattr(method, "PAIRS_SENT", "")
+    found, sent = [], method.PAIRS_SENT
     if sent == "models":
         cohort = max(1, round(plan.participation * able))
         gigabytes = cohort * able * planned.model_bytes(plan, partition) / 1e9
@@ -38,7 +38,7 @@ def remarks(name: str, method: ModuleType, cfg: Any, plan: Settings, partition: 
         form, samples = partitions.form(partition), math.ceil(cfg.public * partition.manifest.summary["train"])
         gigabytes = able * samples * math.prod(form.shape) * np.dtype(form.dtype).itemsize / 1e9
         found.append(f"{name}: {able:,} clients are sent {samples:,} or more samples each, {gigabytes:,.1f} GB, once")
-    if kept := getattr(method, "PAIRS_KEPT", 0):
+    if kept := method.PAIRS_KEPT:
         gigabytes = clients**2 * kept / 1e9
         found.append(
             f"{name}: a table of all {clients**2:,} pairs of clients may be kept in memory, {gigabytes:,.2f} GB"

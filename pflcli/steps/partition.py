@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import config, foreign, registry, rng, sources
+from pflcli import config, data, foreign, rng, schemes, sources
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts import partition as artifact
 from pflcli.artifacts.codebook import Codebook
@@ -23,7 +22,7 @@ from pflcli.artifacts.store import Work
 from pflcli.data import Samples
 from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity
-from pflcli.schemes import redistribute
+from pflcli.schemes import Scheme, redistribute
 from pflcli.steps import import_data, scaling, splits
 from pflcli.steps.chronology import split_by_time
 from pflcli.steps.making import Manner, Outcome, counted, make
@@ -85,11 +84,11 @@ def partition(
         raise UsageError(f"--part {part[0]}/{part[1]} is not the i-th of n parts", "--part 1/2")
     source = import_data.artifact(dataset)
     if source is None:
-        loader = registry.load("datasets", dataset)
-        load, wants = loader.load, getattr(loader, "Config", None)
+        named = data.load(dataset)
+        load, wants = named.load, named.Config
     else:
         load, wants = partial(import_data.load, source), None
-    splitter = registry.load("schemes", scheme)
+    splitter = schemes.load(scheme)
     owners = {f"scheme {scheme}": splitter.Config, f"dataset {dataset}": wants}
     cfg, wanted = config.build_each(owners, options or {})
     chosen = {} if wanted is None else {"cfg": wanted}
@@ -131,8 +130,9 @@ def partition(
             parts = redistribute(parts, min_samples, rng.generator(seed, "redistribute"))
         result = _assemble(some if keep_test else replace(some, is_test=None), parts, fractions, seed)
         result = replace(result, sample=rows[result.sample])
-        if hasattr(splitter, "cluster"):
-            result = _clustered(result, splitter, cfg, seed)
+        cluster = splitter.cluster(len(parts), cfg)
+        if cluster is not None:
+            result = _clustered(result, cluster, splitter, cfg, seed)
         if new_clients:
             result = replace(result, new=_new(result.sizes, new_clients, seed))
         if result.new is not None and new_capacity < 1:
@@ -151,9 +151,9 @@ def partition(
     return make(out, draft, manner, build, needs=len(samples.y) // part[1] * width)
 
 
-def _codebook(result: artifact.Partition, base: Codebook, splitter: ModuleType, cfg: Any) -> Codebook:
+def _codebook(result: artifact.Partition, base: Codebook, splitter: Scheme, cfg: Any) -> Codebook:
     """Return what the partition's numbers stand for: where groups permute labels, no class has a name for all."""
-    permuted = hasattr(splitter, "permutes_labels") and splitter.permutes_labels(cfg)
+    permuted = splitter.permutes_labels(cfg)
     return replace(base, clients=tuple(result.names), classes=() if permuted else base.classes)
 
 
@@ -209,9 +209,10 @@ def _assemble(
     )
 
 
-def _clustered(result: artifact.Partition, splitter: ModuleType, cfg: Any, seed: int) -> artifact.Partition:
+def _clustered(
+    result: artifact.Partition, cluster: NDArray[np.int64], splitter: Scheme, cfg: Any, seed: int
+) -> artifact.Partition:
     """Return the partition with every client's samples as its group sees them."""
-    cluster: NDArray[np.int64] = splitter.cluster(len(result.names), cfg)
     x, y = result.x.copy(), result.y.copy()
     holder = np.repeat(cluster, result.sizes.sum(axis=1))
     for group in np.unique(cluster).tolist():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from pflcli.fl import params as P
 from pflcli.fl.run import Run
 from pflcli.fl.table import Table
+from pflcli.methods import Method
 
 CHUNK = 16
 """Clients at least that answer at a time: bounds the memory of intermediate arrays, and progress is seen to move."""
@@ -30,32 +30,32 @@ def at_a_time(run: Run) -> int:
     return max(CHUNK, min(len(run.clients) // 100, run.engine.room(P.size(run.init))))
 
 
-def owners(run: Run, method: ModuleType, state: Mapping[str, Any]) -> NDArray[np.int64]:
+def owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int64]:
     """Return the seen clients (n,) that have a model of their own; all of them if they share one, or adapt it."""
-    held = state.get(getattr(method, "PERSONAL", ""))
+    held = state.get(method.PERSONAL)
     if held is None:
         return run.federation.seen
     known = held.written if isinstance(held, Table) else np.flatnonzero(held.cpu().numpy() >= 0)
     return np.intersect1d(known, run.federation.seen)
 
 
-def column(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[str, float]:
+def column(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
     """Return what ``rounds.csv`` says of clients' own models after round ``t``; nothing where none are measured."""
-    plan, adapts = run.settings, getattr(method, "ADAPTS", False)
+    plan, adapts = run.settings, method.ADAPTS
     every = plan.personal_every if adapts else plan.eval_every
-    if not every or not (adapts or hasattr(method, "PERSONAL")):
+    if not every or not (adapts or method.PERSONAL):
         return {}
     return {"personal_accuracy": accuracy(run, method, state) if plan.is_due(t, every) else math.nan}
 
 
-def tested(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[str, float]:
+def tested(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
     """Return the test accuracy after round ``t`` (from 0), nan before the last ``test_last`` rounds; nothing for none.
 
     It is that of the ``owners``' models where the method has them, else of the global model, as FedAttn's Table 1 takes
     the mean of over its last 100 rounds. Where clients adapt after the rounds it is that of the adapted models, in the
     rounds in which ``personal_every`` has them adapt. It is reported; no round, option or model is chosen by it.
     """
-    settings, adapts = run.settings, getattr(method, "ADAPTS", False)
+    settings, adapts = run.settings, method.ADAPTS
     if not settings.test_last:
         return {}
     if t < max(settings.rounds - settings.test_last, 0):
@@ -63,12 +63,12 @@ def tested(run: Run, method: ModuleType, state: dict[str, Any], t: int) -> dict[
     if adapts:
         adapted = settings.personal_every and settings.is_due(t, settings.personal_every)
         return {"test_accuracy": accuracy(run, method, state, "test") if adapted else math.nan}
-    own = accuracy(run, method, state, "test") if hasattr(method, "PERSONAL") else math.nan
+    own = accuracy(run, method, state, "test") if method.PERSONAL else math.nan
     # Options may leave clients without models of their own, as FedAttn's without attention do.
     return {"test_accuracy": run.accuracy(state["global"], "test") if math.isnan(own) and "global" in state else own}
 
 
-def accuracy(run: Run, method: ModuleType, state: dict[str, Any], split: str = "validation") -> float:
+def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "validation") -> float:
     """Return the accuracy of the ``owners`` on a split, each by its own model, weighted by samples.
 
     It is nan if they have no such samples, or if the method has learned from them.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from pflcli import config, registry, sources
+from pflcli import config, methods, sources
 from pflcli.artifacts import blocks, codebook, datastore, embeddings, predictions
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact, parent
@@ -24,6 +23,7 @@ from pflcli.fl.embedded import Embedded
 from pflcli.fl.engine import probabilities
 from pflcli.fl.neighbours import Stores
 from pflcli.fl.run import Run
+from pflcli.methods import Method
 from pflcli.metrics.attention import by_round as attended
 from pflcli.metrics.neighbourhood import adjacency, by_round
 from pflcli.steps import absences, machine, pairs, planned, states, stored, training
@@ -63,11 +63,11 @@ def personalize(
     UsageError if it needs choices, or a backbone that has learned from the same samples.
     """
     manner = manner or Manner()
-    code = registry.load("methods", method)
-    cfg = config.build(code.Config, options or {}, method)
+    algorithm = methods.load(method)
+    cfg = config.build(algorithm.Config, options or {}, method)
     nearest = open_artifact(source, *CHAIN)
     kin = {kind: parent(nearest, kind) for kind in CHAIN}
-    for need in code.NEEDS:
+    for need in algorithm.NEEDS:
         if kin[need] is None:
             raise _missing(method, need, nearest)
     backbone = kin["backbone"]
@@ -88,7 +88,7 @@ def personalize(
             f"{backbone.path} was trained on images with --normalize {known}, not {plan.normalize}",
             f"pfl train-global PARTITION --normalize {plan.normalize} -o DIR, and {method} on that",
         )
-    if code.NEEDS and plan.refit != base.get("refit", False):
+    if algorithm.NEEDS and plan.refit != base.get("refit", False):
         assert backbone is not None
         raise UsageError(
             f"{backbone.path} was trained with{'' if base.get('refit') else 'out'} --refit, and {method} stands on it",
@@ -102,16 +102,16 @@ def personalize(
         request["weights"] = began
     if begin is not None and begin.digest != began:
         raise UsageError(f"{nearest.path} descends from a backbone that did not begin at {begin.path}")
-    trained = hasattr(code, "train_round")
+    trained = algorithm.has_rounds
     # A method that stands on embeddings trains no model; theirs is part of their own lineage.
-    names = [f"methods/{method}", *([] if "embeddings" in _closure(code.NEEDS) else [f"models/{plan.model}"])]
+    names = [f"methods/{method}", *([] if "embeddings" in _closure(algorithm.NEEDS) else [f"models/{plan.model}"])]
     written = {name: sources.code_hash(*name.split("/", 1)) for name in names}
     made_by_it = (
         trained
         and backbone is not None
         and (dict(backbone.manifest.request), backbone.manifest.code) == (request, written)
     )
-    chosen = earlier.source(code, cfg, request, choices, kin["partition"])
+    chosen = earlier.source(algorithm.choices(cfg), request, choices, kin["partition"])
     ahead = [nearest.as_input("source", Path(out))]
     if chosen is not None:
         ahead.append(chosen.as_input("choices", Path(out)))
@@ -126,19 +126,19 @@ def personalize(
         partition = kin["partition"]
         assert partition is not None
         data = partitions.read(partition)
-        run = training.prepare(data, code, cfg, plan, seed, manner)
+        run = training.prepare(data, algorithm, cfg, plan, seed, manner)
         _provide(run, kin)
         if backbone is not None and began is not None:
             device, begun = run.federation.x.device, tensors(backbone, initial.INITIAL, run.init)
             run.init = {name: value.to(device) for name, value in begun.items()}
         elif begin is not None:
             run.init = initial.begun(begin, plan, run.init, manner.watch.say)
-        run.choices = earlier.read(chosen, earlier.named(code, cfg))
-        progress = training.resumed(run, code, work, manner)
+        run.choices = earlier.read(chosen, algorithm.choices(cfg))
+        progress = training.resumed(run, algorithm, work, manner)
         checkpoints = training.Checkpoints(run, progress, work)
         # A method that keeps more than the global model has to run its rounds again.
         taken = made_by_it and progress.state.keys() == {"global"}
-        needed = [kind for kind in CHAIN if (taken and kind == "backbone") or kind in _closure(code.NEEDS)]
+        needed = [kind for kind in CHAIN if (taken and kind == "backbone") or kind in _closure(algorithm.NEEDS)]
         if taken:
             assert backbone is not None
             assert run.backbone is not None
@@ -146,8 +146,8 @@ def personalize(
             progress.state, progress.before = {"global": run.backbone}, []
             run.traffic = dict.fromkeys(run.traffic, 0)  # what setup sends, the backbone has sent
         else:
-            training.rounds(run, method, code, checkpoints, manner)
-        _answer(run, method, code, checkpoints, manner)
+            training.rounds(run, method, algorithm, checkpoints, manner)
+        _answer(run, method, algorithm, checkpoints, manner)
         state, rows = progress.reported, progress.rows
         trunk = kin["backbone"] if "backbone" in needed and not rows else None
         reported = progress.facts() if trunk is None else training.reported(trunk)
@@ -201,7 +201,7 @@ def personalize(
             **({} if math.isnan(busy) else {"processor_seconds_inputs": round(busy, 3)}),
         }
 
-    remarks = pairs.remarks(method, code, cfg, plan, kin["partition"]) if kin["partition"] is not None else ()
+    remarks = pairs.remarks(method, algorithm, cfg, plan, kin["partition"]) if kin["partition"] is not None else ()
     return make(out, draft, manner, build, ahead=remarks)
 
 
@@ -234,7 +234,7 @@ def _provide(run: Run, kin: Mapping[str, Artifact | None]) -> None:
         run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)
 
 
-def _answer(run: Run, method: str, code: ModuleType, checkpoints: training.Checkpoints, manner: Manner) -> None:
+def _answer(run: Run, method: str, algorithm: Method, checkpoints: training.Checkpoints, manner: Manner) -> None:
     """Let the clients that are left personalize, some at a time; nothing may be sent meanwhile."""
     progress = checkpoints.progress
     done, total = progress.answered, len(run.clients)
@@ -246,7 +246,7 @@ def _answer(run: Run, method: str, code: ModuleType, checkpoints: training.Check
         for first in range(done, total, count := at_a_time(run)):
             clients = run.clients[first : first + count]
             try:
-                predictor = code.personalize(run, progress.reported, clients)
+                predictor = algorithm.personalize(run, progress.reported, clients)
             except ComputationError as error:
                 raise ComputationError(f"{method}: {error.message}", *error.fix) from None
             # Validation samples that a run has learned from are training samples: there are none left to answer.

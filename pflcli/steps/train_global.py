@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import save
 
-from pflcli import config, registry, sources
+from pflcli import config, methods, sources
 from pflcli.artifacts import codebook
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact, open_artifact
@@ -42,10 +42,10 @@ def train_global(
     """
     manner = manner or Manner()
     partition = open_artifact(source, "partition")
-    code = registry.load("methods", method)
-    if "up" not in LINKS[code.KIND]:
-        raise UsageError(f"{method} is of kind {code.KIND} and makes no global model", "--method fedavg")
-    cfg = config.build(code.Config, options or {}, method)
+    algorithm = methods.load(method)
+    if "up" not in LINKS[algorithm.KIND]:
+        raise UsageError(f"{method} is of kind {algorithm.KIND} and makes no global model", "--method fedavg")
+    cfg = config.build(algorithm.Config, options or {}, method)
     plan = planned.settings({}, settings or {}, partition)
     seed = training.draws(seed, partition)
     begin = initial.read(weights) if weights is not None else None
@@ -61,12 +61,12 @@ def train_global(
     )
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        run = training.prepare(partitions.read(partition), code, cfg, plan, seed, manner)
+        run = training.prepare(partitions.read(partition), algorithm, cfg, plan, seed, manner)
         if begin is not None:
             run.init = initial.begun(begin, plan, run.init, manner.watch.say)
             work.write(initial.INITIAL, bytes(save(states.flatten(run.init))))
-        progress = training.resumed(run, code, work, manner)
-        training.rounds(run, method, code, training.Checkpoints(run, progress, work), manner, shared=True)
+        progress = training.resumed(run, algorithm, work, manner)
+        training.rounds(run, method, algorithm, training.Checkpoints(run, progress, work), manner, shared=True)
         shared, rows, best = progress.reported["global"], progress.rows, progress.best
         work.write(WEIGHTS, bytes(save(states.flatten(shared))))
         work.write("rounds.csv", states.table(absences.columns([*progress.before, *rows])))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
 from pflcli.fl.normalizing import normalized
 from pflcli.fl.run import Run
+from pflcli.methods import Method
 from pflcli.settings import Settings
 from pflcli.steps import history, machine, states
 from pflcli.steps.best import better
@@ -37,7 +37,7 @@ def requested(plan: Settings) -> dict[str, Any]:
 
 def prepare(
     data: Partition,
-    method: ModuleType,
+    method: Method,
     cfg: Any,
     plan: Settings,
     seed: int,
@@ -80,7 +80,7 @@ def reported(artifact: Artifact) -> dict[str, Any]:
     return {"reported": "last round", **{key: summary[key] for key in ("reported", "reported_round") if key in summary}}
 
 
-def resumed(run: Run, method: ModuleType, work: Work, manner: Manner) -> Progress:
+def resumed(run: Run, method: Method, work: Work, manner: Manner) -> Progress:
     """Return where an unfinished run of this request stopped, or the beginning."""
     saved = work.saved()
     run.storage = lambda number: work.rows(number, fresh=saved is None)
@@ -168,7 +168,7 @@ class Checkpoints:
 def rounds(
     run: Run,
     name: str,
-    method: ModuleType,
+    method: Method,
     checkpoints: Checkpoints,
     manner: Manner,
     *,
@@ -178,7 +178,7 @@ def rounds(
 
     With ``shared`` only the global model is asked for, and the best round is that of its accuracy.
     """
-    if not hasattr(method, "train_round"):
+    if not method.has_rounds:
         return
     progress = checkpoints.progress
     done = len(progress.rows)
