@@ -18,10 +18,16 @@ from typing import Any
 
 from pflcli.errors import InputError, UsageError, closest
 
-GROUPS = {"methods": "method", "datasets": "dataset", "models": "model", "schemes": "scheme"}
+GROUPS = {
+    "methods": "method",
+    "datasets": "dataset",
+    "models": "model",
+    "schemes": "scheme",
+    "uploads": "upload step",
+}
 ROOT = Path(__file__).parent
 """The package's own folder."""
-_FOLDERS = {"methods": "methods", "datasets": "data", "models": "models", "schemes": "schemes"}
+_FOLDERS = {"methods": "methods", "datasets": "data", "models": "models", "schemes": "schemes", "uploads": "uploads"}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ class Settings:
     """fraction of clients drawn in each round"""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """probability that a client drawn for a round does not answer; it changes no other draw"""
+    upload: tuple[str, ...] = ()
+    """step that changes what clients upload, see `pfl list uploads`; such as clip:1.0, int8; give it again for more"""
     epochs: Annotated[int, Ge(1)] = 1
     """local epochs a round"""
     batch_size: Annotated[int, Ge(1)] = 32

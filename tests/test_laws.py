@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 import worlds
 from pflcli import methods, registry
 from pflcli.errors import ComputationError
-from pflcli.fl.run import LINKS
+from pflcli.fl.channel import LINKS
 from pflcli.steps import states
 
 METHODS = registry.names("methods")

@@ -49,8 +49,8 @@ def _parameters(default: str) -> list[inspect.Parameter]:
 def _parameter(option: registry.Option, hint: Any, default: str) -> inspect.Parameter:
     """Return one setting as Typer takes it: None unless it is given."""
     kind, shape = {int: (int, "N"), float: (float, "F"), str: (str, "NAME")}.get(hint, (str, "VALUE"))
-    if typing.get_origin(hint) is tuple:
-        shape = "N,N"
+    if typing.get_origin(hint) is tuple:  # words are given one by one, numbers by commas
+        kind, shape = (list[str], "NAME") if hint == tuple[str, ...] else (str, "N,N")
     value, name = getattr(Settings(), option.name), option.name.replace("_", "-")
     if hint is bool:
         kind, shape = bool, ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,14 +34,15 @@ def averaged(
 
     ``cluster`` (n,) is that of each client of the cohort. A cluster of which nobody takes part keeps its model.
     Parameters whose name starts with ``shared``, if that is not empty, become the mean over the whole cohort. ``see``
-    is shown each part that was trained, with the models that its clients started from.
+    is shown each part that was uploaded, with the models that its clients started from.
     """
     means, common = [Mean() for _ in next(iter(models.values()))], Mean()
     place = dict(zip(cohort.tolist(), cluster.tolist(), strict=True))
     for ids in run.portions(cohort, P.size(run.init)):
         mine = np.asarray([place[i] for i in ids.tolist()])
         begin = of(models, mine)
-        for part in run.local_sgd(ids, begin, t=t):
+        for trained in run.local_sgd(ids, begin, t=t):
+            part = replace(trained, params=run.upload(trained.params, begin))
             if see:
                 see(part, begin)
             theirs = np.asarray([place[i] for i in part.clients.tolist()])

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import functional
 
 from pflcli import rng
@@ -18,6 +17,7 @@ from pflcli.errors import ComputationError
 from pflcli.fl import central
 from pflcli.fl import params as P
 from pflcli.fl.attendance import Attendance, Diverged, Unanswered
+from pflcli.fl.channel import Channel, UploadStep
 from pflcli.fl.embedded import Embedded
 from pflcli.fl.engine import Engine, Part, probabilities
 from pflcli.fl.federation import Federation
@@ -30,14 +30,11 @@ from pflcli.settings import Settings
 
 T = TypeVar("T")
 
-__all__ = ["LINKS", "Predictor", "Run"]
-
-LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
-"""Which links may carry bytes, by a method's KIND."""
+__all__ = ["Predictor", "Run"]
 
 
 @dataclass
-class Run:
+class Run(Channel):
     """One run of one method: options, data and engine; counts the bytes that the method sends."""
 
     kind: str
@@ -62,6 +59,8 @@ class Run:
     """clients whose training diverged while they personalized"""
     sealed: bool = False
     """while clients personalize, nothing may be sent"""
+    uploads: Sequence[UploadStep] = ()
+    """what changes uploads on their way to the server, in this order"""
     storage: Callable[[int], Storage] = Memory
     """where the rows of the table of this number are kept"""
     tables: int = 0
@@ -208,18 +207,6 @@ class Run:
             "precision": settings.precision,
         }
         return LocalSGD(epochs=epochs, lr=rates, **{**defaults, **plan})
-
-    def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
-        """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
-
-        What goes down in a round is counted for selected clients that do not answer too; they send nothing. Raises
-        ComputationError if the method's KIND has no such link, or if clients are personalizing.
-        """
-        if self.sealed or link not in LINKS[self.kind]:
-            when = "while personalizing" if self.sealed else f"as a method of kind {self.kind}"
-            raise ComputationError(f"the method sent over link '{link}' {when}")
-        amount = P.size(params) * copies
-        self.traffic[link] += self.attendance.to_selected(amount) if link == "down" else amount
 
     @contextmanager
     def personalizing(self) -> Iterator[None]:

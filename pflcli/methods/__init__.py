@@ -38,12 +38,8 @@ class Method(Protocol):
 
         def train_round(run, state, t):
             cohort = run.cohort(t)
-            run.send("down", state["global"], copies=len(cohort))
-            mean = Mean()
-            for part in run.local_sgd(cohort, start=state["global"], t=t):
-                mean.add(part.params, part.weights)
-            run.send("up", state["global"], copies=len(cohort))
-            return {"global": mean.value()}
+            start = run.download(state["global"], cohort)
+            return {"global": run.average(run.local_sgd(cohort, start, t=t), start)}
 
 
         def personalize(run, state, clients):

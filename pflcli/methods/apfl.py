@@ -62,17 +62,16 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train the local and the global model of a cohort together, average the latter."""
-    cohort, start, local, alpha = run.cohort(t), state["global"], state["local"], state["alpha"].clone()
-    run.send("down", start, copies=len(cohort))
-    mean = P.Mean()
+    cohort, local, alpha = run.cohort(t), state["local"], state["alpha"].clone()
+    start = run.download(state["global"], cohort)
+    mean = run.averaging(start)
     for ids in run.portions(cohort, 2 * P.size(start)):
         if run.cfg.adaptive:
             alpha[ids] = _adapted(run, ids, local[ids], start, alpha[ids], t)
         both = {**P.repeat(start, len(ids)), **_named(local[ids])}
         for part in run.local_sgd(ids, both, t=t, objective=_loss, own={"alpha": alpha[ids]}):
             local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
-            mean.add({name: part.params[name] for name in start}, part.weights)
-    run.send("up", start, copies=len(cohort))
+            mean.add(part.params, part.weights)
     return {"global": mean.value(), "local": local, "alpha": alpha}
 
 

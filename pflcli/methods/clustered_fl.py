@@ -79,7 +79,6 @@ def train_round(run: Run, state: State, t: int) -> State:
         update[part.clients] = {name: part.params[name] - begin[name] for name in update.default}
 
     models = clusters.averaged(run, models, cohort, cluster[cohort], t, see=see)
-    run.send("up", run.init, copies=len(cohort))
     largest = float(state["largest"])
     for c in range(count):
         members = np.flatnonzero(cluster == c)

@@ -79,8 +79,8 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Move the cohort's personal models towards the global one, and that as FedAvg does."""
-    cohort, start, personal = run.cohort(t), state["global"], state["personal"]
-    run.send("down", start, copies=len(cohort))
+    cohort, personal = run.cohort(t), state["personal"]
+    start = run.download(state["global"], cohort)
     rate = run.cfg.lr or run.settings.lr_at(t)
     epochs = run.cfg.personal_epochs or run.settings.epochs
     lambdas = {"lambda": state["lambda"].clone()} if "lambda" in state else {}
@@ -88,11 +88,8 @@ def train_round(run: Run, state: State, t: int) -> State:
         personal[part.clients] = part.params
         if lambdas:
             lambdas["lambda"][part.clients] = torch.from_numpy(lam)
-    mean = P.Mean()
-    for part in run.local_sgd(cohort, start, t=t):
-        mean.add(part.params, part.weights)
-    run.send("up", start, copies=len(cohort))
-    return {"global": mean.value(), "personal": personal, **lambdas}
+    model = run.average(run.local_sgd(cohort, start, t=t), start)
+    return {"global": model, "personal": personal, **lambdas}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.fl.params import Mean, Params
+from pflcli.fl.params import Params
 from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
@@ -35,12 +35,8 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Send the global model to a cohort, train locally, average what comes back."""
     cohort = run.cohort(t)
-    run.send("down", state["global"], copies=len(cohort))
-    mean = Mean()
-    for part in run.local_sgd(cohort, start=state["global"], t=t):
-        mean.add(part.params, part.weights)
-    run.send("up", state["global"], copies=len(cohort))
-    return {"global": mean.value()}
+    start = run.download(state["global"], cohort)
+    return {"global": run.average(run.local_sgd(cohort, start, t=t), start)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

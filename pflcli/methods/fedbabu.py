@@ -48,13 +48,8 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Train the bodies of a cohort under the initial head, average them."""
     cohort, start = run.cohort(t), state["global"]
-    body = P.part(start, "body.")
-    run.send("down", body, copies=len(cohort))
-    mean = P.Mean()
-    for part in run.local_sgd(cohort, start, t=t, trainable="body."):
-        mean.add(P.part(part.params, "body."), part.weights)
-    run.send("up", body, copies=len(cohort))
-    return {"global": {**start, **mean.value()}}
+    body = run.download(P.part(start, "body."), cohort)
+    return {"global": {**start, **run.average(run.local_sgd(cohort, start, t=t, trainable="body."), body)}}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -57,15 +57,14 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train a cohort, each with its own normalization, and average what is shared."""
-    cohort, shared, norms = run.cohort(t), state["shared"], state.get("norms")
-    run.send("down", shared, copies=len(cohort))
+    cohort, norms = run.cohort(t), state.get("norms")
+    shared = run.download(state["shared"], cohort)
     start = shared if norms is None else {**P.repeat(shared, len(cohort)), **norms[cohort]}
-    mean = P.Mean()
+    mean = run.averaging(shared)
     for part in run.local_sgd(cohort, start, t=t):
-        mean.add({name: part.params[name] for name in shared}, part.weights)
+        mean.add(part.params, part.weights)
         if norms is not None:
             norms[part.clients] = part.params
-    run.send("up", shared, copies=len(cohort))
     return {**state, "shared": mean.value()}
 
 

@@ -59,15 +59,12 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Update the shares of a cohort, train all components on it, average each."""
     cohort, components, shares = run.cohort(t), state["components"], state["shares"].clone()
-    run.send("down", components, copies=len(cohort))
     sent = {f"{k}:{name}": value[k] for name, value in components.items() for k in range(run.cfg.components)}
+    run.download(sent, cohort)
     begin, own = P.repeat(sent, len(cohort)), {"share": shares[cohort]}
     shares[cohort] = _shares(run, cohort, components, shares[cohort])
-    expected, mean = partial(_expected, count=run.cfg.components), P.Mean()
-    for part in run.local_sgd(cohort, begin, t=t, objective=expected, own=own, shared=sent):
-        mean.add(part.params, part.weights)
-    run.send("up", components, copies=len(cohort))
-    trained = mean.value()
+    expected = partial(_expected, count=run.cfg.components)
+    trained = run.average(run.local_sgd(cohort, begin, t=t, objective=expected, own=own, shared=sent), sent)
     models = [_component(trained, k) for k in range(run.cfg.components)]
     return {"components": P.stack(models), "shares": shares}
 

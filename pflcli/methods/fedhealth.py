@@ -95,13 +95,9 @@ def _trains(run: Run, client: int) -> bool:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Send the global model to a cohort, train locally, average what comes back."""
-    cohort, start = run.cohort(t), state["global"]
-    run.send("down", start, copies=len(cohort))
-    mean = P.Mean()
-    for part in run.local_sgd(cohort, start, t=t):
-        mean.add(part.params, part.weights)
-    run.send("up", start, copies=len(cohort))
-    return {**state, "global": mean.value()}
+    cohort = run.cohort(t)
+    start = run.download(state["global"], cohort)
+    return {**state, "global": run.average(run.local_sgd(cohort, start, t=t), start)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -46,13 +46,12 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train body and head of each client of a cohort together, average the bodies."""
-    cohort, body, heads = run.cohort(t), state["body"], state["heads"]
-    run.send("down", body, copies=len(cohort))
-    mean = P.Mean()
+    cohort, heads = run.cohort(t), state["heads"]
+    body = run.download(state["body"], cohort)
+    mean = run.averaging(body)
     for part in run.local_sgd(cohort, {**P.repeat(body, len(cohort)), **heads[cohort]}, t=t):
         heads[part.clients] = part.params
-        mean.add(P.part(part.params, "body."), part.weights)
-    run.send("up", body, copies=len(cohort))
+        mean.add(part.params, part.weights)
     return {"body": mean.value(), "heads": heads}
 
 

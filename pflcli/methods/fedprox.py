@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.fl.params import Mean, Params
+from pflcli.fl.params import Params
 from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
@@ -40,13 +40,9 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train a cohort near the global model that it was sent, average what comes back."""
-    cohort, start = run.cohort(t), state["global"]
-    run.send("down", start, copies=len(cohort))
-    mean = Mean()
-    for part in run.local_sgd(cohort, start, t=t, prox=(start, run.cfg.mu)):
-        mean.add(part.params, part.weights)
-    run.send("up", start, copies=len(cohort))
-    return {"global": mean.value()}
+    cohort = run.cohort(t)
+    start = run.download(state["global"], cohort)
+    return {"global": run.average(run.local_sgd(cohort, start, t=t, prox=(start, run.cfg.mu)), start)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -55,18 +55,15 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train the heads of a cohort, then its bodies, and average the bodies."""
-    cohort, body, heads = run.cohort(t), state["body"], state["heads"]
-    run.send("down", body, copies=len(cohort))
+    cohort, heads = run.cohort(t), state["heads"]
+    body = run.download(state["body"], cohort)
     bodies, epochs = P.repeat(body, len(cohort)), run.cfg.head_epochs
     start = {**bodies, **heads[cohort]}
     for part in run.local_sgd(cohort, start, t=t, name="head", epochs=epochs, trainable="head."):
         heads[part.clients] = part.params
-    epochs, mean = run.cfg.body_epochs or run.settings.epochs, P.Mean()
-    start = {**bodies, **heads[cohort]}
-    for part in run.local_sgd(cohort, start, t=t, name="body", epochs=epochs, trainable="body."):
-        mean.add(P.part(part.params, "body."), part.weights)
-    run.send("up", body, copies=len(cohort))
-    return {"body": mean.value(), "heads": heads}
+    start, epochs = {**bodies, **heads[cohort]}, run.cfg.body_epochs or run.settings.epochs
+    trained = run.local_sgd(cohort, start, t=t, name="body", epochs=epochs, trainable="body.")
+    return {"body": run.average(trained, body), "heads": heads}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.fl.params import Mean, Params
+from pflcli.fl.params import Params
 from pflcli.fl.run import Predictor, Run
 
 KIND = "server"
@@ -42,15 +42,12 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Send the global model to a cohort, take a step along the mean of its gradients."""
-    cohort, start = run.cohort(t), state["global"]
-    run.send("down", start, copies=len(cohort))
+    cohort = run.cohort(t)
+    start = run.download(state["global"], cohort)
     whole, mini = int(run.federation.sizes("train").max()), run.cfg.batch == "minibatch"
     size = run.settings.batch_size if mini else whole
-    mean = Mean()
-    for part in run.local_sgd(cohort, start, t=t, epochs=1, batch_size=size, momentum=0.0, batches=1 if mini else None):
-        mean.add(part.params, part.weights)
-    run.send("up", start, copies=len(cohort))
-    return {"global": mean.value()}
+    step = run.local_sgd(cohort, start, t=t, epochs=1, batch_size=size, momentum=0.0, batches=1 if mini else None)
+    return {"global": run.average(step, start)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -60,7 +60,6 @@ def train_round(run: Run, state: State, t: int) -> State:
     cluster = state["cluster"].cpu().numpy().copy()
     cluster[cohort] = clusters.best(run, models, cohort, cluster)
     models = clusters.averaged(run, models, cohort, cluster[cohort], t, shared=run.cfg.shared)
-    run.send("up", run.init, copies=len(cohort))
     return {"models": models, "cluster": torch.from_numpy(cluster)}
 
 

@@ -49,21 +49,18 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train bodies and heads of a cohort together; average the heads, in the warm-up the bodies too."""
-    cohort, head, mean = run.cohort(t), state["head"], P.Mean()
+    cohort = run.cohort(t)
     if t < run.cfg.warmup:
-        whole = {**state["body"], **head}
-        run.send("down", whole, copies=len(cohort))
-        for part in run.local_sgd(cohort, whole, t=t):
-            mean.add(part.params, part.weights)
-        run.send("up", whole, copies=len(cohort))
-        return {"body": P.part(mean.value(), "body."), "head": P.part(mean.value(), "head.")}
+        whole = run.download({**state["body"], **state["head"]}, cohort)
+        model = run.average(run.local_sgd(cohort, whole, t=t), whole)
+        return {"body": P.part(model, "body."), "head": P.part(model, "head.")}
     bodies = state["bodies"] if "bodies" in state else run.table(state["body"])
-    run.send("down", head, copies=len(cohort))
+    head = run.download(state["head"], cohort)
+    mean = run.averaging(head)
     for ids in run.portions(cohort, P.size(bodies.default)):
         for part in run.local_sgd(ids, {**bodies[ids], **P.repeat(head, len(ids))}, t=t):
             bodies[part.clients] = part.params
-            mean.add(P.part(part.params, "head."), part.weights)
-    run.send("up", head, copies=len(cohort))
+            mean.add(part.params, part.weights)
     return {"body": state["body"], "head": mean.value(), "bodies": bodies}
 
 

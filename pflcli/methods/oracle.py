@@ -41,9 +41,8 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Send each of a cohort the model of its cluster, train locally, average within clusters."""
     cohort = run.cohort(t)
-    run.send("down", run.init, copies=len(cohort))
+    run.download(run.init, cohort)
     models = clusters.averaged(run, state["models"], cohort, state["cluster"].cpu().numpy()[cohort], t)
-    run.send("up", run.init, copies=len(cohort))
     return {**state, "models": models}
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 
-from pflcli.fl.params import Mean, Params, repeat
+from pflcli.fl.params import Params, repeat
 from pflcli.fl.plan import Batch, Model
 from pflcli.fl.run import Predictor, Run
 
@@ -54,14 +54,11 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Take meta-steps on each client of a cohort, average what comes back."""
-    cohort, start = run.cohort(t), state["global"]
-    run.send("down", start, copies=len(cohort))
-    meta, mean = partial(_adapted_loss, alpha=run.cfg.alpha), Mean()
-    size = 2 * run.settings.batch_size
-    for part in run.local_sgd(cohort, repeat(start, len(cohort)), t=t, batch_size=size, objective=meta):
-        mean.add(part.params, part.weights)
-    run.send("up", start, copies=len(cohort))
-    return {"global": mean.value()}
+    cohort = run.cohort(t)
+    start = run.download(state["global"], cohort)
+    meta, size = partial(_adapted_loss, alpha=run.cfg.alpha), 2 * run.settings.batch_size
+    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, batch_size=size, objective=meta)
+    return {"global": run.average(trained, start)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

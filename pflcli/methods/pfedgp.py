@@ -73,9 +73,9 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train the body of each client of a cohort through its own tree, and average the bodies."""
-    body, cohort = state["body"], run.cohort(t)
-    run.send("down", body, copies=len(cohort))
-    able, trees, mean = [], [], P.Mean()
+    cohort = run.cohort(t)
+    body = run.download(state["body"], cohort)
+    able, trees, mean = [], [], run.averaging(body)
     for client in cohort.tolist():
         y = run.federation.y[run.federation.block(client, "train")].cpu().numpy()
         if 1 < len(np.unique(y)) < len(y):
@@ -95,7 +95,6 @@ def train_round(run: Run, state: State, t: int) -> State:
         own={"tree": torch.from_numpy(np.stack(trees)).to(run.federation.y.device)},
     ):
         mean.add(part.params, np.ones(len(part.clients)))
-    run.send("up", body, copies=len(able))
     return {"body": mean.value()}
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 
-from pflcli.fl.params import Mean, Params, repeat
+from pflcli.fl.params import Params, repeat
 from pflcli.fl.plan import Batch, Model
 from pflcli.fl.run import Predictor, Run
 
@@ -66,14 +66,12 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Descend on each client's envelope, average what comes back."""
-    cohort, start, cfg = run.cohort(t), state["global"], run.cfg
-    run.send("down", start, copies=len(cohort))
+    cohort, cfg = run.cohort(t), run.cfg
+    start = run.download(state["global"], cohort)
     envelope = partial(_envelope, lam=cfg.lam, count=cfg.inner_steps, rate=cfg.inner_lr)
-    mean, rate = Mean(), cfg.lr or run.settings.lr_at(t) / _share(cfg)
-    for part in run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, objective=envelope):
-        mean.add(part.params, part.weights)
-    run.send("up", start, copies=len(cohort))
-    model = mean.value()
+    rate = cfg.lr or run.settings.lr_at(t) / _share(cfg)
+    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, objective=envelope)
+    model = run.average(trained, start)
     for name in run.engine.parameters if cfg.beta != 1 else ():
         model[name] = start[name] + cfg.beta * (model[name] - start[name])
     return {"global": model}

@@ -52,30 +52,27 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Take corrected steps on each client of a cohort, average the models and the control variates."""
-    cohort, start, control, controls = run.cohort(t), state["global"], state["control"], state["controls"]
-    run.send("down", start, copies=len(cohort))
-    run.send("down", control, copies=len(cohort))
+    cohort, controls = run.cohort(t), state["controls"]
+    start, control = run.download(state["global"], cohort), run.download(state["control"], cohort)
     sizes = run.federation.sizes("train")
     everyone = sizes[run.federation.able].sum()
     count = run.settings.epochs * steps(sizes, run.settings.batch_size, join_single=run.engine.joins_single)
-    mean, change = P.Mean(), {name: torch.zeros_like(value) for name, value in control.items()}
+    mean, changes = run.averaging(start), run.averaging(controls.default)
     for ids in run.portions(cohort, 3 * P.size(start)):
         held = controls[ids]
         drift = {name: value - held[name] for name, value in control.items()}
         begin = P.repeat(start, len(ids))
         (part,) = run.local_sgd(ids, begin, t=t, momentum=0.0, objective=_corrected, own=drift)
         mean.add(part.params, part.weights)
-        scale, share = 1 / (count[ids] * run.settings.lr_at(t)), sizes[ids] / everyone
+        scale = 1 / (count[ids] * run.settings.lr_at(t))
         met = {name: (start[name] - part.params[name]) * _wide(scale, drift[name]) for name in control}
         controls[ids] = {name: value - drift[name] for name, value in met.items()}
-        for name, value in met.items():  # c_i after less c_i before is what was met, less c
-            change[name] += ((value - control[name]) * _wide(share, value)).sum(dim=0)
-    run.send("up", start, copies=len(cohort))
-    run.send("up", control, copies=len(cohort))
-    model = mean.value()
+        # c_i after less c_i before is what was met, less c
+        changes.add({name: value - control[name] for name, value in met.items()}, part.weights)
+    model, change, share = mean.value(), changes.value(), float(sizes[cohort].sum() / everyone)
     for name in run.engine.parameters if run.cfg.server_lr != 1 else ():
         model[name] = start[name] + run.cfg.server_lr * (model[name] - start[name])
-    return {"global": model, "control": {n: v + change[n] for n, v in control.items()}, "controls": controls}
+    return {"global": model, "control": {n: v + share * change[n] for n, v in control.items()}, "controls": controls}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -104,7 +104,7 @@ def personalize(
         raise UsageError(f"{nearest.path} descends from a backbone that did not begin at {begin.path}")
     trained = algorithm.has_rounds
     # A method that stands on embeddings trains no model; theirs is part of their own lineage.
-    names = [f"methods/{method}", *([] if "embeddings" in _closure(algorithm.NEEDS) else [f"models/{plan.model}"])]
+    names = [f"methods/{method}", *([] if "embeddings" in _closure(algorithm.NEEDS) else training.sources_of(plan))]
     written = {name: sources.code_hash(*name.split("/", 1)) for name in names}
     made_by_it = (
         trained

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pflcli import config, models
+from pflcli import config, models, uploads
 from pflcli.artifacts import partition as partitions
 from pflcli.artifacts.artifact import Artifact
 from pflcli.errors import UsageError
@@ -27,6 +27,7 @@ def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Art
         built = replace(built, model=base["model"])
     if built.model != AUTO:
         models.check(built.model)
+    built = replace(built, upload=tuple(str(uploads.load(step)) for step in built.upload))
     if partition is None:
         return built
     form = partitions.form(partition)

@@ -17,7 +17,7 @@ from pflcli.artifacts.backbone import WEIGHTS
 from pflcli.artifacts.manifest import Draft
 from pflcli.artifacts.store import Work
 from pflcli.errors import UsageError
-from pflcli.fl.run import LINKS
+from pflcli.fl.channel import LINKS
 from pflcli.steps import absences, convergence, machine, planned, states, training
 from pflcli.steps import weights as initial
 from pflcli.steps.making import Manner, Outcome, make
@@ -55,8 +55,7 @@ def train_global(
         request if begin is None else {**request, "weights": begin.digest},
         (partition.as_input("partition", Path(out)),),
         code={
-            f"methods/{method}": sources.code_hash("methods", method),
-            f"models/{plan.model}": sources.code_hash("models", plan.model),
+            name: sources.code_hash(*name.split("/", 1)) for name in (f"methods/{method}", *training.sources_of(plan))
         },
     )
 

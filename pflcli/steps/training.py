@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pflcli import config, models, rng
+from pflcli import config, models, rng, uploads
 from pflcli.artifacts.artifact import Artifact
 from pflcli.artifacts.partition import Partition
 from pflcli.artifacts.store import Work
@@ -26,13 +26,18 @@ from pflcli.steps.best import better
 from pflcli.steps.making import Manner, heard
 from pflcli.steps.progress import Progress, pack, unpack
 
-_LATER = {"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0}
+_LATER = {"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": []}
 """Settings that came later, with the values that are not recorded, so that old requests hold."""
 
 
 def requested(plan: Settings) -> dict[str, Any]:
     """Return what a request says of the settings; of later ones only what is not the default."""
     return {key: value for key, value in config.plain(plan).items() if key not in _LATER or value != _LATER[key]}
+
+
+def sources_of(plan: Settings) -> list[str]:
+    """Return the files, by group and name, that decide how models are trained under these settings."""
+    return [f"models/{plan.model}", *(f"uploads/{step.partition(':')[0]}" for step in plan.upload)]
 
 
 def prepare(
@@ -63,11 +68,13 @@ def prepare(
     manner.watch.detail(f"{plan.model} on {device}, {engine.way} engine, {hands}")
     # The engine's federation: with processes the samples lie in shared memory, and only there.
 
+    steps = tuple(uploads.load(step) for step in plan.upload)
+
     def fresh(number: int) -> P.Params:
         drawn = models.create(plan.model, shape, data.classes, rng.integer(seed, "start", number), tokens=tokens)
         return {name: value.to(device) for name, value in P.of(drawn).items()}
 
-    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, fresh=fresh)
+    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, fresh=fresh, uploads=steps)
 
 
 def _federation(data: Partition, device: str) -> Federation:

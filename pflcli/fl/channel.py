@@ -1,0 +1,104 @@
+"""What is sent between clients and server: counted, held to what a method may send, and changed by upload steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.errors import ComputationError, UnsuitedError
+from pflcli.fl import params as P
+from pflcli.fl.attendance import Attendance
+from pflcli.fl.engine import Part
+from pflcli.fl.params import Params, Stacked
+from pflcli.fl.plan import is_stacked
+
+LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
+"""Which links may carry bytes, by a method's KIND."""
+
+
+class UploadStep(Protocol):
+    """Changes uploads on their way to the server (``pflcli.uploads``)."""
+
+    def apply(self, params: Stacked, sent: Stacked) -> Stacked:
+        """Return what the server receives (m, ...) from clients that upload ``params`` and were sent ``sent``."""
+
+    def size(self, params: Params, size: int) -> int:
+        """Return the bytes of one upload shaped like ``params``, which took ``size`` bytes before this step."""
+
+
+class Channel:
+    """The part of a run through which a method sends."""
+
+    kind: str
+    traffic: dict[str, int]
+    attendance: Attendance
+    sealed: bool
+    uploads: Sequence[UploadStep]
+
+    def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
+        """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
+
+        What goes down in a round is counted for selected clients that do not answer too; they send nothing. Raises
+        ComputationError if the method's KIND has no such link, or if clients are personalizing; UnsuitedError if it
+        goes up past the upload steps.
+        """
+        if link == "up" and self.uploads:
+            steps = " ".join(f"--upload {step}" for step in self.uploads)
+            raise UnsuitedError(f"its uploads are not averaged alone, so {steps} does not cover them", "leave it out")
+        self._count(link, P.size(params) * copies)
+
+    def _count(self, link: str, size: int) -> None:
+        if self.sealed or link not in LINKS[self.kind]:
+            when = "while personalizing" if self.sealed else f"as a method of kind {self.kind}"
+            raise ComputationError(f"the method sent over link '{link}' {when}")
+        self.traffic[link] += self.attendance.to_selected(size) if link == "down" else size
+
+    def download(self, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Send ``params`` to each of the clients (n,), and return them."""
+        self.send("down", params, copies=len(clients))
+        return params
+
+    def upload(self, params: Stacked, sent: Params | Stacked) -> Stacked:
+        """Send what clients trained to the server, and return what it receives, (m, ...).
+
+        Of ``params`` (m, ...) only the names in ``sent`` travel: what the clients were sent, one model or one for each
+        (m, ...), from which upload steps tell their updates.
+        """
+        received = {name: value for name, value in params.items() if name in sent}
+        count = len(next(iter(received.values())))
+        one = P.pick(received, 0)
+        size, start = P.size(one), sent if is_stacked(sent, one) else P.repeat(sent, count)
+        for step in self.uploads:
+            received, size = step.apply(received, start), step.size(one, size)
+        self._count("up", size * count)
+        return received
+
+    def averaging(self, sent: Params) -> Average:
+        """Return a mean, yet empty, of what clients upload that were sent ``sent``."""
+        return Average(self, sent)
+
+    def average(self, parts: Iterable[Part], sent: Params) -> Params:
+        """Let clients upload what they trained from ``sent``, and return the mean, weighted by their samples."""
+        mean = self.averaging(sent)
+        for part in parts:
+            mean.add(part.params, part.weights)
+        return mean.value()
+
+
+class Average:
+    """The server's weighted mean of what clients upload: of their parameters, those whose names ``sent`` has."""
+
+    def __init__(self, channel: Channel, sent: Params) -> None:
+        self._channel, self._sent, self._mean = channel, sent, P.Mean()
+
+    def add(self, params: Stacked, weights: NDArray[np.float64]) -> None:
+        """Let clients upload their ``params`` (m, ...), which count with ``weights`` (m,)."""
+        self._mean.add(self._channel.upload(params, self._sent), weights)
+
+    def value(self) -> Params:
+        """Return the mean; raises ValueError if nothing with a positive weight was added."""
+        return self._mean.value()

@@ -1,0 +1,62 @@
+"""Upload steps, one file each, and what such a file must have: ``Upload``.
+
+A step changes what clients upload on its way to the server, for every method whose server averages uploads: it clips
+them, or sends them in fewer bits. ``--upload clip:1.0 --upload int8`` applies the steps in this order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pflcli import config, registry
+from pflcli.errors import UsageError
+from pflcli.fl.params import Params, Stacked
+
+
+class Upload(Protocol):
+    """A file of this folder. ``Config`` and ``apply`` must be there; it has one option or none."""
+
+    Config: type[Any]
+    """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
+
+    @abstractmethod
+    def apply(self, params: Stacked, sent: Stacked, cfg: Any) -> Stacked:
+        """Return what the server receives (m, ...) from clients that upload ``params`` and were sent ``sent``."""
+
+    def size(self, params: Params, size: int, cfg: Any) -> int:
+        """Return the bytes of one upload shaped like ``params``, which took ``size`` bytes before this step."""
+        return size
+
+
+@dataclass(frozen=True)
+class Step:
+    """An upload step with its option, as ``fl.channel`` applies it."""
+
+    name: str
+    file: Upload
+    cfg: Any
+
+    def apply(self, params: Stacked, sent: Stacked) -> Stacked:
+        """Return what the server receives (m, ...)."""
+        return self.file.apply(params, sent, self.cfg)
+
+    def size(self, params: Params, size: int) -> int:
+        """Return the bytes of one upload after this step."""
+        return self.file.size(params, size, self.cfg)
+
+    def __str__(self) -> str:
+        """Return the step as it is typed, with its option."""
+        return ":".join([self.name, *(str(value) for value in config.plain(self.cfg).values())])
+
+
+def load(text: str) -> Step:
+    """Return the step that ``text`` names, such as ``clip:1.0`` or ``int8``; raises UsageError for what cannot be."""
+    name, colon, value = text.partition(":")
+    file: Upload = registry.load("uploads", name, Upload)
+    options = [field.name for field in dataclasses.fields(file.Config)]
+    if colon and not options:
+        raise UsageError(f"--upload {text}: {name} has no option", f"--upload {name}")
+    return Step(name, file, config.build(file.Config, {options[0]: value} if colon else {}, f"--upload {name}"))

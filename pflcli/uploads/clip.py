@@ -1,0 +1,36 @@
+"""Clip each client's update to a norm: an update that is longer is shortened, its direction stays.
+
+McMahan et al. (2018), https://arxiv.org/abs/1710.06963, flat clipping: update * min(1, norm / |update|), with the
+Euclidean norm over everything that is uploaded. It bounds what one client can do to the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Gt
+
+from pflcli.fl.params import Stacked
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the step."""
+
+    norm: Annotated[float, Gt(0)] = 1.0
+    """largest Euclidean norm of an update"""
+
+
+def apply(params: Stacked, sent: Stacked, cfg: Config) -> Stacked:
+    """Return the uploads (m, ...) with updates of at most ``cfg.norm``; shorter ones stay as they are, to the bit."""
+    update = {name: value - sent[name] for name, value in params.items() if value.is_floating_point()}
+    norms = [torch.linalg.vector_norm(value.flatten(1).double(), dim=1) for value in update.values()]
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)  # (m,)
+    clipped = dict(params)
+    for name, value in update.items():
+        shape = (-1, *[1] * (value.ndim - 1))
+        factor = (cfg.norm / norm).to(value.dtype).view(shape)
+        clipped[name] = torch.where((norm > cfg.norm).view(shape), sent[name] + factor * value, params[name])
+    return clipped
