@@ -1,4 +1,4 @@
-"""Back the rule of ``pflcli.fl.engine.choose``: the loop and the stacked way, side by side, over sizes of model.
+"""Back the rule of ``pflcli.fl.strategy.way``: the loop and the stacked way, side by side, over sizes of model.
 
     python benchmarks/engines.py [--threads 2]
 
@@ -22,7 +22,8 @@ from torch import nn
 
 from pflcli.artifacts import blocks
 from pflcli.fl import params as P
-from pflcli.fl.engine import Engine, choose
+from pflcli.fl import strategy
+from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
 from pflcli.fl.plan import LocalSGD
 from pflcli.models import Net
@@ -67,7 +68,7 @@ def main() -> None:
             count = sum(p.numel() for p in net.parameters())
             print(
                 f"{count:10,} {clients:8} {samples:8} {loop:9.1f} {stacked:11.1f} {loop / stacked:12.2f}x  "
-                f"{choose(net, 'cpu')}"
+                f"{strategy.way(net, 'cpu')}"
             )
 
 

@@ -16,8 +16,8 @@ from pflcli import registry
 ENGINE = frozenset(
     f"fl.{name}"
     for name in (
-        *("allocator", "arena", "attendance", "central", "chain", "computing", "embedded", "engine", "federation"),
-        *("graph", "kernels", "loop"),
+        *("allocator", "arena", "attendance", "central", "chain", "channel", "computing", "embedded", "engine"),
+        *("executor", "federation", "graph", "kernels", "loop"),
         *(
             "normalizing",
             "operators",
@@ -28,6 +28,7 @@ ENGINE = frozenset(
             "program",
             "run",
             "stacked",
+            "strategy",
             "table",
             "unit",
             "update",
@@ -36,7 +37,7 @@ ENGINE = frozenset(
 )
 """What every method trains with; its results are the same for all methods, and tests hold them to autograd's."""
 
-SHARED = ENGINE | {"", "data", "errors", "fl", "methods", "models", "registry", "rng", "settings", "vision"}
+SHARED = ENGINE | {"", "data", "errors", "fl", "methods", "models", "registry", "rng", "settings", "uploads", "vision"}
 """Modules and packages (not their contents) whose code is no part of any one method, scheme or model."""
 
 

@@ -12,12 +12,13 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
-from pflcli import models, rng
+from pflcli import models, registry, rng
 from pflcli.errors import ComputationError, LostWorkerError, UsageError
-from pflcli.fl import chain, stacked
+from pflcli.fl import chain, stacked, strategy
 from pflcli.fl import engine as engines
 from pflcli.fl import params as P
-from pflcli.fl.engine import Engine, choose
+from pflcli.fl.engine import Engine
+from pflcli.fl.executor import Threads
 from pflcli.fl.federation import Federation
 from pflcli.fl.plan import LocalSGD, batches, widths
 from pflcli.steps import machine
@@ -257,7 +258,8 @@ def test_the_choice_is_a_rule():
     data, net = batch_norm_world()
     assert Engine(net, data, seed=0).way == "loop"
     small, large = (models.create(name, (1, 28, 28), 10, 0) for name in ("logistic", "cnn"))
-    assert [choose(small, "cpu"), choose(large, "cpu"), choose(large, "cuda")] == ["stacked", "loop", "stacked"]
+    ways = [strategy.way(net, device) for net, device in ((small, "cpu"), (large, "cpu"), (large, "cuda"))]
+    assert ways == ["stacked", "loop", "stacked"]
 
 
 def test_batches_cover_every_sample_once():
@@ -535,7 +537,7 @@ def test_a_worker_process_that_dies_is_an_error():
     engine = Engine(net, data, seed=0, jobs=1)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
     list(engine.local_sgd([0], P.of(net), plan, ("sgd", 0)))
-    engine._processes._workers[0]._process.kill()
+    engine.executor._workers[0]._process.kill()
     with pytest.raises(LostWorkerError, match="ended by signal 9"):
         list(engine.local_sgd([0], P.of(net), plan, ("sgd", 0)))
     engine.close()
@@ -595,3 +597,48 @@ def test_a_client_that_trains_twice_in_a_round_is_one():
         list(made.local_sgd([0, 2], made.init, t=0, name=name))
     assert made.trained == {0, 2}
     assert len(made.losses) == 4
+
+
+class Reversed(Threads):
+    """An executor that does everything in reverse order."""
+
+    def train(self, units, start, out):
+        losses = [*super().train(units[::-1], start, out)]
+        yield from losses[::-1]
+
+    def infer(self, tasks, models):
+        return super().infer(tasks[::-1], models)[::-1]
+
+    def each(self, work, count):
+        return super().each(lambda place: work(count - 1 - place), count)[::-1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", registry.names("methods"))
+def test_the_order_in_which_an_executor_works_changes_no_bit(method, way, monkeypatch):
+    plain = worlds.run(method, rounds=2, participation=1.0, way=way)
+    monkeypatch.setattr("pflcli.fl.engine.Threads", Reversed)
+    backwards = worlds.run(method, rounds=2, participation=1.0, way=way)
+    assert isinstance(backwards.engine.executor, Reversed)
+    state, other = worlds.play(method, plain), worlds.play(method, backwards)
+    assert worlds.same(state, other)
+    answers, others = worlds.answers(method, plain, state), worlds.answers(method, backwards, other)
+    assert all(np.array_equal(p, others[split]) for split, p in answers.items())
+
+
+def test_the_engine_says_how_clients_train_and_why():
+    told = []
+    for model, settings in (("mlp", {}), ("cnn", {"precision": "bfloat16"}), ("mlp", {"precision": "bfloat16"})):
+        shape = (1, 28, 28) if model == "cnn" else (worlds.FEATURES,)
+        net, plan = models.create(model, shape, worlds.CLASSES, 0), LocalSGD(1, np.full(1, 0.1), 4, **settings)
+        told.append(str(strategy.choose(net, shape, plan, strategy.way(net, "cpu"), 3)))
+    assert [text.split(":")[0] for text in told] == [
+        "linear chain",
+        "autograd, one client at a time",
+        "stacks by torch.func",
+    ]
+    assert "bfloat16" in told[1]
+    made, heard = worlds.run("fedavg", rounds=2), []
+    made.engine.explain = heard.append
+    worlds.play("fedavg", made)
+    assert heard == [told[0]]

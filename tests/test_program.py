@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models
-from pflcli.fl import graph, loop, params, program
+from pflcli.fl import graph, loop, params, program, strategy
 from pflcli.fl.engine import Engine
 from pflcli.fl.federation import Federation
 from pflcli.fl.plan import LocalSGD
@@ -281,12 +281,13 @@ def test_a_client_trains_as_by_autograd(which, monkeypatch):
     original = program.Program.step
     monkeypatch.setattr(program.Program, "step", lambda *given: steps.append(1) or original(*given))
     monkeypatch.setattr(Federation, "inputs", lambda self, rows: self.x[rows].double() / 255)
-    for direct in (True, False):
-        if not direct:
+    for compiled in (True, False):
+        if not compiled:
             monkeypatch.setattr(program, "of", lambda net, shape: None)
         net = small().double()
         out = {name: torch.empty_like(value) for name, value in start.items()}
-        loss = loop.train(net, data, 0, start, out, plan, np.random.default_rng(5))
+        direct = strategy.choose(net, data.in_shape, plan, "loop", 1).program
+        loss = loop.train(net, data, 0, start, out, plan, np.random.default_rng(5), direct)
         results.append((loss, out))
     assert len(steps) == (0 if which == "frozen norm" else 6)
     (loss, out), (expected_loss, expected) = results

@@ -14,7 +14,7 @@ from pflcli.fl.computing import intra_op
 from pflcli.fl.engine import Engine
 from pflcli.fl.params import Params
 from pflcli.fl.plan import LocalSGD
-from pflcli.fl.unit import Unit, perform
+from pflcli.fl.unit import Unit
 
 
 class ServerDiverged(ComputationError):
@@ -27,9 +27,9 @@ def train(engine: Engine, rows: NDArray[np.int64], start: Params, plan: LocalSGD
     ``key`` names the draw of minibatches. Raises ServerDiverged if parameters become non-finite.
     """
     out = {name: torch.empty_like(value)[None] for name, value in start.items()}
-    unit = Unit(engine.way, 0, 1, np.zeros(1, np.int64), plan, engine.seed, key)
-    with engine._net() as nets, intra_op(1):
-        perform(unit, nets[engine.way], engine.federation.pooled(rows), start, out)
+    unit = Unit(engine.way, 0, 1, np.zeros(1, np.int64), plan, engine.seed, key, rows)
+    with intra_op(1):
+        list(engine.executor.train([unit], start, out))
     if not P.finite(out).all():
         raise ServerDiverged(
             f"the server's parameters became non-finite ({' '.join(map(str, key))})", "a smaller --lr may help"

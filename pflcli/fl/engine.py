@@ -7,12 +7,8 @@ of their own; either computes with one intra-op thread, so neither their kind no
 
 from __future__ import annotations
 
-import copy
 import itertools
-import queue
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,20 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.fl import chain, operators, program
 from pflcli.fl import params as P
+from pflcli.fl import strategy
 from pflcli.fl.allocator import keep_freed_memory
 from pflcli.fl.computing import intra_op
+from pflcli.fl.executor import BATCH, Executor, Inference, Threads, batches
 from pflcli.fl.federation import Federation
 from pflcli.fl.loop import has_batch_norm
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked, widths
 from pflcli.fl.processes import Processes
 from pflcli.fl.table import Table
-from pflcli.fl.unit import WAYS as _WAYS
-from pflcli.fl.unit import Unit, perform
+from pflcli.fl.unit import Unit
 
-WAYS = ("auto", *_WAYS)
+WAYS = ("auto", *strategy.WAYS)
 
 T = TypeVar("T")
 
@@ -45,9 +41,6 @@ free, as sums over parts would differ in their last bits from one run of a reque
 _STACK, _STACKS = {"cpu": 4 << 20, "cuda": 256 << 20}, 4
 """Bytes of parameters that one stack holds: on a CPU it lies in the cache, on a GPU its activations, many times as
 large, lie in memory. And how many stacks there are at least on a CPU, so that several workers have some."""
-
-_BATCH = {"cpu": 64, "cuda": 4096}
-"""Samples a batch of inference: on a CPU activations stay in the cache, and several batches run side by side."""
 
 
 @dataclass(frozen=True)
@@ -86,37 +79,27 @@ class Engine:
         self.seed = seed
         self.threads = threads
         self.jobs = jobs
-        device = federation.y.device
-        self._device = device.type
-        self._nets: queue.SimpleQueue[dict[str, nn.Module]] = queue.SimpleQueue()
-        for _ in range(threads if device.type == "cpu" else 1):
-            form = operators.tuned(net, federation.in_shape) if self._device == "cpu" else copy.deepcopy(net)
-            self._nets.put({"loop": form.to(device), "stacked": copy.deepcopy(net).to(device)})
-            program.of(form, federation.in_shape)  # now, as reading a network is nothing for several threads
-        # A new thread begins with the number of threads that OpenMP found, whatever this one has set.
-        self._pool = ThreadPoolExecutor(self._nets.qsize(), initializer=torch.set_num_threads, initargs=(1,))
-        self._like = {name: value.to(device) for name, value in P.of(net).items()}
-        self.way = choose(net, self._device) if way == "auto" else way
-        with self._net() as nets:
-            self._processes = Processes(nets, federation, jobs) if jobs else None
-        self.federation = self._processes.federation if self._processes else federation
+        self._device = federation.y.device.type
+        self._like = {name: value.to(federation.y.device) for name, value in P.of(net).items()}
+        self.way = strategy.way(net, self._device) if way == "auto" else way
+        threaded = Threads(net, federation, threads)
+        with threaded.net() as nets:
+            self._nets = nets  # to be read alone
+        self.executor: Executor = Processes(threaded, jobs) if jobs else threaded
         self.heard: Callable[[str], None] = lambda note: None
         """is told how far a part is"""
+        self.explain: Callable[[str], None] = lambda strategy: None
+        """is told how clients are trained, and why so, when that changes"""
+        self._explained = ""
+
+    @property
+    def federation(self) -> Federation:
+        """The samples, where the executor holds them."""
+        return self.executor.federation
 
     def close(self) -> None:
         """End what runs beside this process."""
-        self._pool.shutdown()
-        if self._processes:
-            self._processes.close()
-
-    @contextmanager
-    def _net(self) -> Iterator[dict[str, nn.Module]]:
-        """Lend a resident network, in the form of each way."""
-        nets = self._nets.get()
-        try:
-            yield nets
-        finally:
-            self._nets.put(nets)
+        self.executor.close()
 
     def local_sgd(
         self,
@@ -203,19 +186,20 @@ class Engine:
     ) -> NDArray[np.float64]:
         """Train the spans of a part, in their order, on whatever workers there are; returns the losses (m,)."""
         units = [Unit(self.way, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
-
-        def train(unit: Unit) -> NDArray[np.float64]:
-            with self._net() as nets:
-                return perform(unit, nets[unit.way], self.federation, start, out)
-
+        widest = max(len(unit.clients) for unit in units)
+        self._tell(str(strategy.choose(self._nets[self.way], self.federation.in_shape, plan, self.way, widest)))
         losses, done = np.empty(len(clients)), 0
         with intra_op(1):
-            ended = self._processes.train(units, start, out) if self._processes else self._pool.map(train, units)
-            for (first, last), values in zip(spans, ended, strict=True):
+            for (first, last), values in zip(spans, self.executor.train(units, start, out), strict=True):
                 losses[first:last] = values
                 done += last - first
                 self.heard(f"{done} of {len(clients)} clients trained")
         return losses
+
+    def _tell(self, chosen: str) -> None:
+        if chosen != self._explained:
+            self._explained = chosen
+            self.explain(chosen)
 
     def _together(self, size: int, clients: int) -> int:
         """Return how many clients one worker trains at a time; a rule over the model, so that bytes stay the same."""
@@ -224,22 +208,15 @@ class Engine:
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) of one model on rows of the federation, and with ``features`` its z (n, d)."""
-        with self._net() as nets, intra_op(1):
-            net = _loaded(nets["loop"], params)
-            return _joined(
-                list(self._pool.map(lambda part: self._forward(net, part, features), _chunks(rows, self._device)))
-            )
-
-    def _forward(self, net: nn.Module, rows: NDArray[np.int64], features: bool) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            z = net.body(self.federation.inputs(torch.from_numpy(rows)))  # type: ignore[operator]
-            logits = net.head(z)  # type: ignore[operator]
-        return logits, z if features else logits[:, :0]
+        tasks = [Inference(some, features=features) for some in batches(rows, BATCH[self._device])]
+        with intra_op(1):
+            logits, z = zip(*self.executor.infer(tasks, params), strict=True)
+        return torch.cat(logits), torch.cat(z)
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
         """Return ``work`` of 0 to ``count`` - 1, done side by side, each with one intra-op thread of its own."""
         with intra_op(1):
-            return list(self._pool.map(work, range(count)))
+            return self.executor.each(work, count)
 
     def infer_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> NDArray[np.float32]:
         """Return the probabilities (n, C) of each client's own model (m, ...) on its own split, in their order."""
@@ -254,45 +231,12 @@ class Engine:
         return torch.stack([(z.double().sum(dim=0) / max(len(z), 1)).float() for _, z in each])
 
     def _each(self, clients: NDArray[np.int64], models: Stacked, split: str, z: bool) -> list[tuple[Tensor, Tensor]]:
-        def answer(place: int) -> tuple[Tensor, Tensor]:
-            with self._net() as nets:
-                net = _loaded(nets["loop"], P.pick(models, place))
-                rows = self.federation.rows(int(clients[place]), split)
-                return _joined([self._forward(net, piece, z) for piece in _chunks(rows, self._device)])
-
+        owned = [self.federation.rows(int(client), split) for client in clients]
         with intra_op(1):
-            return list(self._pool.map(answer, range(len(clients))))
-
-
-def _loaded(net: nn.Module, params: Params) -> nn.Module:
-    """Put parameters into a resident model and return it in evaluation mode."""
-    with torch.no_grad():
-        for name, value in P.state(net).items():
-            value.copy_(params[name])
-    return net.eval()
-
-
-def choose(net: nn.Module, device: str) -> str:
-    """Return the way that is faster for a model on a device; ``benchmarks/engines.py`` backs the rule."""
-    if any(isinstance(module, nn.RNNBase) for module in net.modules()):
-        return "loop"  # torch.func has no batching rule for recurrent layers
-    if device == "cuda":
-        return "stacked"
-    return "stacked" if chain.layers(net) is not None else "loop"
+            return self.executor.infer([Inference(rows, place, z) for place, rows in enumerate(owned)], models)
 
 
 def probabilities(logits: Tensor) -> NDArray[np.float32]:
     """Return softmax(logits) (n, C), computed in float64 so that rows sum to one."""
     rows: NDArray[np.float32] = torch.softmax(logits.double(), dim=1).float().cpu().numpy()
     return rows
-
-
-def _chunks(rows: NDArray[np.int64], device: str) -> list[NDArray[np.int64]]:
-    """Cut rows into batches; no rows make one empty batch, so that results keep their shape."""
-    size = _BATCH[device]
-    return [rows[first : first + size] for first in range(0, max(len(rows), 1), size)]
-
-
-def _joined(outputs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    logits, z = zip(*outputs, strict=True)
-    return torch.cat(logits), torch.cat(z)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pflcli.fl import params as P
-from pflcli.fl import program
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params
 from pflcli.fl.plan import Batch, LocalSGD, Model, batches, learnable
+from pflcli.fl.program import Program
 from pflcli.fl.update import Update
 
 
@@ -35,10 +35,12 @@ def train(
     out: Params,
     plan: LocalSGD,
     draw: np.random.Generator,
+    program: Program | None = None,
 ) -> float:
     """Train one client on ``net`` from ``start`` into ``out`` (may be views); returns its mean loss.
 
-    ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients.
+    ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients. Without
+    a compiled ``program`` gradients come from autograd.
     """
     if plan.objective is None:
         state = P.state(net)
@@ -57,9 +59,6 @@ def train(
     joined = has_batch_norm(net)
     net.train(not plan.frozen_norm)
     model = Model(net)
-    direct = None
-    if plan.objective is None and plan.precision == "float32" and not plan.frozen_norm:
-        direct = program.of(net, data.in_shape)
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
     for epoch in range(plan.epochs):
         order = torch.from_numpy(draw.permutation(len(rows))).to(y.device)
@@ -67,9 +66,9 @@ def train(
             if joined and not plan.frozen_norm:
                 # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
                 net.train(len(batch) > 1)
-            if direct and net.training:
-                loss = direct.step(x[batch], y[batch])
-                grads = [direct.grads[name] for name in names]
+            if program and net.training:
+                loss = program.step(x[batch], y[batch])
+                grads = [program.grads[name] for name in names]
             else:
                 with torch.autocast(y.device.type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
                     if plan.objective is None:

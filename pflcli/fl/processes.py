@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import connection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,26 +27,36 @@ from torch import Tensor, nn
 from pflcli.errors import LostWorkerError, PflError
 from pflcli.fl.allocator import keep_freed_memory
 from pflcli.fl.arena import Arena, Layout, attach
+from pflcli.fl.executor import Inference, Nets, Threads
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.unit import Unit, perform
+
+T = TypeVar("T")
 
 _FAREWELL = 2.0
 """Seconds that a worker has to end by itself."""
 
 
 class Processes:
-    """``jobs`` worker processes that share one federation; ``train`` gives them units, longest first."""
+    """An executor of ``jobs`` worker processes that share one federation; ``threads`` of this process do the rest.
 
-    def __init__(self, nets: Mapping[str, nn.Module], data: Federation, jobs: int) -> None:
+    Units are trained in the processes, longest first. Answers are given by the threads: they read what training left
+    here, and take too little time to be sent around.
+    """
+
+    def __init__(self, threads: Threads, jobs: int) -> None:
+        data = threads.federation
         self._samples, self._parameters = Arena(), Arena()
         samples, views = self._samples.fill({"x": data.x, "y": data.y}, {})
         # The samples are held once: this process too reads those in shared memory.
-        self.federation = replace(data, x=views["x"], y=views["y"])
+        self.federation = threads.federation = replace(data, x=views["x"], y=views["y"])
+        self._threads = threads
         self._workers = [_Worker() for _ in range(jobs)]
         self._end = weakref.finalize(self, _end, self._workers, self._samples, self._parameters)
-        for worker in self._workers:
-            worker.send(_Hello(dict(nets), samples, replace(data, x=torch.empty(0), y=torch.empty(0))))
+        with threads.net() as nets:
+            for worker in self._workers:
+                worker.send(_Hello(nets, samples, replace(data, x=torch.empty(0), y=torch.empty(0))))
 
     def train(self, units: Sequence[Unit], start: Params | Stacked, out: Stacked) -> Iterator[NDArray[np.float64]]:
         """Train all units into ``out`` (m, ...), whole at the end, and yield their losses in the units' order."""
@@ -78,8 +88,17 @@ class Processes:
             value.copy_(views[f"out:{name}"])
         yield from (found[place] for place in range(yielded, len(units)))
 
+    def infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
+        """Return the logits (n, C) and representations (n, d), (n, 0) if not asked for, of each task."""
+        return self._threads.infer(tasks, models)
+
+    def each(self, work: Callable[[int], T], count: int) -> list[T]:
+        """Return ``work`` of 0 to ``count`` - 1."""
+        return self._threads.each(work, count)
+
     def close(self) -> None:
         """End the workers and give the memory back; done by itself when nobody needs them any more."""
+        self._threads.close()
         self._end()
 
 
@@ -92,7 +111,7 @@ def _end(workers: Sequence[_Worker], *arenas: Arena) -> None:
 
 @dataclass(frozen=True)
 class _Hello:
-    nets: dict[str, nn.Module]
+    nets: Nets
     samples: Layout
     federation: Federation
 

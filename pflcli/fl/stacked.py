@@ -42,11 +42,12 @@ def train(
     start: Params | Stacked,
     out: Stacked,
     plan: LocalSGD,
+    layers: list[chain.Layer] | None = None,
 ) -> NDArray[np.float64]:
     """Train ``clients`` side by side into ``out`` (m, ...) and return their mean losses (m,).
 
     ``draws`` gives each client's generator of minibatches; ``start`` is one model or a stack, ``plan`` in the clients'
-    order.
+    order. A chain of linear ``layers`` trains without autograd.
     """
     like = {name: value[0] for name, value in out.items()}
     found = [
@@ -62,15 +63,14 @@ def train(
     held = out if sorted_already else {name: torch.empty_like(value) for name, value in out.items()}
     for name, value in held.items():
         value.copy_(start[name][places] if each and not sorted_already else start[name])
-    losses = _run(net, data, held, schedule, plan if sorted_already else plan.of(order, like))
+    losses = _run(_program(net, held, plan if sorted_already else plan.of(order, like), layers), data, schedule)
     if not sorted_already:
         for name, value in held.items():
             out[name][places] = value
     return np.asarray(losses[np.argsort(order)])
 
 
-def _run(net: nn.Module, data: Federation, held: Stacked, schedule: _Schedule, plan: LocalSGD) -> NDArray[np.float64]:
-    program = _program(net, held, plan)
+def _run(program: chain.Trainer | _Vmapped, data: Federation, schedule: _Schedule) -> NDArray[np.float64]:
     total = torch.zeros(len(schedule.steps), dtype=torch.float64, device=data.y.device)
     for s in range(schedule.steps.max(initial=0)):
         active = int((schedule.steps > s).sum())
@@ -81,9 +81,10 @@ def _run(net: nn.Module, data: Federation, held: Stacked, schedule: _Schedule, p
     return np.asarray((total / steps).cpu().numpy())
 
 
-def _program(net: nn.Module, held: Stacked, plan: LocalSGD) -> chain.Trainer | _Vmapped:
-    linear = chain.layers(net) if plan.objective is None and plan.precision == "float32" else None
-    return _Vmapped(net, held, plan) if linear is None else chain.Trainer(linear, held, plan)
+def _program(
+    net: nn.Module, held: Stacked, plan: LocalSGD, layers: list[chain.Layer] | None
+) -> chain.Trainer | _Vmapped:
+    return _Vmapped(net, held, plan) if layers is None else chain.Trainer(layers, held, plan)
 
 
 class _Vmapped:

@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pflcli import rng
-from pflcli.fl import chain, loop, stacked
+from pflcli.fl import loop, stacked, strategy
 from pflcli.fl import params as P
 from pflcli.fl.federation import Federation
 from pflcli.fl.params import Params, Stacked
 from pflcli.fl.plan import LocalSGD, is_stacked
-
-WAYS = ("loop", "stacked")
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,8 @@ class Unit:
     plan: LocalSGD
     seed: int
     key: tuple[Any, ...]
+    rows: NDArray[np.int64] | None = None
+    """rows of the federation on which the only client trains, in place of its own"""
 
 
 def perform(unit: Unit, net: nn.Module, data: Federation, start: Params | Stacked, out: Stacked) -> NDArray[np.float64]:
@@ -40,16 +40,16 @@ def perform(unit: Unit, net: nn.Module, data: Federation, start: Params | Stacke
     samples alone; else to rounding, as batched kernels may add in another order. A request puts the same clients
     together whatever the machine, so that its bytes stay the same.
     """
+    data = data if unit.rows is None else data.pooled(unit.rows)
     span = slice(unit.first, unit.last)
     like = {name: value[0] for name, value in out.items()}
     mine = {name: value[span] for name, value in out.items()}
     begin = {name: value[span] for name, value in start.items()} if is_stacked(start, like) else start
     plan = unit.plan.of(np.arange(unit.first, unit.last), like)
     draws = [rng.generator(unit.seed, *unit.key, int(client)) for client in unit.clients]
-    direct = plan.objective is None and plan.precision == "float32" and chain.layers(net) is not None
-    # A stack of one is the loop, with what torch.func costs on top.
-    if direct or (unit.way == "stacked" and len(unit.clients) > 1 and not plan.one_by_one):
-        return stacked.train(net, data, unit.clients, draws, begin, mine, plan)
+    chosen = strategy.choose(net, data.in_shape, plan, unit.way, len(unit.clients))
+    if chosen.stacked:
+        return stacked.train(net, data, unit.clients, draws, begin, mine, plan, chosen.layers)
     losses = [
         loop.train(
             net,
@@ -59,6 +59,7 @@ def perform(unit: Unit, net: nn.Module, data: Federation, start: Params | Stacke
             P.pick(mine, place),
             plan.alone(place, like),
             draws[place],
+            chosen.program,
         )
         for place, client in enumerate(unit.clients)
     ]

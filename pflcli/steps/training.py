@@ -66,6 +66,7 @@ def prepare(
     init = {name: value.to(device) for name, value in P.of(net).items()}
     hands = f"{jobs} processes" if jobs else f"{workers} threads"
     manner.watch.detail(f"{plan.model} on {device}, {engine.way} engine, {hands}")
+    engine.explain = lambda strategy: manner.watch.detail(f"clients train by {strategy}")
     # The engine's federation: with processes the samples lie in shared memory, and only there.
 
     steps = tuple(uploads.load(step) for step in plan.upload)
