@@ -99,3 +99,27 @@ def test_the_glossary_says_each_term_once_and_in_few_words():
     assert sorted({*terms}) == sorted(terms)
     assert [term for term, meaning in rows if len(meaning) > 240] == []
     assert "(docs/glossary.md)" in README
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "pflcli"
+
+
+def test_the_map_has_a_line_for_every_package_and_no_other():
+    shown = re.findall(r"^\| `(pflcli/\S+)` \|", ARCHITECTURE.split("## What is where")[1], flags=re.M)
+    packages = [f"pflcli/{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")]
+    assert shown == sorted([*packages, *(f"pflcli/{path.name}" for path in PACKAGE.glob("*.py"))])
+    assert len(ARCHITECTURE.splitlines()) <= 150
+
+
+def test_every_place_on_the_map_exists():
+    table = ARCHITECTURE.split("## Where do I put X?")[1]
+    asked = re.findall(r"^\| an? ([\w ]+?)(?: \||,)", table, flags=re.M)
+    groups = ["method", "dataset", "scheme", "model", "metric", "artifact kind", "command", "upload step", "executor"]
+    assert {*groups} <= {*asked}
+    named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?|\w+\.py)`", ARCHITECTURE)
+    assert len(named) > 40
+    for name in named:
+        real = re.sub(r"my_\w+\.py$", "", name)
+        spots = [ROOT / real, PACKAGE / real, PACKAGE / "fl" / real]
+        assert any(spot.exists() for spot in spots), f"docs/architecture.md: {name} does not exist"
