@@ -15,10 +15,15 @@ import typer.main
 import worlds
 from pflcli import methods, registry
 from pflcli.cli import app
+from pflcli.fl.run import Run
 from pflcli.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+README = PAGES["README.md"]
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -37,10 +42,12 @@ def test_the_table_of_methods_is_what_list_says():
     assert rows == [(card.name, card.facts["KIND"], ", ".join(card.facts["NEEDS"]) or "partition") for card in facts]
 
 
-@pytest.mark.parametrize("group", ["datasets", "schemes", "models"])
-def test_every_name_is_mentioned(group):
+@pytest.mark.parametrize(
+    ("group", "page"), [("datasets", "data"), ("schemes", "data"), ("models", "data"), ("uploads", "commands")]
+)
+def test_every_name_is_mentioned(group, page):
     for name in registry.names(group):
-        assert f"`{name}`" in section("Methods")
+        assert f"`{name}`" in PAGES[f"docs/{page}.md"]
 
 
 @pytest.mark.parametrize("command", ["train-global", "personalize", "compare"])
@@ -53,7 +60,13 @@ def options(command):
     return {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)}
 
 
-@pytest.mark.parametrize("path", ["README.md", *(f"examples/{p.name}" for p in (ROOT / "examples").glob("*.sh"))])
+WITH_COMMANDS = [
+    *("README.md", "docs/commands.md", "docs/data.md", "docs/measurement.md", "docs/artifacts.md"),
+    *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.sh")),
+]
+
+
+@pytest.mark.parametrize("path", WITH_COMMANDS)
 def test_every_command_line_that_is_shown_can_be_typed(path):
     shown = re.findall(r"^[^#\n]*?\bpfl ([a-z-]+)([^\n|)#]*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M)
     lines = [(name, rest) for name, rest in shown if name in COMMANDS]
@@ -63,9 +76,9 @@ def test_every_command_line_that_is_shown_can_be_typed(path):
             assert option in options(COMMANDS[name]), f"{path}: pfl {name} has no {option}"
 
 
-def test_the_example_method_of_the_readme_is_true(tmp_path, monkeypatch):
+def test_the_example_method_is_true(tmp_path, monkeypatch):
     """A stranger's file works: listed, configured, run, and under the laws of links."""
-    code = re.search(r"```python\n(.*?)```", section("Add a method"), flags=re.S)[1]
+    code = re.search(r"```python\n(.*?)```", PAGES["docs/methods.md"], flags=re.S)[1]
     assert len(code.splitlines()) <= 50
     path = tmp_path / "two_step_fedavg.py"
     path.write_text(code)
@@ -80,7 +93,7 @@ def test_the_example_method_of_the_readme_is_true(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     made = worlds.run()
     made.kind, made.cfg = module.KIND, module.Config()
-    whole = registry.complete(module, "README", methods.Method)
+    whole = registry.complete(module, "docs/methods.md", methods.Method)
     monkeypatch.setattr(methods, "load", lambda name: whole)
     state = worlds.play("two-step-fedavg", made)
     found = worlds.answers("two-step-fedavg", made, state)
@@ -89,7 +102,37 @@ def test_the_example_method_of_the_readme_is_true(tmp_path, monkeypatch):
     assert made.traffic["up"] == made.traffic["down"] > 0
 
 
-GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+def test_what_a_method_may_call_exists():
+    calls = re.findall(r"`run\.(\w+)", PAGES["docs/methods.md"])
+    assert len({*calls}) > 12
+    held = {*dir(Run), *(field.name for field in dataclasses.fields(Run))}
+    assert {*calls} <= held
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short_and_leads_to_every_page():
+    assert len(README.splitlines()) <= 200
+    assert [name for name in PAGES if name != "README.md" and f"({name})" not in README] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[name]):
+        target, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        there = (ROOT / name).parent / target if target else ROOT / name
+        assert there.exists(), f"{name}: {link}"
+        if anchor:
+            assert anchor in anchors(there.read_text(encoding="utf-8")), f"{name}: {link}"
+
+
+GLOSSARY = PAGES["docs/glossary.md"]
 
 
 def test_the_glossary_says_each_term_once_and_in_few_words():
@@ -98,10 +141,9 @@ def test_the_glossary_says_each_term_once_and_in_few_words():
     assert len(terms) >= 40
     assert sorted({*terms}) == sorted(terms)
     assert [term for term, meaning in rows if len(meaning) > 240] == []
-    assert "(docs/glossary.md)" in README
 
 
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ARCHITECTURE = PAGES["docs/architecture.md"]
 PACKAGE = ROOT / "pflcli"
 
 
