@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,33 @@ def test_a_rename_that_is_refused_loses_nothing(tmp_path, monkeypatch, tree, ren
     make(out, draft(), Manner(force=force), unwanted if not (exchange and renames) else other)
     assert listing(tmp_path) == ["out"]
     assert listing(out) == ["b.txt", "manifest.json"]
+
+
+@pytest.mark.parametrize(("force", "survived"), [(False, 3), (True, 7)])
+def test_what_is_missing_since_a_kill_says_where_it_is_and_what_to_type(tmp_path, monkeypatch, pfl, force, survived):
+    out = tmp_path / "my out"
+    if force:
+        make(out, draft(alpha=7), Manner(), build)
+    with monkeypatch.context() as patched:
+        patched.setattr(placing, "_exchange", lambda one, two: False)
+        done = die_in_commit(patched, survived)
+        with pytest.raises(Killed):
+            make(out, draft(), Manner(force=force), other)
+    assert not out.exists(), done
+    for line in (["show", out], ["show", out / "manifest.json"], ["train-global", out, "-o", tmp_path / "x"]):
+        ran = pfl(*line)
+        assert ran.code == InputError.exit_code
+        assert f"{out} is missing: pfl was killed" in ran.err
+        assert f"{out}.partial holds all of the new partition" in ran.err
+        assert f"type the line again that makes it (pfl partition DATASET -o '{out}')" in ran.err
+        assert ("holds the old partition" in ran.err) == force
+    if force:
+        word = next(line for line in ran.err.splitlines() if "mv" in line).partition(": ")[2]
+        subprocess.run(word, shell=True, check=True)
+        assert open_artifact(out).manifest.request == {"alpha": 7}
+    make(out, draft(), Manner(force=force), unwanted)
+    assert listing(tmp_path) == ["my out"]
+    open_artifact(out).verify()
 
 
 def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monkeypatch):

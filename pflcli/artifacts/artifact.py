@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import foreign
-from pflcli.artifacts import blocks
+from pflcli.artifacts import blocks, placing
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Input, Manifest
 from pflcli.errors import GoneError, InputError
@@ -155,7 +156,13 @@ def open_artifact(path: Path | str | Artifact, *kinds: str) -> Artifact:
     folder = path.path if isinstance(path, Artifact) else Path(path)
     if folder.name == manifests.NAME:
         folder = folder.parent
-    artifact = path if isinstance(path, Artifact) else Artifact(folder, manifests.read(folder))
+    if isinstance(path, Artifact):
+        artifact = path
+    else:
+        what, *fix = _interrupted(folder)
+        if fix:
+            raise InputError(what, *fix)
+        artifact = Artifact(folder, manifests.read(folder))
     if kinds and artifact.kind not in kinds:
         wanted = " or ".join(_article(kind) for kind in kinds)
         raise InputError(
@@ -163,6 +170,25 @@ def open_artifact(path: Path | str | Artifact, *kinds: str) -> Artifact:
             *(_MAKE[kind] for kind in kinds),
         )
     return artifact
+
+
+def _interrupted(folder: Path) -> list[str]:
+    """Return what to say of a folder that is missing because pfl was killed in its last step, and what to type.
+
+    Where names cannot be exchanged at once, ``--force`` moves the old artifact aside before the new one takes its name.
+    """
+    old, new = placing.interrupted(folder)
+    if not old and new is None:
+        return [""]
+    kind = manifests.read(new or old[-1]).kind
+    where = [f"{item} holds the old {kind}" for item in old] + [f"{new} holds all of the new {kind}"] * (
+        new is not None
+    )
+    lines = [f"{folder} is missing: pfl was killed in the last step of making it; {', '.join(where)}"]
+    if new is not None:
+        command = _MAKE[kind].replace("DIR", shlex.quote(str(folder)))
+        lines.append(f"type the line again that makes it ({command}), and the new {kind} is put there")
+    return lines + [f"for the old {kind}: mv {shlex.quote(str(item))} {shlex.quote(str(folder))}" for item in old]
 
 
 def parent(artifact: Artifact, kind: str) -> Artifact | None:
@@ -209,10 +235,11 @@ def follow(artifact: Artifact, reference: Input) -> Artifact:
         if found.manifest.fingerprint == reference.fingerprint:
             return found
         changed = changed or folder == recorded
+    _, *fix = _interrupted(_shown(recorded))
     state = "was made anew by another request" if changed else "is not there any more"
     raise GoneError(
         f"{artifact.path} was made from the {reference.kind} {_shown(recorded)}, which {state}",
-        f"make {artifact.path} again, or bring the {reference.kind} back",
+        *(fix or [f"make {artifact.path} again, or bring the {reference.kind} back"]),
     )
 
 

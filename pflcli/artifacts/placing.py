@@ -208,6 +208,23 @@ def left(out: Path) -> list[Path]:
     return remains
 
 
+def interrupted(out: Path) -> tuple[list[Path], Path | None]:
+    """Return where a writer that was killed in its last step has left the artifacts that are missing at ``out``.
+
+    These are the old ones, and the folder that holds all of the new one or None; neither if something is at ``out``.
+    """
+    if os.path.lexists(out):
+        return [], None
+    return [item for item in left(out) if _is_whole(item)], partial(out) if _is_whole(partial(out)) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return all((folder / name).is_file() for name in manifests.read(folder).files)
+    except (InputError, OSError):
+        return False
+
+
 def _is_spare(item: Path) -> bool:
     return item.is_symlink() or manifests.ours(item) or (item.is_dir() and not any(item.iterdir()))
 
