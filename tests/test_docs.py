@@ -109,6 +109,11 @@ def test_what_a_method_may_call_exists():
     assert {*calls} <= held
 
 
+def test_every_law_is_on_the_page_and_no_other():
+    laws = re.findall(r"^def (test_\w+)", (ROOT / "tests" / "test_laws.py").read_text(), flags=re.M)
+    assert sorted(re.findall(r"`(test_\w+)` \|$", PAGES["docs/methods.md"], flags=re.M)) == sorted(laws)
+
+
 def anchors(page):
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), flags=re.M)
