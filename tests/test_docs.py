@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 README = PAGES["README.md"]
+FOR_USERS = ("api", "artifacts", "commands", "data", "measurement", "methods")
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -107,6 +109,35 @@ def test_what_a_method_may_call_exists():
     assert len({*calls}) > 12
     held = {*dir(Run), *(field.name for field in dataclasses.fields(Run))}
     assert {*calls} <= held
+
+
+def test_the_script_of_the_api_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", PAGES["docs/api.md"], flags=re.S)[1], names)
+    assert {*names["table"].index} == {"fedavg", "local"}
+    assert len(names["clients"]) == 6
+    assert capsys.readouterr().out.startswith("new 3 clients\n4 runs/p exists and was made by another request")
+
+
+def test_the_functions_of_the_api_are_those_of_the_commands():
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \| \w", PAGES["docs/api.md"], flags=re.M)
+    making = re.findall(r"^\| `pfl ([a-z-]+).*\| \w+ \|$", section("Commands"), flags=re.M)
+    assert [row[0].split(".")[-1].replace("import_data", "import") for row in rows] == [
+        name.replace("-", "_") for name in making
+    ]
+    for place, arguments in rows:
+        module, _, name = place.rpartition(".")
+        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters.values()
+        needed = [item.name for item in parameters if item.kind is not item.KEYWORD_ONLY]
+        assert re.findall(r"`(\w+)`", arguments) == needed
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in FOR_USERS)])
+def test_every_option_that_is_named_exists(page):
+    of_recipes = {"--paper"}
+    known = set().union(*(options(command) for command in COMMANDS.values()), {"--help"}, of_recipes)
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGES[page])) <= known
 
 
 def test_every_law_is_on_the_page_and_no_other():
