@@ -637,7 +637,7 @@ WRONG = {
         "personalize local {small}/p -o {out} --model mlp --lr 1e9",
         5,
         "local: ",
-        "client ",
+        "all clients became non-finite",
         "a smaller --lr may help",
     ),
 }

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import worlds
-from pflcli import config, models, registry, rng
+from pflcli import config, methods, models, registry, rng
 from pflcli.errors import ComputationError, UsageError
 from pflcli.fl import adam, attention, biases
 from pflcli.fl import params as P
@@ -281,7 +281,7 @@ def test_an_upload_that_is_not_finite_is_rejected(form):
     made = with_poison(form)
     state = fedattn.setup(made)
     for t in range(3):
-        state, row = history.play(made, "fedattn", fedattn, state, t)
+        state, row = history.play(made, "fedattn", methods.load("fedattn"), state, t)
         assert row["diverged"] == [2]
     assert state["history"]["rejected"].tolist() == [1, 1, 1]
     assert state["z"].written.tolist() == [0, 1, 3, 4, 6]
@@ -292,14 +292,14 @@ def test_a_round_of_rejected_uploads_changes_nothing():
     """It ends a run, but for the form that shows the collapse."""
     made = worlds.run("fedattn", lr=1e30, options={"form": "faithful"})
     before = fedattn.setup(made)
-    after, row = history.play(made, "fedattn", fedattn, before, 0)
+    after, row = history.play(made, "fedattn", methods.load("fedattn"), before, 0)
     assert after["history"]["rejected"].tolist() == [3]
     assert worlds.same(after["global"], before["global"])
     assert after["z"].written.tolist() == []
     assert row["diverged"] == made.cohort(0).tolist()
     made = worlds.run("fedattn", lr=1e30)
     with pytest.raises(ComputationError, match="all that trained became non-finite"):
-        history.play(made, "fedattn", fedattn, fedattn.setup(made), 0)
+        history.play(made, "fedattn", methods.load("fedattn"), fedattn.setup(made), 0)
 
 
 def logistic_run(**options):

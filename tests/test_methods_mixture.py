@@ -261,7 +261,7 @@ def test_pfedme_answers_with_theta():
 
 def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid_for():
     made = worlds.run("fedhealth", options={"public": 0.3}, rounds=0)
-    rows = fedhealth._public(made)
+    rows = fedhealth._public(made, made.federation.seen)
     for c in made.clients:
         mine = made.federation.rows(int(c), "train")
         assert np.isin(rows, mine).sum() == math.ceil(0.3 * len(mine))
@@ -270,14 +270,14 @@ def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid
     assert made.traffic["up"] == len(rows) * (4 * worlds.FEATURES + 8)
     assert made.traffic["down"] == len(rows) * 4 * worlds.FEATURES * 7
     other = worlds.run("fedhealth", options={"public": 0.3}, rounds=0, seed=1)
-    assert not np.array_equal(rows, fedhealth._public(other))
+    assert not np.array_equal(rows, fedhealth._public(other, other.federation.seen))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_cloud_model_is_trained_on_the_public_set(way):
     made = worlds.run("fedhealth", way=way, options={"cloud_epochs": 3}, rounds=0)
     found = worlds.play("fedhealth", made)["global"]
-    data = made.federation.pooled(fedhealth._public(made))
+    data = made.federation.pooled(fedhealth._public(made, made.federation.seen))
     worlds.close(found, worlds.steps(made.init, data, 0, ("server", "cloud"), epochs=3))
 
 
@@ -294,7 +294,7 @@ def test_fedhealth_transfer_by_hand(way):
     made = worlds.run("fedhealth", way=way, options=options, rounds=1)
     state = worlds.play("fedhealth", made)
     found = worlds.answers("fedhealth", made, state, np.asarray([0, 6]))["test"]
-    data, public = made.federation, fedhealth._public(made)
+    data, public = made.federation, fedhealth._public(made, made.federation.seen)
     public = data.x[public[made.rng("aligned").permutation(len(public))[:3]]]
     expected = []
     for c in (0, 6):
