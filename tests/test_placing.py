@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_store import FORCE, build, draft, kill, listing, told
 
-from pflcli.artifacts import placing, store
+from pflcli.artifacts import drafts, placing, store
 from pflcli.artifacts.artifact import open_artifact
 from pflcli.artifacts.store import Decision, Work, decide
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
@@ -178,6 +178,76 @@ def test_what_is_missing_since_a_kill_says_where_it_is_and_what_to_type(tmp_path
     make(out, draft(), Manner(force=force), unwanted)
     assert listing(tmp_path) == ["my out"]
     open_artifact(out).verify()
+
+
+REMOVING = [(os, "unlink"), (os, "rmdir"), (Path, "rename")]  # also what shutil.rmtree does, one by one
+
+
+def dies(monkeypatch, survived):
+    """Let every removal or rename but the first ``survived`` raise."""
+    done = []
+    for where, name in REMOVING:
+        monkeypatch.setattr(where, name, dying(done, survived, name, getattr(where, name)))
+    return done
+
+
+@pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "renamed"])
+@pytest.mark.parametrize("same", [True, False], ids=["the same line", "another line"])
+def test_wherever_tidying_is_killed_it_is_finished_and_deletes_nothing_else(tmp_path, monkeypatch, exchanged, same):
+    """The new artifact stands; the old one bears the name of an unfinished folder, or has its own by then."""
+
+    def begin(folder):
+        out = folder / "out"
+        make(out, draft(), Manner(), build)
+        (out / "draft.json").write_bytes(drafts.content(draft(), force=True))
+        make(folder / "old", draft(), Manner(), other)
+        (folder / "old").rename(placing.partial(out) if exchanged else folder / "out.replaced-77")
+        (folder / "out.replaced-7").mkdir()
+        (folder / "out.replaced-7" / "notes.txt").touch()
+        return out
+
+    again = draft() if same else draft(alpha=9)
+    survived, killed = 0, True
+    while killed:
+        folder = tmp_path / str(survived)
+        folder.mkdir()
+        out = begin(folder)
+        with monkeypatch.context() as patched:
+            done = dies(patched, survived)
+            if not same:
+                patched.setattr(Work, "__exit__", lambda work, *_: kill(work))
+                patched.setattr(store.fcntl, "flock", lambda *_: None)  # a killed process lets go of its locks
+            try:
+                ended = make(out, again, FORCE, unwanted if same else other).decision
+                killed = False
+            except Killed:
+                killed = True
+        if killed:
+            ended = make(out, again, FORCE, unwanted if same else other).decision
+        assert not same or ended == Decision.UP_TO_DATE
+        assert listing(folder) == ["out", "out.replaced-7"], done
+        assert listing(folder / "out.replaced-7") == ["notes.txt"]
+        assert listing(out) == ["a.txt" if same else "b.txt", "manifest.json"]
+        open_artifact(out).verify()
+        survived += 1
+    assert survived > 3
+
+
+@pytest.mark.parametrize("name", ["out.partial", "out.replaced-77"])
+def test_what_was_put_into_what_is_to_be_tidied_up_stays(tmp_path, tree, name):
+    out = tmp_path / "out"
+    make(out, draft(), Manner(), build)
+    make(tmp_path / name, draft(alpha=7), Manner(), build)
+    (tmp_path / name / "notes.txt").touch()
+    before = tree(tmp_path / name)
+    make(out, draft(), Manner(), unwanted)  # which tidies up
+    assert tree(tmp_path / name) == before
+    if name == "out.partial":
+        with pytest.raises(ConflictError, match="not made by pfl"):
+            make(out, draft(alpha=9), FORCE, unwanted)
+    else:
+        make(out, draft(alpha=9), FORCE, build)
+    assert tree(tmp_path / name) == before
 
 
 def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monkeypatch):

@@ -56,6 +56,11 @@ def check(out: Path, draft: Draft) -> None:
                 f"{out} lies inside the {item.kind} that the {draft.kind} is to be made from",
                 "choose a folder outside it for --out",
             )
+        if (out.resolve() / item.path).resolve().is_relative_to(partial(out).resolve()):
+            raise ConflictError(
+                f"{partial(out)} is to be written, and holds the {item.kind} that the {draft.kind} is to be made from",
+                "choose another folder for --out",
+            )
 
 
 def free_bytes(folder: Path) -> int:
@@ -110,6 +115,17 @@ def _is_mount(out: Path) -> bool:
         return os.path.ismount(out)
     here = os.fsencode(out.resolve())
     return any(re.sub(rb"\\(\d{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4]) == here for line in lines)
+
+
+def require_outside(out: Path, reads: Iterable[Path]) -> None:
+    """Raise ConflictError if something that is read lies where an artifact is written, or in what it replaces."""
+    for path in reads:
+        for folder in (out, partial(out)):
+            if path.resolve().is_relative_to(folder.resolve()):
+                raise ConflictError(
+                    f"{path} is read, and {folder} is to be replaced",
+                    "copy it elsewhere, or choose another folder for --out",
+                )
 
 
 def check_replaceable(out: Path, draft: Draft) -> None:
@@ -203,7 +219,7 @@ def left(out: Path) -> list[Path]:
     except OSError:
         return []
     begun = partial(out)
-    if manifests.ours(out) and manifests.ours(begun) and not (begun / drafts.NAME).exists():
+    if manifests.ours(out) and _is_spare(begun) and not (begun / drafts.NAME).exists():
         remains.append(begun)  # exchanged, and not renamed yet
     return remains
 
@@ -226,7 +242,12 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _is_spare(item: Path) -> bool:
-    return item.is_symlink() or manifests.ours(item) or (item.is_dir() and not any(item.iterdir()))
+    return item.is_symlink() or is_sole(item) or (item.is_dir() and not any(item.iterdir()))
+
+
+def is_sole(folder: Path) -> bool:
+    """Whether a folder holds an artifact, whole or not, and nothing else."""
+    return manifests.ours(folder) and not unlisted(folder)
 
 
 def tidy(out: Path) -> None:
@@ -243,7 +264,7 @@ def _remove(folder: Path) -> None:
     """Remove an artifact, its manifest last, so that it is known for one until then; leave anything else alone."""
     if folder.is_symlink():
         folder.unlink()
-    elif manifests.ours(folder):
+    elif is_sole(folder):
         clear(folder, {manifests.NAME})
         shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -260,7 +281,9 @@ def discard(partial: Path) -> None:
 
 def clear(folder: Path, keep: Iterable[str]) -> None:
     """Remove all that a folder holds but the names in ``keep``."""
-    for item in folder.iterdir():
+    for item in sorted(
+        folder.iterdir(), key=lambda item: item.name == manifests.NAME
+    ):  # known for an artifact to the end
         if item.name in keep:
             continue
         if item.is_dir() and not item.is_symlink():

@@ -121,7 +121,7 @@ def _tidying(out: Path, draft: Draft) -> bool:
 def _foreign(partial: Path) -> bool:
     """Whether a folder without a draft holds what pfl did not write."""
     held = {item.name for item in partial.iterdir()} if partial.is_dir() else set()
-    return not held <= {drafts.FRESH} and not manifests.ours(partial)
+    return not held <= {drafts.FRESH} and not placing.is_sole(partial)
 
 
 class Work:

@@ -56,7 +56,7 @@ def command(
     """
     from pflcli.steps.build_datastore import build_datastore
 
-    manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
+    manner = o.manner(config_file=config_file, force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
     outcome = build_datastore(
         source,
         out,

@@ -83,6 +83,7 @@ def command(
             target=target,
             link=link,
             manner=o.manner(
+                config_file=config_file,
                 force=force,
                 dry_run=dry_run,
                 quiet=quiet,

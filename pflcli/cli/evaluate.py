@@ -32,7 +32,7 @@ def command(
     from pflcli.artifacts.artifact import open_artifact
     from pflcli.steps.evaluate import evaluate
 
-    manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
+    manner = o.manner(config_file=config_file, force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
     outcome = evaluate(sources, out, split=split, baseline=baseline, target=target, link=link, manner=manner)
     if not quiet and not dry_run:
         console.scores(open_artifact(out), to_stderr=True)

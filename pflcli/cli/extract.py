@@ -37,5 +37,13 @@ def command(
     """
     from pflcli.steps.extract import extract
 
-    manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, device=device, threads=threads)
+    manner = o.manner(
+        config_file=config_file,
+        force=force,
+        dry_run=dry_run,
+        quiet=quiet,
+        verbose=verbose,
+        device=device,
+        threads=threads,
+    )
     console.result(extract(source, out, partition=partition, manner=manner), as_json=as_json)

@@ -113,6 +113,6 @@ def command(
         delimiter=delimiter,
         layout=layout,
         like=like,
-        manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose),
+        manner=o.manner(config_file=config_file, force=force, dry_run=dry_run, quiet=quiet, verbose=verbose),
     )
     console.result(outcome, as_json=as_json)

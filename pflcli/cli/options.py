@@ -152,7 +152,10 @@ def manner(
     engine: str = "auto",
     threads: int = 0,
     jobs: int = 0,
+    config_file: Path | None = None,
 ) -> Manner:
     """Return how to make an artifact, watched by the console."""
     watch = Console(quiet=quiet, verbose=verbose)
-    return Manner(force=force, dry_run=dry_run, device=device, engine=engine, threads=threads, jobs=jobs, watch=watch)
+    return Manner(
+        force=force, dry_run=dry_run, device=device, engine=engine, threads=threads, jobs=jobs, watch=watch
+    ).reading(config_file)

@@ -87,7 +87,7 @@ def command(
         root=root,
         download=download,
         seed=seed,
-        manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose),
+        manner=o.manner(config_file=config_file, force=force, dry_run=dry_run, quiet=quiet, verbose=verbose),
     )
     console.result(outcome, as_json=as_json)
 

@@ -60,6 +60,7 @@ def command(
         choices=choices,
         seed=seed,
         manner=o.manner(
+            config_file=config_file,
             force=force,
             dry_run=dry_run,
             quiet=quiet,

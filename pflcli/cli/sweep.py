@@ -59,6 +59,8 @@ def command(
         grid=o.given(capacity=capacity, k=k, sigma=sigma, weight=weight),
         plot=plot,
         seed=seed,
-        manner=o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, threads=threads),
+        manner=o.manner(
+            config_file=config_file, force=force, dry_run=dry_run, quiet=quiet, verbose=verbose, threads=threads
+        ),
     )
     console.result(outcome, as_json=as_json)

@@ -51,6 +51,7 @@ def command(
         weights=weights,
         seed=seed,
         manner=o.manner(
+            config_file=config_file,
             force=force,
             dry_run=dry_run,
             quiet=quiet,

@@ -42,6 +42,6 @@ def command(
     """
     from pflcli.steps.update_datastore import update_datastore
 
-    manner = o.manner(force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
+    manner = o.manner(config_file=config_file, force=force, dry_run=dry_run, quiet=quiet, verbose=verbose)
     outcome = update_datastore(source, arriving, out, policy=policy, first=first, last=last, seed=seed, manner=manner)
     console.result(outcome, as_json=as_json)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import codebook
+from pflcli.artifacts import codebook, placing
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.artifact import Artifact, open_artifact
 from pflcli.artifacts.manifest import Draft
@@ -67,6 +67,7 @@ def compare(
     partitions = _by_seed(sources, seeds)
     plan = planned.settings({}, settings or {}, next(iter(partitions.values())))
     begin = None if weights is None else initial.read(weights)
+    manner = manner.reading(None if begin is None else begin.path)
     standing = standings.find(out / NAME, NAME, plan, None if begin is None else begin.digest)
     if standing is None:
         entered = lineup.entrants(methods, options or {}, plan)
@@ -101,6 +102,9 @@ def compare(
     conflicts = [step.conflict for step in steps if step.conflict is not None]
     if conflicts and not manner.force:
         raise conflicts[0]
+    for step in steps:
+        if step.is_ahead:
+            placing.require_outside(step.artifact.path, manner.reads)
     foreseen = make(out / NAME, ahead, replace(manner, dry_run=True, watch=SILENT), _nothing, extends=extends)
     if manner.dry_run or foreseen.decision == Decision.UP_TO_DATE:
         outcome = make(out / NAME, ahead, manner, _nothing, extends=extends)

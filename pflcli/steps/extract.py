@@ -44,6 +44,7 @@ def extract(
     backbone = open_artifact(source, "backbone")
     trained_on = lineage(backbone, "partition")
     chosen = trained_on if partition is None else open_artifact(partition, "partition")
+    manner = manner.reading(chosen.path)
     request = backbone.manifest.request
     if partition is not None:
         _match(chosen, backbone, trained_on)

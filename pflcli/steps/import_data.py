@@ -121,6 +121,7 @@ def import_data(
         value if value is None or isinstance(value, str) else tuple(value) for value in (features, categorical)
     )
     path = Path(path)
+    manner = manner.reading(path, like)
     old = None if like is None else likeness.old(like)
     if old is not None:
         if standardize and not old.standardize:

@@ -9,7 +9,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,6 +113,12 @@ class Manner:
     threads: int = 0
     jobs: int = 0
     watch: Watch = SILENT
+    reads: tuple[Path, ...] = ()
+    """files and folders besides its inputs that the artifact is made from, or that say how"""
+
+    def reading(self, *paths: Path | str | None) -> Manner:
+        """Return this manner with more that is read."""
+        return replace(self, reads=(*self.reads, *(Path(path) for path in paths if path is not None)))
 
 
 def make(
@@ -131,7 +137,7 @@ def make(
     along the way (device, seconds of inputs). ``extends`` says what ``draft`` adds to the artifact at ``out``, if it
     holds all of it and may so take its place; ``ahead`` is said before it is made, or would be. ``needs`` is about how
     many bytes it will take on the disk.
-    Raises ConflictError if ``out`` holds something else, InputError if the disk has far too little room.
+    Raises ConflictError if ``out`` holds something else, or what is read; InputError if the disk has far too little.
     """
     out = Path(out)
     force = manner.force or bool(extends)
@@ -149,6 +155,7 @@ def make(
         manner.watch.say(f"{out} is up to date")
         summary = open_artifact(out).manifest.summary
         return Outcome(out, draft.kind, decision, draft.fingerprint, summary, dict(draft.request))
+    placing.require_outside(out, manner.reads)
     manner.watch.detail(f"{decision}: {reason}")
     warning = placing.require_disk(out, needs)
     for remark in (*ahead, *([warning] if warning else [])):

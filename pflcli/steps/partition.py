@@ -62,7 +62,7 @@ def partition(
     random, whatever the seed: partitions of different parts share no sample. ``root`` is the folder with the dataset's
     files, where it does not come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
     """
-    manner = manner or Manner()
+    manner = (manner or Manner()).reading(root)
     if clients is not None and clients < 1:
         raise UsageError(f"--clients {clients} is not a positive number", "--clients 100")
     if min_samples < 0:

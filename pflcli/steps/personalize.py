@@ -97,6 +97,9 @@ def personalize(
     seed = training.draws(seed, nearest)
     request = {"method": method, "options": config.plain(cfg), "settings": training.requested(plan), "seed": seed}
     begin = initial.read(weights) if weights is not None else None
+    manner = manner.reading(
+        None if begin is None else begin.path, *(artifact.path for artifact in kin.values() if artifact)
+    )
     began = backbone.manifest.request.get("weights") if backbone is not None else begin and begin.digest
     if began is not None:
         request["weights"] = began
@@ -115,12 +118,7 @@ def personalize(
     ahead = [nearest.as_input("source", Path(out))]
     if chosen is not None:
         ahead.append(chosen.as_input("choices", Path(out)))
-    draft = Draft(
-        "predictions",
-        request,
-        tuple(ahead),
-        code=written,
-    )
+    draft = Draft("predictions", request, tuple(ahead), code=written)
 
     def build(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         partition = kin["partition"]

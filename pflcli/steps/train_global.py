@@ -49,6 +49,7 @@ def train_global(
     plan = planned.settings({}, settings or {}, partition)
     seed = training.draws(seed, partition)
     begin = initial.read(weights) if weights is not None else None
+    manner = manner.reading(None if begin is None else begin.path)
     request = {"method": method, "options": config.plain(cfg), "settings": training.requested(plan), "seed": seed}
     draft = Draft(
         "backbone",
