@@ -139,7 +139,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
         name = f"{error.filename}: " if error.filename else ""
         console.fail(f"{name}{error.strerror}")
         return 3
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch raises a RuntimeError
         console.fail("out of memory", "fewer --threads, a smaller --batch-size or a smaller --model")
         return 5
     if {"-v", "--verbose"} & set(arguments):

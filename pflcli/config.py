@@ -42,7 +42,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
 
     Strings are converted to the field's type; a tuple is written ``0,0.5,1``, no value ``none``. ``owner`` is named
     in errors.
-    Raises UsageError for an unknown key (with the nearest one) or a value that does not fit.
+    Raises UsageError for an unknown key (with the nearest one), a value that does not fit, or a number beyond all use.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -63,6 +63,9 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise UsageError(f"{key}={value} does not fit {owner}: {reason}") from None
+        most = _MOST.get(type(checked[key]))
+        if most is not None and abs(checked[key]) > most:
+            raise UsageError(f"{key}={value} does not fit {owner}: {most:,} is the most")
     try:
         return cls(**checked)
     except ValueError as error:
@@ -106,6 +109,9 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise InputError(f"{path} holds {size(path.stat().st_size)}, and {size(_LARGEST)} are the most")
         return tomllib.loads(path.read_text(encoding="utf-8"))
 
+
+_MOST = {int: 10**6, float: 1e38}
+"""Numbers beyond which no option has a use: a million epochs do not end, and float32 ends at 3.4e38."""
 
 _LARGEST = 10**6
 """Bytes of a configuration file."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from pflcli import rng
-from pflcli.errors import ComputationError
+from pflcli.errors import ComputationError, UsageError
 from pflcli.fl import central
 from pflcli.fl import params as P
 from pflcli.fl.attendance import Attendance, Diverged, Unanswered
@@ -29,6 +29,9 @@ from pflcli.fl.table import Memory, Storage, Table
 from pflcli.settings import Settings
 
 T = TypeVar("T")
+
+_MODELS = 1000
+"""Initial models that may be drawn in any case, however few clients there are."""
 
 __all__ = ["Predictor", "Run"]
 
@@ -101,7 +104,12 @@ class Run(Channel):
         return {name: value.clone() for name, value in self.init.items()}
 
     def starts(self, count: int) -> Stacked:
-        """Return ``count`` initial models drawn independently, stacked; the first are the common parameters."""
+        """Return ``count`` initial models drawn independently, stacked; the first are the common parameters.
+
+        Raises UsageError for more than ``_MODELS`` that are more than there are clients: nobody could train them.
+        """
+        if count > (most := max(len(self.clients), _MODELS)):
+            raise UsageError(f"{count} models are too many; the most are {most}")
         if count > 1 and self.fresh is None:
             raise ComputationError("this run has one set of initial parameters")
         drawn = [self.fresh(number) for number in range(1, count)] if self.fresh else []
@@ -206,6 +214,8 @@ class Run(Channel):
             "weight_decay": settings.weight_decay,
             "precision": settings.precision,
         }
+        # A rate that a method derives may be beyond what float32 holds, where torch raises; this one diverges as well.
+        rates = np.minimum(rates, np.finfo(np.float32).max)
         return LocalSGD(epochs=epochs, lr=rates, **{**defaults, **plan})
 
     @contextmanager

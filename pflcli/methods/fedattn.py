@@ -183,7 +183,7 @@ def _near(run: Run, state: State, clients: NDArray[np.int64], t: int | str) -> N
         z[new] = run.engine.represent(clients[new], P.repeat(start, int(new.sum())), "train").cpu()
         if cfg.form == "faithful":
             mine[new] = biases.flat(start, biases.layers(start, run.engine.parameters))
-    stored, count = state["z"][known]["z"].cpu(), cfg.k - cfg.include_self
+    stored, count = state["z"][known]["z"].cpu(), min(cfg.k, len(run.clients)) - cfg.include_self
     if cfg.form == "guarded":
         z, stored = (functional.layer_norm(rows, rows.shape[1:]) for rows in (z, stored))
     z = torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)  # a newcomer's samples may overflow the global model

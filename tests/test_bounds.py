@@ -1,0 +1,82 @@
+"""Numbers beyond all use: a run with them ends at once, in words, or takes them for all that there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from contextlib import suppress
+
+import pytest
+
+import worlds
+from pflcli import config, methods, registry
+from pflcli.errors import ComputationError, UsageError
+from pflcli.settings import Settings
+
+METHODS = registry.names("methods")
+COUNTS = {
+    **dict.fromkeys((("gossip", "k"), ("pens", "n"), ("pens", "partners"), ("knn-per", "k"), ("fedattn", "k")), True),
+    **dict.fromkeys((("panm", "k"), ("panm", "l")), True),
+    **dict.fromkeys((("ifca", "k"), ("fedem", "components")), False),
+}
+"""Numbers of clients, neighbours and models, and whether more than there are mean all."""
+
+
+def options(kind, *owners):
+    """Names and options of this type, or of this type or none."""
+    return [
+        (owner, field.name)
+        for owner, cls in owners
+        for field in dataclasses.fields(cls)
+        if typing.get_type_hints(cls)[field.name] in (kind, kind | None)
+    ]
+
+
+OWNERS = [(name, methods.load(name).Config) for name in METHODS if methods.load(name).Config]
+
+
+def played(method, **kwargs):
+    made = worlds.run(method, **kwargs)
+    return worlds.answers(method, made, worlds.play(method, made))
+
+
+@pytest.mark.parametrize(("owner", "option"), options(int, *OWNERS, ("training", Settings)))
+def test_a_billion_of_anything_is_refused_in_words(owner, option):
+    cls = Settings if owner == "training" else methods.load(owner).Config
+    with pytest.raises(UsageError, match=rf"{option}.*1000000000.* (the most|are asked for|not fit)"):
+        config.build(cls, {option: "1000000000"}, owner)
+
+
+@pytest.mark.parametrize(("method", "option"), COUNTS)
+def test_more_than_there_are_mean_all_or_are_refused_in_words(method, option):
+    if COUNTS[method, option]:
+        assert "test" in played(method, options={option: 10**6}, rounds=2)
+    else:
+        with pytest.raises(UsageError, match="1000000 models are too many; the most are 1000"):
+            played(method, options={option: 10**6})
+
+
+@pytest.mark.parametrize("method", ["gossip", "fedattn"])
+def test_all_others_are_as_many_as_there_are(method):
+    found = [played(method, options={"k": k}, rounds=2)["test"] for k in (len(worlds.SIZES), 10**6)]
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [*((name, {"lr": 1e38}) for name in METHODS)]
+    + [(name, {"options": {option: 1e30}}) for name, option in options(float, *OWNERS)],
+    ids=str,
+)
+def test_numbers_that_nothing_can_hold_end_in_words(method, value):
+    with suppress(UsageError, ComputationError):
+        assert "test" in played(method, rounds=1, **value)
+
+
+def test_a_rate_beyond_float32_diverges(small, tmp_path, pfl):
+    ran = pfl("personalize", "pfedme", small.p, "-o", tmp_path / "x", "--model", "mlp", "--rounds", "1", "--lr", "1e38")
+    assert ran.code == ComputationError.exit_code, ran.err
+    assert "a smaller --lr may help" in ran.err
+    ran = pfl("personalize", "pfedme", small.p, "-o", tmp_path / "x", "--model", "mlp", "--lr", "1e39")
+    assert ran.code == UsageError.exit_code
+    assert "1e+38 is the most" in ran.err
