@@ -263,6 +263,17 @@ def test_what_a_table_holds_need_not_be_typed_again(made, tree):
     assert all(after[name] == before[name] for name in before if name.startswith("seed") and "/" in name[7:])
 
 
+def test_a_table_that_was_moved_aside_by_a_run_that_was_killed_is_joined_too(made):
+    """Without an exchange of names in one step, there is a moment when it has no other place."""
+    (made / "comparison").rename(made / "comparison.replaced-77")
+    pair(made, ["fedavg-plus"], (0,))
+    assert {m["label"] for m in metrics(made)["methods"]} == {*PAIR, "fedavg-plus"}
+    assert not (made / "comparison.replaced-77").exists()
+    (made / "comparison").rename(made / "comparison.replaced-78")
+    pair(made, ["local"], (0,))
+    assert {m["label"] for m in metrics(made)["methods"]} == {*PAIR, "fedavg-plus"}
+
+
 def test_a_part_of_a_table_is_up_to_date(made, tree, untrained):
     before = tree(made)
     assert pair(made, ["local"], (1,)).decision == "up to date"

@@ -250,6 +250,14 @@ def test_what_was_put_into_what_is_to_be_tidied_up_stays(tmp_path, tree, name):
     assert tree(tmp_path / name) == before
 
 
+def test_a_dataset_without_a_slash_is_missed_too(tmp_path, monkeypatch, pfl):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "data.replaced-7", draft("dataset"), Manner(), build)
+    ran = pfl("partition", "data", "-o", "p")
+    assert ran.code == InputError.exit_code
+    assert "mv data.replaced-7 data" in ran.err
+
+
 def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as patched:

@@ -263,7 +263,8 @@ def artifact(dataset: str) -> Artifact | None:
 
     Raises InputError for a path at which there is none.
     """
-    if dataset in registry.names("datasets") or not ("/" in dataset or Path(dataset).exists()):
+    there = Path(dataset).exists() or any(placing.interrupted(Path(dataset)))
+    if dataset in registry.names("datasets") or not ("/" in dataset or there):
         return None
     if Path(dataset).is_file() and Path(dataset).name != manifests.NAME:
         raise InputError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts import placing
 from pflcli.artifacts.artifact import Artifact, follow, parent
 from pflcli.artifacts.manifest import Draft
 from pflcli.errors import ConflictError, InputError, UsageError
@@ -126,7 +127,11 @@ class Standing:
 
 
 def find(target: Path, kind: str, plan: Settings, weights: str | None) -> Standing | None:
-    """Return the comparison at ``target`` if it trained by this ``plan`` and from these ``weights``, else None."""
+    """Return the comparison at ``target`` if it trained by this ``plan`` and from these ``weights``, else None.
+
+    One that a killed writer has moved aside, and put nothing in its place, stands there still.
+    """
+    target = [target, *placing.interrupted(target)[0]][-1]
     if not manifests.ours(target):
         return None
     try:
