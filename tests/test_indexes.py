@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -164,3 +166,22 @@ def test_half_of_the_clients_are_weak(small, tmp_path):
 def test_nobody_holds_more_than_everything(small, tmp_path, options):
     with pytest.raises(UsageError, match="--capacity-spread"):
         build_datastore(small.e, tmp_path / "d", **options)
+
+
+def test_stores_of_many_sizes_are_read_side_by_side(monkeypatch):
+    """FAISS has its limits once for a process: whoever sets them gives way to other threads here, before it reads."""
+    module, draw = indexes.faiss(), np.random.default_rng(0)
+    limit = module.set_deserialization_loop_limit
+    monkeypatch.setattr(module, "set_deserialization_loop_limit", lambda n: (limit(n), time.sleep(1e-3)))
+    known = [draw.normal(size=(n, 8)).astype(np.float32) for n in (3, 4000)]
+    raws = [np.asarray(indexes.faiss().serialize_index(_filled(z))) for z in known]
+    with ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(lambda place: indexes.read(raws[place % 2]).ntotal, range(40)))
+    assert counts == [3, 4000] * 20
+
+
+def _filled(z):
+    index = indexes.faiss().index_factory(z.shape[1], "SQ8")
+    index.train(z)
+    index.add(z)
+    return index

@@ -5,6 +5,7 @@ An index is trained on a client's training samples alone, and holds its validati
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,6 +107,9 @@ def _forget(index: Any) -> None:
             step.eigenvalues.clear()
 
 
+_LIMITS = threading.Lock()
+
+
 def read(raw: NDArray[np.uint8]) -> Any:
     """Return the index that was serialised; raises ValueError for bytes that are none.
 
@@ -113,10 +117,11 @@ def read(raw: NDArray[np.uint8]) -> Any:
     compressed in them.
     """
     module = faiss()
-    module.set_deserialization_vector_byte_limit(max(len(raw), 1))
-    module.set_deserialization_loop_limit(max(len(raw), 1))
     try:
-        return module.deserialize_index(raw)
+        with _LIMITS:  # FAISS has them once for the whole process, and stores are read side by side
+            module.set_deserialization_vector_byte_limit(max(len(raw), 1))
+            module.set_deserialization_loop_limit(max(len(raw), 1))
+            return module.deserialize_index(raw)
     except (RuntimeError, TypeError, AssertionError, MemoryError) as error:
         reason = str(error).rpartition("failed: ")[2].strip() or type(error).__name__
         raise ValueError(f"it is no index of FAISS: {reason}") from None
