@@ -38,7 +38,7 @@ for count in "${counts[@]+"${counts[@]}"}"; do
   fi
 done
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --methods "$methods" \
-  --set fedsgd@minibatch.batch=minibatch --set fedham@lambda.lam=1 --set fedavg-plus@ftl.upper=1 \
+  --set fedsgd@minibatch.batch=minibatch --set fedham@lambda.lam=0.01 --set fedavg-plus@ftl.upper=1 \
   --set fedham@faithful.form=faithful --set fedham@aml1.variant=aml1 --set fedham@aml2.variant=aml2 \
   --set fedham@ftl.variant=ftl --set fedattn@faithful.form=faithful --set panm@grad.metric=grad \
   "${clusters[@]+"${clusters[@]}"}" --target "$target" --link "$link"

@@ -30,7 +30,7 @@ found = [method["metrics"][metric]["value"] for metric in ("accuracy", "bottom_d
 print(f'"{name}"', round(summary["bytes_client"]["mean"]), *(f"{value:.4f}" for value in found), sep=",")
 PYTHON
 }
-for index in Flat SQfp16 SQ8 PCA64,Flat PCA32,Flat PQ64x4 PQ32x4 PQ16x4 HNSW32 IVF8,Flat; do
+for index in Flat SQfp16 SQ8 PCA64,Flat PCA32,Flat PCA64,PQ32x4 PCA64,PQ16x4 HNSW32 IVF8,Flat; do
   one "$index" --index "$index"
 done
 for share in 0.1 0.2 0.333 0.5; do
