@@ -48,7 +48,10 @@ class Channel:
         """
         if link == "up" and self.uploads:
             steps = " ".join(f"--upload {step}" for step in self.uploads)
-            raise UnsuitedError(f"its uploads are not averaged alone, so {steps} does not cover them", "leave it out")
+            raise UnsuitedError(
+                f"the server of this method does more with uploads than average them: {steps} does not cover that",
+                "leave out --upload",
+            )
         self._count(link, P.size(params) * copies)
 
     def _count(self, link: str, size: int) -> None:
