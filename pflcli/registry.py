@@ -97,7 +97,7 @@ def complete(module: ModuleType, here: str, contract: type[Any]) -> Any:
         own = [other for other in _written_in(module) if other not in known and other.isupper() == key.isupper()]
         near = difflib.get_close_matches(key, own, n=1, cutoff=0.75)
         if near:
-            raise InputError(f"{here} has '{near[0]}', which nothing asks for", f"did you mean '{key}'?")
+            raise InputError(f"{here} has '{near[0]}', which is not used", f"did you mean '{key}'?")
         if key in getattr(contract, "__abstractmethods__", ()) or not hasattr(contract, key):
             raise InputError(f"{here} has no {key}", f"what it must have: {contract.__name__} in {contract.__module__}")
     own_members = {key: members[key] for key in known & members.keys()}
@@ -119,14 +119,13 @@ def _written_in(module: ModuleType) -> list[str]:
 
 def _same_parameters(written: FunctionType, agreed: FunctionType, here: str) -> None:
     """Raise InputError unless a function takes what it is called with: the parameters agreed on, by these names."""
-    theirs, ours = inspect.signature(written).parameters, inspect.signature(agreed).parameters
+    has, needs = inspect.signature(written).parameters, inspect.signature(agreed).parameters
     empty = inspect.Parameter.empty
-    needed = [name for name, parameter in ours.items() if name != "self" and parameter.default is empty]
-    demanded = [name for name, parameter in theirs.items() if parameter.default is empty and name not in ours]
-    missing = [name for name in needed if name not in theirs]
-    if missing or demanded:
-        wrong = f"has no parameter '{missing[0]}'" if missing else f"asks for '{demanded[0]}', which nobody gives it"
-        raise InputError(f"{here} {wrong}", f"its parameters: {', '.join(name for name in ours if name != 'self')}")
+    missing = [name for name, it in needs.items() if name != "self" and it.default is empty and name not in has]
+    unknown = [name for name, it in has.items() if it.default is empty and name not in needs]
+    if missing or unknown:
+        wrong = f"has no parameter '{missing[0]}'" if missing else f"asks for '{unknown[0]}', which it is not given"
+        raise InputError(f"{here} {wrong}", f"its parameters: {', '.join(name for name in needs if name != 'self')}")
 
 
 def card(group: str, name: str) -> Card:
