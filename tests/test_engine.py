@@ -622,6 +622,7 @@ def test_the_order_in_which_an_executor_works_changes_no_bit(method, way, monkey
     assert isinstance(backwards.engine.executor, Reversed)
     state, other = worlds.play(method, plain), worlds.play(method, backwards)
     assert worlds.same(state, other)
+    assert plain.losses == backwards.losses
     answers, others = worlds.answers(method, plain, state), worlds.answers(method, backwards, other)
     assert all(np.array_equal(p, others[split]) for split, p in answers.items())
 
