@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
+from pflcli import compare, partition
 from pflcli.artifacts.make import Execution
-from pflcli.commands.compare import compare
-from pflcli.commands.partition import partition
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "long-beach")
 TRAIN, TEST = (199, 172, 30, 85), (104, 89, 16, 45)

@@ -1,3 +1,53 @@
-"""Personalized federated learning as composable commands over artifacts on disk."""
+"""Personalized federated learning as composable commands over artifacts on disk.
+
+Each command is a function: ``from pflcli import partition, compare``. They are imported when they are first used, so that
+``pfl --help`` imports neither NumPy nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pflcli.commands.build_datastore import build_datastore
+    from pflcli.commands.compare import compare
+    from pflcli.commands.evaluate import evaluate
+    from pflcli.commands.extract import extract
+    from pflcli.commands.import_data import import_data
+    from pflcli.commands.partition import partition
+    from pflcli.commands.personalize import personalize
+    from pflcli.commands.stack import stack
+    from pflcli.commands.sweep import sweep
+    from pflcli.commands.train_global import train_global
+    from pflcli.commands.tune import tune
+    from pflcli.commands.update_datastore import update_datastore
 
 __version__ = "0.1.0"
+__all__ = [
+    "build_datastore",
+    "compare",
+    "evaluate",
+    "extract",
+    "import_data",
+    "partition",
+    "personalize",
+    "stack",
+    "sweep",
+    "train_global",
+    "tune",
+    "update_datastore",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a command's function; raises AttributeError for every other name."""
+    if name not in __all__:
+        raise AttributeError(f"module 'pflcli' has no attribute '{name}'")
+    function = getattr(importlib.import_module(f"pflcli.commands.{name}"), name)
+    globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

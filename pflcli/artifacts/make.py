@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pflcli.artifacts import disk, placement
 from pflcli.artifacts import manifest as manifests
@@ -19,7 +19,11 @@ from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.errors import UsageError
 from pflcli.reporter import SILENT, Reporter
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,19 @@ class Outcome:
     fingerprint: str
     summary: dict[str, Any] = field(default_factory=dict)
     request: dict[str, Any] = field(default_factory=dict)
+
+    def table(self) -> pd.DataFrame:
+        """Return the table of an evaluation, comparison, sweep or tuning: a row per method, grid point or trial.
+
+        The index is the file's first column, such as ``method``; metrics have the units of docs/artifacts.md. Raises
+        UsageError for artifacts without a table, and after a dry run that has made none.
+        """
+        import pandas as pd
+
+        file = self.path / "table.csv"
+        if not file.is_file():
+            raise UsageError(f"{self.path}: this {self.kind} has no table", "pfl evaluate PREDICTIONS... -o DIR")
+        return pd.read_csv(file, index_col=0)
 
 
 @dataclass(frozen=True)
