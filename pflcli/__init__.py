@@ -1,7 +1,7 @@
 """Personalized federated learning as composable commands over artifacts on disk.
 
-Each command is a function: ``from pflcli import partition, compare``. They are imported when they are first used, so that
-``pfl --help`` imports neither NumPy nor torch.
+Each command is a function: ``from pflcli import partition, compare``. A function is imported when it is first used, so
+that ``pfl --help`` imports neither NumPy nor torch.
 """
 
 from __future__ import annotations

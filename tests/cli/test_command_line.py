@@ -664,9 +664,9 @@ WRONG = {
     "a file in the way": ("partition writers -o {bad}/file", 4, "is not a pfl artifact"),
     "an input in the way": ("extract {small}/b -f -o {small}/b", 4, "is an input of the embeddings"),
     # 5: the computation failed
-    "a rate that diverges": (f"{T} --lr 1e9", 5, "fedavg, round 1: ", "client ", "a smaller --lr may help"),
+    "a rate that diverges": (f"{T} --lr 1e9 -q", 5, "fedavg, round 1: ", "client ", "a smaller --lr may help"),
     "a rate that diverges for one": (
-        "personalize local {small}/p -o {out} --model mlp --lr 1e9",
+        "personalize local {small}/p -o {out} --model mlp --lr 1e9 -q",  # progress is shown after a while
         5,
         "local: ",
         "all clients became non-finite",
