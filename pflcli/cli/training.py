@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
@@ -13,9 +13,12 @@ import typer
 from pflcli import registry
 from pflcli.cli import shared
 from pflcli.errors import UsageError
-from pflcli.settings import Settings
+from pflcli.settings import Settings, changed
 
 Command = Callable[..., Any]
+
+_CONTEXT = "context"
+"""The parameter in which Typer passes where each value comes from."""
 
 
 def options(default: str = "") -> Callable[[Command], Command]:
@@ -30,18 +33,35 @@ def options(default: str = "") -> Callable[[Command], Command]:
 
         @functools.wraps(command)
         def run(**values: Any) -> Any:
+            context = values.pop(_CONTEXT)
             chosen = shared.given(**{name: values.pop(name) for name in shown})
-            if chosen.get("steps") and "epochs" in chosen:
-                raise UsageError("--steps and --epochs both say how long clients train", "give one of them")
-            return command(**values, settings=chosen)
+            return command(**values, settings=_steps_or_epochs(chosen, context))
 
         parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
             parameters += shown.values() if parameter.name == "settings" else [parameter]
-        shared.show_parameters(run, parameters)
+        context = inspect.Parameter(_CONTEXT, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        shared.show_parameters(run, [context, *parameters])
         return run
 
     return decorate
+
+
+def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Return the settings with steps or epochs, not both: the typed one overrides that of the configuration file.
+
+    Raises UsageError if both are typed, or both are in the file.
+    """
+    if not chosen.get("steps") or "epochs" not in chosen:
+        return dict(chosen)
+    sources = {name: context.get_parameter_source(name) for name in ("steps", "epochs")}
+    typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if len(typed) != 1:
+        raise UsageError("--steps and --epochs both say how long clients train", "give one of them")
+    return changed(
+        {name: value for name, value in chosen.items() if name not in typed},
+        {typed[0]: chosen[typed[0]]},
+    )
 
 
 def _parameters(default: str) -> list[inspect.Parameter]:

@@ -91,10 +91,10 @@ def write(
     kind: str,
     remarks: Sequence[str] = (),
 ) -> None:
-    """Write ``metrics.json``, ``clients.csv``, ``accuracy.png``, ``table.csv``, and ``table.md`` with what it says."""
+    """Write ``metrics.json``, ``clients.csv``, tables, and a picture named by the metric that ranks methods."""
     work.write(evaluation.METRICS, (json.dumps(_json(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _table(scored, metrics["split"]))
-    work.write("accuracy.png", _picture(scored, metrics))
+    work.write(f"{scored[0].named[0]}.png", _picture(scored, metrics))
     lines = "".join(f"\n{line}\n" for line in (*conclusion.notes(metrics), *remarks))
     work.write("table.md", (tables.of(metrics, kind).markdown() + lines).encode())
     work.write("table.csv", tables.comma_separated(metrics).encode())

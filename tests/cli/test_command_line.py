@@ -371,6 +371,29 @@ def test_training_takes_a_file(pfl, small, tmp_path):
     assert (settings["rounds"], settings["lr"], settings["milestones"]) == (3, 0.2, [1, 2])
 
 
+@pytest.mark.parametrize(
+    ("in_file", "typed", "expected"),
+    [
+        ("epochs = 3", ("--steps", 7), {"steps": 7, "epochs": 1}),
+        ("steps = 7", ("--epochs", 3), {"steps": 0, "epochs": 3}),
+        ("steps = 7", ("--epochs", 1), {"steps": 0, "epochs": 1}),
+        ("epochs = 3", ("--steps", 0), {"steps": 0, "epochs": 3}),
+    ],
+)
+def test_typed_steps_or_epochs_override_the_other_in_a_file(pfl, small, tmp_path, in_file, typed, expected):
+    (tmp_path / "pfl.toml").write_text(f"[train-global]\n{in_file}\n")
+    line = ("train-global", small.p, "-n", "--json", *typed, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "b")
+    settings = strict(pfl(*line).out)["request"]["settings"]
+    assert {"steps": settings.get("steps", 0), "epochs": settings["epochs"]} == expected
+
+
+def test_a_file_with_steps_and_epochs_is_refused(pfl, small, tmp_path):
+    (tmp_path / "pfl.toml").write_text("[train-global]\nepochs = 3\nsteps = 7\n")
+    ran = pfl("train-global", small.p, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "b")
+    assert ran.code == 2
+    assert "both say how long clients train" in ran.err
+
+
 # What goes wrong
 
 

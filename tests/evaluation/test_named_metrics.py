@@ -97,6 +97,8 @@ def test_methods_are_ranked_by_it(tmp_path):
         for name in ("accuracy", "auroc", "brier-score", "log_loss")
     }
     assert best == {"accuracy": "other", "auroc": "fedavg", "brier-score": "other", "log_loss": "other"}
+    for name in best:
+        assert [path.stem for path in (tmp_path / name).glob("*.png")] == [name.replace("-", "_")]
     _, rows = scored(tmp_path / "brier-score")
     assert rows["fedavg"]["brier_score"]["value"] == pytest.approx((3 * 0.36 + 2 * 0.01) / 5)
     assert rows["other"]["gain"]["value"] == pytest.approx((3 * 0.36 + 0.01 - 2 * 0.01 - 0.36 - 0.64) / 5)
