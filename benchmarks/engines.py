@@ -1,9 +1,9 @@
-"""Back the rule of ``pflcli.engine.strategy.way``: the loop and the stacked way, side by side, over sizes of model.
+"""Back the rule of ``strategy.fastest_mode``: the modes loop and stacked, side by side, over sizes of model.
 
     python benchmarks/engines.py [--threads 2]
 
 One local epoch, batch 32, of two cohorts: 10 clients of 250 samples and 100 clients of 30 samples, 28x28 images. Prints
-the median milliseconds of each way, taken in turn.
+the median milliseconds of each mode, taken in turn.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ def main() -> None:
             n = clients * samples
             x, y = draw.integers(0, 256, (n, 28, 28), dtype=np.uint8), draw.integers(0, 10, n)
             data = Federation.of(x, y, blocks.offsets(np.tile([samples, 0, 0], clients)), 10)
-            engines = {way: Engine(net, data, seed=0, threads=args.threads, way=way) for way in ("loop", "stacked")}
-            times: dict[str, list[float]] = {way: [] for way in engines}
+            engines = {mode: Engine(net, data, seed=0, threads=args.threads, mode=mode) for mode in ("loop", "stacked")}
+            times: dict[str, list[float]] = {mode: [] for mode in engines}
             for repeat in range(args.repeats + 1):
-                for way, engine in engines.items():
+                for mode, engine in engines.items():
                     torch.set_num_threads(args.threads)
                     began = time.perf_counter()
                     list(engine.local_sgd(data.clients, parameters.of(net), plan, ("sgd", repeat)))
-                    times[way].append((time.perf_counter() - began) * 1e3)
+                    times[mode].append((time.perf_counter() - began) * 1e3)
             loop, stacked = (statistics.median(values[1:]) for values in times.values())
             count = sum(p.numel() for p in net.parameters())
             print(
                 f"{count:10,} {clients:8} {samples:8} {loop:9.1f} {stacked:11.1f} {loop / stacked:12.2f}x  "
-                f"{strategy.way(net, 'cpu')}"
+                f"{strategy.fastest_mode(net, 'cpu')}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Seconds a FedAvg round: pfl's ways, a plain PyTorch loop and other libraries side by side, and the machine's ceiling.
+"""Seconds per FedAvg round: the modes of pfl, a plain PyTorch loop, other libraries, and the ceiling of the machine.
 
     python benchmarks/rounds.py [--models cnn,mlp] [--python peers=VENV/bin/python] [--rounds 4] [--repeats 3] [--json]
     python benchmarks/rounds.py --check
@@ -29,20 +29,20 @@ from typing import Any
 import numpy as np
 from subjects import ceiling, children, work
 
-from pflcli.engine.engine import WAYS
+from pflcli.engine.engine import MODES
 
 PEERS = ("flower", "fluke", "apple")
 
 
 @dataclass
 class Subject:
-    """A library or a way of pfl: where it runs, its arrangements (workers, threads), and what was measured."""
+    """A library or a mode of pfl: where it runs, its arrangements (workers, threads), and what was measured."""
 
     name: str
     module: str
     arrangements: list[tuple[int, int]]
     distribution: str = ""
-    way: str = "auto"
+    mode: str = "auto"
     version: str = ""
     seconds: list[list[float]] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -51,10 +51,10 @@ class Subject:
 
 
 def subjects(threads: int, names: list[str]) -> list[Subject]:
-    """Return those with these names (all if none), pfl's own way first."""
+    """Return those with these names (all if none), pfl's own mode first."""
     spread, joined, single = (threads, 1), (1, threads), (1, 1)
     found = [Subject("pfl", "ours", [joined])]
-    found += [Subject(f"pfl-{way}", "ours", [joined], way=way) for way in WAYS if way != "auto"]
+    found += [Subject(f"pfl-{mode}", "ours", [joined], mode=mode) for mode in MODES if mode != "auto"]
     found += [
         Subject("plain", "plain", [joined, single], "torch"),
         Subject("flower", "flower", [spread, joined], "flwr"),
@@ -99,13 +99,13 @@ def arranged(some: list[Subject], pythons: dict[str, str], model: str) -> list[S
     for subject in some:
         trials: list[tuple[float, tuple[int, int]]] = []
         for workers, threads in subject.arrangements:
-            task = work.Task(model, 1, workers, threads, False, "", subject.way)
+            task = work.Task(model, 1, workers, threads, False, "", subject.mode)
             outcome = tried(subject, pythons[subject.module], task)
             if outcome is None:
                 continue
             trials.append((min(outcome.facts["seconds"]), (workers, threads)))
             say(f"  {subject.name} {workers}x{threads} {trials[-1][0]:.3f} s")
-            subject.took = outcome.facts["way"]
+            subject.took = outcome.facts["mode"]
         if subject.name == "pfl":
             own = subject.took
         if trials and not (subject.name != "pfl" and subject.took and subject.took == own):
@@ -123,7 +123,7 @@ def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argp
         now = ceiling.rates(args.threads)
         rates = ceiling.Arithmetic(max(rates.convolutions, now.convolutions), max(rates.products, now.products))
         for subject in some:
-            task = work.Task(model, args.rounds, *subject.arrangements[0], False, "", subject.way)
+            task = work.Task(model, args.rounds, *subject.arrangements[0], False, "", subject.mode)
             try:
                 outcome = children.run(pythons[subject.module], subject.module, task)
             except children.Failed as error:  # launchers of several processes now and then do not come up
@@ -188,7 +188,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def check(model: str, some: list[Subject], pythons: dict[str, str]) -> list[dict[str, Any]]:
-    """Compare every subject's model after one round with that of pfl's first way, and count its batches.
+    """Compare every subject's model after one round with that of pfl's first mode, and count its batches.
 
     ``difference`` is the largest over all parameters, ``change`` the largest by which the round changed one.
     """
@@ -198,7 +198,7 @@ def check(model: str, some: list[Subject], pythons: dict[str, str]) -> list[dict
     rows, ours = [], start
     for subject in some:
         for workers, threads in subject.arrangements[:1]:
-            asked = work.Task(model, 1, workers, threads, True, "", subject.way)
+            asked = work.Task(model, 1, workers, threads, True, "", subject.mode)
             outcome = tried(subject, pythons[subject.module], asked)
             if outcome is None:
                 continue

@@ -59,7 +59,7 @@ def run(
     *,
     seed: int = 0,
     threads: int = 1,
-    way: str = "auto",
+    mode: str = "auto",
     options: dict | None = None,
     data: Federation | None = None,
     **settings: object,
@@ -69,7 +69,7 @@ def run(
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
     data = data.refitted() if plan.refit else data
     net = models.create("mlp", data.in_shape, CLASSES, seed)
-    engine = Engine(net, data, seed=seed, threads=threads, way=way)
+    engine = Engine(net, data, seed=seed, threads=threads, mode=mode)
     code = methods.load(method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     made = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.of(net))
@@ -184,7 +184,7 @@ def probabilities(w, data, client, split="test"):
     return torch.softmax(logits(w, data.inputs(data.block(client, split))), 1).numpy()
 
 
-def normalized(method, way="loop"):
+def normalized(method, mode="loop"):
     """A run of a network with BatchNorm, on clients all of whose batches hold two samples or more."""
     draw = np.random.default_rng(0)
     sizes = np.asarray([(6, 0, 3), (5, 0, 2), (0, 0, 2), (3, 0, 2)])
@@ -195,5 +195,5 @@ def normalized(method, way="loop"):
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
     net = models.Net(layers, nn.Linear(4, 2))
-    made.engine, made.init = Engine(net, made.federation, seed=0, way=way), parameters.of(net)
+    made.engine, made.init = Engine(net, made.federation, seed=0, mode=mode), parameters.of(net)
     return made, net

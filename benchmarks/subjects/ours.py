@@ -1,4 +1,4 @@
-"""pfl: rounds of its FedAvg, by the way that the task names."""
+"""pfl: rounds of its FedAvg, by the mode that the task names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepared(task: work.Task) -> Run:
         "epochs": 1,
         "lr": work.LR,
     }
-    execution = Execution(device="cpu", engine=task.way, threads=task.threads)
+    execution = Execution(device="cpu", engine=task.mode, threads=task.threads)
     return rounds.prepare(world, fedavg, None, rounds.settings({}, plan), work.SEED, execution)
 
 
@@ -45,7 +45,7 @@ def main() -> None:
         clock.begin()
         state = fedavg.train_round(run, state, t)
         clock.end()
-    work.report(task, clock, state["global"], [], way=run.engine.way)
+    work.report(task, clock, state["global"], [], mode=run.engine.mode)
 
 
 if __name__ == "__main__":

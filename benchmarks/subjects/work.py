@@ -66,7 +66,7 @@ class Task:
     threads: int
     check: bool
     out: str
-    way: str = "auto"
+    mode: str = "auto"
 
     @classmethod
     def given(cls) -> Task:
@@ -163,11 +163,11 @@ class Clock:
         return {"seconds": self._seconds[1:], "processor": took}
 
 
-def report(task: Task, clock: Clock, parameters: Mapping[str, Tensor], steps: list[int], way: str = "") -> None:
+def report(task: Task, clock: Clock, parameters: Mapping[str, Tensor], steps: list[int], mode: str = "") -> None:
     """Write what the clock saw; to check, the model's parameters and the sizes of the batches of one round."""
     out, rank = Path(task.out), int(RANK or 0)
     if rank == 0:
-        out.with_suffix(".json").write_text(json.dumps({**clock.facts(), "way": way}))
+        out.with_suffix(".json").write_text(json.dumps({**clock.facts(), "mode": mode}))
     if task.check:
         out.with_suffix(f".{rank}.steps").write_text(json.dumps(steps))
         if rank == 0:

@@ -262,7 +262,7 @@ def _circumstances(job: _Job, run: Run, costs: Sequence[Artifact], execution: Ex
     seconds, processor = (_seconds(costs, job.earlier_run, name) for name in ("seconds", "processor_seconds"))
     return {
         "device": hardware.device(execution.device),
-        "engine": run.engine.way,
+        "engine": run.engine.mode,
         "threads": run.engine.threads,
         "jobs": run.engine.jobs,
         "seconds_inputs": round(seconds, 3),

@@ -78,7 +78,7 @@ def train_global(
         _report(method, run, progress, accuracy, missing, execution)
         circumstances = {
             "device": hardware.device(execution.device),
-            "engine": run.engine.way,
+            "engine": run.engine.mode,
             "threads": run.engine.threads,
             "jobs": run.engine.jobs,
             **({"weights": str(file.path)} if file is not None else {}),

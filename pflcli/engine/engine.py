@@ -1,7 +1,7 @@
 """The engine trains many clients of one partition, and computes what models predict for them.
 
-Methods say what each client does; the engine decides how. The **loop** way trains one client after the other on each
-worker, the **stacked** way trains many as one batched program. Workers are threads of this process, or with ``jobs``
+Methods say what each client does; the engine decides how. The **loop** mode trains one client after the other on each
+worker, the **stacked** mode trains many as one batched program. Workers are threads of this process, or with ``jobs``
 separate processes. Each computes with one intra-op thread, so neither their kind nor their number changes a result.
 """
 
@@ -30,7 +30,7 @@ from pflcli.engine.task import Task
 from pflcli.parameters import Params, Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
 
-WAYS = ("auto", *strategy.WAYS)
+MODES = ("auto", *strategy.MODES)
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Engine:
         *,
         seed: int,
         threads: int = 1,
-        way: str = "auto",
+        mode: str = "auto",
         jobs: int = 0,
     ) -> None:
         keep_freed_memory()
@@ -67,10 +67,10 @@ class Engine:
         self.jobs = jobs
         self._device = federation.y.device.type
         self._like = {name: value.to(federation.y.device) for name, value in parameters.of(net).items()}
-        self.way = strategy.way(net, self._device) if way == "auto" else way
+        self.mode = strategy.fastest_mode(net, self._device) if mode == "auto" else mode
         threaded = Threads(net, federation, threads)
         with threaded.net() as resident:
-            self._resident = resident[self.way]  # only read, to choose a strategy
+            self._resident = resident[self.mode]  # only read, to choose a strategy
         self.executor: Executor = Processes(threaded, jobs) if jobs else threaded
         self.on_progress: Callable[[str], None] = lambda note: None
         """called with the progress of a chunk"""
@@ -143,7 +143,7 @@ class Engine:
             name: torch.empty((len(clients), *value.shape), dtype=value.dtype, device=value.device)
             for name, value in like.items()
         }
-        if self.way == "loop":
+        if self.mode == "loop":
             spans = [(int(row), int(row) + 1) for row in order]
             losses = self._run_tasks(clients, spans, start, out, plan, key)
         else:
@@ -171,9 +171,9 @@ class Engine:
         key: tuple[Any, ...],
     ) -> NDArray[np.float64]:
         """Train the clients of each span as one task, on the executor's workers; returns the losses (m,)."""
-        tasks = [Task(self.way, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
+        tasks = [Task(self.mode, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
         widest = max(len(task.clients) for task in tasks)
-        self._explain_once(str(strategy.choose(self._resident, plan, self.way, widest)))
+        self._explain_once(str(strategy.choose(self._resident, plan, self.mode, widest)))
         losses, done = np.empty(len(clients)), 0
         with intra_op(1):
             for (first, last), values in zip(spans, self.executor.run(tasks, start, out), strict=True):

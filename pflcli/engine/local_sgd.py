@@ -1,4 +1,4 @@
-"""Local SGD as a plan: the data, loss and options with which each client trains, in every way of the engine."""
+"""Local SGD as a plan: the data, loss and options with which each client trains, in every mode of the engine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LocalSGD:
     mu)`` adds mu (w - anchor) to the gradient; the anchor is one model, or a stack in the clients' order. Only
     parameters whose name starts with ``trainable`` are trained, on the samples of ``splits``. ``objective`` replaces
     the cross-entropy of the model: its parameters are all tensors of the start, a stack, and its constants are
-    ``own`` (m, ...) and ``shared``. With ``one_by_one`` clients train one at a time in either way, by autograd: the
+    ``own`` (m, ...) and ``shared``. With ``one_by_one`` clients train one at a time in either mode, by autograd: the
     objective may then branch on its data, have shapes that depend on them, and draw from ``batch.rng``. ``batches``
     bounds the minibatches of an epoch. ``steps`` replaces ``epochs`` by a number of local steps: epochs, each in an
     order of its own, follow each other until so many steps are taken; ``lr`` then holds the learning rate of each step.

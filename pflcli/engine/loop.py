@@ -1,4 +1,4 @@
-"""The **loop** way: one client after the other on a resident model.
+"""The **loop** mode: one client after the other on a resident model.
 
 Parameters are copied in place, minibatches are slices of the epoch's permuted samples, gradients come from
 ``torch.autograd.grad`` and updates go through ``torch._foreach_*``: no DataLoader, no deepcopy, no optimizer object, no

@@ -1,4 +1,4 @@
-"""The **stacked** way trains the models of many clients as one batched program.
+"""The **stacked** mode trains the models of many clients as one batched program.
 
 Clients are sorted by their number of steps, so that those that still train are always the first rows of the stack.
 Shorter batches are padded with samples of weight zero. BatchNorm's statistics cannot ignore those: under BatchNorm,

@@ -15,8 +15,8 @@ from pflcli.engine.cpu.program import Program
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.resident import ResidentNet
 
-WAYS = ("loop", "stacked")
-"""Each worker trains one client after the other, or many clients as one batched program."""
+MODES = ("loop", "stacked")
+"""Modes of the engine: a worker trains one client after the other, or many clients as one batched program."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Strategy:
         return f"{self.name}: {self.why}"
 
 
-def way(net: nn.Module, device: str) -> str:
-    """Return the way, of ``WAYS``, in which clients of this network train faster on a device."""
+def fastest_mode(net: nn.Module, device: str) -> str:
+    """Return the mode (of ``MODES``) in which clients of this network train faster on a device."""
     if any(isinstance(module, nn.RNNBase) for module in net.modules()):
         return "loop"  # torch.func has no batching rule for recurrent layers
     if device == "cuda":
@@ -43,15 +43,15 @@ def way(net: nn.Module, device: str) -> str:
     return "stacked" if linear_chain.layers(net) is not None else "loop"
 
 
-def choose(resident: ResidentNet, plan: LocalSGD, way: str, clients: int) -> Strategy:
+def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its resident network."""
     plain = plan.objective is None and plan.precision == "float32"
     layers = linear_chain.layers(resident.net) if plain and plan.bounds is None else None
     if layers is not None:
         return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
-    if way == "stacked" and clients > 1 and not plan.one_by_one:
-        return Strategy("stacks by torch.func", f"the {way} engine trains many clients at a time", True)
+    if mode == "stacked" and clients > 1 and not plan.one_by_one:
+        return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
     compiled = resident.program if plain and not plan.frozen_norm else None
     if compiled is not None:
         return Strategy("compiled program", "every layer of the network has a compiled form", False, program=compiled)

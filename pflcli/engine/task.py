@@ -20,7 +20,7 @@ from pflcli.parameters import Params, Stacked
 class Task:
     """Clients ``first`` to ``last`` (exclusive) of a chunk, and how they train; ``plan`` is that of the whole chunk."""
 
-    way: str
+    mode: str
     first: int
     last: int
     clients: NDArray[np.int64]
@@ -48,7 +48,7 @@ def run_task(
     initial = {name: value[span] for name, value in start.items()} if is_stacked(start, like) else start
     plan = task.plan.for_clients(np.arange(task.first, task.last), like)
     draws = [rng.generator(task.seed, *task.key, int(client)) for client in task.clients]
-    how = strategy.choose(resident, plan, task.way, len(task.clients))
+    how = strategy.choose(resident, plan, task.mode, len(task.clients))
     if how.stacked:
         return stacked.train_stack(resident.net, data, task.clients, draws, initial, trained, plan, how.layers)
     losses = [

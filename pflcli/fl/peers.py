@@ -31,7 +31,7 @@ _CELLS = 1 << 20
 
 def setup(run: Run) -> State:
     """Return each client's own ``model``, the model that it ``sent`` last, and the ``graph`` of neighbours."""
-    start, m = run.start(), len(run.clients)
+    start, m = run.initial_model(), len(run.clients)
     graph = torch.zeros(0, m, -(-m // 8), dtype=torch.uint8)
     return {"model": run.table(start), "sent": run.table(start), "graph": graph}
 

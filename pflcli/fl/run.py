@@ -98,11 +98,11 @@ class Run(Channel):
         """Return the random generator of ``key``, which does not depend on earlier draws."""
         return rng.generator(self.seed, *key)
 
-    def start(self) -> Params:
-        """Return the common initial parameters."""
+    def initial_model(self) -> Params:
+        """Return a copy of the initial model that all clients share."""
         return {name: value.clone() for name, value in self.init.items()}
 
-    def starts(self, count: int) -> Stacked:
+    def initial_models(self, count: int) -> Stacked:
         """Return ``count`` independently drawn initial models, stacked; the first has the common parameters.
 
         Raises UsageError for more models than clients beyond ``_MODELS``, as nobody could train them.

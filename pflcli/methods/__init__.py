@@ -38,7 +38,7 @@ class Method(Protocol):
 
 
         def setup(run):
-            return {"global": run.start()}
+            return {"global": run.initial_model()}
 
 
         def train_round(run, state, t):

@@ -56,7 +56,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial model, for the server and for every client, and everyone's alpha."""
-    start = run.start()
+    start = run.initial_model()
     alpha = next(iter(start.values())).new_full((len(run.clients),), run.cfg.alpha)
     return {"global": start, "local": run.table(start), "alpha": alpha}
 

@@ -59,7 +59,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return one model, the cluster of every client, none as yet (-1), and their last updates."""
-    start = run.start()
+    start = run.initial_model()
     update = run.table({name: torch.zeros_like(start[name]) for name in run.engine.parameters})
     cluster = torch.full((len(run.clients),), -1)
     return {"models": parameters.stack([start]), "cluster": cluster, "update": update, "largest": torch.zeros(())}

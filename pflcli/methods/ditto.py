@@ -71,7 +71,7 @@ def choices(cfg: Config) -> tuple[str, ...]:
 
 def setup(run: Run) -> State:
     """Return the common initial model, for the server and for every client; and lambdas, where clients choose them."""
-    state: State = {"global": run.start(), "personal": run.table(run.start())}
+    state: State = {"global": run.initial_model(), "personal": run.table(run.initial_model())}
     if run.cfg.lam is None:
         state["lambda"] = torch.full((len(run.clients),), _OTHERWISE, dtype=torch.float64)
     return state

@@ -62,7 +62,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial model, and for every client its upper layers and mixing weights."""
-    start = run.start()
+    start = run.initial_model()
     upper = {name: start[name] for name in _mixed_names(run)}
     ones = {name: torch.ones_like(value) for name, value in upper.items()}
     return {"global": start, "local": run.table(upper), "weights": run.table(ones)}

@@ -64,7 +64,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return every client's ``model``, and the mean of models, ``cloud``, that it was sent last."""
-    return {"model": run.table(run.start()), "cloud": run.table(run.start())}
+    return {"model": run.table(run.initial_model()), "cloud": run.table(run.initial_model())}
 
 
 def train_round(run: Run, state: State, t: int) -> State:

@@ -87,7 +87,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial model and attention, and an empty memory of clients."""
-    start, cfg, draw = run.start(), run.cfg, run.rng("attention")
+    start, cfg, draw = run.initial_model(), run.cfg, run.rng("attention")
     layers = biases.layers(start, run.engine.parameters)
     size = sum(layers.values())
     d_z = run.engine.infer(start, np.arange(1), features=True)[1].shape[1]

@@ -43,7 +43,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial model."""
-    return {"global": run.start()}
+    return {"global": run.initial_model()}
 
 
 def train_round(run: Run, state: State, t: int) -> State:

@@ -48,7 +48,7 @@ def _layers(params: Params) -> tuple[str, ...]:
 
 def setup(run: Run) -> State:
     """Return the common initial model: what is shared, and the normalization of every client."""
-    start = run.start()
+    start = run.initial_model()
     layers = _layers(start)
     norms = {name: value for name, value in start.items() if name.startswith(layers)}
     shared = {name: value for name, value in start.items() if name not in norms}

@@ -55,7 +55,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Let all clients train the initial model and send their mean representation; return the consensus, no memories."""
-    start = run.start()
+    start = run.initial_model()
     if {_WEIGHT, _BIAS} != set(parameters.part(start, "head.")):
         raise UsageError(f"the head of {run.settings.model} is no linear layer with a bias, which feddbe needs")
     memory = start[_WEIGHT].new_zeros(start[_WEIGHT].shape[1])

@@ -51,7 +51,7 @@ class Config:
 def setup(run: Run) -> State:
     """Return the components (K, ...), and equal shares (m, K) for every client."""
     count = run.cfg.components
-    components = run.starts(count)
+    components = run.initial_models(count)
     device = next(iter(components.values())).device
     return {"components": components, "shares": torch.full((len(run.clients), count), 1 / count, device=device)}
 

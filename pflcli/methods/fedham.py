@@ -132,19 +132,19 @@ def choices(cfg: Config) -> tuple[str, ...]:
 
 def setup(run: Run) -> State:
     """Return the common initial model and HAM, without uploads, and empty records."""
-    cfg, start, m = run.cfg, run.start(), len(run.clients)
+    cfg, start, m = run.cfg, run.initial_model(), len(run.clients)
     faithful = cfg.form == "faithful"
     theta = ham.xavier(cfg.sketch, run.rng("ham")) if faithful else ham.identity(cfg.sketch, cfg.temperature)
     return {
         "global": start,
-        "models": run.table(run.start()),
+        "models": run.table(run.initial_model()),
         "theta": run.table({name: value.to(run.federation.y.device) for name, value in theta.items()}),
         "sketches": torch.zeros(m, cfg.sketch, dtype=torch.float64),
         "shares": torch.full((m,), _SHARES[0], dtype=torch.float64),
         "warmup": {"best": torch.tensor(math.inf), "stale": torch.tensor(0)},
         "attention": {"first": torch.zeros(0, m, m), "second": torch.zeros(0, m, 3)},
         "history": {"hybrid": torch.zeros(0)},
-        **({"hybrids": run.table(run.start())} if "hybrids" in cfg.candidates else {}),
+        **({"hybrids": run.table(run.initial_model())} if "hybrids" in cfg.candidates else {}),
     }
 
 

@@ -82,7 +82,7 @@ def setup(run: Run) -> State:
 
 def _cloud(run: Run, rows: NDArray[np.int64]) -> Params:
     """Return the cloud model of these samples."""
-    return run.server_sgd(rows, run.start(), t="cloud", epochs=run.cfg.cloud_epochs)
+    return run.server_sgd(rows, run.initial_model(), t="cloud", epochs=run.cfg.cloud_epochs)
 
 
 def _trains(run: Run, client: int) -> bool:

@@ -50,7 +50,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial body, and heads."""
-    start = run.start()
+    start = run.initial_model()
     return {"body": parameters.part(start, "body."), "heads": run.table(parameters.part(start, "head."))}
 
 

@@ -54,7 +54,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial model, and own heads of zeros."""
-    start = run.start()
+    start = run.initial_model()
     zeros = {name: torch.zeros_like(value) for name, value in parameters.part(start, "head.").items()}
     return {"global": start, "heads": run.table(zeros)}
 

@@ -45,7 +45,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return k models drawn independently, and the cluster of every client: none as yet, -1."""
-    models = run.starts(run.cfg.k)
+    models = run.initial_models(run.cfg.k)
     if run.cfg.shared:
         for name in parameters.part(run.init, run.cfg.shared):
             models[name][:] = run.init[name]

@@ -43,7 +43,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial body and head."""
-    start = run.start()
+    start = run.initial_model()
     return {"body": parameters.part(start, "body."), "head": parameters.part(start, "head.")}
 
 

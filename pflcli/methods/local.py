@@ -49,7 +49,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     count = steps or epochs
     trained = run.local_sgd(
         clients,
-        run.start(),
+        run.initial_model(),
         t="local",
         epochs=epochs,
         steps=steps or None,

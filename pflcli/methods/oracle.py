@@ -34,7 +34,7 @@ class Config:
 def setup(run: Run) -> State:
     """Return the common initial model for every cluster; raises InputError if they are not known."""
     cluster = run.federation.true_clusters()
-    models = parameters.stack([run.start()] * (int(cluster.max()) + 1))
+    models = parameters.stack([run.initial_model()] * (int(cluster.max()) + 1))
     return {"models": models, "cluster": torch.from_numpy(cluster)}
 
 

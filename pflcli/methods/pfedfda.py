@@ -63,7 +63,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial body, and statistics that know nothing."""
-    start, device = run.start(), run.federation.y.device
+    start, device = run.initial_model(), run.federation.y.device
     classes, size = start[_WEIGHT].shape
     means = torch.from_numpy(run.rng("means").random((classes, size))).float().to(device)
     return {

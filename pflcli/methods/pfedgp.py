@@ -68,7 +68,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial body."""
-    return {"body": parameters.part(run.start(), "body.")}
+    return {"body": parameters.part(run.initial_model(), "body.")}
 
 
 def train_round(run: Run, state: State, t: int) -> State:

@@ -45,7 +45,7 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial model, and control variates of zero for the server and every client."""
-    start = run.start()
+    start = run.initial_model()
     zero = {name: torch.zeros_like(start[name]) for name in run.engine.parameters}
     return {"global": start, "control": zero, "controls": run.table(zero)}
 

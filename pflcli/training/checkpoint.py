@@ -67,7 +67,7 @@ def pack(run: Run, progress: Progress) -> bytes:
         "before": json.dumps(progress.before),
         "rows": json.dumps(progress.rows),
         "traffic": json.dumps(run.traffic),
-        "engine": run.engine.way,
+        "engine": run.engine.mode,
         "answered": str(progress.answered),
     }
     state = {"state": progress.state, "answers": progress.joined()}
@@ -85,7 +85,7 @@ def _seal(facts: Mapping[str, str], flat: Mapping[str, torch.Tensor]) -> str:
 
 
 def unpack(content: bytes, work: ArtifactWriter, run: Run) -> tuple[Progress, dict[str, int], str]:
-    """Return the progress, the traffic and the way of computing of a checkpoint, as it was packed.
+    """Return the progress, the traffic and the engine's mode of a checkpoint, as it was packed.
 
     Raises InputError if it is not what was written, or a row of a table is not.
     """

@@ -36,13 +36,13 @@ def _bounded(option: str, count: int) -> None:
         raise UsageError(f"{option} {count} is more than {_MOST}, the most there may be", f"{option} 0")
 
 
-def engine(way: str) -> str:
-    """Return ``way``, in which the engine computes; raises UsageError if there is none of that name."""
-    from pflcli.engine.engine import WAYS
+def engine(mode: str) -> str:
+    """Return ``mode`` if the engine has it; raises UsageError otherwise."""
+    from pflcli.engine.engine import MODES
 
-    if way not in WAYS:
-        raise UsageError(f"unknown engine '{way}'", closest(way, WAYS))
-    return way
+    if mode not in MODES:
+        raise UsageError(f"unknown engine '{mode}'", closest(mode, MODES))
+    return mode
 
 
 def device(name: str) -> str:

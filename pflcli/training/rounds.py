@@ -61,11 +61,11 @@ def prepare(
     federation = federation.refitted() if plan.refit else federation
     shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
     net = models.create(plan.model, shape, data.classes, seed, tokens=tokens)
-    way, jobs = hardware.engine(execution.engine), hardware.jobs(execution.jobs)
-    engine = Engine(net, federation, seed=seed, threads=workers, way=way, jobs=jobs)
+    mode, jobs = hardware.engine(execution.engine), hardware.jobs(execution.jobs)
+    engine = Engine(net, federation, seed=seed, threads=workers, mode=mode, jobs=jobs)
     init = {name: value.to(device) for name, value in parameters.of(net).items()}
     hands = f"{jobs} processes" if jobs else f"{workers} threads"
-    execution.reporter.detail(f"{plan.model} on {device}, {engine.way} engine, {hands}")
+    execution.reporter.detail(f"{plan.model} on {device}, engine mode {engine.mode}, {hands}")
     engine.explain = lambda strategy: execution.reporter.detail(f"clients train by {strategy}")
     # The engine's federation: with processes the samples lie in shared memory, and only there.
 
@@ -97,11 +97,11 @@ def resumed(run: Run, method: Method, work: ArtifactWriter, execution: Execution
             return Progress(*round_table.begin(run, method))
         except InputError as error:  # a method opens no files: what it refuses are the data
             raise UnsuitedError(error.message, *error.fix) from None
-    progress, run.traffic, way = unpack(saved, work, run)
-    if way != run.engine.way:
+    progress, run.traffic, mode = unpack(saved, work, run)
+    if mode != run.engine.mode:
         # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.
-        run.engine.way = way
-        execution.reporter.say(f"going on with the {way} engine, with which this run began")
+        run.engine.mode = mode
+        execution.reporter.say(f"the engine stays in mode {mode}, in which this run began")
     if progress.answered:
         execution.reporter.say(f"resuming after {progress.answered} of {len(run.clients)} clients")
     else:

@@ -126,7 +126,7 @@ def test_new_clients_are_in_no_cohort():
 
 def test_validation_of_the_global_model_sees_seen_clients_only():
     made = worlds.run()
-    model, data = made.start(), made.federation
+    model, data = made.initial_model(), made.federation
     for late in ([], [0], [0, 2, 6]):
         new = np.isin(np.arange(7), late)
         made.federation = dataclasses.replace(data, new=new)

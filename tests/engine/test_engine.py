@@ -66,7 +66,7 @@ PLANS = {
 }
 
 
-WAYS = ("loop", "stacked")
+MODES = ("loop", "stacked")
 
 
 @pytest.fixture(autouse=True)
@@ -102,8 +102,8 @@ def test_chains_are_known():
     assert linear_chain.layers(models.Net(nn.Sequential(nn.Flatten(), layer, act, layer, act), nn.Linear(4, 3))) is None
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_weights_in_two_places_are_one_parameter(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_in_two_places_are_one_parameter(mode):
     data = worlds.federation()
     torch.manual_seed(0)
     shared, tied = nn.Linear(worlds.FEATURES, worlds.FEATURES), nn.Linear(worlds.FEATURES, worlds.FEATURES)
@@ -112,7 +112,7 @@ def test_weights_in_two_places_are_one_parameter(way):
     net = models.Net(body, nn.Linear(worlds.FEATURES, worlds.CLASSES))
     names = ["body.1.weight", "body.1.bias", "body.5.bias", "head.weight", "head.bias"]
     assert list(parameters.of(net)) == names
-    engine = Engine(net, data, seed=0, way=way)
+    engine = Engine(net, data, seed=0, mode=mode)
     for objective in (None, plain_loss):
         plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, objective=objective)
         start = parameters.repeat(parameters.of(net), 2)
@@ -128,13 +128,13 @@ def plain_loss(model, params, batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PLANS)
-def test_local_sgd_is_sgd(name, way, kind):
+def test_local_sgd_is_sgd(name, mode, kind):
     data = worlds.federation()
     net = network(kind, data)
     plan = LocalSGD(**{"epochs": 3, "batch_size": 4, "lr": [0.1] * 3, **PLANS[name]})
-    engine = Engine(net, data, seed=5, threads=2, way=way)
+    engine = Engine(net, data, seed=5, threads=2, mode=mode)
     clients = [1, 2, 0, 5, 4, 6]
     (part,) = engine.local_sgd(clients, parameters.of(net), plan, ("sgd", 1))
     assert part.weights.tolist() == data.sizes(*plan.splits)[clients].tolist()
@@ -145,12 +145,12 @@ def test_local_sgd_is_sgd(name, way, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-def test_proximal_term_pulls_to_its_anchor(way, kind):
+@pytest.mark.parametrize("mode", MODES)
+def test_proximal_term_pulls_to_its_anchor(mode, kind):
     data = worlds.federation()
     net = network(kind, data)
     anchor = parameters.of(network(kind, data, 1))
-    engine = Engine(net, data, seed=5, way=way)
+    engine = Engine(net, data, seed=5, mode=mode)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, prox=(anchor, 0.7))
     (part,) = engine.local_sgd([0], parameters.of(net), plan, ("sgd", 0))
     expected = reference(net, data, 0, plan, ("sgd", 0), 5)
@@ -159,23 +159,23 @@ def test_proximal_term_pulls_to_its_anchor(way, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-def test_frozen_parameters_do_not_move(way, kind):
+@pytest.mark.parametrize("mode", MODES)
+def test_frozen_parameters_do_not_move(mode, kind):
     data = worlds.federation()
     net = network(kind, data)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1, trainable="head.", weight_decay=0.5)
-    (part,) = Engine(net, data, seed=0, way=way).local_sgd([0], parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0], parameters.of(net), plan, ("sgd", 0))
     for key, value in parameters.pick(part.params, 0).items():
         assert torch.equal(value, net.state_dict()[key]) == key.startswith("body.")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-def test_each_client_may_start_from_its_own_model(way, kind):
+@pytest.mark.parametrize("mode", MODES)
+def test_each_client_may_start_from_its_own_model(mode, kind):
     data = worlds.federation()
     nets = [network(kind, data, seed) for seed in (0, 1)]
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
-    engine = Engine(nets[0], data, seed=0, way=way)
+    engine = Engine(nets[0], data, seed=0, mode=mode)
     (part,) = engine.local_sgd([0, 2], parameters.stack([parameters.of(net) for net in nets]), plan, ("sgd", 0))
     for place, (client, net) in enumerate(zip((0, 2), nets, strict=True)):
         expected = reference(net, data, client, plan, ("sgd", 0), 0)
@@ -204,11 +204,11 @@ def batch_norm_world():
     return data, models.Net(body, nn.Linear(4, 2))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch(mode):
     data, net = batch_norm_world()
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
-    engine = Engine(net, data, seed=0, threads=2, way=way)
+    engine = Engine(net, data, seed=0, threads=2, mode=mode)
     (part,) = engine.local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
     # Nine samples in fours: the ninth joins the second batch, so there are two steps.
     assert part.params["body.1.num_batches_tracked"].tolist() == [2, 0]
@@ -217,15 +217,15 @@ def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch(way):
     assert not torch.equal(part.params["head.weight"][1], net.state_dict()["head.weight"])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_under_batch_norm_one_sample_is_no_batch_at_any_batch_size(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_under_batch_norm_one_sample_is_no_batch_at_any_batch_size(mode):
     data, _ = batch_norm_world()
     torch.manual_seed(0)
     depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)
     layers = [nn.Conv2d(1, 4, 3, stride=4, bias=False), nn.BatchNorm2d(4), nn.ReLU(), depthwise, nn.BatchNorm2d(4)]
     net = models.Net(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(4, 2))
     plan = LocalSGD(epochs=1, batch_size=1, lr=[0.1])
-    engine = Engine(net, data, seed=0, way=way)
+    engine = Engine(net, data, seed=0, mode=mode)
     (part,) = engine.local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
     # Nine samples one by one, the last of which joins the one before: one batch of two moves the statistics.
     assert part.params["body.1.num_batches_tracked"].tolist() == [1, 0]
@@ -247,7 +247,8 @@ def test_ways_agree_under_batch_norm():
     data, net = batch_norm_world()
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.1] * 3, momentum=0.9)
     found = [
-        next(Engine(net, data, seed=0, way=way).local_sgd([1, 0], parameters.of(net), plan, ("sgd", 0))) for way in WAYS
+        next(Engine(net, data, seed=0, mode=mode).local_sgd([1, 0], parameters.of(net), plan, ("sgd", 0)))
+        for mode in MODES
     ]
     for key, value in found[0].params.items():
         torch.testing.assert_close(found[1].params[key], value, rtol=1e-4, atol=1e-5)
@@ -259,7 +260,8 @@ def test_ways_agree_after_a_round_on_convolutions():
     net = models.create("cnn", data.in_shape, 2, 0)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.9)
     found = [
-        next(Engine(net, data, seed=0, way=way).local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))) for way in WAYS
+        next(Engine(net, data, seed=0, mode=mode).local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0)))
+        for mode in MODES
     ]
     for key, value in found[0].params.items():
         torch.testing.assert_close(found[1].params[key], value, rtol=1e-4, atol=1e-5)
@@ -268,10 +270,10 @@ def test_ways_agree_after_a_round_on_convolutions():
 
 def test_the_choice_is_a_rule():
     data, net = batch_norm_world()
-    assert Engine(net, data, seed=0).way == "loop"
+    assert Engine(net, data, seed=0).mode == "loop"
     small, large = (models.create(name, (1, 28, 28), 10, 0) for name in ("logistic", "cnn"))
-    ways = [strategy.way(net, device) for net, device in ((small, "cpu"), (large, "cpu"), (large, "cuda"))]
-    assert ways == ["stacked", "loop", "stacked"]
+    modes = [strategy.fastest_mode(net, device) for net, device in ((small, "cpu"), (large, "cpu"), (large, "cuda"))]
+    assert modes == ["stacked", "loop", "stacked"]
 
 
 def test_batches_cover_every_sample_once():
@@ -283,14 +285,14 @@ def test_batches_cover_every_sample_once():
     assert batches(order[:0], 4, join_single=True) == []
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_divergence_is_told_and_the_start_restored(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_divergence_is_told_and_the_start_restored(mode):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(epochs=5, batch_size=4, lr=[1e20] * 5)
-    (part,) = Engine(net, data, seed=0, way=way).local_sgd([2], parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([2], parameters.of(net), plan, ("sgd", 0))
     assert not part.finite.any()
-    (part,) = Engine(net, data, seed=0, way=way).local_sgd([2], parameters.of(net), plan, ("sgd", 0), restore=True)
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([2], parameters.of(net), plan, ("sgd", 0), restore=True)
     assert not part.finite.any()
     assert worlds.same(parameters.pick(part.params, 0), parameters.of(net))
 
@@ -376,15 +378,15 @@ def test_images_become_channels_first_and_unit_range():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-def test_rates_anchors_and_starts_may_be_each_clients_own(way, kind):
+@pytest.mark.parametrize("mode", MODES)
+def test_rates_anchors_and_starts_may_be_each_clients_own(mode, kind):
     data = worlds.federation()
     nets = [network(kind, data, seed) for seed in (0, 1, 2)]
     stack = parameters.stack([parameters.of(net) for net in nets])
     rates = np.asarray([[0.1, 0.2], [0.3, 0.0], [0.05, 0.02]])
-    engine = Engine(nets[0], data, seed=0, threads=2, way=way)
+    engine = Engine(nets[0], data, seed=0, threads=2, mode=mode)
     plan = LocalSGD(epochs=2, batch_size=4, lr=rates, prox=({k: v.flip(0) for k, v in stack.items()}, 0.5))
-    # The longest client stands last, so that the stacked way has to sort.
+    # The longest client stands last, so that the stacked mode has to sort.
     (part,) = engine.local_sgd([1, 2, 0], stack, plan, ("sgd", 0))
     for place, (client, net) in enumerate(zip((1, 2, 0), nets, strict=True)):
         own = LocalSGD(epochs=2, batch_size=4, lr=rates[place], prox=(parameters.of(nets[2 - place]), 0.5))
@@ -394,12 +396,12 @@ def test_rates_anchors_and_starts_may_be_each_clients_own(way, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-def test_adam_is_adam(way, kind):
+@pytest.mark.parametrize("mode", MODES)
+def test_adam_is_adam(mode, kind):
     data = worlds.federation()
     net = network(kind, data)
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.01] * 3, optimizer="adam")
-    (part,) = Engine(net, data, seed=0, way=way).local_sgd([0], parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0], parameters.of(net), plan, ("sgd", 0))
     model, draw = copy.deepcopy(net), rng.generator(0, "sgd", 0, 0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     rows = torch.from_numpy(data.rows(0, "train"))
@@ -418,8 +420,8 @@ def interpolated(model, params, batch):
     return batch.cross_entropy(params["scale"] * batch.shared["sign"] * model(both, batch.x))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_objective_is_minimised_over_whatever_the_start_holds(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_an_objective_is_minimised_over_whatever_the_start_holds(mode):
     data = worlds.federation()
     nets = [network("other", data, seed) for seed in range(4)]
     stack, own = (
@@ -429,7 +431,7 @@ def test_an_objective_is_minimised_over_whatever_the_start_holds(way):
     start = {**stack, "scale": torch.tensor([1.0, 2.0])}
     shared = {"sign": torch.tensor(1.0)}
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], objective=interpolated, own=own, shared=shared)
-    (part,) = Engine(nets[0], data, seed=0, way=way).local_sgd([2, 0], start, plan, ("sgd", 0))
+    (part,) = Engine(nets[0], data, seed=0, mode=mode).local_sgd([2, 0], start, plan, ("sgd", 0))
     for place, client in enumerate((2, 0)):
         a = {name: value[place].clone().requires_grad_() for name, value in start.items()}
         rows, draw = torch.from_numpy(data.rows(client, "train")), rng.generator(0, "sgd", 0, client)
@@ -458,16 +460,16 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
     )
     own, shared = parameters.stack([parameters.of(net)] * 6), {"sign": torch.tensor(1.0)}
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated, own=own, shared=shared)
-    list(Engine(net, data, seed=0, way="stacked").local_sgd(worlds.ABLE, start, plan, ("sgd", 0)))
+    list(Engine(net, data, seed=0, mode="stacked").local_sgd(worlds.ABLE, start, plan, ("sgd", 0)))
     assert calls == [2, 2, 2]
     few = {name: value[:4] for name, value in start.items()}
     alone = [
         list(
-            Engine(net, data, seed=0, way=way).local_sgd(
+            Engine(net, data, seed=0, mode=mode).local_sgd(
                 worlds.ABLE[:4], few, plan.for_clients(np.arange(4), parameters.pick(few, 0)), ("sgd", 0)
             )
         )
-        for way in WAYS
+        for mode in MODES
     ]
     assert calls == [2, 2, 2]
     assert worlds.same(alone[0][0].params, alone[1][0].params)
@@ -485,8 +487,8 @@ def test_an_objective_runs_for_one_client_at_a_time_if_it_asks_to():
     start, own = parameters.stack([parameters.of(net)] * 3), {"share": torch.tensor([1.0, 2.0, 3.0])}
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], objective=ragged, own=own, one_by_one=True)
     found = []
-    for way, jobs in (("loop", 0), ("stacked", 0), ("stacked", 1)):
-        engine = Engine(net, data, seed=0, way=way, jobs=jobs)
+    for mode, jobs in (("loop", 0), ("stacked", 0), ("stacked", 1)):
+        engine = Engine(net, data, seed=0, mode=mode, jobs=jobs)
         (part,) = engine.local_sgd([6, 2, 0], start, plan, ("sgd", 0))
         engine.close()
         found.append(part.params)
@@ -506,22 +508,22 @@ def test_an_objective_runs_for_one_client_at_a_time_if_it_asks_to():
         torch.testing.assert_close(value, parameters.of(model)[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_half_precision_is_close_and_weights_stay_single(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_half_precision_is_close_and_weights_stay_single(mode):
     data = worlds.federation()
     net = network("chain", data)
     found = []
     for precision in ("float32", "bfloat16"):
         plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], precision=precision)
-        (part,) = Engine(net, data, seed=0, way=way).local_sgd([0, 2], parameters.of(net), plan, ("sgd", 0))
+        (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], parameters.of(net), plan, ("sgd", 0))
         found.append(part.params["head.weight"])
     assert found[1].dtype == torch.float32
     assert not torch.equal(*found)
     torch.testing.assert_close(*found, rtol=0.1, atol=0.02)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_processes_give_the_same_bytes_as_threads(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_processes_give_the_same_bytes_as_threads(mode):
     data = worlds.federation()
     nets = [network("other", data, seed) for seed in range(6)]
     stack, own = (
@@ -535,7 +537,7 @@ def test_processes_give_the_same_bytes_as_threads(way):
     ]
     found = []
     for jobs in (0, 1, 2):
-        engine = Engine(nets[0], data, seed=0, threads=2, way=way, jobs=jobs)
+        engine = Engine(nets[0], data, seed=0, threads=2, mode=mode, jobs=jobs)
         parts = [next(engine.local_sgd([2, 1, 0], stack, plan, ("sgd", 0))) for plan in plans]
         found.append(({str(place): part.params for place, part in enumerate(parts)}, [p.loss.tolist() for p in parts]))
         engine.close()
@@ -591,9 +593,9 @@ def test_upper_layers_are_counted_in_the_order_of_the_network():
     assert parameters.upper(params, 9) == ("body.2.", "body.10.", "head.")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_server_trains_on_rows_as_a_client_would(way):
-    made = worlds.run(way=way)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_server_trains_on_rows_as_a_client_would(mode):
+    made = worlds.run(mode=mode)
     rows = np.concatenate([made.federation.rows(3, "train"), made.federation.rows(0, "test")])
     found = made.server_sgd(rows, made.init, t=4, epochs=2, momentum=0.5)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.5)
@@ -631,12 +633,12 @@ class Reversed(Threads):
         return super().each(lambda place: work(count - 1 - place), count)[::-1]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", registry.names("methods"))
-def test_the_order_in_which_an_executor_works_changes_no_bit(method, way, monkeypatch):
-    plain = worlds.run(method, rounds=2, participation=1.0, way=way)
+def test_the_order_in_which_an_executor_works_changes_no_bit(method, mode, monkeypatch):
+    plain = worlds.run(method, rounds=2, participation=1.0, mode=mode)
     monkeypatch.setattr("pflcli.engine.engine.Threads", Reversed)
-    backwards = worlds.run(method, rounds=2, participation=1.0, way=way)
+    backwards = worlds.run(method, rounds=2, participation=1.0, mode=mode)
     assert isinstance(backwards.engine.executor, Reversed)
     state, other = worlds.play(method, plain), worlds.play(method, backwards)
     assert worlds.same(state, other)
@@ -650,7 +652,7 @@ def test_the_engine_says_how_clients_train_and_why():
     for model, settings in (("mlp", {}), ("cnn", {"precision": "bfloat16"}), ("mlp", {"precision": "bfloat16"})):
         shape = (1, 28, 28) if model == "cnn" else (worlds.FEATURES,)
         net, plan = models.create(model, shape, worlds.CLASSES, 0), LocalSGD(1, np.full(1, 0.1), 4, **settings)
-        told.append(str(strategy.choose(ResidentNet.of(net, shape), plan, strategy.way(net, "cpu"), 3)))
+        told.append(str(strategy.choose(ResidentNet.of(net, shape), plan, strategy.fastest_mode(net, "cpu"), 3)))
     assert [text.split(":")[0] for text in told] == [
         "linear chain",
         "autograd, one client at a time",

@@ -142,7 +142,7 @@ def images(draw):
 
 
 def mobile(draw):
-    """A network of the layers that there are programs for, wired in ways that there may be none for."""
+    """A network of the layers that there are programs for, wired in modes that there may be none for."""
     modules = [nn.Conv2d(2, 4, 3, stride=draw.choice([1, 2]), padding=1, bias=False), norm(4)]
     lines, values = [("module", 0, (0,)), ("module", 1, (1,))], [2]
 
@@ -240,7 +240,7 @@ def by_autograd(net, data, client, key):
 
 
 def agree(draw, kind):
-    """Train clients in both ways and by autograd; returns whether the network has a program of its own."""
+    """Train clients in both modes and by autograd; returns whether the network has a program of its own."""
     torch.manual_seed(draw.randint(0, 10**6))
     net, shape = KINDS[kind](draw)
     net = net.double()
@@ -261,14 +261,14 @@ def agree(draw, kind):
         for into, value in zip(form.parameters(), [start[name] for name, _ in form.named_parameters()], strict=True):
             into.copy_(value)
     clients = np.arange(len(SIZES))
-    for way, resident in (
+    for mode, resident in (
         ("loop", ResidentNet.of(form, shape)),
         ("stacked", ResidentNet.of(copy.deepcopy(net), shape)),
     ):
         out = {name: torch.empty((len(SIZES), *value.shape), dtype=value.dtype) for name, value in start.items()}
-        losses = run_task(Task(way, 0, len(SIZES), clients, PLAN, 0, key), resident, data, start, out)
+        losses = run_task(Task(mode, 0, len(SIZES), clients, PLAN, 0, key), resident, data, start, out)
         for place, (loss, params) in enumerate(expected):
-            assert losses[place] == pytest.approx(loss, rel=1e-6, abs=1e-9), way
+            assert losses[place] == pytest.approx(loss, rel=1e-6, abs=1e-9), mode
             assert params.keys() == out.keys()
             for name, value in params.items():
                 torch.testing.assert_close(out[name][place], value, rtol=1e-5, atol=1e-7)

@@ -63,17 +63,17 @@ def test_what_cannot_be_normalized_is_refused():
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_every_way_trains_on_what_is_normalized(way, jobs):
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_every_mode_trains_on_what_is_normalized(mode, jobs):
     data = normalized(images(), "dataset")
     torch.manual_seed(0)
     net = models.Net(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), nn.Linear(12, 2))
-    engine = Engine(net, data, seed=0, way=way, jobs=jobs)
+    engine = Engine(net, data, seed=0, mode=mode, jobs=jobs)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
     (part,) = engine.local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
     engine.close()
     plain = Federation(data.inputs(slice(None)), data.y, data.offsets, 2)
-    (expected,) = Engine(net, plain, seed=0, way=way).local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
+    (expected,) = Engine(net, plain, seed=0, mode=mode).local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
     for name, value in expected.params.items():
         torch.testing.assert_close(part.params[name], value)
 

@@ -310,7 +310,7 @@ def test_clients_side_by_side_train_to_the_same_bytes(how):
     net = small()
     found = []
     for given in ({"threads": 1}, how):
-        engine = Engine(copy.deepcopy(net), data, seed=0, way="loop", **given)
+        engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop", **given)
         (part,) = engine.local_sgd(range(5), parameters.of(net), plan, ("a",))
         engine.close()
         found.append(part.params)

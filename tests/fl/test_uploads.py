@@ -73,7 +73,7 @@ def test_the_bytes_of_fedavg_are_those_of_its_uploads():
 def test_the_mean_moves_no_further_than_a_clipped_update(method):
     made = worlds.run(method, rounds=1)
     made.uploads = (uploads.load("clip:0.01"),)
-    before = made.start()
+    before = made.initial_model()
     after = worlds.play(method, made)["global"]
     moved = math.sqrt(sum(float((after[name] - before[name]).square().sum()) for name in after))
     assert 0.005 < moved < 0.01 + 1e-6

@@ -128,7 +128,7 @@ def test_dropout_changes_no_other_draw(method, monkeypatch):
     monkeypatch.setattr(Engine, "local_sgd", watched)
     dropped = []
     for rate in (0.0, 0.4):
-        made = worlds.run(method, rounds=1, way="loop", participation=1.0, dropout=rate)
+        made = worlds.run(method, rounds=1, mode="loop", participation=1.0, dropout=rate)
         trained.append({})
         _, rows = play(method, made)
         dropped.append(rows[-1]["dropped"])

@@ -32,10 +32,10 @@ def test_rows_are_probabilities_for_every_client(method):
         np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
 @pytest.mark.parametrize("method", METHODS)
-def test_same_seed_same_bytes_whatever_the_threads(method, way):
-    runs = [worlds.run(method, seed=3, threads=threads, way=way) for threads in (1, 3)]
+def test_same_seed_same_bytes_whatever_the_threads(method, mode):
+    runs = [worlds.run(method, seed=3, threads=threads, mode=mode) for threads in (1, 3)]
     states = [worlds.play(method, made) for made in runs]
     first, second = (worlds.answers(method, made, state) for made, state in zip(runs, states, strict=True))
     assert worlds.same(*states)

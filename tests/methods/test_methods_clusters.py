@@ -90,7 +90,7 @@ def test_ifca_sends_what_models_share_once():
 @pytest.mark.parametrize("shared", ["", "body."])
 def test_ifca_rounds_by_hand(shared):
     made = worlds.run("ifca", participation=1.0, options={"k": 3, "shared": shared})
-    state, models = worlds.play("ifca", made), [parameters.pick(made.starts(3), c) for c in range(3)]
+    state, models = worlds.play("ifca", made), [parameters.pick(made.initial_models(3), c) for c in range(3)]
     for model in models:
         model |= {name: made.init[name] for name in model if shared and name.startswith(shared)}
     data, used = made.federation, set()
@@ -122,7 +122,7 @@ def test_ifca_models_start_apart():
 
 def test_a_client_without_samples_is_given_the_most_common_model():
     made = worlds.run("ifca")
-    found = clusters.best(made, made.starts(3), np.asarray([5]), np.asarray([2, -1, 0, 2, -1, -1, -1]))
+    found = clusters.best(made, made.initial_models(3), np.asarray([5]), np.asarray([2, -1, 0, 2, -1, -1, -1]))
     assert found.tolist() == [2]
 
 
@@ -243,12 +243,12 @@ def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
 def test_a_client_that_joins_after_a_split_takes_the_model_of_the_lowest_loss():
     made = worlds.run("clustered-fl", participation=0.34, rounds=9)
     state = worlds.play("clustered-fl", made, last=1)
-    state["models"] = made.starts(3)
+    state["models"] = made.initial_models(3)
     (t, new), size = next((t, i) for t in range(1, 9) for i in made.cohort(t) if i not in made.cohort(0)), made.init
     count, before = len(made.cohort(t)), made.traffic["down"]
     arriving = [i for i in made.cohort(t) if state["cluster"][i] < 0]
     after = clustered_fl.train_round(made, state, t)
-    models = [parameters.pick(made.starts(3), c) for c in range(3)]
+    models = [parameters.pick(made.initial_models(3), c) for c in range(3)]
     assert after["cluster"][new] == min(range(3), key=lambda c: loss(models[c], made.federation, new))
     assert made.traffic["down"] - before == (count + 2 * len(arriving)) * parameters.size(size)
     stranger = next(i for i in (0, 3, 4, 6) if after["cluster"][i] < 0)
@@ -273,7 +273,7 @@ FORMS = ("heuristic", "attention")
 def test_fedamp_without_a_pull_is_training_alone(form):
     made = worlds.run("fedamp", options={"lam": 0.0, "form": form, "start": "own"})
     state, alone = worlds.play("fedamp", made), worlds.run()
-    models = alone.table(alone.start())
+    models = alone.table(alone.initial_model())
     for t in range(3):
         cohort = alone.cohort(t)
         for part in alone.local_sgd(cohort, models[cohort], t=t):

@@ -64,7 +64,7 @@ def represented(w, data, client):
 
 def reference(made, cfg, theta, rounds):
     """FedAttn as most people would write it: a loop over clients, one tensor at a time; returns the last state."""
-    data, g = made.federation, made.start()
+    data, g = made.federation, made.initial_model()
     z, m, theta = {}, {}, {name: value.clone().requires_grad_() for name, value in theta.items()}
     optimizer = torch.optim.Adam(theta.values(), lr=cfg.server_lr)
     guarded = cfg.form == "guarded"
@@ -163,7 +163,7 @@ def test_one_neighbour_is_fedavg_with_private_biases():
     made = worlds.run("fedattn", participation=1.0, options=options)
     state = worlds.play("fedattn", made)
     found = worlds.answers("fedattn", made, state)["test"]
-    data, g, able = made.federation, made.start(), [0, 1, 2, 3, 4, 6]
+    data, g, able = made.federation, made.initial_model(), [0, 1, 2, 3, 4, 6]
     private = {i: vector(g) for i in able}
     n = data.sizes("train")[able] / data.sizes("train").sum()
     for t in range(3):
@@ -337,11 +337,11 @@ def test_a_model_that_overflows_answers_nothing():
 
 @pytest.mark.parametrize("options", [*FORMS.values(), {"neighbours": "random"}, {"include_self": False}], ids=str)
 def test_every_form_resumes_and_runs_both_ways(options):
-    made = [worlds.run("fedattn", way=way, rounds=4, options=options) for way in ("loop", "stacked", "loop")]
+    made = [worlds.run("fedattn", mode=mode, rounds=4, options=options) for mode in ("loop", "stacked", "loop")]
     whole, other = (worlds.play("fedattn", one) for one in made[:2])
     for name, value in whole["global"].items():
         torch.testing.assert_close(other["global"][name], value, rtol=1e-3, atol=1e-4)
-    stopped = worlds.play("fedattn", worlds.run("fedattn", way="loop", rounds=4, options=options), last=2)
+    stopped = worlds.play("fedattn", worlds.run("fedattn", mode="loop", rounds=4, options=options), last=2)
     kept = state_files.nest(load(save(state_files.flatten(stopped))), made[2])
     assert worlds.same(worlds.play("fedattn", made[2], first=2, state=kept), whole)
 
@@ -477,11 +477,11 @@ def test_a_twin_is_a_neighbour_and_never_oneself():
     assert without_self(np.asarray([[2, -1, 0]]), np.asarray([0]), 2).tolist() == [[2, -1]]
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_representations_are_means_of_each_clients_own_model(way):
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_representations_are_means_of_each_clients_own_model(mode):
     data = worlds.federation()
     nets = [models.create("mlp", data.in_shape, worlds.CLASSES, seed) for seed in (0, 1, 2)]
-    engine = Engine(nets[0], data, seed=0, threads=2, way=way)
+    engine = Engine(nets[0], data, seed=0, threads=2, mode=mode)
     clients = np.asarray([6, 5, 1])  # client 5 has no samples
     found = engine.represent(clients, parameters.stack([parameters.of(net) for net in nets]), "train")
     for row, client, net in zip(found, clients, nets, strict=True):
@@ -490,13 +490,13 @@ def test_representations_are_means_of_each_clients_own_model(way):
         torch.testing.assert_close(row, z.mean(dim=0) if len(z) else torch.zeros(200))
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_divergence_may_be_left_to_the_method(way):
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_divergence_may_be_left_to_the_method(mode):
     data = Federation(**vars(worlds.federation()))
     data.x[data.rows(2, "train")] *= 1e30
-    made = worlds.run(way=way)
+    made = worlds.run(mode=mode)
     made.federation.x[:] = data.x
-    (part,) = made.local_sgd([0, 2], made.start(), t=0, may_diverge=True)
+    (part,) = made.local_sgd([0, 2], made.initial_model(), t=0, may_diverge=True)
     assert parameters.finite(part.params).tolist() == [True, False]
 
 

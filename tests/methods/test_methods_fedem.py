@@ -25,9 +25,9 @@ def answering(pi, models, data, rows):
     return (joint / joint.sum(dim=1, keepdim=True)).detach()
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_rounds_by_hand(way):
-    made = worlds.run("fedem", way=way, epochs=2, options={"components": 2})
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_rounds_by_hand(mode):
+    made = worlds.run("fedem", mode=mode, epochs=2, options={"components": 2})
     state = worlds.play("fedem", made)
     data, n = made.federation, made.federation.sizes("train")
     current, pi = [made.init, made.draw_model(1)], [torch.full((2,), 0.5)] * 7
@@ -102,8 +102,8 @@ def test_extreme_losses_leave_no_nan():
 
 def test_ways_agree_under_batch_norm():
     found = []
-    for way in ("loop", "stacked"):
-        made, net = worlds.normalized("fedem", way)
+    for mode in ("loop", "stacked"):
+        made, net = worlds.normalized("fedem", mode)
         draws = [torch.randn_like(net.head.weight) for _ in range(3)]
         made.draw_model = lambda number, draws=draws, init=made.init: {**init, "head.weight": draws[number]}
         torch.manual_seed(1)

@@ -110,7 +110,7 @@ def hybrid(theta, cfg, sketches, x, i, g, data, share=None):
 
 def reference(made, rounds):
     """FedHAM with full participation as most people would write it; returns the global model, models and attention."""
-    data, cfg, g = made.federation, made.cfg, made.start()
+    data, cfg, g = made.federation, made.cfg, made.initial_model()
     sketch = CountSketch(g, g, cfg.sketch, made.rng("sketch"))
     first = (
         ham.xavier(cfg.sketch, made.rng("ham")) if cfg.form == "faithful" else ham.identity(cfg.sketch, cfg.temperature)
@@ -167,11 +167,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
 @pytest.mark.parametrize("name", CASES)
-def test_rounds_against_an_independent_loop(name, way):
+def test_rounds_against_an_independent_loop(name, mode):
     options = {"warmup": 1, "sketch": 16, **CASES[name]}
-    made = worlds.run("fedham", participation=1.0, way=way, options=options)
+    made = worlds.run("fedham", participation=1.0, mode=mode, options=options)
     state = worlds.play("fedham", made)
     g, x, seen = reference(made, 3)
     for key, value in g.items():
@@ -353,7 +353,7 @@ def test_all_on_itself_is_training_alone():
     made = worlds.run("fedham", participation=1.0, options={"warmup": 0, "self_share": 1.0})
     state = worlds.play("fedham", made)
     for i in ABLE:
-        w = made.start()
+        w = made.initial_model()
         for t in range(3):
             w = trained(w, made.federation, i, t)
         for key, value in w.items():
@@ -571,7 +571,7 @@ def test_the_warm_up_lasts_a_fifth_of_the_rounds_at_most_rounded_up():
 def test_the_warm_up_watches_the_mean_loss_over_samples():
     made = worlds.run("fedham", participation=0.5)
     state = fedham.setup(made)
-    cohort, start = made.cohort(0), made.start()
+    cohort, start = made.cohort(0), made.initial_model()
     n = made.federation.sizes("train")[cohort]
     assert len(np.unique(n)) > 1
     (part,) = made.local_sgd(cohort, start, t=0)
@@ -696,7 +696,7 @@ def test_validation_samples_that_ham_learns_from_choose_nothing():
 
 def test_own_losses_by_hand():
     made = worlds.run("fedham", participation=1.0)
-    models = parameters.stack([made.start() for _ in made.clients])
+    models = parameters.stack([made.initial_model() for _ in made.clients])
     models["head.weight"][:] = 0
     models["head.bias"][:] = torch.tensor([0.0, 1.0, -60.0])
     p = torch.softmax(torch.tensor([0.0, 1.0, -60.0]), 0).clamp_min(2**-23)
@@ -719,17 +719,17 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_form_resumes_and_runs_both_ways(options):
     options = {"warmup": 1, "sketch": 32, **options}
-    made = [worlds.run("fedham", way=way, rounds=5, options=options) for way in ("loop", "stacked", "loop")]
+    made = [worlds.run("fedham", mode=mode, rounds=5, options=options) for mode in ("loop", "stacked", "loop")]
     whole, other = (worlds.play("fedham", one) for one in made[:2])
     for name, value in whole["global"].items():
         torch.testing.assert_close(other["global"][name], value, rtol=1e-3, atol=1e-4)
-    stopped = worlds.play("fedham", worlds.run("fedham", way="loop", rounds=5, options=options), last=3)
+    stopped = worlds.play("fedham", worlds.run("fedham", mode="loop", rounds=5, options=options), last=3)
     kept = state_files.nest(load(save(state_files.flatten(stopped))), made[2])
     assert worlds.same(worlds.play("fedham", made[2], first=3, state=kept), whole)
     assert all(np.isfinite(p).all() for p in worlds.answers("fedham", made[0], whole).values())
 
 
-def normalising(way, **options):
+def normalising(mode, **options):
     """A run of FedHAM on a network with BatchNorm and small images."""
     draw = np.random.default_rng(0)
     x = draw.integers(0, 255, size=(60, 8, 8), dtype=np.uint8)
@@ -739,12 +739,12 @@ def normalising(way, **options):
     net = models.Net(body, nn.Linear(4, 2))
     plan = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4}, "")
     cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 8, **options}, "fedham")
-    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0, way=way), parameters.of(net)), net
+    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0, mode=mode), parameters.of(net)), net
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 def test_normalising_layers_are_mixed_and_used_in_evaluation_mode(lam):
-    runs = [normalising(way, lam=lam)[0] for way in ("loop", "stacked")]
+    runs = [normalising(mode, lam=lam)[0] for mode in ("loop", "stacked")]
     states = [worlds.play("fedham", made) for made in runs]
     for name, value in states[0]["global"].items():
         torch.testing.assert_close(states[1]["global"][name], value, rtol=1e-3, atol=1e-4)
@@ -753,9 +753,9 @@ def test_normalising_layers_are_mixed_and_used_in_evaluation_mode(lam):
             torch.testing.assert_close(states[1][table][[0, 1, 2]][name], value, rtol=1e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_frozen_norm_uses_running_statistics_and_keeps_them(way):
-    made, net = normalising(way)
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_frozen_norm_uses_running_statistics_and_keeps_them(mode):
+    made, net = normalising(mode)
     plan = LocalSGD(epochs=1, batch_size=100, lr=[0.5], frozen_norm=True)
     (part,) = made.engine.local_sgd([1], parameters.of(net), plan, ("sgd", 0))
     net.eval()

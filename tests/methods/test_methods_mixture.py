@@ -14,7 +14,7 @@ from pflcli import parameters, rng
 from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.methods import fedhealth, per_fedavg, pfedme
 
-WAYS = ("loop", "stacked")
+MODES = ("loop", "stacked")
 
 
 def loss_of(w, data, rows):
@@ -52,9 +52,9 @@ def apfl_steps(v, w, alpha, data, client, key, epochs=1, lr=0.1):
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_apfl_rounds_by_hand(way, adaptive, monkeypatch):
-    made = worlds.run("apfl", way=way, epochs=2, options={"alpha": 0.3, "adaptive": adaptive, "alpha_lr": 5.0})
+@pytest.mark.parametrize("mode", MODES)
+def test_apfl_rounds_by_hand(mode, adaptive, monkeypatch):
+    made = worlds.run("apfl", mode=mode, epochs=2, options={"alpha": 0.3, "adaptive": adaptive, "alpha_lr": 5.0})
     two_clients = 4 * parameters.size(made.init)
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
     state = worlds.play("apfl", made)
@@ -126,9 +126,9 @@ def test_a_newcomer_of_apfl_begins_at_the_global_model():
     np.testing.assert_allclose(found, worlds.probabilities(mixed, made.federation, new), atol=1e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_per_fedavg_round_by_hand(way):
-    made = worlds.run("per-fedavg", way=way, participation=1.0, epochs=2, options={"alpha": 0.2})
+@pytest.mark.parametrize("mode", MODES)
+def test_per_fedavg_round_by_hand(mode):
+    made = worlds.run("per-fedavg", mode=mode, participation=1.0, epochs=2, options={"alpha": 0.2})
     found = worlds.play("per-fedavg", made, last=1)["global"]
     data, trained = made.federation, []
     for c in worlds.ABLE:
@@ -160,9 +160,9 @@ def test_per_fedavg_fine_tunes_at_rate_alpha():
     np.testing.assert_allclose(found["test"], worlds.probabilities(model, made.federation, 0), atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_scaffold_rounds_by_hand(way, monkeypatch):
-    made = worlds.run("scaffold", way=way, epochs=2, options={"server_lr": 0.7}, momentum=0.9)
+@pytest.mark.parametrize("mode", MODES)
+def test_scaffold_rounds_by_hand(mode, monkeypatch):
+    made = worlds.run("scaffold", mode=mode, epochs=2, options={"server_lr": 0.7}, momentum=0.9)
     two_clients = 6 * parameters.size(made.init)
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
     state = worlds.play("scaffold", made)
@@ -214,10 +214,10 @@ def test_steps_are_counted_as_they_are_cut():
     assert steps_per_epoch(sizes, 4, join_single=True).tolist() == [0, 1, 1, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_pfedme_rounds_by_hand(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_pfedme_rounds_by_hand(mode):
     options = {"lam": 2.0, "inner_steps": 3, "inner_lr": 0.05, "lr": 0.2, "beta": 0.6}
-    made = worlds.run("pfedme", way=way, options=options)
+    made = worlds.run("pfedme", mode=mode, options=options)
     found = worlds.play("pfedme", made)["global"]
     data, shared = made.federation, made.init
     for t in range(3):
@@ -282,9 +282,9 @@ def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid
     assert not np.array_equal(rows, fedhealth._public(other, other.federation.seen))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_cloud_model_is_trained_on_the_public_set(way):
-    made = worlds.run("fedhealth", way=way, options={"cloud_epochs": 3}, rounds=0)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_cloud_model_is_trained_on_the_public_set(mode):
+    made = worlds.run("fedhealth", mode=mode, options={"cloud_epochs": 3}, rounds=0)
     found = worlds.play("fedhealth", made)["global"]
     data = made.federation.pooled(fedhealth._public(made, made.federation.seen))
     worlds.close(found, worlds.steps(made.init, data, 0, ("server", "cloud"), epochs=3))
@@ -297,10 +297,10 @@ def test_fedhealth_rounds_are_fedavg_from_the_cloud_model():
     assert worlds.same(found, worlds.play("fedavg", worlds.run("fedavg"), state=start)["global"])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_fedhealth_transfer_by_hand(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_fedhealth_transfer_by_hand(mode):
     options = {"weight": 30.0, "aligned": 3, "epochs": 2, "lr": 0.05, "public": 0.2}
-    made = worlds.run("fedhealth", way=way, options=options, rounds=1)
+    made = worlds.run("fedhealth", mode=mode, options=options, rounds=1)
     state = worlds.play("fedhealth", made)
     found = worlds.answers("fedhealth", made, state, np.asarray([0, 6]))["test"]
     data, public = made.federation, fedhealth._public(made, made.federation.seen)
@@ -341,8 +341,8 @@ def test_fedhealth_without_alignment_is_fine_tuning_of_the_upper_layers():
 @pytest.mark.parametrize("method", ["apfl", "fedhealth", "per-fedavg", "pfedme", "scaffold"])
 def test_ways_agree_under_batch_norm(method):
     found = []
-    for way in WAYS:
-        made, _ = worlds.normalized(method, way)
+    for mode in MODES:
+        made, _ = worlds.normalized(method, mode)
         state = worlds.play(method, made)
         found.append((state, worlds.answers(method, made, state)["test"]))
     worlds.close(found[0][0]["global"], found[1][0]["global"], atol=1e-5)

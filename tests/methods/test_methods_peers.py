@@ -180,7 +180,7 @@ def test_no_neighbours_is_training_alone(method):
     made = worlds.run(method, participation=1.0, options={"k": 0})
     state = worlds.play(method, made)
     alone = worlds.run()
-    models = alone.table(alone.start())
+    models = alone.table(alone.initial_model())
     for t in range(3):
         for part in alone.local_sgd(ABLE, models, t=t):
             models[part.clients] = part.params

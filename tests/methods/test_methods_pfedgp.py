@@ -242,10 +242,10 @@ def test_a_path_of_nodes_adds_up_to_the_class():
     assert loss(tree[1:]) == pytest.approx(per_sample * 2 / 3, abs=0.01)
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_a_round_by_hand(way):
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_a_round_by_hand(mode):
     """Full batches, three steps with momentum, and the plain mean of those that hold two classes."""
-    made = worlds.run("pfedgp", participation=1.0, lr=0.05, momentum=0.9, weight_decay=0.01, way=way)
+    made = worlds.run("pfedgp", participation=1.0, lr=0.05, momentum=0.9, weight_decay=0.01, mode=mode)
     after = worlds.play("pfedgp", made, last=1)
     assert set(after) == {"body"}
     assert all(name.startswith("body.") for name in after["body"])

@@ -62,10 +62,10 @@ def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
     )
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_fedsgd_by_minibatches_by_hand(way):
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_fedsgd_by_minibatches_by_hand(mode):
     """One minibatch per client and round, another one in the next, weighted by all of a client's samples."""
-    made = worlds.run("fedsgd", participation=1.0, way=way, epochs=3, options={"batch": "minibatch"})
+    made = worlds.run("fedsgd", participation=1.0, mode=mode, epochs=3, options={"batch": "minibatch"})
     data, w = made.federation, made.init
     n = data.sizes("train")[worlds.ABLE].tolist()
     for t in range(2):
@@ -79,8 +79,8 @@ def test_fedsgd_by_minibatches_by_hand(way):
             stepped.append({k: (v - 0.1 * g).detach() for (k, v), g in zip(held.items(), grads, strict=True)})
         w = worlds.mean(stepped, n)
     worlds.close(worlds.play("fedsgd", made, last=2)["global"], w)
-    whole = worlds.run("fedsgd", participation=1.0, way=way, batch_size=1000, options={"batch": "minibatch"})
-    full = worlds.play("fedsgd", worlds.run("fedsgd", participation=1.0, way=way))["global"]
+    whole = worlds.run("fedsgd", participation=1.0, mode=mode, batch_size=1000, options={"batch": "minibatch"})
+    full = worlds.play("fedsgd", worlds.run("fedsgd", participation=1.0, mode=mode))["global"]
     worlds.close(worlds.play("fedsgd", whole)["global"], full)
 
 
@@ -137,7 +137,7 @@ def test_ditto_of_a_newcomer_starts_from_the_global_model(epochs):
     np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)
 
 
-def chooser(way="auto", **settings):
+def chooser(mode="auto", **settings):
     """A run of Ditto whose clients choose lambda; clients 1 and 2 have too few validation samples for it."""
     draw = np.random.default_rng(4)
     sizes = np.asarray([(12, 5, 5), (7, 3, 3), (6, 0, 4), (9, 6, 3), (10, 4, 2)])
@@ -145,7 +145,7 @@ def chooser(way="auto", **settings):
     x = draw.normal(size=(len(y), worlds.FEATURES)) + 0.7 * np.eye(worlds.FEATURES)[y]
     data = Federation.of(x.astype(np.float32), y, np.cumsum([0, *sizes.ravel()]), worlds.CLASSES)
     options = {"grid": "0.1,3,6", "personal_epochs": 3}
-    return worlds.run("ditto", data=data, way=way, options=options, participation=0.6, **settings)
+    return worlds.run("ditto", data=data, mode=mode, options=options, participation=0.6, **settings)
 
 
 def choice(start, data, client, key, anchor):
@@ -162,9 +162,9 @@ def choice(start, data, client, key, anchor):
     return min(tried, key=lambda item: item[0])[1:]
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_ditto_chooses_lambda_by_hand(way):
-    made = chooser(way, rounds=4)
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_ditto_chooses_lambda_by_hand(mode):
+    made = chooser(mode, rounds=4)
     state = worlds.play("ditto", made)
     data, shared, own, lambdas = made.federation, made.init, dict.fromkeys(range(5), made.init), {}
     for t in range(4):

@@ -148,9 +148,9 @@ def test_fedala_trains_the_last_mixture_if_asked():
 
 
 @pytest.mark.parametrize("method", ["fedrod", "fedala", "feddbe"])
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_batch_normalization_goes_with_the_global_model(method, way):
-    made, _ = worlds.normalized(method, way)
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_batch_normalization_goes_with_the_global_model(method, mode):
+    made, _ = worlds.normalized(method, mode)
     state = worlds.play(method, made)
     assert set(state["global"]) == set(made.init)
     assert not torch.equal(state["global"]["body.2.running_mean"], made.init["body.2.running_mean"])

@@ -206,9 +206,9 @@ def batch_norm_steps(net, start, data, client, key, trainable=""):
     return parameters.of(net)
 
 
-@pytest.mark.parametrize("way", ["loop", "stacked"])
-def test_fedbn_rounds_by_hand(way):
-    made, net = worlds.normalized("fedbn", way)
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_fedbn_rounds_by_hand(mode):
+    made, net = worlds.normalized("fedbn", mode)
     names = sent(made)
     state = worlds.play("fedbn", made)
     data, shared, n = made.federation, made.init, made.federation.sizes("train")

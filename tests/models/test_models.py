@@ -92,7 +92,7 @@ def test_the_engine_trains_it_as_plain_pytorch_would(name, kind, shape):
     plan = LocalSGD(epochs=1, batch_size=8, lr=[0.01])
     found = []
     for threads in (1, 2):
-        engine = Engine(net, data, seed=0, threads=threads, way="loop")
+        engine = Engine(net, data, seed=0, threads=threads, mode="loop")
         found.append(next(engine.local_sgd([0, 1, 2], parameters.of(net), plan, ("sgd", 0))).params)
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
     # Five samples make BatchNorm's gradients uncertain to some percent in float32; test_operators has doubles.

@@ -135,14 +135,14 @@ def test_losses_of_one_model_on_the_samples_of_many():
 
 def test_initial_models_are_the_common_one_and_others():
     made = worlds.run()
-    drawn = made.starts(3)
+    drawn = made.initial_models(3)
     assert worlds.same(parameters.pick(drawn, 0), made.init)
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert not torch.equal(drawn["head.weight"][a], drawn["head.weight"][b])
     made.draw_model = None
-    assert worlds.same(parameters.pick(made.starts(1), 0), made.init)
+    assert worlds.same(parameters.pick(made.initial_models(1), 0), made.init)
     with pytest.raises(ComputationError, match="one set"):
-        made.starts(2)
+        made.initial_models(2)
 
 
 def test_precision_and_recall_by_hand():

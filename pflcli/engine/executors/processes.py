@@ -187,7 +187,7 @@ def serve(pipe: connection.Connection) -> None:
             continue
         index, task = message
         try:
-            answer: Any = (index, _run_with_views(task, setup.nets[task.way], data, views))
+            answer: Any = (index, _run_with_views(task, setup.nets[task.mode], data, views))
         except PflError as error:
             answer = error
         except Exception as error:  # the other process knows the method and the round

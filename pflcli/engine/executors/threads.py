@@ -22,7 +22,7 @@ from pflcli.engine.task import Task, run_task
 from pflcli.parameters import Params, Stacked
 
 ResidentNets = dict[str, ResidentNet]
-"""The networks of one worker by way: ``loop`` with the fastest form of each layer, ``stacked`` with stock layers."""
+"""The networks of one worker by mode: ``loop`` with the fastest form of each layer, ``stacked`` with stock layers."""
 
 BATCH = {"cpu": 64, "cuda": 4096}
 """Samples per batch of inference, by device: on a CPU activations fit into the cache, and threads share the batches."""
@@ -39,7 +39,7 @@ class Threads:
         for _ in range(count if device.type == "cpu" else 1):
             tuned = operators.tuned(net, federation.in_shape) if device.type == "cpu" else copy.deepcopy(net)
             forms = {"loop": tuned, "stacked": copy.deepcopy(net)}
-            self._nets.put({way: ResidentNet.of(form.to(device), federation.in_shape) for way, form in forms.items()})
+            self._nets.put({mode: ResidentNet.of(form.to(device), federation.in_shape) for mode, form in forms.items()})
         # Without the initializer a new thread computes with as many intra-op threads as OpenMP chooses.
         self._pool = ThreadPoolExecutor(self._nets.qsize(), initializer=torch.set_num_threads, initargs=(1,))
 
@@ -57,7 +57,7 @@ class Threads:
 
         def losses(task: Task) -> NDArray[np.float64]:
             with self.net() as nets:
-                return run_task(task, nets[task.way], self.federation, start, out)
+                return run_task(task, nets[task.mode], self.federation, start, out)
 
         return self._pool.map(losses, tasks)
 
