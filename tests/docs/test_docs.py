@@ -25,7 +25,7 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 README = PAGES["README.md"]
-FOR_USERS = ("api", "artifacts", "commands", "data", "measurement", "methods")
+FOR_USERS = ("api", "artifacts", "choosing", "commands", "data", "measurement", "methods")
 COMMANDS = typer.main.get_command(app).commands
 
 
