@@ -61,7 +61,7 @@ class Ran:
     err: str
 
 
-def made(root: Path) -> SimpleNamespace:
+def build_chain(root: Path) -> SimpleNamespace:
     """Make the whole chain in ``root`` through the Python API."""
     from pflcli.commands.build_datastore import build_datastore
     from pflcli.commands.evaluate import evaluate
@@ -94,11 +94,11 @@ def paths(root: Path) -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def small(tmp_path_factory) -> SimpleNamespace:
     """The chain of six writers; shared, so only to be read."""
-    return made(tmp_path_factory.mktemp("small"))
+    return build_chain(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture
-def mine(small, tmp_path) -> SimpleNamespace:
+def small_copy(small, tmp_path) -> SimpleNamespace:
     """A copy of the chain that a test may damage."""
     shutil.copytree(small.root, tmp_path / "mine")
     return paths(tmp_path / "mine")
@@ -107,7 +107,7 @@ def mine(small, tmp_path) -> SimpleNamespace:
 @pytest.fixture
 def again(tmp_path) -> SimpleNamespace:
     """The chain, made a second time in another folder."""
-    return made(tmp_path / "deeper" / "again")
+    return build_chain(tmp_path / "deeper" / "again")
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def pfl(capsys) -> Iterator[Callable[..., Ran]]:
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             main([str(arg) for arg in args])
-        shown = capsys.readouterr()
-        return Ran(int(end.value.code or 0), shown.out, shown.err)
+        captured = capsys.readouterr()
+        return Ran(int(end.value.code or 0), captured.out, captured.err)
 
     yield run
     for number, handler in before.items():

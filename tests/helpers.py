@@ -24,7 +24,7 @@ def build(work):
     return {"n": 1}, {"device": "cpu"}
 
 
-def told(error):
+def error_text(error):
     """An error as a person reads it."""
     return "\n".join([error.value.message, *error.value.fix])
 
@@ -44,16 +44,16 @@ def rows(folder):
         return [{**row, "seconds": ""} for row in csv.DictReader(file)]
 
 
-def same(folder, whole):
-    for name in open_artifact(whole).manifest.files:
+def same(actual, expected):
+    for name in open_artifact(expected).manifest.files:
         if name == "rounds.csv":
-            assert rows(folder) == rows(whole)
+            assert rows(actual) == rows(expected)
         else:
-            assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
-    one, two = (open_artifact(path).manifest for path in (folder, whole))
+            assert (actual / name).read_bytes() == (expected / name).read_bytes(), name
+    one, two = (open_artifact(path).manifest for path in (actual, expected))
     assert [*one.files] == [*two.files]
     assert (one.fingerprint, one.summary) == (two.fingerprint, two.summary)
-    assert not folder.with_name(folder.name + ".partial").exists()
+    assert not actual.with_name(actual.name + ".partial").exists()
 
 
 def unmeasured(state):

@@ -239,17 +239,19 @@ def test_a_backbone_of_older_code_is_not_taken_for_the_rounds(small, tmp_path, e
     assert (tmp_path / "f" / "rounds.csv").exists()
 
 
-def test_a_conflict_says_which_code_has_changed(small, mine, edited):
+def test_a_conflict_says_which_code_has_changed(small, small_copy, edited):
     edited(ROOT / "knn" / "grid.py", other_constant)
     with pytest.raises(ConflictError) as error:
-        personalize.personalize("knn-per", mine.d, mine.knn, execution=Execution(dry_run=True))
+        personalize.personalize("knn-per", small_copy.d, small_copy.knn, execution=Execution(dry_run=True))
     assert "the code of methods/knn-per has changed" in error.value.fix
 
 
-def test_another_model_or_method_is_no_changed_code(mine):
+def test_another_model_or_method_is_no_changed_code(small_copy):
     with pytest.raises(ConflictError) as error:
-        train_global.train_global(mine.p, mine.b, settings={"model": "logistic", "rounds": 2, "participation": 0.5})
+        train_global.train_global(
+            small_copy.p, small_copy.b, settings={"model": "logistic", "rounds": 2, "participation": 0.5}
+        )
     assert error.value.fix == ('settings.model: "mlp" -> "logistic"', "--force replaces it")
     with pytest.raises(ConflictError) as error:
-        personalize.personalize("local", mine.d, mine.fedavg)
+        personalize.personalize("local", small_copy.d, small_copy.fedavg)
     assert not any("code" in line for line in error.value.fix)

@@ -72,56 +72,56 @@ def run(
     engine = Engine(net, data, seed=seed, threads=threads, mode=mode)
     code = methods.load(method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
-    made = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.of(net))
-    made.draw_model = lambda number: parameters.of(models.create("mlp", data.in_shape, CLASSES, seed + 100 * number))
-    made.backbone = parameters.of(models.create("mlp", data.in_shape, CLASSES, seed + 1))
-    made.embeddings = embed(made)
-    made.stores = stores(made)
-    return made
+    new_run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.of(net))
+    new_run.draw_model = lambda number: parameters.of(models.create("mlp", data.in_shape, CLASSES, seed + 100 * number))
+    new_run.backbone = parameters.of(models.create("mlp", data.in_shape, CLASSES, seed + 1))
+    new_run.embeddings = embed(new_run)
+    new_run.stores = stores(new_run)
+    return new_run
 
 
-def embed(made: Run) -> dict[str, Embedded]:
+def embed(run: Run) -> dict[str, Embedded]:
     """Embed every split with the run's backbone."""
-    found = {}
+    embedded = {}
     for split in SPLITS:
-        rows = np.concatenate([made.federation.rows(int(c), split) for c in made.clients])
-        logits, z = made.engine.infer(made.backbone, rows, features=True)
-        bounds = np.concatenate([[0], np.cumsum(made.federation.sizes(split))])
-        found[split] = Embedded(z.numpy(), logits.numpy(), made.federation.y[rows].numpy(), bounds)
-    return found
+        rows = np.concatenate([run.federation.rows(int(c), split) for c in run.clients])
+        logits, z = run.engine.infer(run.backbone, rows, features=True)
+        bounds = np.concatenate([[0], np.cumsum(run.federation.sizes(split))])
+        embedded[split] = Embedded(z.numpy(), logits.numpy(), run.federation.y[rows].numpy(), bounds)
+    return embedded
 
 
-def stores(made: Run) -> Stores:
+def stores(run: Run) -> Stores:
     """Build every client's store of its training samples."""
-    parts = [made.embeddings["train"].take(np.asarray([client])) for client in made.clients]
+    parts = [run.embeddings["train"].take(np.asarray([client])) for client in run.clients]
     sizes = [len(part.y) for part in parts]
     labels = np.concatenate([part.y for part in parts])
     return Stores(*flat_indexes([part.z for part in parts]), labels, np.cumsum([0, *sizes]), np.asarray(sizes))
 
 
-def play(method: str, made: Run, first: int = 0, last: int | None = None, state: dict | None = None) -> dict:
+def play(method: str, run: Run, first: int = 0, last: int | None = None, state: dict | None = None) -> dict:
     """Run a method's rounds ``first`` to ``last`` and return its state."""
     code = methods.load(method)
     if state is None:
-        state = code.setup(made)
+        state = code.setup(run)
     if code.has_rounds:
-        for t in range(first, made.settings.rounds if last is None else last):
-            state = code.train_round(made, state, t)
+        for t in range(first, run.settings.rounds if last is None else last):
+            state = code.train_round(run, state, t)
     return state
 
 
-def answers(method: str, made: Run, state: dict, clients: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def answers(method: str, run: Run, state: dict, clients: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """What a method answers, by split, as ``personalize`` stores it."""
     code = methods.load(method)
-    with made.personalizing():
-        predictor = code.personalize(made, state, made.clients if clients is None else clients)
+    with run.personalizing():
+        predictor = code.personalize(run, state, run.clients if clients is None else clients)
         return {split: predictor.answer(split)["p"] for split in predictor.splits}
 
 
-def tuned(method: str, made: Run, state: dict) -> dict[str, np.ndarray]:
+def tuned(method: str, run: Run, state: dict) -> dict[str, np.ndarray]:
     """What each client chose by its validation samples, by name."""
-    with made.personalizing():
-        return dict(methods.load(method).personalize(made, state, made.clients).tuned)
+    with run.personalizing():
+        return dict(methods.load(method).personalize(run, state, run.clients).tuned)
 
 
 def spoiled(data: Federation, *splits: str) -> Federation:
@@ -173,10 +173,10 @@ def mean(models, n):
     return {name: sum(k * model[name] for k, model in zip(n, models, strict=True)) / sum(n) for name in models[0]}
 
 
-def close(found, expected, atol=1e-6):
-    assert found.keys() == expected.keys()
+def close(actual, expected, atol=1e-6):
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol)
+        torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=atol)
 
 
 def probabilities(w, data, client, split="test"):
@@ -190,10 +190,13 @@ def normalized(method, mode="loop"):
     sizes = np.asarray([(6, 0, 3), (5, 0, 2), (0, 0, 2), (3, 0, 2)])
     x = draw.normal(size=(sizes.sum(), FEATURES)).astype(np.float32)
     y = draw.integers(0, 2, len(x))
-    made = run(method, rounds=2, participation=0.67, batch_size=3)
-    made.federation = Federation.of(x, y, np.cumsum([0, *sizes.ravel()]), 2)
+    normalized_run = run(method, rounds=2, participation=0.67, batch_size=3)
+    normalized_run.federation = Federation.of(x, y, np.cumsum([0, *sizes.ravel()]), 2)
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
     net = models.Net(layers, nn.Linear(4, 2))
-    made.engine, made.init = Engine(net, made.federation, seed=0, mode=mode), parameters.of(net)
-    return made, net
+    normalized_run.engine, normalized_run.init = (
+        Engine(net, normalized_run.federation, seed=0, mode=mode),
+        parameters.of(net),
+    )
+    return normalized_run, net

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import FORCE, build, kill, listing, spec, told
+from helpers import FORCE, build, error_text, kill, listing, spec
 from pflcli.artifacts import drafts, locks, placement, writer
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.make import Execution, make
@@ -319,7 +319,7 @@ def refused(out, *inputs, error=ConflictError, match, force=False):
         with pytest.raises(error, match=match) as raised:
             make(out, spec(inputs=inputs), execution, unwanted)
         assert raised.value.fix
-    return told(raised)
+    return error_text(raised)
 
 
 def test_a_link_to_nothing(tmp_path):
@@ -344,8 +344,8 @@ def test_a_folder_bound_from_the_same_file_system(tmp_path, monkeypatch):
 @pytest.mark.parametrize("force", [False, True])
 def test_a_name_that_is_too_long_for_what_is_to_be_beside_it(tmp_path, force):
     longest = os.pathconf(tmp_path, "PC_NAME_MAX") - len(".replaced-4194304")
-    told = refused(tmp_path / ("é" * (longest // 2 + 1)), error=UsageError, match="too long", force=force)
-    assert f"at most {longest} bytes" in told
+    message = refused(tmp_path / ("é" * (longest // 2 + 1)), error=UsageError, match="too long", force=force)
+    assert f"at most {longest} bytes" in message
     assert listing(tmp_path) == []
     out = tmp_path / ("x" * longest)
     make(out, spec(alpha=7), Execution(), build)
@@ -365,8 +365,8 @@ def test_force_never_deletes_what_the_manifest_does_not_list(tmp_path, tree, thi
     for force in (True, False):
         with pytest.raises(ConflictError) as error:
             make(out, spec(alpha=7), Execution(force=force), unwanted)
-        assert f"{thing}" in told(error)
-        assert "move" in told(error)
+        assert f"{thing}" in error_text(error)
+        assert "move" in error_text(error)
     assert tree(tmp_path) == before
 
 

@@ -79,12 +79,12 @@ def test_an_edited_manifest_is_refused(small, knn, change, capsys):
         assert "manifest.json is not what was written" in capsys.readouterr().err
 
 
-def test_a_touched_or_indented_manifest_is_the_same(mine):
-    edit(mine.knn, lambda raw: None)
-    path = mine.knn / "manifest.json"
+def test_a_touched_or_indented_manifest_is_the_same(small_copy):
+    edit(small_copy.knn, lambda raw: None)
+    path = small_copy.knn / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=1, sort_keys=True))
     os.utime(path, (0, 0))
-    open_artifact(mine.knn).verify()
+    open_artifact(small_copy.knn).verify()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -177,7 +177,7 @@ def _ring(file: Any) -> None:
     file["test/ring"] = file["test"]
 
 
-def _put(name: str, values: Any) -> Callable[[Any], None]:
+def _set_value(name: str, values: Any) -> Callable[[Any], None]:
     def change(file: Any) -> None:
         del file[name]
         if values is not None:
@@ -200,10 +200,10 @@ HOSTILE: dict[str, Callable[[Any], None]] = {
     "soft link": lambda file: file.update({"more": h5py.SoftLink("/test/y")}),
     "ring": _ring,
     "huge": lambda file: file.create_dataset("more", (10**12,), "f8"),
-    "no labels": _put("test/y", None),
-    "labels are words": _put("test/y", ["a", "b"]),
-    "offsets are floats": _put("test/offsets", [0.0, 1.0]),
-    "no rows": _put("test/p", 1.0),
+    "no labels": _set_value("test/y", None),
+    "labels are words": _set_value("test/y", ["a", "b"]),
+    "offsets are floats": _set_value("test/offsets", [0.0, 1.0]),
+    "no rows": _set_value("test/p", 1.0),
     "NaN": _believed(np.nan),
     "7.0": _believed(7.0),
     "a label below": lambda file: file["test/y"].write_direct(np.full(file["test/y"].shape, -1)),
@@ -237,9 +237,9 @@ def test_an_import_reads_no_other_file(tmp_path, change, capsys):
 
 def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
     def changed(content: bytes) -> bytes:
-        held = load(content)
-        change(held)
-        return bytes(save(held))
+        stored = load(content)
+        change(stored)
+        return bytes(save(stored))
 
     return changed
 
@@ -287,7 +287,7 @@ VALUES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
     "logit not finite": ("embeddings", "embeddings.h5", first("test/logits", np.inf)),
     "embedded label": ("embeddings", "embeddings.h5", first("validation/y", 1000)),
     "offset": ("embeddings", "embeddings.h5", first("test/offsets", 5)),
-    "sample not finite": ("partition", "samples.h5", arrays(_put("x", np.full((3, 3), np.nan)))),
+    "sample not finite": ("partition", "samples.h5", arrays(_set_value("x", np.full((3, 3), np.nan)))),
     "label of a sample": ("partition", "samples.h5", first("y", -1)),
     "label of another type": ("partition", "samples.h5", arrays(lambda file: _retype(file, "y", ">i8"))),
     "cluster that is no number": ("partition", "samples.h5", arrays(lambda file: _retype(file, "cluster", "f8"))),
@@ -330,29 +330,29 @@ def test_verified_is_what_files_hold(tmp_path, kind, name, change, capsys):
     assert str(tmp_path / "a" / name) in capsys.readouterr().err.splitlines()[0]
 
 
-def test_as_many_clients_are_named_as_there_are(mine, capsys):
-    codebook = json.loads((mine.knn / "codebook.json").read_text())
+def test_as_many_clients_are_named_as_there_are(small_copy, capsys):
+    codebook = json.loads((small_copy.knn / "codebook.json").read_text())
     codebook["clients"].append("one more")
-    resealed(mine.knn, "codebook.json", json.dumps(codebook).encode())
-    assert exit_code("evaluate", mine.knn, "-o", mine.root / "scores") == 3
+    resealed(small_copy.knn, "codebook.json", json.dumps(codebook).encode())
+    assert exit_code("evaluate", small_copy.knn, "-o", small_copy.root / "scores") == 3
     assert "codebook.json" in capsys.readouterr().err
 
 
-def test_a_manifest_of_a_newer_version_is_named(mine, capsys):
-    edit(mine.knn, lambda raw: raw.update(schema=99))
-    assert exit_code("show", mine.knn) == 3
+def test_a_manifest_of_a_newer_version_is_named(small_copy, capsys):
+    edit(small_copy.knn, lambda raw: raw.update(schema=99))
+    assert exit_code("show", small_copy.knn) == 3
     message = capsys.readouterr().err
-    assert str(mine.knn / "manifest.json") in message
+    assert str(small_copy.knn / "manifest.json") in message
     assert "newer pfl" in message
 
 
 @pytest.mark.parametrize("change", [
-    lambda held: held.pop("head.bias"),
-    lambda held: held.update({"head.bias": held["head.bias"][1:].clone()}),
-    lambda held: held.update(more=held["head.bias"].clone()),
+    lambda weights: weights.pop("head.bias"),
+    lambda weights: weights.update({"head.bias": weights["head.bias"][1:].clone()}),
+    lambda weights: weights.update(more=weights["head.bias"].clone()),
 ])  # fmt: skip
-def test_weights_of_another_model_are_refused(mine, change):
-    path = mine.b / "weights.safetensors"
+def test_weights_of_another_model_are_refused(small_copy, change):
+    path = small_copy.b / "weights.safetensors"
     content = tensors(change)(path.read_bytes())
     path.write_bytes(content)
 
@@ -360,10 +360,10 @@ def test_weights_of_another_model_are_refused(mine, change):
         raw["files"][path.name].update(sha256=sha256(content).hexdigest(), bytes=len(content))
         raw["seal"] = manifests.digest({key: value for key, value in raw.items() if key != "seal"})
 
-    edit(mine.b, reseal)
+    edit(small_copy.b, reseal)
     for step in (extract, lambda source, out: personalize("fedavg", source, out)):
         with pytest.raises(InputError, match=r"weights\.safetensors does not fit its model"):
-            step(mine.b, mine.root / "new")
+            step(small_copy.b, small_copy.root / "new")
 
 
 def test_a_request_that_lacks_something_is_refused(tmp_path, capsys):
@@ -382,9 +382,9 @@ def test_a_request_that_lacks_something_is_refused(tmp_path, capsys):
     assert "manifest.json is damaged: it lacks 'settings'" in capsys.readouterr().err
 
 
-def test_a_damaged_neighbour_in_the_lineage_silences_no_warning(mine, capsys):
+def test_a_damaged_neighbour_in_the_lineage_silences_no_warning(small_copy, capsys):
     """Rounds are those of the backbone; that it is gone changes an evaluation, and that it is damaged does not."""
-    path = mine.b / "rounds.csv"
+    path = small_copy.b / "rounds.csv"
     path.write_bytes(path.read_bytes().replace(b"2,", b"3,"))
-    assert exit_code("evaluate", mine.knn, "-o", mine.root / "scored") == 3
+    assert exit_code("evaluate", small_copy.knn, "-o", small_copy.root / "scored") == 3
     assert "rounds.csv is not what was written" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import NAMES
-from helpers import FORCE, build, kill, listing, spec, told
+from helpers import FORCE, build, error_text, kill, listing, spec
 from pflcli.artifacts import kinds, writer
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.kinds import partition as artifact
@@ -78,7 +78,7 @@ def test_a_conflict_shows_what_differs(tmp_path, tree, changed, line):
         with pytest.raises(ConflictError) as error:
             make(tmp_path / "out", changed, execution, build)
         assert any(fix.startswith(line) for fix in error.value.fix), error.value.fix
-        assert "--force" in told(error)
+        assert "--force" in error_text(error)
     assert tree(tmp_path) == before
 
 
@@ -155,11 +155,13 @@ def test_what_came_to_stand_there_meanwhile_is_not_touched(tmp_path):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_an_input_is_never_replaced_by_what_is_made_from_it(mine, tree, force):
-    before = tree(mine.root)
+def test_an_input_is_never_replaced_by_what_is_made_from_it(small_copy, tree, force):
+    before = tree(small_copy.root)
     with pytest.raises(ConflictError, match="is an input of"):
-        train_global(mine.p, mine.p, settings={"model": "mlp", "rounds": 0}, execution=Execution(force=force))
-    assert tree(mine.root) == before
+        train_global(
+            small_copy.p, small_copy.p, settings={"model": "mlp", "rounds": 0}, execution=Execution(force=force)
+        )
+    assert tree(small_copy.root) == before
 
 
 def test_force_replaces_a_damaged_artifact(tmp_path):
@@ -168,8 +170,8 @@ def test_force_replaces_a_damaged_artifact(tmp_path):
     os.truncate(out / "manifest.json", (out / "manifest.json").stat().st_size - 20)
     with pytest.raises(ConflictError) as error:
         make(out, spec(), Execution(), build)
-    assert "damaged" in told(error)
-    assert "--force" in told(error)
+    assert "damaged" in error_text(error)
+    assert "--force" in error_text(error)
     make(out, spec(), FORCE, build)
     open_artifact(out).verify()
 
@@ -263,7 +265,7 @@ def test_a_damaged_draft_is_refused(tmp_path, change, tree):
     for execution in (Execution(), FORCE):
         with pytest.raises(InputError, match=r"draft\.json is damaged") as error:
             make(tmp_path / "out", spec(), execution, build)
-        assert f"rm -r {tmp_path / 'out.partial'}" in told(error)
+        assert f"rm -r {tmp_path / 'out.partial'}" in error_text(error)
     assert tree(tmp_path) == before
 
 
@@ -289,7 +291,7 @@ def test_another_request_neither_resumes_nor_discards(tmp_path, tree):
     with pytest.raises(ConflictError) as error:
         make(out, spec(alpha=0.1), Execution(), build)
     assert "alpha: 0.3 -> 0.1" in error.value.fix
-    assert "--force" in told(error)
+    assert "--force" in error_text(error)
     assert tree(tmp_path) == before
 
 
@@ -480,12 +482,12 @@ def test_whenever_it_is_killed_there_is_a_whole_artifact_or_none(tmp_path, force
 # What an artifact is
 
 
-def test_no_manifest_no_artifact(mine):
-    (mine.p / "manifest.json").unlink()
+def test_no_manifest_no_artifact(small_copy):
+    (small_copy.p / "manifest.json").unlink()
     with pytest.raises(InputError, match="not a pfl artifact"):
-        open_artifact(mine.p)
+        open_artifact(small_copy.p)
     with pytest.raises(InputError, match="does not exist"):
-        open_artifact(mine.root / "nowhere")
+        open_artifact(small_copy.root / "nowhere")
 
 
 def test_a_manifest_names_its_folder(small):
@@ -505,18 +507,18 @@ def test_a_manifest_names_its_folder(small):
         (lambda raw: [raw], "damaged"),
     ],
 )
-def test_a_manifest_that_cannot_be_read(mine, edit, words):
-    path = mine.p / "manifest.json"
+def test_a_manifest_that_cannot_be_read(small_copy, edit, words):
+    path = small_copy.p / "manifest.json"
     path.write_text(json.dumps(edit(json.loads(path.read_text()))))
     with pytest.raises(InputError, match=words):
-        open_artifact(mine.p)
+        open_artifact(small_copy.p)
 
 
 @pytest.mark.parametrize("content", [b"", b'{\n  "kind": "par', b"\xff\xfe"])
-def test_a_manifest_that_is_no_json(mine, content):
-    (mine.p / "manifest.json").write_bytes(content)
+def test_a_manifest_that_is_no_json(small_copy, content):
+    (small_copy.p / "manifest.json").write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
-        open_artifact(mine.p)
+        open_artifact(small_copy.p)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -536,8 +538,8 @@ def test_a_manifest_says_unknown_where_there_is_nothing_to_measure(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_verify_finds_a_flipped_byte_in_every_file(mine, name):
-    artifact = open_artifact(getattr(mine, name))
+def test_verify_finds_a_flipped_byte_in_every_file(small_copy, name):
+    artifact = open_artifact(getattr(small_copy, name))
     assert set(artifact.manifest.files) == {*listing(artifact.path)} - {"manifest.json"}
     artifact.verify()
     for file in artifact.manifest.files:
@@ -548,7 +550,7 @@ def test_verify_finds_a_flipped_byte_in_every_file(mine, name):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
             with pytest.raises(InputError, match=file) as error:
                 show(artifact.path, verify=True)
-            assert "--force" in told(error)
+            assert "--force" in error_text(error)
             with pytest.raises(InputError, match=file):
                 artifact.read(file)
         path.unlink()
@@ -569,12 +571,12 @@ def test_verify_finds_a_flipped_byte_in_every_file(mine, name):
         ("knn", "predictions.h5", lambda at, out: evaluate([at.knn], out)),
     ],
 )
-def test_a_damaged_file_is_not_used(mine, tmp_path, name, file, use):
-    path = getattr(mine, name) / file
+def test_a_damaged_file_is_not_used(small_copy, tmp_path, name, file, use):
+    path = getattr(small_copy, name) / file
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(InputError, match=file):
-        use(mine, tmp_path / "out")
+        use(small_copy, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.partial").exists()
 
@@ -644,10 +646,10 @@ def test_another_seed_gives_other_bytes(small, tmp_path):
 # Lineage
 
 
-def test_lineage_outlives_a_move_of_the_whole(mine, tmp_path):
+def test_lineage_outlives_a_move_of_the_whole(small_copy, tmp_path):
     moved = tmp_path / "another" / "place"
     moved.parent.mkdir()
-    mine.root.rename(moved)
+    small_copy.root.rename(moved)
     facts = show(moved / "knn", lineage=True, verify=True)
     kinds = []
     while facts["inputs"]:
@@ -658,17 +660,17 @@ def test_lineage_outlives_a_move_of_the_whole(mine, tmp_path):
     assert personalize("knn-per", moved / "d", moved / "knn").decision == Decision.UP_TO_DATE
 
 
-def test_lineage_finds_an_input_that_got_another_name(mine):
-    mine.b.rename(mine.root / "backbone")
-    found = ancestor(open_artifact(mine.d), "backbone")
-    assert found.path == mine.root / "backbone"
+def test_lineage_finds_an_input_that_got_another_name(small_copy):
+    small_copy.b.rename(small_copy.root / "backbone")
+    found = ancestor(open_artifact(small_copy.d), "backbone")
+    assert found.path == small_copy.root / "backbone"
 
 
-def test_a_damaged_neighbour_is_of_no_concern(mine):
-    mine.b.rename(mine.root / "backbone")
-    (mine.root / "aa").mkdir()
-    (mine.root / "aa" / "manifest.json").write_text("{")
-    assert ancestor(open_artifact(mine.d), "backbone").path == mine.root / "backbone"
+def test_a_damaged_neighbour_is_of_no_concern(small_copy):
+    small_copy.b.rename(small_copy.root / "backbone")
+    (small_copy.root / "aa").mkdir()
+    (small_copy.root / "aa" / "manifest.json").write_text("{")
+    assert ancestor(open_artifact(small_copy.d), "backbone").path == small_copy.root / "backbone"
 
 
 def test_lineage_ends_where_there_is_none(small):
@@ -676,26 +678,28 @@ def test_lineage_ends_where_there_is_none(small):
     assert ancestor(open_artifact(small.p), "partition").path == small.p
 
 
-def test_an_input_that_was_made_anew(mine):
-    train_global(mine.p, mine.b, settings={"model": "mlp", "rounds": 1}, execution=FORCE)
-    embeddings = open_artifact(mine.e)
+def test_an_input_that_was_made_anew(small_copy):
+    train_global(small_copy.p, small_copy.b, settings={"model": "mlp", "rounds": 1}, execution=FORCE)
+    embeddings = open_artifact(small_copy.e)
     with pytest.raises(InputError, match="another request has replaced"):
         follow(embeddings, embeddings.manifest.inputs[0])
     with pytest.raises(InputError, match="another request has replaced"):
-        personalize("knn-per", mine.d, mine.root / "new")
-    assert not (mine.root / "new").exists()
+        personalize("knn-per", small_copy.d, small_copy.root / "new")
+    assert not (small_copy.root / "new").exists()
 
 
-def test_an_input_that_was_made_again_by_the_same_request(mine):
-    train_global(mine.p, mine.b, settings={"model": "mlp", "rounds": 2, "participation": 0.5}, execution=FORCE)
-    personalize("knn-per", mine.d, mine.root / "new")
+def test_an_input_that_was_made_again_by_the_same_request(small_copy):
+    train_global(
+        small_copy.p, small_copy.b, settings={"model": "mlp", "rounds": 2, "participation": 0.5}, execution=FORCE
+    )
+    personalize("knn-per", small_copy.d, small_copy.root / "new")
 
 
-def test_an_input_that_is_gone(mine):
-    shutil.rmtree(mine.b)
+def test_an_input_that_is_gone(small_copy):
+    shutil.rmtree(small_copy.b)
     with pytest.raises(InputError, match="does not exist any more"):
-        personalize("knn-per", mine.d, mine.root / "new")
-    assert show(mine.d)["kind"] == "datastore"
+        personalize("knn-per", small_copy.d, small_copy.root / "new")
+    assert show(small_copy.d)["kind"] == "datastore"
 
 
 @pytest.mark.parametrize("given", NAMES)
@@ -705,8 +709,8 @@ def test_what_is_of_the_wrong_kind_is_told_so(small, tmp_path, given):
         with pytest.raises(PflError) as error:
             open_artifact(at, "embeddings")
         assert isinstance(error.value, InputError)
-        assert "but this command needs embeddings" in told(error)
-        assert "pfl extract" in told(error)
+        assert "but this command needs embeddings" in error_text(error)
+        assert "pfl extract" in error_text(error)
 
 
 def test_a_partition_holds_more_names_than_an_attribute_can(tmp_path):

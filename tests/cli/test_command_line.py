@@ -145,8 +145,8 @@ def test_the_result_is_one_json_object(pfl, small, step):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("how", [(), ("--json",), ("-v",), ("-q",)])
-def test_what_is_made_is_said_on_stderr(pfl, mine, step, how):
-    words = steps(mine)[step]
+def test_what_is_made_is_said_on_stderr(pfl, small_copy, step, how):
+    words = steps(small_copy)[step]
     shutil.rmtree(words[-1])
     ran = pfl(*words, *how)
     assert ran.code == 0
@@ -285,15 +285,15 @@ def test_the_doctor_finds_this_machine_well(pfl):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("state", ["there", "gone", "forced"])
-def test_a_dry_run_changes_nothing(pfl, mine, tree, step, state):
-    words = steps(mine)[step]
+def test_a_dry_run_changes_nothing(pfl, small_copy, tree, step, state):
+    words = steps(small_copy)[step]
     if state == "gone":
         shutil.rmtree(words[-1])
-    before = tree(mine.root)
+    before = tree(small_copy.root)
     ran = pfl(*words, "-n", *(["--force"] if state == "forced" else []))
     assert (ran.code, ran.out) == (0, f"{words[-1]}\n")
     assert {"there": "up to date", "gone": "would make", "forced": "replace"}[state] in ran.err
-    assert tree(mine.root) == before
+    assert tree(small_copy.root) == before
 
 
 def test_a_dry_run_says_so_in_json(pfl, small, tmp_path):

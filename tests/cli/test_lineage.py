@@ -23,8 +23,8 @@ def shape(text):
     return re.sub(r"accuracy \d+\.\d %", "accuracy A %", text).splitlines()
 
 
-def test_a_chain_is_a_tree_of_one_line_per_artifact(pfl, mine, monkeypatch):
-    monkeypatch.chdir(mine.root)
+def test_a_chain_is_a_tree_of_one_line_per_artifact(pfl, small_copy, monkeypatch):
+    monkeypatch.chdir(small_copy.root)
     ran = pfl("show", "knn", "--lineage", "--verify")
     assert (ran.code, ran.err) == (0, "")
     assert shape(ran.out) == [
@@ -37,8 +37,8 @@ def test_a_chain_is_a_tree_of_one_line_per_artifact(pfl, mine, monkeypatch):
     ]
 
 
-def test_what_is_shared_is_described_once(pfl, mine, monkeypatch):
-    monkeypatch.chdir(mine.root)
+def test_what_is_shared_is_described_once(pfl, small_copy, monkeypatch):
+    monkeypatch.chdir(small_copy.root)
     lines = shape(pfl("show", "ud", "--lineage").out)
     assert [re.sub(r"  (\w+):.*", r"  \1", line) for line in lines] == [
         "ud  datastore",
@@ -80,8 +80,8 @@ def test_every_kind_describes_old_artifacts_and_bare_ones(kind):
     assert not any(kinds.load(kind).describe(manifest))
 
 
-def test_a_lineage_that_was_cut_is_an_error(pfl, mine):
-    train_global(mine.p, mine.b, settings={"model": "mlp", "rounds": 1}, execution=FORCE)
-    ran = pfl("show", mine.knn, "--lineage")
+def test_a_lineage_that_was_cut_is_an_error(pfl, small_copy):
+    train_global(small_copy.p, small_copy.b, settings={"model": "mlp", "rounds": 1}, execution=FORCE)
+    ran = pfl("show", small_copy.knn, "--lineage")
     assert (ran.code, ran.out) == (3, "")
     assert "another request has replaced" in ran.err

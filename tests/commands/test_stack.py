@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from helpers import told
+from helpers import error_text
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import evaluation, predictions
 from pflcli.artifacts.make import Execution, make
@@ -129,7 +129,7 @@ def test_a_gate_needs_a_global_model(answered, tmp_path):
     inputs = [answered(method, method) for method in ("ditto", "local")]
     with pytest.raises(InputError, match="none of ditto, local knows the global model") as error:
         stack(inputs, tmp_path / "s")
-    assert "--no-gate" in told(error)
+    assert "--no-gate" in error_text(error)
     made = stack(inputs, tmp_path / "s", gate=False)
     assert made.summary["tuned"] == {}
     assert "global" not in made.summary["validation_log_loss"]

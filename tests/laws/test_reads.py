@@ -67,12 +67,12 @@ def interrupted(work):
         *("update-datastore {d} {e}", "evaluate {knn}", "sweep {e}", "stack {knn}"),
     ],
 )
-def test_what_a_source_was_made_from_is_read_too(mine, pfl, tree, line):
-    before = tree(mine.root)
-    ran = pfl(*line.format(**vars(mine)).split(), "-o", mine.p, "--force")
+def test_what_a_source_was_made_from_is_read_too(small_copy, pfl, tree, line):
+    before = tree(small_copy.root)
+    ran = pfl(*line.format(**vars(small_copy)).split(), "-o", small_copy.p, "--force")
     assert ran.code == ConflictError.exit_code
-    assert f"{mine.p} is an input" in ran.err
-    assert tree(mine.root) == before
+    assert f"{small_copy.p} is an input" in ran.err
+    assert tree(small_copy.root) == before
 
 
 @pytest.mark.parametrize("beside", ["", ".partial"])

@@ -41,27 +41,27 @@ def train(params, x, y, seed, key, client, epochs, batch, lr):
 
 
 def test_fedavg_round_by_hand():
-    made = worlds.run("fedavg", participation=1.0, epochs=2)
-    after = worlds.play("fedavg", made, last=1)["global"]
-    data, able = made.federation, [0, 1, 2, 3, 4, 6]  # client 5 has no samples
+    run = worlds.run("fedavg", participation=1.0, epochs=2)
+    after = worlds.play("fedavg", run, last=1)["global"]
+    data, able = run.federation, [0, 1, 2, 3, 4, 6]  # client 5 has no samples
     n = data.sizes("train")[able]
     models = []
     for client in able:
         rows = data.rows(client, "train")
-        models.append(train(made.init, data.x[rows], data.y[rows], 0, ("sgd", 0), client, 2, 4, 0.1))
+        models.append(train(run.init, data.x[rows], data.y[rows], 0, ("sgd", 0), client, 2, 4, 0.1))
     for name, value in after.items():
         expected = sum(w / n.sum() * model[name] for w, model in zip(n, models, strict=True))
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
-    assert made.traffic["up"] == made.traffic["down"] == 6 * parameters.size(made.init)
+    assert run.traffic["up"] == run.traffic["down"] == 6 * parameters.size(run.init)
 
 
 def test_fedavg_of_full_batches_is_centralized_gradient_descent():
     """One epoch of one batch each: the weighted mean of steps is one step on all samples together."""
-    made = worlds.run("fedavg", participation=1.0, batch_size=1000, rounds=3)
-    after = worlds.play("fedavg", made)["global"]
-    data = made.federation
-    rows = np.concatenate([data.rows(int(c), "train") for c in made.clients])
-    model = net_of(made.init)
+    run = worlds.run("fedavg", participation=1.0, batch_size=1000, rounds=3)
+    after = worlds.play("fedavg", run)["global"]
+    data = run.federation
+    rows = np.concatenate([data.rows(int(c), "train") for c in run.clients])
+    model = net_of(run.init)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -72,10 +72,10 @@ def test_fedavg_of_full_batches_is_centralized_gradient_descent():
 
 
 def test_cohorts_are_uniform_sorted_and_hold_samples():
-    made = worlds.run("fedavg", participation=0.5)
-    drawn = np.zeros(len(made.clients))
+    run = worlds.run("fedavg", participation=0.5)
+    drawn = np.zeros(len(run.clients))
     for t in range(600):
-        cohort = made.cohort(t)
+        cohort = run.cohort(t)
         assert len(set(cohort)) == len(cohort) == 3
         assert (np.diff(cohort) > 0).all()
         drawn[cohort] += 1
@@ -90,42 +90,42 @@ def test_learning_rate_falls_at_milestones():
 
 @pytest.mark.parametrize("refit", [True, False])
 def test_local_is_training_alone(refit):
-    made = worlds.run("local", options={"epochs": 3}, refit=refit)
-    found = worlds.answers("local", made, {})
-    data, expected = made.federation, []
-    for client in made.clients:
+    run = worlds.run("local", options={"epochs": 3}, refit=refit)
+    actual = worlds.answers("local", run, {})
+    data, expected = run.federation, []
+    for client in run.clients:
         rows = worlds.federation().rows(client, *(("train", "validation") if refit else ("train",)))
-        params = train(made.init, data.x[rows], data.y[rows], 0, ("sgd", "local"), client, 3, 4, 0.1)
+        params = train(run.init, data.x[rows], data.y[rows], 0, ("sgd", "local"), client, 3, 4, 0.1)
         model = net_of(params)
         with torch.no_grad():
             expected.append(torch.softmax(model.head(model.body(data.x[data.block(client, "test")])), 1))
-    np.testing.assert_allclose(found["test"], torch.cat(expected), atol=1e-5)
+    np.testing.assert_allclose(actual["test"], torch.cat(expected), atol=1e-5)
 
 
 def test_local_trains_as_long_as_a_client_of_fedavg():
-    made = worlds.run("local", rounds=10, participation=0.5, epochs=2)
-    by_default = worlds.answers("local", made, {})["test"]
-    made = worlds.run("local", rounds=10, participation=0.5, epochs=2, options={"epochs": 10})
-    np.testing.assert_array_equal(by_default, worlds.answers("local", made, {})["test"])
+    run = worlds.run("local", rounds=10, participation=0.5, epochs=2)
+    by_default = worlds.answers("local", run, {})["test"]
+    run = worlds.run("local", rounds=10, participation=0.5, epochs=2, options={"epochs": 10})
+    np.testing.assert_array_equal(by_default, worlds.answers("local", run, {})["test"])
 
 
 def test_local_takes_as_many_steps_as_a_client_of_fedavg():
     """With the learning rate of the round that a client of FedAvg would be in."""
     settings = {"rounds": 4, "participation": 0.5, "steps": 3, "milestones": "2", "gamma": 0.5}
-    made = worlds.run("local", **settings)
-    found = worlds.answers("local", made, {})["test"]
+    run = worlds.run("local", **settings)
+    actual = worlds.answers("local", run, {})["test"]
     rates = [0.1] * 3 + [0.05] * 3
-    parts = made.local_sgd(made.clients, made.init, t="local", epochs=0, steps=6, lr=lambda step: rates[step])
-    expected = made.predictor(made.clients, parts).answer("test")["p"]
-    np.testing.assert_array_equal(found, expected)
-    told = worlds.run("local", options={"steps": 6}, **settings)
-    np.testing.assert_array_equal(worlds.answers("local", told, {})["test"], expected)
+    parts = run.local_sgd(run.clients, run.init, t="local", epochs=0, steps=6, lr=lambda step: rates[step])
+    expected = run.predictor(run.clients, parts).answer("test")["p"]
+    np.testing.assert_array_equal(actual, expected)
+    by_steps = worlds.run("local", options={"steps": 6}, **settings)
+    np.testing.assert_array_equal(worlds.answers("local", by_steps, {})["test"], expected)
 
 
 def test_local_by_adam_is_torchs_adam():
-    made = worlds.run("local", options={"steps": 7, "optimizer": "adam"}, lr=0.01)
-    found = worlds.answers("local", made, {}, np.asarray([0]))["test"]
-    data, net = made.federation, net_of(made.init)
+    run = worlds.run("local", options={"steps": 7, "optimizer": "adam"}, lr=0.01)
+    actual = worlds.answers("local", run, {}, np.asarray([0]))["test"]
+    data, net = run.federation, net_of(run.init)
     rows, draw = torch.from_numpy(data.rows(0, "train")), rng.generator(0, "sgd", "local", 0)
     batches = [part for _ in range(3) for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4)][:7]
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -135,14 +135,14 @@ def test_local_by_adam_is_torchs_adam():
         optimizer.step()
     with torch.no_grad():
         expected = torch.softmax(net.head(net.body(data.x[data.block(0, "test")])), 1)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_steps_of_fine_tuning_stand_for_epochs():
-    made = worlds.run("fedavg-plus", options={"steps": 6})
-    found = worlds.answers("fedavg-plus", made, {}, np.asarray([0]))["test"]  # 12 samples in batches of 4
-    made = worlds.run("fedavg-plus", options={"epochs": 2})
-    np.testing.assert_array_equal(found, worlds.answers("fedavg-plus", made, {}, np.asarray([0]))["test"])
+    run = worlds.run("fedavg-plus", options={"steps": 6})
+    actual = worlds.answers("fedavg-plus", run, {}, np.asarray([0]))["test"]  # 12 samples in batches of 4
+    run = worlds.run("fedavg-plus", options={"epochs": 2})
+    np.testing.assert_array_equal(actual, worlds.answers("fedavg-plus", run, {}, np.asarray([0]))["test"])
 
 
 @pytest.mark.parametrize(
@@ -162,33 +162,33 @@ def test_steps_take_the_place_of_epochs_and_the_other_way_round():
 
 
 def test_fedavg_plus_starts_from_the_backbone():
-    made = worlds.run("fedavg-plus", options={"epochs": 2})
-    found = worlds.answers("fedavg-plus", made, {})["test"]
-    data, expected = made.federation, []
-    for client in made.clients:
+    run = worlds.run("fedavg-plus", options={"epochs": 2})
+    actual = worlds.answers("fedavg-plus", run, {})["test"]
+    data, expected = run.federation, []
+    for client in run.clients:
         rows = data.rows(client, "train")
-        params = train(made.backbone, data.x[rows], data.y[rows], 0, ("sgd", "fine-tune"), client, 2, 4, 0.1)
+        params = train(run.backbone, data.x[rows], data.y[rows], 0, ("sgd", "fine-tune"), client, 2, 4, 0.1)
         model = net_of(params)
         with torch.no_grad():
             expected.append(torch.softmax(model.head(model.body(data.x[data.block(client, "test")])), 1))
-    np.testing.assert_allclose(found, torch.cat(expected), atol=1e-5)
+    np.testing.assert_allclose(actual, torch.cat(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("options", "trainable"), [({"upper": 2}, ("body.3.", "head.")), ({"trainable": "head."}, "head.")]
 )
 def test_fedavg_plus_may_train_upper_layers_alone(options, trainable):
-    made = worlds.run("fedavg-plus", options={"epochs": 2, **options})
-    found = worlds.answers("fedavg-plus", made, {}, np.asarray([0]))["test"]
+    run = worlds.run("fedavg-plus", options={"epochs": 2, **options})
+    actual = worlds.answers("fedavg-plus", run, {}, np.asarray([0]))["test"]
     plan = {"epochs": 2, "trainable": trainable}
-    model = worlds.steps(made.backbone, made.federation, 0, ("sgd", "fine-tune"), **plan)
-    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, 0), atol=1e-6)
+    model = worlds.steps(run.backbone, run.federation, 0, ("sgd", "fine-tune"), **plan)
+    np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, 0), atol=1e-6)
 
 
 def test_fedavg_plus_refuses_a_choice_that_trains_nothing():
-    made = worlds.run("fedavg-plus", options={"trainable": "haed."})
+    run = worlds.run("fedavg-plus", options={"trainable": "haed."})
     with pytest.raises(UsageError, match="no parameters under"):
-        worlds.answers("fedavg-plus", made, {})
+        worlds.answers("fedavg-plus", run, {})
     with pytest.raises(UsageError, match="give one"):
         worlds.run("fedavg-plus", options={"trainable": "head.", "upper": 1})
 
@@ -202,32 +202,32 @@ NEUTRAL = {
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_neutral_setting_is_fedavg(name):
     method, options = NEUTRAL[name]
-    made = worlds.run(method, options=options)
-    found = worlds.answers(method, made, {})["test"]
-    expected = worlds.answers("fedavg", made, {"global": made.backbone})["test"]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    run = worlds.run(method, options=options)
+    actual = worlds.answers(method, run, {})["test"]
+    expected = worlds.answers("fedavg", run, {"global": run.backbone})["test"]
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_an_empty_store_is_fedavg():
-    made = worlds.run("knn-per", options={"weight": 1.0})
-    lone = made.stores
-    count = len(made.clients)
-    nobody = np.zeros(count + 1, int)
-    empty = np.zeros((0, made.embeddings["test"].z.shape[1]), np.float32)
-    made.stores = Stores(*flat_indexes([empty] * count), lone.y[:0], nobody, nobody[1:])
-    found = worlds.answers("knn-per", made, {})["test"]
-    expected = worlds.answers("fedavg", made, {"global": made.backbone})["test"]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    run = worlds.run("knn-per", options={"weight": 1.0})
+    lone = run.stores
+    count = len(run.clients)
+    offsets = np.zeros(count + 1, int)
+    empty = np.zeros((0, run.embeddings["test"].z.shape[1]), np.float32)
+    run.stores = Stores(*flat_indexes([empty] * count), lone.y[:0], offsets, offsets[1:])
+    actual = worlds.answers("knn-per", run, {})["test"]
+    expected = worlds.answers("fedavg", run, {"global": run.backbone})["test"]
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["euclidean", "scaled-squared"])
 def test_knn_per_against_a_few_lines(kernel):
     """p = lambda p_kNN + (1 - lambda) h, neighbours by brute force, exp(-d) taken literally."""
     k, lam = 3, 0.4
-    made = worlds.run("knn-per", options={"k": k, "weight": lam, "kernel": kernel, "sigma": 2.0})
-    found = worlds.answers("knn-per", made, {})["test"]
-    parts, expected = made.embeddings, []
-    for client in made.clients:
+    run = worlds.run("knn-per", options={"k": k, "weight": lam, "kernel": kernel, "sigma": 2.0})
+    actual = worlds.answers("knn-per", run, {})["test"]
+    parts, expected = run.embeddings, []
+    for client in run.clients:
         stored = parts["train"].take(np.asarray([client]))
         z, y = stored.z, stored.y
         query = parts["test"].take(np.asarray([client]))
@@ -238,16 +238,16 @@ def test_knn_per_against_a_few_lines(kernel):
             knn = np.bincount(y[near], weights=np.exp(-d[near]), minlength=worlds.CLASSES)
             h = np.exp(logits) / np.exp(logits).sum()
             expected.append(lam * knn / knn.sum() + (1 - lam) * h)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_lambda_is_tuned_on_validation_samples_alone():
-    made = worlds.run("knn-per", options={"k": 2})
-    chosen = knn_per.personalize(made, {}, made.clients).tuned["lambda"]
-    test = made.embeddings["test"]
+    run = worlds.run("knn-per", options={"k": 2})
+    chosen = knn_per.personalize(run, {}, run.clients).tuned["lambda"]
+    test = run.embeddings["test"]
     test.z[:] = 0
     test.logits[:] = 0
-    np.testing.assert_array_equal(chosen, knn_per.personalize(made, {}, made.clients).tuned["lambda"])
+    np.testing.assert_array_equal(chosen, knn_per.personalize(run, {}, run.clients).tuned["lambda"])
     assert chosen[[1, 3, 5]].tolist() == [0.5] * 3  # no validation samples: nearest to one half
 
 
@@ -269,22 +269,22 @@ def test_lambda_by_hand():
 
 
 def test_votes_by_hand():
-    found = Neighbours(np.asarray([[1.0, 4.0, 9.0], [4.0, np.inf, np.inf]]), np.asarray([[2, 0, 2], [1, -1, -1]]))
+    neighbours = Neighbours(np.asarray([[1.0, 4.0, 9.0], [4.0, np.inf, np.inf]]), np.asarray([[2, 0, 2], [1, -1, -1]]))
     e = np.exp([-1.0, -2.0, -3.0])
-    p = votes(found, 3, -np.sqrt(found.distance))
+    p = votes(neighbours, 3, -np.sqrt(neighbours.distance))
     np.testing.assert_allclose(p[0], [e[1] / e.sum(), 0, (e[0] + e[2]) / e.sum()])
     np.testing.assert_allclose(p[1], [0, 1, 0])
 
 
 def test_votes_of_far_neighbours_do_not_underflow():
-    found = Neighbours(np.asarray([[1e8, 1e8 + 1e4]]), np.asarray([[0, 1]]))
-    p = votes(found, 2, -found.distance)
+    neighbours = Neighbours(np.asarray([[1e8, 1e8 + 1e4]]), np.asarray([[0, 1]]))
+    p = votes(neighbours, 2, -neighbours.distance)
     np.testing.assert_allclose(p, [[1, 0]])
 
 
 def test_votes_without_neighbours_are_zero():
-    found = Neighbours(np.full((1, 2), np.inf), np.full((1, 2), -1))
-    assert votes(found, 2, -found.distance).tolist() == [[0, 0]]
+    neighbours = Neighbours(np.full((1, 2), np.inf), np.full((1, 2), -1))
+    assert votes(neighbours, 2, -neighbours.distance).tolist() == [[0, 0]]
     none = Neighbours(np.zeros((0, 2)), np.zeros((0, 2), int))
     assert votes(none, 2, -none.distance).shape == (0, 2)
 
@@ -294,7 +294,7 @@ def test_search_is_exact_and_clamped():
     sizes = [40, 3, 0, 17]
     z = [draw.normal(size=(n, 6)).astype(np.float32) for n in sizes]
     y = [draw.integers(0, 4, n) for n in sizes]
-    made = Stores(
+    stores = Stores(
         *flat_indexes(z),
         np.concatenate(y),
         np.cumsum([0, *sizes]),
@@ -302,37 +302,37 @@ def test_search_is_exact_and_clamped():
     )
     queries = draw.normal(size=(8, 6)).astype(np.float32)
     bounds = np.asarray([0, 2, 4, 6, 8])
-    found = made.search(np.arange(4), queries, bounds, 5)
+    neighbours = stores.search(np.arange(4), queries, bounds, 5)
     for client in range(4):
         for row in range(bounds[client], bounds[client + 1]):
-            squared = ((z[client][: made.train[client]] - queries[row]) ** 2).sum(axis=1)
+            squared = ((z[client][: stores.train[client]] - queries[row]) ** 2).sum(axis=1)
             near = np.argsort(squared)[:5]
             depth = len(near)
-            np.testing.assert_allclose(found.distance[row, :depth], squared[near], rtol=1e-4)
-            assert found.label[row, :depth].tolist() == y[client][near].tolist()
-            assert (found.label[row, depth:] == -1).all()
-            assert np.isinf(found.distance[row, depth:]).all()
+            np.testing.assert_allclose(neighbours.distance[row, :depth], squared[near], rtol=1e-4)
+            assert neighbours.label[row, :depth].tolist() == y[client][near].tolist()
+            assert (neighbours.label[row, depth:] == -1).all()
+            assert np.isinf(neighbours.distance[row, depth:]).all()
 
 
 def test_auto_sigma_is_of_the_kernel_that_it_scales():
     """By ``scaled-squared`` it is of d^2 / dimension: the median sample's nearest neighbour has the exponent -1."""
-    made = worlds.run("knn-per", options={"sigma": "auto", "kernel": "scaled-squared"})
-    part = made.embeddings["validation"]
-    found = made.stores.search(made.clients, part.z, part.offsets, 1)
-    sigma = knn_per._sigma(made, found, part.offsets)
-    expected = np.median(found.distance[: part.offsets[1], 0]) / part.z.shape[1]
+    run = worlds.run("knn-per", options={"sigma": "auto", "kernel": "scaled-squared"})
+    part = run.embeddings["validation"]
+    neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
+    sigma = knn_per._sigma(run, neighbours, part.offsets)
+    expected = np.median(neighbours.distance[: part.offsets[1], 0]) / part.z.shape[1]
     assert sigma[0] == pytest.approx(expected)
     assert sigma[1] == 1  # no validation samples
 
 
 def test_auto_sigma_is_the_median_nearest_distance():
-    made = worlds.run("knn-per", options={"sigma": "auto"})
-    part = made.embeddings["validation"]
-    found = made.stores.search(made.clients, part.z, part.offsets, 1)
-    sigma = knn_per._sigma(made, found, part.offsets)
-    first = np.sqrt(found.distance[:4, 0])
+    run = worlds.run("knn-per", options={"sigma": "auto"})
+    part = run.embeddings["validation"]
+    neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
+    sigma = knn_per._sigma(run, neighbours, part.offsets)
+    first = np.sqrt(neighbours.distance[:4, 0])
     assert sigma[0] == pytest.approx(np.median(first))
     assert sigma[1] == 1  # no validation samples
-    scaled = copy.deepcopy(found)
+    scaled = copy.deepcopy(neighbours)
     scaled.distance[:] *= 4
-    np.testing.assert_allclose(knn_per._sigma(made, scaled, part.offsets)[0], 2 * sigma[0])
+    np.testing.assert_allclose(knn_per._sigma(run, scaled, part.offsets)[0], 2 * sigma[0])

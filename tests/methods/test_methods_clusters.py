@@ -18,7 +18,7 @@ from pflcli.metrics import neighbourhood
 from pflcli.parameters import similarity
 
 ABLE = worlds.ABLE
-NOBODY = np.full(7, -1)
+UNASSIGNED = np.full(7, -1)
 
 
 def loss(model, data, client):
@@ -26,136 +26,136 @@ def loss(model, data, client):
     return float(functional.cross_entropy(worlds.logits(model, data.inputs(rows)), data.y[rows]))
 
 
-def mean_of(made, models, members):
-    return worlds.mean([models[c] for c in members], made.federation.sizes("train")[members].tolist())
+def mean_of(run, models, members):
+    return worlds.mean([models[c] for c in members], run.federation.sizes("train")[members].tolist())
 
 
 def test_oracle_is_fedavg_within_the_true_clusters():
-    made = worlds.run("oracle", participation=1.0)
-    state = worlds.play("oracle", made, last=2)
+    run = worlds.run("oracle", participation=1.0)
+    state = worlds.play("oracle", run, last=2)
     for c in (0, 1):
         members = [i for i in ABLE if worlds.CLUSTER[i] == c]
-        model = made.init
+        model = run.init
         for t in range(2):
-            model = mean_of(made, {i: worlds.steps(model, made.federation, i, ("sgd", t)) for i in members}, members)
+            model = mean_of(run, {i: worlds.steps(model, run.federation, i, ("sgd", t)) for i in members}, members)
         worlds.close(parameters.pick(state["models"], c), model)
-        answered = worlds.answers("oracle", made, state, np.asarray([members[0]]))["test"]
-        np.testing.assert_allclose(answered, worlds.probabilities(model, made.federation, members[0]), atol=1e-5)
-    assert made.traffic["up"] == made.traffic["down"] == 2 * 6 * parameters.size(made.init)
+        actual = worlds.answers("oracle", run, state, np.asarray([members[0]]))["test"]
+        np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, members[0]), atol=1e-5)
+    assert run.traffic["up"] == run.traffic["down"] == 2 * 6 * parameters.size(run.init)
 
 
 def test_oracle_of_one_cluster_is_fedavg():
     one = replace(worlds.federation(), cluster=np.full(7, 5))
     runs = [worlds.run(name, data=one) for name in ("fedavg", "oracle")]
-    expected, found = (worlds.play(name, made) for name, made in zip(("fedavg", "oracle"), runs, strict=True))
-    assert worlds.same(expected["global"], parameters.pick(found["models"], 0))
+    expected, actual = (worlds.play(name, run) for name, run in zip(("fedavg", "oracle"), runs, strict=True))
+    assert worlds.same(expected["global"], parameters.pick(actual["models"], 0))
     assert runs[0].traffic == runs[1].traffic
 
 
 def test_a_cluster_of_which_nobody_takes_part_keeps_its_model():
-    made = worlds.run("oracle", participation=0.17)  # one client a round
-    state = worlds.play("oracle", made, last=1)
-    (client,) = made.cohort(0)
+    run = worlds.run("oracle", participation=0.17)  # one client a round
+    state = worlds.play("oracle", run, last=1)
+    (client,) = run.cohort(0)
     other = 1 - worlds.CLUSTER[client]
-    assert worlds.same(parameters.pick(state["models"], other), made.init)
-    assert not worlds.same(parameters.pick(state["models"], 1 - other), made.init)
+    assert worlds.same(parameters.pick(state["models"], other), run.init)
+    assert not worlds.same(parameters.pick(state["models"], 1 - other), run.init)
 
 
 def test_oracle_without_clusters_says_what_to_do():
-    made = worlds.run("oracle", data=replace(worlds.federation(), cluster=None))
+    run = worlds.run("oracle", data=replace(worlds.federation(), cluster=None))
     with pytest.raises(InputError, match="does not know the true clusters") as caught:
-        worlds.play("oracle", made)
+        worlds.play("oracle", run)
     assert "--scheme clusters" in caught.value.fix[0]
 
 
 def test_ifca_with_one_model_is_fedavg():
     runs = [worlds.run("fedavg"), worlds.run("ifca", options={"k": 1})]
-    expected, found = (worlds.play(name, made) for name, made in zip(("fedavg", "ifca"), runs, strict=True))
-    assert worlds.same(expected["global"], parameters.pick(found["models"], 0))
+    expected, actual = (worlds.play(name, run) for name, run in zip(("fedavg", "ifca"), runs, strict=True))
+    assert worlds.same(expected["global"], parameters.pick(actual["models"], 0))
     assert runs[0].traffic == runs[1].traffic
-    first, second = worlds.answers("fedavg", runs[0], expected), worlds.answers("ifca", runs[1], found)
+    first, second = worlds.answers("fedavg", runs[0], expected), worlds.answers("ifca", runs[1], actual)
     np.testing.assert_allclose(first["test"], second["test"], atol=1e-6)
 
 
 def test_ifca_sends_what_models_share_once():
-    made = worlds.run("ifca", options={"k": 3, "shared": "body."})
-    for name, value in worlds.play("ifca", made)["models"].items():
+    run = worlds.run("ifca", options={"k": 3, "shared": "body."})
+    for name, value in worlds.play("ifca", run)["models"].items():
         assert torch.equal(value[0], value[1]) == name.startswith("body.")
-    body, head = (parameters.size(parameters.part(made.init, prefix)) for prefix in ("body.", "head."))
-    count = 3 * len(made.cohort(0))
-    assert made.traffic["down"] == count * (body + 3 * head)
-    assert made.traffic["up"] == count * (body + head)
+    body, head = (parameters.size(parameters.part(run.init, prefix)) for prefix in ("body.", "head."))
+    count = 3 * len(run.cohort(0))
+    assert run.traffic["down"] == count * (body + 3 * head)
+    assert run.traffic["up"] == count * (body + head)
 
 
 @pytest.mark.parametrize("shared", ["", "body."])
 def test_ifca_rounds_by_hand(shared):
-    made = worlds.run("ifca", participation=1.0, options={"k": 3, "shared": shared})
-    state, models = worlds.play("ifca", made), [parameters.pick(made.initial_models(3), c) for c in range(3)]
+    run = worlds.run("ifca", participation=1.0, options={"k": 3, "shared": shared})
+    state, models = worlds.play("ifca", run), [parameters.pick(run.initial_models(3), c) for c in range(3)]
     for model in models:
-        model |= {name: made.init[name] for name in model if shared and name.startswith(shared)}
-    data, used = made.federation, set()
+        model |= {name: run.init[name] for name in model if shared and name.startswith(shared)}
+    data, used = run.federation, set()
     for t in range(3):
         chosen = {i: min(range(3), key=lambda c: loss(models[c], data, i)) for i in ABLE}
-        sent = {i: worlds.steps(models[chosen[i]], data, i, ("sgd", t)) for i in ABLE}
-        whole = mean_of(made, sent, ABLE)
+        uploads = {i: worlds.steps(models[chosen[i]], data, i, ("sgd", t)) for i in ABLE}
+        overall_mean = mean_of(run, uploads, ABLE)
         for c in range(3):
             members = [i for i in ABLE if chosen[i] == c]
-            models[c] = mean_of(made, sent, members) if members else models[c]
-            models[c] = models[c] | {n: v for n, v in whole.items() if shared and n.startswith(shared)}
+            models[c] = mean_of(run, uploads, members) if members else models[c]
+            models[c] = models[c] | {n: v for n, v in overall_mean.items() if shared and n.startswith(shared)}
         used |= set(chosen.values())
     assert len(used) > 1
     for c in range(3):
         worlds.close(parameters.pick(state["models"], c), models[c], atol=1e-5)
     assert state["cluster"].tolist() == [chosen.get(i, -1) for i in range(7)]
     if not shared:
-        assert made.traffic["down"] == 3 * made.traffic["up"] == 3 * 3 * 6 * parameters.size(made.init)
+        assert run.traffic["down"] == 3 * run.traffic["up"] == 3 * 3 * 6 * parameters.size(run.init)
 
 
 def test_ifca_models_start_apart():
     """From one common start all losses are equal, and every client takes the first model for ever."""
     models = worlds.play("ifca", worlds.run("ifca"), last=0)["models"]
     assert len({value.item() for value in models["head.weight"].sum(dim=(1, 2))}) == 4
-    made = worlds.run("ifca", participation=1.0)
-    common = parameters.stack([made.init] * 4)
-    assert clusters.best(made, common, made.clients, NOBODY).tolist() == [0] * 7
+    run = worlds.run("ifca", participation=1.0)
+    common = parameters.stack([run.init] * 4)
+    assert clusters.best(run, common, run.clients, UNASSIGNED).tolist() == [0] * 7
 
 
 def test_a_client_without_samples_is_given_the_most_common_model():
-    made = worlds.run("ifca")
-    found = clusters.best(made, made.initial_models(3), np.asarray([5]), np.asarray([2, -1, 0, 2, -1, -1, -1]))
-    assert found.tolist() == [2]
+    run = worlds.run("ifca")
+    chosen = clusters.best(run, run.initial_models(3), np.asarray([5]), np.asarray([2, -1, 0, 2, -1, -1, -1]))
+    assert chosen.tolist() == [2]
 
 
 def test_ifca_chooses_without_a_look_at_test_samples():
-    made = worlds.run("ifca")
-    state = worlds.play("ifca", made)
-    before = clusters.best(made, state["models"], made.clients, NOBODY)
-    for client in made.clients:
+    run = worlds.run("ifca")
+    state = worlds.play("ifca", run)
+    before = clusters.best(run, state["models"], run.clients, UNASSIGNED)
+    for client in run.clients:
         for split in ("validation", "test"):
-            made.federation.y[made.federation.block(client, split)] = 0
-    assert clusters.best(made, state["models"], made.clients, NOBODY).tolist() == before.tolist()
+            run.federation.y[run.federation.block(client, split)] = 0
+    assert clusters.best(run, state["models"], run.clients, UNASSIGNED).tolist() == before.tolist()
 
 
 def test_ifca_finds_the_clusters():
     data = worlds.clustered()
-    made = worlds.run("ifca", data=data, options={"k": 3}, rounds=10, participation=1.0, epochs=2)
-    found = worlds.play("ifca", made)["cluster"].numpy()
-    assert len({(int(a), int(b)) for a, b in zip(found, data.cluster, strict=True)}) == len(set(found)) == 3
+    run = worlds.run("ifca", data=data, options={"k": 3}, rounds=10, participation=1.0, epochs=2)
+    actual = worlds.play("ifca", run)["cluster"].numpy()
+    assert len({(int(a), int(b)) for a, b in zip(actual, data.cluster, strict=True)}) == len(set(actual)) == 3
 
 
 @pytest.mark.parametrize("options", [{"eps1": 0.0}, {"warmup": 9}, {"gamma": 1.0, "warmup": 0, "eps1": 9.0}])
 def test_clustered_fl_that_never_splits_is_fedavg(options):
     runs = [worlds.run("fedavg"), worlds.run("clustered-fl", options={"warmup": 0, **options})]
-    expected, found = (worlds.play(name, made) for name, made in zip(("fedavg", "clustered-fl"), runs, strict=True))
-    assert worlds.same(expected["global"], parameters.pick(found["models"], 0))
-    assert len(found["models"]["head.weight"]) == 1
+    expected, actual = (worlds.play(name, run) for name, run in zip(("fedavg", "clustered-fl"), runs, strict=True))
+    assert worlds.same(expected["global"], parameters.pick(actual["models"], 0))
+    assert len(actual["models"]["head.weight"]) == 1
     assert runs[0].traffic == runs[1].traffic
 
 
 def cut(products, members=ABLE, largest=0.0, t=0, **options):
     """Which of the clients a cluster with these products of updates lets go."""
-    made = worlds.run("clustered-fl", options={"warmup": 0, **options})
-    far, mean = clustered_fl._split(made, np.asarray(members), np.asarray(products, dtype=float), largest, t)
+    run = worlds.run("clustered-fl", options={"warmup": 0, **options})
+    far, mean = clustered_fl._split(run, np.asarray(members), np.asarray(products, dtype=float), largest, t)
     return far.tolist(), mean
 
 
@@ -165,25 +165,25 @@ def test_clustered_fl_thresholds_by_hand():
     products, members = updates @ updates.T, [0, 2, 3]
     mean, longest = float(np.linalg.norm(np.asarray([12, 7, 6]) @ updates / 25)), 3.0
     split = ([False, False, True], pytest.approx(mean))
-    whole = ([False] * 3, pytest.approx(mean))
+    unsplit = ([False] * 3, pytest.approx(mean))
     assert cut(products, members) == split
     assert cut(products, members, eps1=mean / longest * 1.01) == split
-    assert cut(products, members, eps1=mean / longest * 0.99) == whole
+    assert cut(products, members, eps1=mean / longest * 0.99) == unsplit
     assert cut(products, members, largest=2.0, eps2=1.49) == split
-    assert cut(products, members, largest=2.0, eps2=1.51) == whole
+    assert cut(products, members, largest=2.0, eps2=1.51) == unsplit
     absolute = {"thresholds": "absolute", "largest": 2.0}
     assert cut(products, members, eps1=mean * 1.01, eps2=2.99, **absolute) == split
-    assert cut(products, members, eps1=mean * 0.99, eps2=2.99, **absolute) == whole
-    assert cut(products, members, eps1=mean * 1.01, eps2=3.01, **absolute) == whole
+    assert cut(products, members, eps1=mean * 0.99, eps2=2.99, **absolute) == unsplit
+    assert cut(products, members, eps1=mean * 1.01, eps2=3.01, **absolute) == unsplit
     assert cut(products, members, **absolute) == split  # the authors' 0.4 and 1.6
-    assert cut(products, members, warmup=3, t=2) == whole
+    assert cut(products, members, warmup=3, t=2) == unsplit
     assert cut(products, members, warmup=3, t=3) == split
     across = -1 / np.sqrt(1.01)
     assert cut(products, members, gamma=np.sqrt((1 - across) / 2) * 0.999) == split
-    assert cut(products, members, gamma=min(np.sqrt((1 - across) / 2) * 1.001, 1.0)) == whole
+    assert cut(products, members, gamma=min(np.sqrt((1 - across) / 2) * 1.001, 1.0)) == unsplit
     within = 0.99 / 1.01
     assert cut(products, members, gap=(within - across) * 0.999) == split
-    assert cut(products, members, gap=min((within - across) * 1.001, 2.0)) == whole
+    assert cut(products, members, gap=min((within - across) * 1.001, 2.0)) == unsplit
     assert cut(products[:2, :2], members[:2], eps1=9.0)[0] == [False] * 2  # two clients stay together
 
 
@@ -199,71 +199,71 @@ def test_clustered_fl_lets_ids_go_and_not_positions(monkeypatch):
     far = iter([[0, 1, 0, 0, 1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1]])
 
     def split(run, members, products, largest, t):
-        found = np.asarray(next(far), dtype=bool) if len(members) >= 4 else np.zeros(len(members), bool)
-        return found, 0.0
+        leaving = np.asarray(next(far), dtype=bool) if len(members) >= 4 else np.zeros(len(members), bool)
+        return leaving, 0.0
 
     monkeypatch.setattr(clustered_fl, "_split", split)
-    made = worlds.run("clustered-fl", data=data, rounds=2, participation=1.0)
-    state = worlds.play("clustered-fl", made, last=1)
+    run = worlds.run("clustered-fl", data=data, rounds=2, participation=1.0)
+    state = worlds.play("clustered-fl", run, last=1)
     assert state["cluster"].tolist() == [0, 1, 0, 0, 1, 0, 1, 1]
     halves = [parameters.pick(state["models"], c) for c in (0, 1)]
     assert worlds.same(*halves)  # both go on from the same model
-    state = clustered_fl.train_round(made, state, 1)
+    state = clustered_fl.train_round(run, state, 1)
     # Cluster 0 is 0, 2, 3, 5, of which 2 and 3 leave; cluster 1 is 1, 4, 6, 7, of which 6 and 7 leave.
     assert state["cluster"].tolist() == [0, 1, 2, 2, 1, 0, 3, 3]
     for c, members in ((0, [0, 2, 3, 5]), (1, [1, 4, 6, 7])):
-        sent = {i: worlds.steps(halves[c], data, i, ("sgd", 1)) for i in members}
-        expected = mean_of(made, sent, members)
+        uploads = {i: worlds.steps(halves[c], data, i, ("sgd", 1)) for i in members}
+        expected = mean_of(run, uploads, members)
         worlds.close(parameters.pick(state["models"], c), expected, atol=1e-5)
         worlds.close(parameters.pick(state["models"], 2 + c), expected, atol=1e-5)
 
 
 def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
-    seen = []
+    judged = []
 
     def split(run, members, products, largest, t):
-        seen.append((members.tolist(), products))
+        judged.append((members.tolist(), products))
         return np.zeros(len(members), bool), 0.0
 
     monkeypatch.setattr(clustered_fl, "_split", split)
-    made = worlds.run("clustered-fl", participation=0.34, rounds=4)
-    worlds.play("clustered-fl", made)
-    model, last = made.init, {}
+    run = worlds.run("clustered-fl", participation=0.34, rounds=4)
+    worlds.play("clustered-fl", run)
+    model, last = run.init, {}
     for t in range(4):
-        cohort = made.cohort(t).tolist()
-        sent = {i: worlds.steps(model, made.federation, i, ("sgd", t)) for i in cohort}
-        last |= {i: torch.cat([(sent[i][n] - model[n]).flatten() for n in model]).double() for i in cohort}
-        model = mean_of(made, sent, cohort)
-        members, products = seen[t]
+        cohort = run.cohort(t).tolist()
+        uploads = {i: worlds.steps(model, run.federation, i, ("sgd", t)) for i in cohort}
+        last |= {i: torch.cat([(uploads[i][n] - model[n]).flatten() for n in model]).double() for i in cohort}
+        model = mean_of(run, uploads, cohort)
+        members, products = judged[t]
         assert members == sorted(last)
         expected = [[float(last[a] @ last[b]) for b in members] for a in members]
         np.testing.assert_allclose(products, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_a_client_that_joins_after_a_split_takes_the_model_of_the_lowest_loss():
-    made = worlds.run("clustered-fl", participation=0.34, rounds=9)
-    state = worlds.play("clustered-fl", made, last=1)
-    state["models"] = made.initial_models(3)
-    (t, new), size = next((t, i) for t in range(1, 9) for i in made.cohort(t) if i not in made.cohort(0)), made.init
-    count, before = len(made.cohort(t)), made.traffic["down"]
-    arriving = [i for i in made.cohort(t) if state["cluster"][i] < 0]
-    after = clustered_fl.train_round(made, state, t)
-    models = [parameters.pick(made.initial_models(3), c) for c in range(3)]
-    assert after["cluster"][new] == min(range(3), key=lambda c: loss(models[c], made.federation, new))
-    assert made.traffic["down"] - before == (count + 2 * len(arriving)) * parameters.size(size)
+    run = worlds.run("clustered-fl", participation=0.34, rounds=9)
+    state = worlds.play("clustered-fl", run, last=1)
+    state["models"] = run.initial_models(3)
+    (t, new), size = next((t, i) for t in range(1, 9) for i in run.cohort(t) if i not in run.cohort(0)), run.init
+    count, before = len(run.cohort(t)), run.traffic["down"]
+    arriving = [i for i in run.cohort(t) if state["cluster"][i] < 0]
+    after = clustered_fl.train_round(run, state, t)
+    models = [parameters.pick(run.initial_models(3), c) for c in range(3)]
+    assert after["cluster"][new] == min(range(3), key=lambda c: loss(models[c], run.federation, new))
+    assert run.traffic["down"] - before == (count + 2 * len(arriving)) * parameters.size(size)
     stranger = next(i for i in (0, 3, 4, 6) if after["cluster"][i] < 0)
-    choice = min(range(3), key=lambda c: loss(parameters.pick(after["models"], c), made.federation, stranger))
-    found = worlds.answers("clustered-fl", made, after, np.asarray([stranger]))["test"]
-    expected = worlds.probabilities(parameters.pick(after["models"], choice), made.federation, stranger)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    choice = min(range(3), key=lambda c: loss(parameters.pick(after["models"], c), run.federation, stranger))
+    actual = worlds.answers("clustered-fl", run, after, np.asarray([stranger]))["test"]
+    expected = worlds.probabilities(parameters.pick(after["models"], choice), run.federation, stranger)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("linkage", ["complete", "single"])
 def test_clustered_fl_finds_three_clusters_by_two_splits(linkage):
     data, options = worlds.clustered(), {"warmup": 5, "linkage": linkage, "gap": 0.4}
-    made = worlds.run("clustered-fl", data=data, options=options, rounds=14, participation=1.0, epochs=3, batch_size=10)
-    found = worlds.play("clustered-fl", made)["cluster"].numpy()
-    assert len({(int(a), int(b)) for a, b in zip(found, data.cluster, strict=True)}) == len(set(found)) == 3
+    run = worlds.run("clustered-fl", data=data, options=options, rounds=14, participation=1.0, epochs=3, batch_size=10)
+    actual = worlds.play("clustered-fl", run)["cluster"].numpy()
+    assert len({(int(a), int(b)) for a, b in zip(actual, data.cluster, strict=True)}) == len(set(actual)) == 3
 
 
 FORMS = ("heuristic", "attention")
@@ -271,8 +271,8 @@ FORMS = ("heuristic", "attention")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_fedamp_without_a_pull_is_training_alone(form):
-    made = worlds.run("fedamp", options={"lam": 0.0, "form": form, "start": "own"})
-    state, alone = worlds.play("fedamp", made), worlds.run()
+    run = worlds.run("fedamp", options={"lam": 0.0, "form": form, "start": "own"})
+    state, alone = worlds.play("fedamp", run), worlds.run()
     models = alone.table(alone.initial_model())
     for t in range(3):
         cohort = alone.cohort(t)
@@ -284,13 +284,13 @@ def test_fedamp_without_a_pull_is_training_alone(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_fedamp_pulls_by_its_gradient(form):
     """An implementation is known whose proximal term has no gradient, so that it trains alone whatever lambda is."""
-    found = []
+    heads = []
     for lam in (0.0, 0.1, 1.0):
-        made = worlds.run("fedamp", participation=1.0, options={"lam": lam, "form": form, "start": "own"})
-        state = worlds.play("fedamp", made)
-        found.append(state["model"][ABLE]["head.weight"])
-    assert not torch.equal(found[0], found[1])
-    spread = [float(models.var(dim=0).sum()) for models in found]
+        run = worlds.run("fedamp", participation=1.0, options={"lam": lam, "form": form, "start": "own"})
+        state = worlds.play("fedamp", run)
+        heads.append(state["model"][ABLE]["head.weight"])
+    assert not torch.equal(heads[0], heads[1])
+    spread = [float(models.var(dim=0).sum()) for models in heads]
     assert spread[0] > spread[1] > spread[2]  # the stronger the pull, the nearer to each other
 
 
@@ -298,8 +298,8 @@ def test_fedamp_that_starts_from_the_cloud_model_keeps_clients_nearer_to_each_ot
     """Where the pull is weak, the start carries what others have learned; by default it is the client's own model."""
     models = []
     for options in ({}, {"start": "own"}, {"start": "cloud"}):
-        made = worlds.run("fedamp", participation=1.0, options={"lam": 1e-4, **options})
-        models.append(worlds.play("fedamp", made)["model"])
+        run = worlds.run("fedamp", participation=1.0, options={"lam": 1e-4, **options})
+        models.append(worlds.play("fedamp", run)["model"])
     assert worlds.same(models[0], models[1])
     spread = [float(model[ABLE]["head.weight"].var(dim=0).sum()) for model in models]
     assert spread[2] < 0.8 * spread[1]
@@ -308,7 +308,7 @@ def test_fedamp_that_starts_from_the_cloud_model_keeps_clients_nearer_to_each_ot
 def test_fedamp_with_all_weight_on_itself_starts_from_itself():
     """The cloud model is then the client's own, so that both starts are one, and without a pull training alone."""
     runs = [worlds.run("fedamp", options={"self_weight": 1.0, "start": start}) for start in ("own", "cloud")]
-    models = [worlds.play("fedamp", made)["model"] for made in runs]
+    models = [worlds.play("fedamp", run)["model"] for run in runs]
     for i in ABLE:
         worlds.close(parameters.pick(models[0][[i]], 0), parameters.pick(models[1][[i]], 0))
 
@@ -320,8 +320,8 @@ def test_fedamp_with_all_weight_on_itself_knows_nobody():
         data = worlds.federation()
         if flip:
             data.y[data.block(3, "train")] = 2 - data.y[data.block(3, "train")]
-        made = worlds.run("fedamp", participation=1.0, data=data, options={"self_weight": 1.0})
-        states.append(worlds.play("fedamp", made)["model"])
+        run = worlds.run("fedamp", participation=1.0, data=data, options={"self_weight": 1.0})
+        states.append(worlds.play("fedamp", run)["model"])
     for i in ABLE:
         assert worlds.same(states[0][[i]], states[1][[i]]) == (i != 3)
 
@@ -370,21 +370,21 @@ def test_fedamp_weights_by_hand(name):
     w, origin = draw.normal(size=(5, 9)), draw.normal(size=9)
     cfg, known = fedamp.Config(**WEIGHTS[name]), np.asarray([True, True, False, True, True])
     rows = w - origin if cfg.form == "heuristic" and cfg.centred else w
-    found = fedamp.weights(cfg, rows @ rows.T, known)
-    np.testing.assert_allclose(found, reference_weights(cfg, w, known, origin), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.sum(axis=1), 1)
-    assert (found >= 0).all()
-    assert not found[np.arange(5) != 2, 2].any()  # who has sent nothing is given nothing
+    actual = fedamp.weights(cfg, rows @ rows.T, known)
+    np.testing.assert_allclose(actual, reference_weights(cfg, w, known, origin), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(actual.sum(axis=1), 1)
+    assert (actual >= 0).all()
+    assert not actual[np.arange(5) != 2, 2].any()  # who has sent nothing is given nothing
     if name == "attention":
-        assert np.diag(found).min() == pytest.approx(0, abs=1e-12)  # alpha is as large as it can be
+        assert np.diag(actual).min() == pytest.approx(0, abs=1e-12)  # alpha is as large as it can be
     if name == "attention that leaves nothing":
-        assert np.diag(found).max() < 1e-12
+        assert np.diag(actual).max() < 1e-12
 
 
 def test_fedamp_weights_of_the_first_round_are_ones_own():
     for form in FORMS:
-        found = fedamp.weights(fedamp.Config(form=form), np.ones((3, 3)), np.zeros(3, dtype=bool))
-        np.testing.assert_array_equal(found, np.eye(3))
+        actual = fedamp.weights(fedamp.Config(form=form), np.ones((3, 3)), np.zeros(3, dtype=bool))
+        np.testing.assert_array_equal(actual, np.eye(3))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -400,34 +400,34 @@ def test_fedamp_gives_equal_clients_equal_means(form):
 @pytest.mark.parametrize("start", ["own", "cloud"])
 @pytest.mark.parametrize("options", [{}, {"form": "attention"}, {"form": "attention", "alpha": 0.5, "sigma": 9.0}])
 def test_fedamp_rounds_by_hand(options, start):
-    made = worlds.run("fedamp", participation=0.7, rounds=3, options={"lam": 0.3, "start": start, **options})
-    state = worlds.play("fedamp", made)
-    own, known, cfg = dict.fromkeys(range(7), made.init), set(), made.cfg
+    run = worlds.run("fedamp", participation=0.7, rounds=3, options={"lam": 0.3, "start": start, **options})
+    state = worlds.play("fedamp", run)
+    own, known, cfg = dict.fromkeys(range(7), run.init), set(), run.cfg
     pull = 0.3 / (cfg.alpha or 1)
     for t in range(3):
-        cohort = made.cohort(t).tolist()
+        cohort = run.cohort(t).tolist()
         ids = sorted(known | set(cohort))
         w = np.stack([torch.cat([v.flatten() for v in own[i].values()]).double().numpy() for i in ids])
-        origin = torch.cat([v.flatten() for v in made.init.values()]).double().numpy()
-        seen = np.asarray([i in known for i in ids])
-        xi = reference_weights(cfg, w, seen, origin) if known else np.eye(len(ids))
+        origin = torch.cat([v.flatten() for v in run.init.values()]).double().numpy()
+        trained_before = np.asarray([i in known for i in ids])
+        xi = reference_weights(cfg, w, trained_before, origin) if known else np.eye(len(ids))
         means = {
-            i: worlds.mean([own[j] for j in ids], xi[ids.index(i)].tolist()) if known else made.init for i in cohort
+            i: worlds.mean([own[j] for j in ids], xi[ids.index(i)].tolist()) if known else run.init for i in cohort
         }
         begin = own if start == "own" else means
-        own |= {i: worlds.steps(begin[i], made.federation, i, ("sgd", t), anchor=means[i], pull=pull) for i in cohort}
+        own |= {i: worlds.steps(begin[i], run.federation, i, ("sgd", t), anchor=means[i], pull=pull) for i in cohort}
         known |= set(cohort)
     for i in known:
         worlds.close(parameters.pick(state["model"][[i]], 0), own[i], atol=1e-4)
-    sent = sum(len(made.cohort(t)) for t in range(3)) * parameters.size(made.init)
-    assert made.traffic == {"up": sent, "down": sent, "peer": 0}
+    sent_bytes = sum(len(run.cohort(t)) for t in range(3)) * parameters.size(run.init)
+    assert run.traffic == {"up": sent_bytes, "down": sent_bytes, "peer": 0}
 
 
 def test_fedamp_weighs_its_own_cluster_more():
     data = worlds.clustered()
-    made = worlds.run("fedamp", data=data, rounds=6, participation=1.0, epochs=3, batch_size=10)
-    state = worlds.play("fedamp", made)
-    products = similarity.gram(state["model"], made.clients, made.engine.parameters, 99, made.init)
-    xi = fedamp.weights(made.cfg, products, np.ones(12, dtype=bool))
+    run = worlds.run("fedamp", data=data, rounds=6, participation=1.0, epochs=3, batch_size=10)
+    state = worlds.play("fedamp", run)
+    products = similarity.gram(state["model"], run.clients, run.engine.parameters, 99, run.init)
+    xi = fedamp.weights(run.cfg, products, np.ones(12, dtype=bool))
     same = neighbourhood.together(data.cluster)
     assert xi[same].min() > 3 * xi[~same & ~np.eye(12, dtype=bool)].max()

@@ -62,40 +62,40 @@ def represented(w, data, client):
     return features(w, data.x[data.rows(client, "train")]).mean(dim=0).double()
 
 
-def reference(made, cfg, theta, rounds):
+def reference(run, cfg, theta, rounds):
     """FedAttn as most people would write it: a loop over clients, one tensor at a time; returns the last state."""
-    data, g = made.federation, made.initial_model()
+    data, g = run.federation, run.initial_model()
     z, m, theta = {}, {}, {name: value.clone().requires_grad_() for name, value in theta.items()}
     optimizer = torch.optim.Adam(theta.values(), lr=cfg.server_lr)
     guarded = cfg.form == "guarded"
     form = (lambda v: (v - v.mean()) / (v.var(unbiased=False) + 1e-5).sqrt()) if guarded else (lambda v: v)
     for t in range(rounds):
-        own, cohort, personal, models, anchors = vector(g), made.cohort(t).tolist(), {}, {}, {}
+        own, cohort, personal, models, anchors = vector(g), run.cohort(t).tolist(), {}, {}, {}
         before = dict(z)
         for i in cohort:
-            mine = form(z.get(i, represented(g, data, i)))
-            distance = {j: float((form(before[j]) - mine).norm()) for j in before if j != i}
+            query = form(z.get(i, represented(g, data, i)))
+            distance = {j: float((form(before[j]) - query).norm()) for j in before if j != i}
             near = sorted(distance, key=distance.get)[: cfg.k - 1]
-            keys = torch.stack([mine, *(form(before[j]) for j in near)])
+            keys = torch.stack([query, *(form(before[j]) for j in near)])
             values = torch.stack([m.get(i, own * 0 if guarded else own), *(m[j] for j in near)])
-            score = (keys @ theta["k"].T) @ (theta["q"] @ mine) / math.sqrt(len(theta["q"]))
-            found = torch.softmax(score, 0) @ values
+            score = (keys @ theta["k"].T) @ (theta["q"] @ query) / math.sqrt(len(theta["q"]))
+            attended = torch.softmax(score, 0) @ values
             if "v" in theta:
-                found = theta["v"] @ found
+                attended = theta["v"] @ attended
             if guarded and cfg.trust:
-                pieces = [v.split(list(LAYERS.values())) for v in (found, own)]
-                found = torch.cat(
+                pieces = [v.split(list(LAYERS.values())) for v in (attended, own)]
+                attended = torch.cat(
                     [
                         p * (cfg.trust * o.norm() / p.norm().clamp_min(1e-9)).clamp(max=1)
                         for p, o in zip(*pieces, strict=True)
                     ]
                 )
-            found = own + found if guarded else found
-            personal[i] = found
+            attended = own + attended if guarded else attended
+            personal[i] = attended
             near_mean = values.mean(dim=0) + (own if guarded else 0)
             pull = cfg.mu_g + cfg.mu_n
             anchors[i] = with_biases(g, (cfg.mu_g * own + cfg.mu_n * near_mean) / pull) if pull else None
-            models[i] = trained(with_biases(g, found.detach()), data, i, t, pull=pull, anchor=anchors[i])
+            models[i] = trained(with_biases(g, attended.detach()), data, i, t, pull=pull, anchor=anchors[i])
         n = {i: len(data.rows(i, "train")) / sum(len(data.rows(j, "train")) for j in cohort) for i in cohort}
         change = {i: n[i] * (personal[i].detach().float().double() - vector(models[i])) for i in cohort}
         g = {name: sum(n[i] * models[i][name] for i in cohort) for name in g}
@@ -125,17 +125,17 @@ FORMS = {
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", FORMS)
 def test_rounds_against_an_independent_loop(name, participation):
-    made = worlds.run("fedattn", participation=participation, options={"k": 3, **FORMS[name]})
-    theta = fedattn.setup(made)["attention"]
-    state = worlds.play("fedattn", made)
-    expected = reference(made, made.cfg, theta, 3)
+    run = worlds.run("fedattn", participation=participation, options={"k": 3, **FORMS[name]})
+    theta = fedattn.setup(run)["attention"]
+    state = worlds.play("fedattn", run)
+    expected = reference(run, run.cfg, theta, 3)
     for key, value in expected.g.items():
         torch.testing.assert_close(state["global"][key], value, rtol=1e-4, atol=2e-5)
     assert state["z"].written.tolist() == sorted(expected.z)
     for client in expected.z:
         torch.testing.assert_close(state["z"][[client]]["z"][0].double(), expected.z[client], rtol=1e-3, atol=1e-4)
-        held = state["biases"][[client]]["biases"][0].double()
-        torch.testing.assert_close(held, expected.m[client].double(), rtol=1e-3, atol=5e-5)
+        offsets = state["biases"][[client]]["biases"][0].double()
+        torch.testing.assert_close(offsets, expected.m[client].double(), rtol=1e-3, atol=5e-5)
     for key, value in expected.theta.items():
         # Adam makes steps of one size of whatever gradient there is: only where it is not noise do they agree.
         near = (state["attention"][key] - value.detach()).abs() < 1e-3
@@ -143,64 +143,64 @@ def test_rounds_against_an_independent_loop(name, participation):
 
 
 def test_no_attention_is_fedavg_to_the_bit():
-    made, plain = worlds.run("fedattn", options={"attention": "none"}), worlds.run("fedavg")
-    state, expected = worlds.play("fedattn", made), worlds.play("fedavg", plain)
+    run, plain = worlds.run("fedattn", options={"attention": "none"}), worlds.run("fedavg")
+    state, expected = worlds.play("fedattn", run), worlds.play("fedavg", plain)
     assert worlds.same(state["global"], expected["global"])
-    assert made.traffic == plain.traffic
-    found, other = worlds.answers("fedattn", made, state), worlds.answers("fedavg", plain, expected)
-    assert all(np.array_equal(found[split], other[split]) for split in other)
+    assert run.traffic == plain.traffic
+    actual, other = worlds.answers("fedattn", run, state), worlds.answers("fedavg", plain, expected)
+    assert all(np.array_equal(actual[split], other[split]) for split in other)
 
 
 def test_the_warm_up_is_fedavg_to_the_bit():
-    made, plain = worlds.run("fedattn", options={"warmup": 3}), worlds.run("fedavg")
-    assert worlds.same(worlds.play("fedattn", made)["global"], worlds.play("fedavg", plain)["global"])
+    run, plain = worlds.run("fedattn", options={"warmup": 3}), worlds.run("fedavg")
+    assert worlds.same(worlds.play("fedattn", run)["global"], worlds.play("fedavg", plain)["global"])
     later = worlds.run("fedattn", options={"warmup": 2})
     assert worlds.play("fedattn", later)["history"]["rho"].shape == (1,)
 
 
 def test_one_neighbour_is_fedavg_with_private_biases():
     options = {"form": "faithful", "value": "identity", "k": 1}
-    made = worlds.run("fedattn", participation=1.0, options=options)
-    state = worlds.play("fedattn", made)
-    found = worlds.answers("fedattn", made, state)["test"]
-    data, g, able = made.federation, made.initial_model(), [0, 1, 2, 3, 4, 6]
+    run = worlds.run("fedattn", participation=1.0, options=options)
+    state = worlds.play("fedattn", run)
+    actual = worlds.answers("fedattn", run, state)["test"]
+    data, g, able = run.federation, run.initial_model(), [0, 1, 2, 3, 4, 6]
     private = {i: vector(g) for i in able}
     n = data.sizes("train")[able] / data.sizes("train").sum()
     for t in range(3):
-        sent = [trained(with_biases(g, private[i]), data, i, t) for i in able]
-        private = {i: vector(w) for i, w in zip(able, sent, strict=True)}
-        g = {name: sum(w * model[name] for w, model in zip(n, sent, strict=True)) for name in g}
+        uploads = [trained(with_biases(g, private[i]), data, i, t) for i in able]
+        private = {i: vector(w) for i, w in zip(able, uploads, strict=True)}
+        g = {name: sum(w * model[name] for w, model in zip(n, uploads, strict=True)) for name in g}
     rows = [
         torch.softmax(logits(with_biases(g, private[i]), data.x[data.block(i, "test")]), 1)
         for i in able
         if data.sizes("test")[i]
     ]
-    np.testing.assert_allclose(found, torch.cat(rows), atol=1e-5)
+    np.testing.assert_allclose(actual, torch.cat(rows), atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"form": "faithful"}, {"value": "full"}, {"trust": 0.02}], ids=str)
 def test_the_servers_gradient_is_that_of_the_whole_chain(options, monkeypatch):
     """A full-batch step of rate r returns r times the gradient: W_Q, W_K and W_V get that of the clients' mean loss."""
     rate, grads = 0.01, {}
-    made = worlds.run("fedattn", participation=1.0, batch_size=1000, lr=rate, options={"k": 3, **options})
-    state = worlds.play("fedattn", made, last=2)
+    run = worlds.run("fedattn", participation=1.0, batch_size=1000, lr=rate, options={"k": 3, **options})
+    state = worlds.play("fedattn", run, last=2)
     keep = adam.step
-    monkeypatch.setattr(adam, "step", lambda theta, g, held, lr: grads.update(g) or keep(theta, g, held, lr))
+    monkeypatch.setattr(adam, "step", lambda theta, g, moments, lr: grads.update(g) or keep(theta, g, moments, lr))
     before = {name: value.clone().requires_grad_() for name, value in state["attention"].items()}
-    cohort, data, start = made.cohort(2), made.federation, state["global"]
-    layers = biases.layers(start, made.engine.parameters)
-    near, own = fedattn._neighbourhood(made, state, cohort, 2), vector(start)
-    sent = fedattn._personal(made.cfg, before, near, own, layers)
+    cohort, data, start = run.cohort(2), run.federation, state["global"]
+    layers = biases.layers(start, run.engine.parameters)
+    near, own = fedattn._neighbourhood(run, state, cohort, 2), vector(start)
+    personal = fedattn._personal(run.cfg, before, near, own, layers)
     n = data.sizes("train")[cohort] / data.sizes("train")[cohort].sum()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0).double()
     loss = 0
-    for share, client, b in zip(n, cohort, sent, strict=True):
+    for share, client, b in zip(n, cohort, personal, strict=True):
         pieces = b.split(list(layers.values()))
         w = {**{name: v.double() for name, v in start.items()}, **dict(zip(layers, pieces, strict=True))}
         rows = data.rows(client, "train")
         loss = loss + share * functional.cross_entropy(functional_call(net, w, data.x[rows].double()), data.y[rows])
     expected = torch.autograd.grad(rate * loss, list(before.values()))
-    fedattn.train_round(made, state, 2)
+    fedattn.train_round(run, state, 2)
     assert list(grads) == list(before)
     for (name, grad), value in zip(grads.items(), expected, strict=True):
         assert value.abs().max() > 0, name
@@ -208,61 +208,61 @@ def test_the_servers_gradient_is_that_of_the_whole_chain(options, monkeypatch):
 
 
 def test_only_the_guarded_gradient_is_clipped(monkeypatch):
-    seen, keep = [], biases.gradients
-    monkeypatch.setattr(biases, "gradients", lambda *args: seen.append(args[-1]) or keep(*args))
+    bounds, keep = [], biases.gradients
+    monkeypatch.setattr(biases, "gradients", lambda *args: bounds.append(args[-1]) or keep(*args))
     for form in ("guarded", "faithful"):
         worlds.play("fedattn", worlds.run("fedattn", rounds=1, options={"form": form}))
-    assert seen == [1.0, math.inf]
+    assert bounds == [1.0, math.inf]
 
 
 def test_blocks_stay_blocks():
-    made = worlds.run("fedattn", options={"form": "faithful", "value": "blocks"})
-    v = worlds.play("fedattn", made)["attention"]["v"]
+    run = worlds.run("fedattn", options={"form": "faithful", "value": "blocks"})
+    v = worlds.play("fedattn", run)["attention"]["v"]
     outside = biases.block_mask(LAYERS) == 0
     assert (v[outside] == 0).all()
-    assert not torch.equal(v, fedattn.setup(made)["attention"]["v"])
+    assert not torch.equal(v, fedattn.setup(run)["attention"]["v"])
 
 
 def test_frozen_attention_stays():
-    made = worlds.run("fedattn", options={"attention": "frozen"})
-    assert worlds.same(worlds.play("fedattn", made)["attention"], fedattn.setup(made)["attention"])
+    run = worlds.run("fedattn", options={"attention": "frozen"})
+    assert worlds.same(worlds.play("fedattn", run)["attention"], fedattn.setup(run)["attention"])
 
 
 def test_traffic_by_hand():
     """A model each way, Z up; a newcomer also sends its first Z and is sent its biases apart from the model."""
-    made = worlds.run("fedattn", options={"mu_g": 0.1})
-    worlds.play("fedattn", made)
-    model, z, b = parameters.size(made.init), 4 * 200, 4 * 403
-    cohorts = [made.cohort(t) for t in range(3)]
+    run = worlds.run("fedattn", options={"mu_g": 0.1})
+    worlds.play("fedattn", run)
+    model, z, b = parameters.size(run.init), 4 * 200, 4 * 403
+    cohorts = [run.cohort(t) for t in range(3)]
     count, new = sum(map(len, cohorts)), len(np.unique(np.concatenate(cohorts)))
-    assert made.traffic["up"] == count * (model + z) + new * z
-    assert made.traffic["down"] == count * (model + b) + new * b  # the pull's anchor for everyone
+    assert run.traffic["up"] == count * (model + z) + new * z
+    assert run.traffic["down"] == count * (model + b) + new * b  # the pull's anchor for everyone
 
 
 def test_clients_that_never_took_part_are_nobodys_neighbours():
-    made = worlds.run("fedattn", rounds=1, options={"k": 7})
-    state = worlds.play("fedattn", made)
-    near = fedattn._neighbourhood(made, state, made.clients, "personalize")
-    known = np.isin(made.clients, made.cohort(0))
+    run = worlds.run("fedattn", rounds=1, options={"k": 7})
+    state = worlds.play("fedattn", run)
+    near = fedattn._neighbourhood(run, state, run.clients, "personalize")
+    known = np.isin(run.clients, run.cohort(0))
     assert near.exists.sum(dim=1).tolist() == [3 if knows else 4 for knows in known]  # itself, and the known others
 
 
 def test_a_client_is_its_first_neighbour_unless_left_out():
     for include in (True, False):
-        made = worlds.run("fedattn", participation=1.0, options={"k": 2, "include_self": include})
-        state = worlds.play("fedattn", made)
-        able = made.cohort(0)
-        near = fedattn._neighbourhood(made, state, able, 3)
+        run = worlds.run("fedattn", participation=1.0, options={"k": 2, "include_self": include})
+        state = worlds.play("fedattn", run)
+        able = run.cohort(0)
+        near = fedattn._neighbourhood(run, state, able, 3)
         own = state["biases"][able]["biases"].double()
         assert torch.equal(near.values[:, 0], own) == include
         assert near.exists.shape == (6, 2)
 
 
 def test_random_neighbours_are_drawn_anew_and_are_others():
-    made = worlds.run("fedattn", participation=1.0, options={"k": 3, "neighbours": "random"})
-    state = worlds.play("fedattn", made)
-    able = made.cohort(0)
-    first, again, later = (fedattn._neighbourhood(made, state, able, t).values for t in (3, 3, 4))
+    run = worlds.run("fedattn", participation=1.0, options={"k": 3, "neighbours": "random"})
+    state = worlds.play("fedattn", run)
+    able = run.cohort(0)
+    first, again, later = (fedattn._neighbourhood(run, state, able, t).values for t in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
     own = state["biases"][able]["biases"].double()
@@ -271,17 +271,17 @@ def test_random_neighbours_are_drawn_anew_and_are_others():
 
 def with_poison(form):
     """The federation, in which client 2's features are so large that its training overflows."""
-    made = worlds.run("fedattn", participation=1.0, options={"form": form})
-    made.federation.x[made.federation.rows(2, "train")] *= 1e30
-    return made
+    run = worlds.run("fedattn", participation=1.0, options={"form": form})
+    run.federation.x[run.federation.rows(2, "train")] *= 1e30
+    return run
 
 
 @pytest.mark.parametrize("form", ["guarded", "faithful"])
 def test_an_upload_that_is_not_finite_is_rejected(form):
-    made = with_poison(form)
-    state = fedattn.setup(made)
+    run = with_poison(form)
+    state = fedattn.setup(run)
     for t in range(3):
-        state, row = round_table.play(made, "fedattn", methods.load("fedattn"), state, t)
+        state, row = round_table.play(run, "fedattn", methods.load("fedattn"), state, t)
         assert row["diverged"] == [2]
     assert state["history"]["rejected"].tolist() == [1, 1, 1]
     assert state["z"].written.tolist() == [0, 1, 3, 4, 6]
@@ -290,16 +290,16 @@ def test_an_upload_that_is_not_finite_is_rejected(form):
 
 def test_a_round_of_rejected_uploads_changes_nothing():
     """It ends a run, but for the form that shows the collapse."""
-    made = worlds.run("fedattn", lr=1e30, options={"form": "faithful"})
-    before = fedattn.setup(made)
-    after, row = round_table.play(made, "fedattn", methods.load("fedattn"), before, 0)
+    run = worlds.run("fedattn", lr=1e30, options={"form": "faithful"})
+    before = fedattn.setup(run)
+    after, row = round_table.play(run, "fedattn", methods.load("fedattn"), before, 0)
     assert after["history"]["rejected"].tolist() == [3]
     assert worlds.same(after["global"], before["global"])
     assert after["z"].written.tolist() == []
-    assert row["diverged"] == made.cohort(0).tolist()
-    made = worlds.run("fedattn", lr=1e30)
+    assert row["diverged"] == run.cohort(0).tolist()
+    run = worlds.run("fedattn", lr=1e30)
     with pytest.raises(ComputationError, match="all that trained became non-finite"):
-        round_table.play(made, "fedattn", methods.load("fedattn"), fedattn.setup(made), 0)
+        round_table.play(run, "fedattn", methods.load("fedattn"), fedattn.setup(run), 0)
 
 
 def logistic_run(**options):
@@ -327,23 +327,23 @@ def test_pulls_to_global_and_neighbouring_biases_delay_the_growth():
 
 
 def test_a_model_that_overflows_answers_nothing():
-    made = worlds.run("fedattn", options={"form": "faithful"})
-    state = worlds.play("fedattn", made)
+    run = worlds.run("fedattn", options={"form": "faithful"})
+    state = worlds.play("fedattn", run)
     state["attention"]["v"] *= 1e37
-    found = worlds.answers("fedattn", made, state)["test"]
-    assert ((found == 1 / worlds.CLASSES) | (found.max(axis=1, keepdims=True) > 0.99)).all(axis=1).any()
-    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
+    actual = worlds.answers("fedattn", run, state)["test"]
+    assert ((actual == 1 / worlds.CLASSES) | (actual.max(axis=1, keepdims=True) > 0.99)).all(axis=1).any()
+    np.testing.assert_allclose(actual.sum(axis=1), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [*FORMS.values(), {"neighbours": "random"}, {"include_self": False}], ids=str)
 def test_every_form_resumes_and_runs_both_ways(options):
-    made = [worlds.run("fedattn", mode=mode, rounds=4, options=options) for mode in ("loop", "stacked", "loop")]
-    whole, other = (worlds.play("fedattn", one) for one in made[:2])
-    for name, value in whole["global"].items():
+    runs = [worlds.run("fedattn", mode=mode, rounds=4, options=options) for mode in ("loop", "stacked", "loop")]
+    expected, other = (worlds.play("fedattn", one) for one in runs[:2])
+    for name, value in expected["global"].items():
         torch.testing.assert_close(other["global"][name], value, rtol=1e-3, atol=1e-4)
     stopped = worlds.play("fedattn", worlds.run("fedattn", mode="loop", rounds=4, options=options), last=2)
-    kept = state_files.nest(load(save(state_files.flatten(stopped))), made[2])
-    assert worlds.same(worlds.play("fedattn", made[2], first=2, state=kept), whole)
+    resumed = state_files.nest(load(save(state_files.flatten(stopped))), runs[2])
+    assert worlds.same(worlds.play("fedattn", runs[2], first=2, state=resumed), expected)
 
 
 def test_a_model_without_biases_is_refused():
@@ -372,8 +372,8 @@ def test_biases_go_there_and_back():
 def test_the_trust_region_by_hand():
     own = torch.tensor([3.0, 4.0, 0.0, 1.0]).double()  # layers of norm 5 and 1
     offsets = torch.tensor([[30.0, 40.0, 1.0, 0.0], [6.0, 8.0, 3.0, 4.0]]).double()
-    found = biases.bounded(offsets, own, {"a": 2, "b": 2}, 2.0)
-    torch.testing.assert_close(found, torch.tensor([[6.0, 8.0, 1.0, 0.0], [6.0, 8.0, 1.2, 1.6]]).double())
+    actual = biases.bounded(offsets, own, {"a": 2, "b": 2}, 2.0)
+    torch.testing.assert_close(actual, torch.tensor([[6.0, 8.0, 1.0, 0.0], [6.0, 8.0, 1.2, 1.6]]).double())
     assert biases.bounded(torch.zeros(1, 4).double(), own, {"a": 2, "b": 2}, 2.0).tolist() == [[0.0] * 4]
 
 
@@ -390,16 +390,16 @@ def test_offsets_may_outgrow_global_biases_that_are_near_zero():
     """Over balanced classes the head's global biases are no measure of what a client's own labels ask for."""
     correct = {}
     for name, options in {"default": {}, "within twice": {"trust": 2.0}, "one": {"attention": "none"}}.items():
-        made = worlds.run("fedattn", data=skewed(), participation=1.0, rounds=12, options={"k": 2, **options})
-        state = worlds.play("fedattn", made)
-        p = worlds.answers("fedattn", made, state)["validation"]
-        y = np.concatenate([made.federation.y[made.federation.block(c, "validation")] for c in range(6)])
+        run = worlds.run("fedattn", data=skewed(), participation=1.0, rounds=12, options={"k": 2, **options})
+        state = worlds.play("fedattn", run)
+        p = worlds.answers("fedattn", run, state)["validation"]
+        y = np.concatenate([run.federation.y[run.federation.block(c, "validation")] for c in range(6)])
         correct[name] = int((p.argmax(axis=1) == y).sum())
         if name == "default":
-            near = fedattn._neighbourhood(made, state, made.clients, 12)
+            near = fedattn._neighbourhood(run, state, run.clients, 12)
             own = vector(state["global"])
-            sent = fedattn._personal(made.cfg, state["attention"], near, own, LAYERS)
-            assert ((sent - own)[:, -3:].norm(dim=1) > 2 * own[-3:].norm()).all()
+            personal = fedattn._personal(run.cfg, state["attention"], near, own, LAYERS)
+            assert ((personal - own)[:, -3:].norm(dim=1) > 2 * own[-3:].norm()).all()
     assert correct["default"] > correct["within twice"] > correct["one"]
 
 
@@ -408,8 +408,8 @@ def test_gradients_are_clipped_all_together():
     personal = torch.stack([3 * theta["a"], 4 * theta["b"]])[None]
     change = torch.ones(1, 2).double()
     for most, expected in ((math.inf, [3, 4]), (10.0, [3, 4]), (1.0, [0.6, 0.8])):
-        found = biases.gradients(theta, personal.clone(), change, most)
-        assert [value.item() for value in found.values()] == pytest.approx(expected)
+        gradients = biases.gradients(theta, personal.clone(), change, most)
+        assert [value.item() for value in gradients.values()] == pytest.approx(expected)
         personal = torch.stack([3 * theta["a"], 4 * theta["b"]])[None]
 
 
@@ -447,10 +447,10 @@ def test_initial_projections():
 def test_the_servers_adam_is_adam():
     theta = {"a": torch.tensor([1.0, -2.0]).double(), "b": torch.tensor(3.0).double()}
     free = [value.clone().requires_grad_() for value in theta.values()]
-    optimizer, held = torch.optim.Adam(free, lr=0.1), adam.moments(theta)
+    optimizer, moments = torch.optim.Adam(free, lr=0.1), adam.moments(theta)
     for t in range(5):
         grads = {"a": torch.tensor([0.3, -1.0 + t]).double(), "b": torch.tensor(float(t)).double()}
-        theta, held = adam.step(theta, grads, held, 0.1)
+        theta, moments = adam.step(theta, grads, moments, 0.1)
         for value, grad in zip(free, grads.values(), strict=True):
             value.grad = grad
         optimizer.step()
@@ -462,18 +462,18 @@ def test_nearest_others_against_brute_force():
     draw = np.random.default_rng(0)
     known, z = np.asarray([1, 4, 5, 9]), draw.normal(size=(12, 6)).astype(np.float32)
     clients = np.arange(12)
-    found = nearest_others(known, z[known], clients, z, 3)
+    actual = nearest_others(known, z[known], clients, z, 3)
     for client in clients:
         distance = {other: ((z[other] - z[client]) ** 2).sum() for other in known if other != client}
-        assert found[client].tolist() == sorted(distance, key=distance.get)[:3]
+        assert actual[client].tolist() == sorted(distance, key=distance.get)[:3]
     assert nearest_others(known[:2], z[known[:2]], known[:1], z[known[:1]], 3).tolist() == [[4, -1, -1]]
     assert nearest_others(known[:0], z[:0], clients[:1], z[:1], 2).tolist() == [[-1, -1]]
 
 
 def test_a_twin_is_a_neighbour_and_never_oneself():
     z = np.zeros((4, 3), np.float32)
-    found = nearest_others(np.arange(4), z, np.arange(4), z, 3)
-    assert [sorted(row) for row in found.tolist()] == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
+    actual = nearest_others(np.arange(4), z, np.arange(4), z, 3)
+    assert [sorted(row) for row in actual.tolist()] == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
     assert without_self(np.asarray([[2, -1, 0]]), np.asarray([0]), 2).tolist() == [[2, -1]]
 
 
@@ -483,8 +483,8 @@ def test_representations_are_means_of_each_clients_own_model(mode):
     nets = [models.create("mlp", data.in_shape, worlds.CLASSES, seed) for seed in (0, 1, 2)]
     engine = Engine(nets[0], data, seed=0, threads=2, mode=mode)
     clients = np.asarray([6, 5, 1])  # client 5 has no samples
-    found = engine.represent(clients, parameters.stack([parameters.of(net) for net in nets]), "train")
-    for row, client, net in zip(found, clients, nets, strict=True):
+    actual = engine.represent(clients, parameters.stack([parameters.of(net) for net in nets]), "train")
+    for row, client, net in zip(actual, clients, nets, strict=True):
         with torch.no_grad():
             z = net.features(data.inputs(torch.from_numpy(data.rows(client, "train"))))
         torch.testing.assert_close(row, z.mean(dim=0) if len(z) else torch.zeros(200))
@@ -494,9 +494,9 @@ def test_representations_are_means_of_each_clients_own_model(mode):
 def test_divergence_may_be_left_to_the_method(mode):
     data = Federation(**vars(worlds.federation()))
     data.x[data.rows(2, "train")] *= 1e30
-    made = worlds.run(mode=mode)
-    made.federation.x[:] = data.x
-    (part,) = made.local_sgd([0, 2], made.initial_model(), t=0, may_diverge=True)
+    run = worlds.run(mode=mode)
+    run.federation.x[:] = data.x
+    (part,) = run.local_sgd([0, 2], run.initial_model(), t=0, may_diverge=True)
     assert parameters.finite(part.params).tolist() == [True, False]
 
 

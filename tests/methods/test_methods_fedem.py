@@ -27,12 +27,12 @@ def answering(pi, models, data, rows):
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_rounds_by_hand(mode):
-    made = worlds.run("fedem", mode=mode, epochs=2, options={"components": 2})
-    state = worlds.play("fedem", made)
-    data, n = made.federation, made.federation.sizes("train")
-    current, pi = [made.init, made.draw_model(1)], [torch.full((2,), 0.5)] * 7
+    run = worlds.run("fedem", mode=mode, epochs=2, options={"components": 2})
+    state = worlds.play("fedem", run)
+    data, n = run.federation, run.federation.sizes("train")
+    current, pi = [run.init, run.draw_model(1)], [torch.full((2,), 0.5)] * 7
     for t in range(3):
-        cohort, trained = made.cohort(t).tolist(), []
+        cohort, trained = run.cohort(t).tolist(), []
         for c in cohort:
             own = [{name: value.clone().requires_grad_() for name, value in model.items()} for model in current]
             rows, draw = torch.from_numpy(data.rows(c, "train")), rng.generator(0, "sgd", t, c)
@@ -49,44 +49,44 @@ def test_rounds_by_hand(mode):
     for k in range(2):
         worlds.close(parameters.pick(state["components"], k), current[k], atol=1e-5)
     np.testing.assert_allclose(state["shares"], torch.stack(pi), atol=1e-5)
-    drawn = sum(len(made.cohort(t)) for t in range(3))
-    assert made.traffic["up"] == made.traffic["down"] == 2 * drawn * parameters.size(made.init)
+    drawn = sum(len(run.cohort(t)) for t in range(3))
+    assert run.traffic["up"] == run.traffic["down"] == 2 * drawn * parameters.size(run.init)
     c = 0
     share = answering(pi[c], current, data, data.rows(c, "train")).mean(dim=0).numpy()
     expected = sum(share[k] * worlds.probabilities(current[k], data, c) for k in range(2))
-    np.testing.assert_allclose(worlds.answers("fedem", made, state, np.asarray([c]))["test"], expected, atol=1e-5)
+    np.testing.assert_allclose(worlds.answers("fedem", run, state, np.asarray([c]))["test"], expected, atol=1e-5)
 
 
 def test_one_component_is_fedavg():
     runs = [worlds.run(name, options=o) for name, o in (("fedavg", {}), ("fedem", {"components": 1}))]
-    expected, found = (worlds.play(*args) for args in zip(("fedavg", "fedem"), runs, strict=True))
-    worlds.close(parameters.pick(found["components"], 0), expected["global"])
+    expected, actual = (worlds.play(*args) for args in zip(("fedavg", "fedem"), runs, strict=True))
+    worlds.close(parameters.pick(actual["components"], 0), expected["global"])
     assert runs[0].traffic == runs[1].traffic
-    assert (found["shares"] == 1).all()
+    assert (actual["shares"] == 1).all()
 
 
 def test_components_begin_apart_and_shares_stay_shares():
-    made = worlds.run("fedem")
-    start = worlds.play("fedem", made, last=0)
-    assert worlds.same(parameters.pick(start["components"], 0), made.init)
+    run = worlds.run("fedem")
+    start = worlds.play("fedem", run, last=0)
+    assert worlds.same(parameters.pick(start["components"], 0), run.init)
     assert not torch.equal(*start["components"]["head.weight"][1:])
-    shares = worlds.play("fedem", made)["shares"]
+    shares = worlds.play("fedem", run)["shares"]
     torch.testing.assert_close(shares.sum(dim=1), torch.ones(7))
     assert torch.equal(shares[5], torch.full((3,), 1 / 3))  # client 5 has no samples
 
 
 def test_shares_find_two_distributions():
     """Half of the clients have names of their own for the classes: no model serves both halves."""
-    made = worlds.run("fedem", participation=1.0, rounds=15, options={"components": 2})
+    run = worlds.run("fedem", participation=1.0, rounds=15, options={"components": 2})
     draw = np.random.default_rng(0)
     y = draw.integers(0, worlds.CLASSES, 8 * 20)
     x = draw.normal(size=(len(y), worlds.FEATURES)) + 4.0 * np.eye(worlds.FEATURES)[y]
-    named = np.where(np.arange(len(y)) < 80, y, (y + 1) % worlds.CLASSES)
-    made.federation = Federation.of(
-        x.astype(np.float32), named, np.append(0, 20 * (np.arange(24) // 3 + 1)), worlds.CLASSES
+    labels = np.where(np.arange(len(y)) < 80, y, (y + 1) % worlds.CLASSES)
+    run.federation = Federation.of(
+        x.astype(np.float32), labels, np.append(0, 20 * (np.arange(24) // 3 + 1)), worlds.CLASSES
     )
-    made.engine = Engine(models.create("mlp", (worlds.FEATURES,), worlds.CLASSES, 0), made.federation, seed=0)
-    shares = worlds.play("fedem", made)["shares"]
+    run.engine = Engine(models.create("mlp", (worlds.FEATURES,), worlds.CLASSES, 0), run.federation, seed=0)
+    shares = worlds.play("fedem", run)["shares"]
     assert shares.max(dim=1).values.min() > 0.9
     assert len(set(shares[:4].argmax(dim=1).tolist())) == 1
     assert (shares[:4].argmax(dim=1) != shares[4:].argmax(dim=1)).all()
@@ -101,13 +101,13 @@ def test_extreme_losses_leave_no_nan():
 
 
 def test_ways_agree_under_batch_norm():
-    found = []
+    states = []
     for mode in ("loop", "stacked"):
-        made, net = worlds.normalized("fedem", mode)
+        run, net = worlds.normalized("fedem", mode)
         draws = [torch.randn_like(net.head.weight) for _ in range(3)]
-        made.draw_model = lambda number, draws=draws, init=made.init: {**init, "head.weight": draws[number]}
+        run.draw_model = lambda number, draws=draws, init=run.init: {**init, "head.weight": draws[number]}
         torch.manual_seed(1)
         draws[:] = [torch.randn_like(net.head.weight) for _ in range(3)]
-        found.append(worlds.play("fedem", made)["components"])
-    worlds.close(found[0], found[1], atol=1e-5)
-    assert found[0]["body.2.running_mean"].abs().sum() > 0
+        states.append(worlds.play("fedem", run)["components"])
+    worlds.close(states[0], states[1], atol=1e-5)
+    assert states[0]["body.2.running_mean"].abs().sum() > 0

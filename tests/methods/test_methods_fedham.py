@@ -60,9 +60,9 @@ def minibatches(data, client, draw, epochs, batch=4):
         yield from torch.from_numpy(rows[draw.permutation(len(rows))]).split(batch)
 
 
-def mean(found, data):
-    n = {i: len(data.rows(i, "train")) for i in found}
-    return {k: sum(n[i] * w[k] for i, w in found.items()) / sum(n.values()) for k in next(iter(found.values()))}
+def mean(answers, data):
+    n = {i: len(data.rows(i, "train")) for i in answers}
+    return {k: sum(n[i] * w[k] for i, w in answers.items()) / sum(n.values()) for k in next(iter(answers.values()))}
 
 
 def unit(v):
@@ -81,10 +81,10 @@ def validation_loss(w, data, i):
 
 def sketched(sketch, w):
     """The sketch of one model, which a gradient goes through."""
-    found = torch.zeros(sketch._width, dtype=torch.float64)
+    sums = torch.zeros(sketch._width, dtype=torch.float64)
     for name, (bucket, sign) in sketch._maps.items():
-        found = found.index_add(0, bucket, w[name].flatten().double() * sign)
-    return found
+        sums = sums.index_add(0, bucket, w[name].flatten().double() * sign)
+    return sums
 
 
 def hybrid(theta, cfg, sketches, x, i, g, data, share=None):
@@ -95,27 +95,27 @@ def hybrid(theta, cfg, sketches, x, i, g, data, share=None):
     mixed = {k: sum(w * x[j][k] for w, j in zip(a, others, strict=True)) for k in g}
     s = unit(sum(w * sketches[j] for w, j in zip(a, others, strict=True)))
     candidates = {"self": (x[i], z[i]), "others": (mixed, s), "global": (g, z["g"])}
-    kept = {"ham": ["self", "others", "global"], "aml1": ["others"], "aml2": ["self", "global"]}[cfg.variant]
+    attended_slots = {"ham": ["self", "others", "global"], "aml1": ["others"], "aml2": ["self", "global"]}[cfg.variant]
     if cfg.form == "guarded":
-        kept = [slot for slot in kept if slot != "self"]
-    b = attend(theta["q2"] @ z[i], [theta["k2"] @ candidates[slot][1] for slot in kept])
-    learned = {k: sum(w * candidates[slot][0][k] for w, slot in zip(b, kept, strict=True)) for k in g}
+        attended_slots = [slot for slot in attended_slots if slot != "self"]
+    b = attend(theta["q2"] @ z[i], [theta["k2"] @ candidates[slot][1] for slot in attended_slots])
+    learned = {k: sum(w * candidates[slot][0][k] for w, slot in zip(b, attended_slots, strict=True)) for k in g}
     shares = [0] if share is None else [share]
     if share is None and cfg.form == "guarded" and cfg.variant != "aml1":
         shares = [1 / 3, 0, 2 / 3, 1] if cfg.self_share is None else [cfg.self_share]
     tried = {s: {k: s * x[i][k] + (1 - s) * learned[k] for k in g} for s in shares}
     best = min(tried, key=lambda s: validation_loss(tried[s], data, i))
-    return learned, tried[best], dict(zip(others, a, strict=True)), dict(zip(kept, b, strict=True)), best
+    return learned, tried[best], dict(zip(others, a, strict=True)), dict(zip(attended_slots, b, strict=True)), best
 
 
-def reference(made, rounds):
+def reference(run, rounds):
     """FedHAM with full participation as most people would write it; returns the global model, models and attention."""
-    data, cfg, g = made.federation, made.cfg, made.initial_model()
-    sketch = CountSketch(g, g, cfg.sketch, made.rng("sketch"))
+    data, cfg, g = run.federation, run.cfg, run.initial_model()
+    sketch = CountSketch(g, g, cfg.sketch, run.rng("sketch"))
     first = (
-        ham.xavier(cfg.sketch, made.rng("ham")) if cfg.form == "faithful" else ham.identity(cfg.sketch, cfg.temperature)
+        ham.xavier(cfg.sketch, run.rng("ham")) if cfg.form == "faithful" else ham.identity(cfg.sketch, cfg.temperature)
     )
-    theta, x, seen = {i: {k: v.clone().requires_grad_() for k, v in first.items()} for i in ABLE}, {}, []
+    theta, x, attention = {i: {k: v.clone().requires_grad_() for k, v in first.items()} for i in ABLE}, {}, []
     for t in range(rounds):
         start, also = dict.fromkeys(ABLE, g), dict.fromkeys(ABLE, lambda w, part: 0)
         if t >= cfg.warmup and x:
@@ -138,18 +138,18 @@ def reference(made, rounds):
                 with torch.no_grad():
                     _, start[i], a, b, share = hybrid(theta[i], cfg, points, x, i, g, data)
                 if cfg.lam:
-                    also[i] = partial(through_hybrid, made, sketch, theta[i], points, centre, x, i, g, share)
-                seen.append((i, {j: float(w) for j, w in a.items()}, {slot: float(w) for slot, w in b.items()}))
+                    also[i] = partial(through_hybrid, run, sketch, theta[i], points, centre, x, i, g, share)
+                attention.append((i, {j: float(w) for j, w in a.items()}, {slot: float(w) for slot, w in b.items()}))
         x = {i: trained(start[i], data, i, t, also=also[i]) for i in ABLE}
         g = mean(x, data)
-    return g, x, seen
+    return g, x, attention
 
 
-def through_hybrid(made, sketch, theta, points, centre, x, i, g, share, w, part):
+def through_hybrid(run, sketch, theta, points, centre, x, i, g, share, w, part):
     """The second term of Eq. 1: lambda times the loss of the hybrid, with w in the place of x_i."""
     own = (sketched(sketch, w) - centre).float()
-    _, mixed, *_ = hybrid(theta, made.cfg, {**points, i: own}, {**x, i: w}, i, g, made.federation, share)
-    return made.cfg.lam * functional.cross_entropy(logits(mixed, made.federation.x[part]), made.federation.y[part])
+    _, mixed, *_ = hybrid(theta, run.cfg, {**points, i: own}, {**x, i: w}, i, g, run.federation, share)
+    return run.cfg.lam * functional.cross_entropy(logits(mixed, run.federation.x[part]), run.federation.y[part])
 
 
 CASES = {
@@ -171,16 +171,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_against_an_independent_loop(name, mode):
     options = {"warmup": 1, "sketch": 16, **CASES[name]}
-    made = worlds.run("fedham", participation=1.0, mode=mode, options=options)
-    state = worlds.play("fedham", made)
-    g, x, seen = reference(made, 3)
+    run = worlds.run("fedham", participation=1.0, mode=mode, options=options)
+    state = worlds.play("fedham", run)
+    g, x, attention = reference(run, 3)
     for key, value in g.items():
         torch.testing.assert_close(state["global"][key], value, rtol=1e-3, atol=2e-4)
     for i in ABLE:
         for key, value in x[i].items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-3, atol=5e-4)
     assert state["attention"]["first"].shape == (2, 7, 7)
-    for row, (i, a, b) in enumerate(seen):
+    for row, (i, a, b) in enumerate(attention):
         t = row // len(ABLE)
         for j, share in a.items():
             assert state["attention"]["first"][t, i, j].item() == pytest.approx(share, abs=2e-3)
@@ -236,8 +236,8 @@ def test_the_gradient_in_a_clients_own_model_is_exact(slots, centred):
     shared |= {f"basis.{name}": value for name, value in basis.items()}
     shared |= {"centred": torch.tensor(centred).double(), **sketch.constants()}
     shared["points"] = shared["points"] - centred * shared["points"][-1:]
-    mine = {"me": me, "share": torch.tensor([0.2]).double()}
-    batch = Batch(x, y, None, {**mine, **{f"theta.{name}": value for name, value in theta.items()}}, shared)
+    per_client = {"me": me, "share": torch.tensor([0.2]).double()}
+    batch = Batch(x, y, None, {**per_client, **{f"theta.{name}": value for name, value in theta.items()}}, shared)
 
     def loss(*weights):
         return ham.joint(Model(net), dict(zip(own, weights, strict=True)), batch)
@@ -257,11 +257,11 @@ def test_the_gradient_is_that_of_two_stages():
     net, basis, x, y = double_world()
     share = torch.rand(5).double().requires_grad_()
     mixed = ham.mix(share, basis)
-    (whole,) = torch.autograd.grad(functional.cross_entropy(functional_call(net, mixed, x), y), share)
+    (direct,) = torch.autograd.grad(functional.cross_entropy(functional_call(net, mixed, x), y), share)
     fixed = {name: value.detach().requires_grad_() for name, value in mixed.items()}
     first = torch.autograd.grad(functional.cross_entropy(functional_call(net, fixed, x), y), list(fixed.values()))
     second = [sum((g * basis[name][j]).sum() for name, g in zip(fixed, first, strict=True)) for j in range(5)]
-    torch.testing.assert_close(whole, torch.stack(second))
+    torch.testing.assert_close(direct, torch.stack(second))
 
 
 def test_the_first_attention_is_the_softmax_of_cosines():
@@ -291,14 +291,14 @@ def test_the_second_layers_keys_by_hand(slots):
     theta = {name: torch.from_numpy(draw.normal(size=(6, 6))) for name in ("q1", "k1", "q2", "k2")}
     points, slots = torch.from_numpy(draw.normal(size=(5, 6))), torch.tensor(slots).double()
     for n in (4, 1):
-        held = torch.cat([points[:n], points[-1:]])
+        candidates = torch.cat([points[:n], points[-1:]])
         me = torch.eye(n).double()[n // 2]
-        a, b = ham.scores(theta, held, me, slots)
-        mixed = sum(a[j] * held[j] for j in range(n)) if n > 1 else held[-1]
-        query = theta["q2"] @ unit(held[n // 2])
-        keys = [theta["k2"] @ unit(v) for v in (held[n // 2], mixed, held[-1])]
-        kept = [place for place in range(3) if slots[place]]
-        torch.testing.assert_close(b[kept], attend(query, [keys[place] for place in kept]))
+        a, b = ham.scores(theta, candidates, me, slots)
+        mixed = sum(a[j] * candidates[j] for j in range(n)) if n > 1 else candidates[-1]
+        query = theta["q2"] @ unit(candidates[n // 2])
+        keys = [theta["k2"] @ unit(v) for v in (candidates[n // 2], mixed, candidates[-1])]
+        present = [place for place in range(3) if slots[place]]
+        torch.testing.assert_close(b[present], attend(query, [keys[place] for place in present]))
         assert b.sum() == pytest.approx(1)
         assert a.sum() == pytest.approx(float(n > 1))
 
@@ -322,13 +322,13 @@ def test_sketches_are_linear_and_keep_cosines():
     stack = {name: torch.randn(60, *value.shape, generator=draw) for name, value in like.items()}
     common = {name: torch.randn(1, *value.shape, generator=draw) for name, value in like.items()}
     stack = {name: value + common[name] for name, value in stack.items()}
-    found = sketch(stack)
-    assert found.shape == (60, 256)
+    actual = sketch(stack)
+    assert actual.shape == (60, 256)
     summed = sketch({name: value[:1].double() + 2 * value[1:2].double() for name, value in stack.items()})
-    torch.testing.assert_close(found[:1] + 2 * found[1:2], summed)
-    torch.testing.assert_close(found, sketch({**stack, "buffer": stack["buffer"] + 1}))
+    torch.testing.assert_close(actual[:1] + 2 * actual[1:2], summed)
+    torch.testing.assert_close(actual, sketch({**stack, "buffer": stack["buffer"] + 1}))
     flat = torch.cat([stack["a"].flatten(1), stack["b"]], dim=1)
-    exact, rough = (v @ v.T for v in (functional.normalize(flat), functional.normalize(found.float())))
+    exact, rough = (v @ v.T for v in (functional.normalize(flat), functional.normalize(actual.float())))
     error = (rough - exact)[~torch.eye(60, dtype=torch.bool)]
     assert error.square().mean().sqrt() < 1.2 / 16  # 1 / sqrt(256)
     assert exact[0, 1] > 0.4
@@ -350,36 +350,36 @@ def test_a_sketch_by_hand():
 
 
 def test_all_on_itself_is_training_alone():
-    made = worlds.run("fedham", participation=1.0, options={"warmup": 0, "self_share": 1.0})
-    state = worlds.play("fedham", made)
+    run = worlds.run("fedham", participation=1.0, options={"warmup": 0, "self_share": 1.0})
+    state = worlds.play("fedham", run)
     for i in ABLE:
-        w = made.initial_model()
+        w = run.initial_model()
         for t in range(3):
-            w = trained(w, made.federation, i, t)
+            w = trained(w, run.federation, i, t)
         for key, value in w.items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
 
 
 def test_ftl_is_fedavg_whose_clients_answer_with_what_they_sent():
-    made, plain = worlds.run("fedham", options={"variant": "ftl", "warmup": 1}), worlds.run("fedavg")
-    state, before = worlds.play("fedham", made), worlds.play("fedavg", plain, last=2)
+    run, plain = worlds.run("fedham", options={"variant": "ftl", "warmup": 1}), worlds.run("fedavg")
+    state, before = worlds.play("fedham", run), worlds.play("fedavg", plain, last=2)
     assert worlds.same(state["global"], worlds.play("fedavg", plain)["global"])
-    assert made.traffic["down"] == made.traffic["up"] == 9 * parameters.size(made.init)
-    for i in made.cohort(2).tolist():
-        expected = trained(before["global"], made.federation, i, 2)
+    assert run.traffic["down"] == run.traffic["up"] == 9 * parameters.size(run.init)
+    for i in run.cohort(2).tolist():
+        expected = trained(before["global"], run.federation, i, 2)
         for key, value in expected.items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_client_that_never_took_part_answers_with_the_global_model():
-    made = worlds.run("fedham", rounds=1, options={"answer": "final"})
-    state = worlds.play("fedham", made)
-    found = worlds.answers("fedham", made, state)["test"]
-    common = worlds.answers("fedavg", made, {"global": state["global"]})["test"]
-    sizes = np.cumsum(made.federation.sizes("test"))[:-1]
-    for i, (own, other) in enumerate(zip(np.split(found, sizes), np.split(common, sizes), strict=True)):
+    run = worlds.run("fedham", rounds=1, options={"answer": "final"})
+    state = worlds.play("fedham", run)
+    actual = worlds.answers("fedham", run, state)["test"]
+    common = worlds.answers("fedavg", run, {"global": state["global"]})["test"]
+    sizes = np.cumsum(run.federation.sizes("test"))[:-1]
+    for i, (own, other) in enumerate(zip(np.split(actual, sizes), np.split(common, sizes), strict=True)):
         if len(own):
-            assert np.allclose(own, other, atol=1e-6) == (i not in made.cohort(0))
+            assert np.allclose(own, other, atol=1e-6) == (i not in run.cohort(0))
 
 
 @pytest.mark.parametrize(
@@ -387,19 +387,19 @@ def test_a_client_that_never_took_part_answers_with_the_global_model():
 )
 def test_traffic_by_hand(options, received):
     """After a round of FedAvg each of the six is sent the global model and all six uploads, its own among them."""
-    made = worlds.run("fedham", participation=1.0, options={"warmup": 1, **options})
-    worlds.play("fedham", made)
-    size = parameters.size(made.init)
-    assert made.traffic == {"up": 3 * 6 * size, "down": (6 + 2 * 6 * received) * size, "peer": 0}
+    run = worlds.run("fedham", participation=1.0, options={"warmup": 1, **options})
+    worlds.play("fedham", run)
+    size = parameters.size(run.init)
+    assert run.traffic == {"up": 3 * 6 * size, "down": (6 + 2 * 6 * received) * size, "peer": 0}
 
 
 def test_clusters_bound_what_is_sent_and_attended_to():
-    made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "k": 3})
-    state = worlds.play("fedham", made)
+    run = worlds.run("fedham", participation=1.0, options={"warmup": 1, "k": 3})
+    state = worlds.play("fedham", run)
     first = state["attention"]["first"]
     together = (first > 0) | (first > 0).transpose(1, 2)
     sizes = [1 + together[t, i].sum().item() for t in range(2) for i in ABLE]
-    assert made.traffic["down"] == (6 + 2 * 6 + sum(sizes)) * parameters.size(made.init)
+    assert run.traffic["down"] == (6 + 2 * 6 + sum(sizes)) * parameters.size(run.init)
     assert sum(sizes) < 2 * 36
 
 
@@ -409,10 +409,10 @@ def test_cluster_labels():
     points = points[draw.permutation(15)]
     truth = np.sign(np.round(points.mean(axis=1))).astype(int)
     for how in ("k-means", "mean-shift"):
-        found = clustering.labels(points, how, 3, np.random.default_rng(1))
-        assert len({*zip(found, truth, strict=True)}) == len({*found}) == 3
-        assert found[0] == 0
-        assert (np.diff(np.unique(found, return_index=True)[1]) > 0).all()
+        actual = clustering.labels(points, how, 3, np.random.default_rng(1))
+        assert len({*zip(actual, truth, strict=True)}) == len({*actual}) == 3
+        assert actual[0] == 0
+        assert (np.diff(np.unique(actual, return_index=True)[1]) > 0).all()
     assert clustering.labels(points, "k-means", 1, np.random.default_rng(1)).tolist() == [0] * 15
     assert clustering.labels(points[:2], "k-means", 5, np.random.default_rng(1)).tolist() == [0, 1]
     for how in ("k-means", "mean-shift"):
@@ -448,11 +448,11 @@ def test_those_who_are_sent_the_same_go_together():
 def test_the_nearest_of_the_round_before_are_sent():
     """What a client is sent does not depend on who trained before it: hybrids are mixed of the last uploads."""
     options = {"warmup": 1, "clustering": "nearest", "k": 2, "answer": "hybrid", "form": "joint"}
-    made = worlds.run("fedham", participation=1.0, rounds=3, options=options)
-    before = worlds.play("fedham", made, last=2)
+    run = worlds.run("fedham", participation=1.0, rounds=3, options=options)
+    before = worlds.play("fedham", run, last=2)
     uploads = before["models"][range(7)]
     start = {name: value.clone() for name, value in before["global"].items()}
-    state = worlds.play("fedham", made, first=2, state=before)
+    state = worlds.play("fedham", run, first=2, state=before)
     first, second = state["attention"]["first"][-1], state["attention"]["second"][-1]
     for i in ABLE:
         assert (first[i] > 0).sum() == 3  # half of five others
@@ -461,8 +461,8 @@ def test_the_nearest_of_the_round_before_are_sent():
             others = torch.tensordot(first[i], uploads[name], dims=1)
             mixed = second[i, 0] * uploads[name][i] + second[i, 1] * others + second[i, 2] * start[name]
             torch.testing.assert_close(value[0], mixed, rtol=1e-4, atol=1e-5)
-    size = parameters.size(made.init)
-    assert made.traffic["down"] == (3 * 6 + 2 * 6 * 4) * size  # the global model, its own and three others'
+    size = parameters.size(run.init)
+    assert run.traffic["down"] == (3 * 6 + 2 * 6 * 4) * size  # the global model, its own and three others'
 
 
 EFFECTS = {
@@ -499,14 +499,14 @@ def test_every_option_is_tried():
 @pytest.mark.parametrize("name", EFFECTS)
 def test_every_option_has_an_effect(name):
     """By more than float noise: Adam hides the scale of a loss, but for the last digits."""
-    found = []
+    states = []
     for options in EFFECTS[name]:
-        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16, **options})
-        state = worlds.play("fedham", made)
-        parts = [torch.from_numpy(worlds.answers("fedham", made, state)["test"])]
+        run = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16, **options})
+        state = worlds.play("fedham", run)
+        parts = [torch.from_numpy(worlds.answers("fedham", run, state)["test"])]
         parts += [*state["models"][ABLE].values(), state["attention"]["first"]]
-        found.append(parts)
-    for one, other in combinations(found, 2):
+        states.append(parts)
+    for one, other in combinations(states, 2):
         assert any(a.shape != b.shape or (a - b).abs().max() > 1e-4 for a, b in zip(one, other, strict=True))
 
 
@@ -523,36 +523,36 @@ def clustered_run(**options):
     return Run("server", cfg, config.build(Settings, plan, ""), 0, data, Engine(net, data, seed=0), parameters.of(net))
 
 
-def right(made, state):
-    p = fedham.personalize(made, state, made.clients).answer("test")["p"]
-    y = np.concatenate([made.federation.y[made.federation.block(c, "test")] for c in made.clients])
+def right(run, state):
+    p = fedham.personalize(run, state, run.clients).answer("test")["p"]
+    y = np.concatenate([run.federation.y[run.federation.block(c, "test")] for c in run.clients])
     return (p.argmax(axis=1) == y).mean()
 
 
 def test_the_faithful_form_collapses_onto_the_client_itself_and_the_default_does_not():
-    found = {}
+    accuracies = {}
     for form in ("faithful", "joint", "guarded"):
-        made = clustered_run(form=form, ham_lr=0.05)
-        state = worlds.play("fedham", made)
-        found[form] = right(made, state)
-        mine = state["attention"]["second"][:, :, 0].mean(dim=1)
+        run = clustered_run(form=form, ham_lr=0.05)
+        state = worlds.play("fedham", run)
+        accuracies[form] = right(run, state)
+        own_weight = state["attention"]["second"][:, :, 0].mean(dim=1)
         if form == "guarded":
-            assert mine.max() < 0.6
+            assert own_weight.max() < 0.6
         else:
-            assert mine[-1] > 0.95
+            assert own_weight[-1] > 0.95
     first = state["attention"]["first"][-1]
     same = (np.arange(8)[:, None] - np.arange(8)) % 2 == 0
     assert first[torch.from_numpy(same)].sum() / first.sum() > 0.9  # chance is 3 / 7
-    assert found["guarded"] > max(found["faithful"], found["joint"]) + 0.08
+    assert accuracies["guarded"] > max(accuracies["faithful"], accuracies["joint"]) + 0.08
 
 
 def test_the_warm_up_ends_when_the_loss_no_longer_falls():
-    made = worlds.run("fedham", rounds=100)
-    state = fedham.setup(made)
-    assert fedham._is_warm(made, state, 19)
-    assert not fedham._is_warm(made, state, 20)
+    run = worlds.run("fedham", rounds=100)
+    state = fedham.setup(run)
+    assert fedham._is_warm(run, state, 19)
+    assert not fedham._is_warm(run, state, 20)
     state["warmup"] = {"best": torch.tensor(1.0), "stale": torch.tensor(5)}
-    assert not fedham._is_warm(made, state, 3)
+    assert not fedham._is_warm(run, state, 3)
     fixed = worlds.run("fedham", rounds=100, options={"warmup": 30})
     assert fedham._is_warm(fixed, state, 29)
     assert not fedham._is_warm(fixed, state, 30)
@@ -563,34 +563,34 @@ def test_the_warm_up_ends_when_the_loss_no_longer_falls():
 
 def test_the_warm_up_lasts_a_fifth_of_the_rounds_at_most_rounded_up():
     for rounds, last in ((6, 1), (5, 0), (4, 0), (1, 0)):
-        made = worlds.run("fedham", rounds=rounds)
-        state = fedham.setup(made)
-        assert [fedham._is_warm(made, state, t) for t in range(rounds)] == [t <= last for t in range(rounds)]
+        run = worlds.run("fedham", rounds=rounds)
+        state = fedham.setup(run)
+        assert [fedham._is_warm(run, state, t) for t in range(rounds)] == [t <= last for t in range(rounds)]
 
 
 def test_the_warm_up_watches_the_mean_loss_over_samples():
-    made = worlds.run("fedham", participation=0.5)
-    state = fedham.setup(made)
-    cohort, start = made.cohort(0), made.initial_model()
-    n = made.federation.sizes("train")[cohort]
+    run = worlds.run("fedham", participation=0.5)
+    state = fedham.setup(run)
+    cohort, start = run.cohort(0), run.initial_model()
+    n = run.federation.sizes("train")[cohort]
     assert len(np.unique(n)) > 1
-    (part,) = made.local_sgd(cohort, start, t=0)
-    found = worlds.play("fedham", made, last=1, state=state)["warmup"]
-    assert found["best"].item() == pytest.approx(float(part.loss @ n / n.sum()), rel=1e-6)
-    assert found["stale"].item() == 0
-    equal = {**fedham.setup(made), "warmup": {"best": found["best"], "stale": torch.tensor(2)}}
-    assert worlds.play("fedham", made, last=1, state=equal)["warmup"]["stale"].item() == 3  # it has not fallen
+    (part,) = run.local_sgd(cohort, start, t=0)
+    warmup = worlds.play("fedham", run, last=1, state=state)["warmup"]
+    assert warmup["best"].item() == pytest.approx(float(part.loss @ n / n.sum()), rel=1e-6)
+    assert warmup["stale"].item() == 0
+    equal = {**fedham.setup(run), "warmup": {"best": warmup["best"], "stale": torch.tensor(2)}}
+    assert worlds.play("fedham", run, last=1, state=equal)["warmup"]["stale"].item() == 3  # it has not fallen
 
 
 def test_a_first_upload_is_trained_from_the_global_model():
-    made = worlds.run("fedham", rounds=3, participation=0.5, options={"warmup": 1, "sketch": 16})
-    before = worlds.play("fedham", made, last=1)
+    run = worlds.run("fedham", rounds=3, participation=0.5, options={"warmup": 1, "sketch": 16})
+    before = worlds.play("fedham", run, last=1)
     known, start = before["models"].written, before["global"]
-    late = np.setdiff1d(made.cohort(1), known)
+    late = np.setdiff1d(run.cohort(1), known)
     assert len(late)
-    state = worlds.play("fedham", made, first=1, last=2, state=before)
+    state = worlds.play("fedham", run, first=1, last=2, state=before)
     for i in late.tolist():
-        for key, value in trained(start, made.federation, i, 1).items():
+        for key, value in trained(start, run.federation, i, 1).items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
         assert not state["attention"]["second"][-1, i].any()
 
@@ -598,14 +598,14 @@ def test_a_first_upload_is_trained_from_the_global_model():
 def test_the_history_of_hybrids_by_hand():
     """Their validation accuracy before they are trained, in rounds that are validated; elsewhere -1."""
     options = {"warmup": 1, "sketch": 16, "answer": "hybrid"}
-    made = worlds.run("fedham", rounds=5, participation=1.0, eval_every=2, lr=0.5, options=options)
+    run = worlds.run("fedham", rounds=5, participation=1.0, eval_every=2, lr=0.5, options=options)
     state, expected = None, []
     for t in range(5):
-        state = worlds.play("fedham", made, first=t, last=t + 1, state=state)
-        right = made.is_correct(np.asarray(ABLE), state["hybrids"][ABLE], "validation") if t in (1, 3) else []
+        state = worlds.play("fedham", run, first=t, last=t + 1, state=state)
+        right = run.is_correct(np.asarray(ABLE), state["hybrids"][ABLE], "validation") if t in (1, 3) else []
         expected.append(np.mean(right) if len(right) else -1)
     assert state["history"]["hybrid"].tolist() == pytest.approx(expected[1:])
-    assert expected[1] != made.is_correct(np.asarray(ABLE), state["hybrids"][ABLE], "train").mean()
+    assert expected[1] != run.is_correct(np.asarray(ABLE), state["hybrids"][ABLE], "train").mean()
 
 
 def test_the_reach_of_mean_shift_by_hand():
@@ -620,8 +620,8 @@ def test_the_reach_of_mean_shift_by_hand():
 
 def test_attention_is_kept_for_every_round_of_few_clients_only(monkeypatch):
     def rounds(remember):
-        made = worlds.run("fedham", options={"warmup": 1, "remember": remember})
-        return [len(attention) for attention in worlds.play("fedham", made)["attention"].values()]
+        run = worlds.run("fedham", options={"warmup": 1, "remember": remember})
+        return [len(attention) for attention in worlds.play("fedham", run)["attention"].values()]
 
     assert [rounds(remember) for remember in (7, 6)] == [[2, 2], [1, 1]]
     monkeypatch.setattr(ham_records, "MOST", 6)
@@ -629,61 +629,63 @@ def test_attention_is_kept_for_every_round_of_few_clients_only(monkeypatch):
 
 
 def test_those_who_are_sent_the_same_may_train_some_at_a_time():
-    whole, parts = (worlds.run("fedham", options={"warmup": 1}, participation=1.0) for _ in range(2))
-    parts.engine.clients_that_fit = lambda size: 2
-    expected, found = worlds.play("fedham", whole), worlds.play("fedham", parts)
-    worlds.close(found["global"], expected["global"], atol=1e-5)
-    torch.testing.assert_close(found["attention"], expected["attention"], atol=1e-4, rtol=0)
-    assert parts.traffic == whole.traffic
+    together, in_parts = (worlds.run("fedham", options={"warmup": 1}, participation=1.0) for _ in range(2))
+    in_parts.engine.clients_that_fit = lambda size: 2
+    expected, actual = worlds.play("fedham", together), worlds.play("fedham", in_parts)
+    worlds.close(actual["global"], expected["global"], atol=1e-5)
+    torch.testing.assert_close(actual["attention"], expected["attention"], atol=1e-4, rtol=0)
+    assert in_parts.traffic == together.traffic
 
 
 def test_samples_that_ham_learned_from_are_not_answered():
     options = {"warmup": 1, "ham_split": "validation", "answer": "final", "self_share": 0.3}
-    made = worlds.run("fedham", participation=1.0, options=options)
-    state = worlds.play("fedham", made)
-    assert set(worlds.answers("fedham", made, state)) == {"test"}
+    run = worlds.run("fedham", participation=1.0, options=options)
+    state = worlds.play("fedham", run)
+    assert set(worlds.answers("fedham", run, state)) == {"test"}
     theta = state["theta"]
     changed = [not torch.equal(theta[[i]]["q1"][0], theta.default["q1"]) for i in ABLE]
-    assert changed == [bool(n) for n in made.federation.sizes("validation")[ABLE]]
+    assert changed == [bool(n) for n in run.federation.sizes("validation")[ABLE]]
 
 
 def test_the_hybrid_may_answer():
-    found = {}
+    answers = {}
     for answer in ("final", "hybrid"):
-        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "answer": answer})
-        state = worlds.play("fedham", made)
-        found[answer] = worlds.answers("fedham", made, state)["test"]
-    trained_on = made.local_sgd(made.cohort(2), state["hybrids"], t=2)
+        run = worlds.run("fedham", participation=1.0, options={"warmup": 1, "answer": answer})
+        state = worlds.play("fedham", run)
+        answers[answer] = worlds.answers("fedham", run, state)["test"]
+    trained_on = run.local_sgd(run.cohort(2), state["hybrids"], t=2)
     (part,) = trained_on
     for key, value in part.params.items():
         torch.testing.assert_close(value, state["models"][part.clients][key])
-    assert not np.array_equal(found["final"], found["hybrid"])
+    assert not np.array_equal(answers["final"], answers["hybrid"])
 
 
 def test_validation_samples_choose_which_model_answers():
     """By default the hybrid, the upload or the global model: the least validation loss, word by word."""
-    found = {}
+    answers = {}
     for answer in ("final", "hybrid", "best"):
-        made = worlds.run("fedham", participation=1.0, lr=0.3, options={"warmup": 1, "answer": answer})
-        state = worlds.play("fedham", made)
-        found[answer] = worlds.answers("fedham", made, state)
-    found["global"] = worlds.answers("fedavg", made, {"global": state["global"]})
+        run = worlds.run("fedham", participation=1.0, lr=0.3, options={"warmup": 1, "answer": answer})
+        state = worlds.play("fedham", run)
+        answers[answer] = worlds.answers("fedham", run, state)
+    answers["global"] = worlds.answers("fedavg", run, {"global": state["global"]})
     default = worlds.run("fedham", participation=1.0, lr=0.3, options={"warmup": 1})
     for split, p in worlds.answers("fedham", default, worlds.play("fedham", default)).items():
-        assert np.array_equal(p, found["best"][split])
-    data, chosen = made.federation, []
+        assert np.array_equal(p, answers["best"][split])
+    data, chosen = run.federation, []
     at = {split: np.cumsum([0, *data.sizes(split)]) for split in ("validation", "test")}
-    for i in made.clients:
+    for i in run.clients:
         y = data.y[data.block(int(i), "validation")].numpy()
         own = slice(at["validation"][i], at["validation"][i + 1])
         losses = {
-            name: -np.log(found[name]["validation"][own][np.arange(len(y)), y]).mean() if len(y) else 0.0
+            name: -np.log(answers[name]["validation"][own][np.arange(len(y)), y]).mean() if len(y) else 0.0
             for name in (("hybrid", "final", "global") if i in ABLE else ("global",))
         }
         chosen.append(min(losses, key=losses.get))
         for split in at:
             own = slice(at[split][i], at[split][i + 1])
-            np.testing.assert_allclose(found["best"][split][own], found[chosen[-1]][split][own], rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(
+                answers["best"][split][own], answers[chosen[-1]][split][own], rtol=1e-4, atol=1e-6
+            )
     assert set(chosen) == {"hybrid", "final", "global"}
 
 
@@ -695,13 +697,13 @@ def test_validation_samples_that_ham_learns_from_choose_nothing():
 
 
 def test_own_losses_by_hand():
-    made = worlds.run("fedham", participation=1.0)
-    models = parameters.stack([made.initial_model() for _ in made.clients])
+    run = worlds.run("fedham", participation=1.0)
+    models = parameters.stack([run.initial_model() for _ in run.clients])
     models["head.weight"][:] = 0
     models["head.bias"][:] = torch.tensor([0.0, 1.0, -60.0])
     p = torch.softmax(torch.tensor([0.0, 1.0, -60.0]), 0).clamp_min(2**-23)
-    data = made.federation
-    for i, loss in enumerate(made.client_losses(made.clients, models, "test")):
+    data = run.federation
+    for i, loss in enumerate(run.client_losses(run.clients, models, "test")):
         y = data.y[data.block(i, "test")]
         assert loss == pytest.approx(float(-p.log()[y].mean()) if len(y) else 0.0, rel=1e-5)
 
@@ -719,14 +721,14 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_form_resumes_and_runs_both_ways(options):
     options = {"warmup": 1, "sketch": 32, **options}
-    made = [worlds.run("fedham", mode=mode, rounds=5, options=options) for mode in ("loop", "stacked", "loop")]
-    whole, other = (worlds.play("fedham", one) for one in made[:2])
-    for name, value in whole["global"].items():
+    runs = [worlds.run("fedham", mode=mode, rounds=5, options=options) for mode in ("loop", "stacked", "loop")]
+    expected, other = (worlds.play("fedham", one) for one in runs[:2])
+    for name, value in expected["global"].items():
         torch.testing.assert_close(other["global"][name], value, rtol=1e-3, atol=1e-4)
     stopped = worlds.play("fedham", worlds.run("fedham", mode="loop", rounds=5, options=options), last=3)
-    kept = state_files.nest(load(save(state_files.flatten(stopped))), made[2])
-    assert worlds.same(worlds.play("fedham", made[2], first=3, state=kept), whole)
-    assert all(np.isfinite(p).all() for p in worlds.answers("fedham", made[0], whole).values())
+    resumed = state_files.nest(load(save(state_files.flatten(stopped))), runs[2])
+    assert worlds.same(worlds.play("fedham", runs[2], first=3, state=resumed), expected)
+    assert all(np.isfinite(p).all() for p in worlds.answers("fedham", runs[0], expected).values())
 
 
 def normalising(mode, **options):
@@ -745,7 +747,7 @@ def normalising(mode, **options):
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 def test_normalising_layers_are_mixed_and_used_in_evaluation_mode(lam):
     runs = [normalising(mode, lam=lam)[0] for mode in ("loop", "stacked")]
-    states = [worlds.play("fedham", made) for made in runs]
+    states = [worlds.play("fedham", run) for run in runs]
     for name, value in states[0]["global"].items():
         torch.testing.assert_close(states[1]["global"][name], value, rtol=1e-3, atol=1e-4)
     for table in ("models", "theta"):
@@ -755,12 +757,12 @@ def test_normalising_layers_are_mixed_and_used_in_evaluation_mode(lam):
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_frozen_norm_uses_running_statistics_and_keeps_them(mode):
-    made, net = normalising(mode)
+    run, net = normalising(mode)
     plan = LocalSGD(epochs=1, batch_size=100, lr=[0.5], frozen_norm=True)
-    (part,) = made.engine.local_sgd([1], parameters.of(net), plan, ("sgd", 0))
+    (part,) = run.engine.local_sgd([1], parameters.of(net), plan, ("sgd", 0))
     net.eval()
-    rows = made.federation.rows(1, "train")
-    loss = functional.cross_entropy(net(made.federation.inputs(torch.from_numpy(rows))), made.federation.y[rows])
+    rows = run.federation.rows(1, "train")
+    loss = functional.cross_entropy(net(run.federation.inputs(torch.from_numpy(rows))), run.federation.y[rows])
     grads = torch.autograd.grad(loss, list(net.parameters()))
     for (name, value), grad in zip(net.named_parameters(), grads, strict=True):
         torch.testing.assert_close(part.params[name][0], value - 0.5 * grad)
@@ -772,8 +774,8 @@ def test_frozen_norm_uses_running_statistics_and_keeps_them(mode):
 def test_processes_train_ham_as_threads_do(lam):
     states = []
     for jobs in (0, 1):
-        made = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16, "lam": lam})
-        made.engine = Engine(models.create("mlp", (5,), 3, 0), made.federation, seed=0, jobs=jobs)
-        states.append(worlds.play("fedham", made))
-        made.engine.close()
+        run = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16, "lam": lam})
+        run.engine = Engine(models.create("mlp", (5,), 3, 0), run.federation, seed=0, jobs=jobs)
+        states.append(worlds.play("fedham", run))
+        run.engine.close()
     assert worlds.same(*states)

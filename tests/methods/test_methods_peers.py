@@ -17,14 +17,14 @@ from pflcli.metrics import neighbourhood
 ABLE = worlds.ABLE
 
 
-def graph(made, state):
+def graph(run, state):
     """Who has whom, (rounds, m, m)."""
-    return neighbourhood.adjacency(state["graph"].numpy(), len(made.clients))
+    return neighbourhood.adjacency(state["graph"].numpy(), len(run.clients))
 
 
-def trained(made, models, clients, t, **options):
+def trained(run, models, clients, t, **options):
     """What clients send: the models (a dict by client) after local training."""
-    return {c: worlds.steps(models[c], made.federation, c, ("sgd", t), **options) for c in clients}
+    return {c: worlds.steps(models[c], run.federation, c, ("sgd", t), **options) for c in clients}
 
 
 def loss(model, data, client):
@@ -40,190 +40,190 @@ def cosine(a, b):
     return float(a @ b / (a.norm() * b.norm()))
 
 
-def weighted(made, sent, i, partners):
-    who = [i, *partners]
-    return worlds.mean([sent[c] for c in who], made.federation.sizes("train")[who].tolist())
+def weighted(run, models, i, partners):
+    members = [i, *partners]
+    return worlds.mean([models[c] for c in members], run.federation.sizes("train")[members].tolist())
 
 
-def drawn(made, key, among, count):
-    return peers.drawn(made.rng(*key), np.asarray(among), count).tolist()
+def drawn(run, key, among, count):
+    return peers.drawn(run.rng(*key), np.asarray(among), count).tolist()
 
 
-def similarities(made, metric, sent, before, i, asked):
+def similarities(run, metric, models, before, i, contacts):
     """The poster's Eq. 1 to 4 for client i, by name of the client asked."""
-    data, init = made.federation, made.init
+    data, init = run.federation, run.init
     if metric == "loss":
-        return {j: 1 / (loss(sent[j], data, i) + 1e-8) for j in asked}
-    vectors = [{c: flat(sent[c], origin(c)) for c in (i, *asked)} for origin in (before.get, lambda c: init)]
+        return {j: 1 / (loss(models[j], data, i) + 1e-8) for j in contacts}
+    vectors = [{c: flat(models[c], origin(c)) for c in (i, *contacts)} for origin in (before.get, lambda c: init)]
     if metric == "grad-centred":
         for rows in vectors:
             middle = sum(rows.values()) / len(rows)
             rows.update({c: value - middle for c, value in rows.items()})
     first, second = vectors
-    alpha = made.cfg.alpha
-    return {j: alpha * cosine(first[i], first[j]) + (1 - alpha) * cosine(second[i], second[j]) for j in asked}
+    alpha = run.cfg.alpha
+    return {j: alpha * cosine(first[i], first[j]) + (1 - alpha) * cosine(second[i], second[j]) for j in contacts}
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad", "grad-centred"])
 def test_panm_initialisation_by_hand(metric):
     """Two rounds of Eq. 5: the k best of those asked and those had before."""
     options = {"metric": metric, "k": 2, "l": 2, "t1": 2, "alpha": 0.3}
-    made = worlds.run("panm", participation=1.0, epochs=2, options=options)
-    state = worlds.play("panm", made, last=2)
-    own, bags, contacts = dict.fromkeys(ABLE, made.init), {i: [] for i in ABLE}, 0
+    run = worlds.run("panm", participation=1.0, epochs=2, options=options)
+    state = worlds.play("panm", run, last=2)
+    own, bags, contacts = dict.fromkeys(ABLE, run.init), {i: [] for i in ABLE}, 0
     for t in range(2):
-        before, sent = own, trained(made, own, ABLE, t, epochs=2)
+        before, models = own, trained(run, own, ABLE, t, epochs=2)
         own = {}
         for i in ABLE:
             far = [c for c in ABLE if c != i and c not in bags[i]]
-            asked = [*bags[i], *drawn(made, ("asked", t, i), far, 2)]
-            s = similarities(made, metric, sent, before, i, asked)
-            bags[i] = sorted(sorted(asked, key=s.get)[-2:])
-            own[i] = weighted(made, sent, i, bags[i])
-            contacts += len(asked)
-        assert [np.flatnonzero(row).tolist() for row in graph(made, state)[t][ABLE]] == [bags[i] for i in ABLE]
+            candidates = [*bags[i], *drawn(run, ("asked", t, i), far, 2)]
+            s = similarities(run, metric, models, before, i, candidates)
+            bags[i] = sorted(sorted(candidates, key=s.get)[-2:])
+            own[i] = weighted(run, models, i, bags[i])
+            contacts += len(candidates)
+        assert [np.flatnonzero(row).tolist() for row in graph(run, state)[t][ABLE]] == [bags[i] for i in ABLE]
     for i in ABLE:
         worlds.close(parameters.pick(state["model"][[i]], 0), own[i], atol=1e-5)
-    assert made.traffic["peer"] == contacts * parameters.size(made.init) * (1 if metric == "loss" else 2)
+    assert run.traffic["peer"] == contacts * parameters.size(run.init) * (1 if metric == "loss" else 2)
 
 
-def matched(made, state, bags, t=5):
+def matched(run, state, bags, t=5):
     """One round of matching from given neighbours; the trained models of all."""
     state["bag"] = torch.zeros_like(state["bag"])
     for i, bag in bags.items():
         state["bag"][i, bag] = True
-    return panm.train_round(made, state, t)
+    return panm.train_round(run, state, t)
 
 
 def test_panm_matching_keeps_those_that_it_did_not_ask():
     """Eq. 10, B - S + H: an implementation is known whose EM's answer replaces the neighbours."""
-    made = worlds.run("panm", participation=1.0, data=worlds.clustered(2, 6), options={"t1": 1, "l": 3, "k": 2})
-    state = worlds.play("panm", made, last=1)
-    held = {i: [c for c in range(12) if c != i and c % 2 == i % 2] for i in range(12)}
-    found = matched(made, state, held)["bag"].numpy()
+    run = worlds.run("panm", participation=1.0, data=worlds.clustered(2, 6), options={"t1": 1, "l": 3, "k": 2})
+    state = worlds.play("panm", run, last=1)
+    bags = {i: [c for c in range(12) if c != i and c % 2 == i % 2] for i in range(12)}
+    actual = matched(run, state, bags)["bag"].numpy()
     for i in range(12):
-        near = drawn(made, ("asked", 5, i), held[i], 3)
-        kept = set(held[i]) - set(near)
-        assert len(kept) == 2
-        assert kept <= set(np.flatnonzero(found[i]).tolist())
+        near = drawn(run, ("asked", 5, i), bags[i], 3)
+        unasked = set(bags[i]) - set(near)
+        assert len(unasked) == 2
+        assert unasked <= set(np.flatnonzero(actual[i]).tolist())
 
 
 def test_panm_matching_drops_outliers_and_finds_the_others():
     """Neighbours are half wrong; those that EM rejects leave, and those of its cluster among the others come."""
-    made = worlds.run(
+    run = worlds.run(
         "panm", participation=1.0, epochs=5, data=worlds.clustered(2, 6), options={"t1": 1, "l": 20, "k": 2}
     )
-    state = worlds.play("panm", made, last=2)
-    held = {i: [(i + 2) % 12, (i + 4) % 12, (i + 1) % 12] for i in range(12)}
-    found = matched(made, state, held)["bag"].numpy()
-    truth = neighbourhood.together(made.federation.cluster)
-    assert (found == truth).mean() > 0.95
+    state = worlds.play("panm", run, last=2)
+    bags = {i: [(i + 2) % 12, (i + 4) % 12, (i + 1) % 12] for i in range(12)}
+    actual = matched(run, state, bags)["bag"].numpy()
+    truth = neighbourhood.together(run.federation.cluster)
+    assert (actual == truth).mean() > 0.95
 
 
 def test_panm_between_matchings_leaves_neighbours_and_receives_k_models():
-    made = worlds.run("panm", rounds=4, participation=1.0, options={"t1": 1, "tau": 3, "k": 2, "metric": "grad"})
-    state = worlds.play("panm", made, last=2)
-    before, sent = state["bag"].clone(), made.traffic["peer"]
-    state = panm.train_round(made, state, 2)
+    run = worlds.run("panm", rounds=4, participation=1.0, options={"t1": 1, "tau": 3, "k": 2, "metric": "grad"})
+    state = worlds.play("panm", run, last=2)
+    before, sent_bytes = state["bag"].clone(), run.traffic["peer"]
+    state = panm.train_round(run, state, 2)
     assert torch.equal(before, state["bag"])
     chosen = sum(min(2, int(n)) for n in before.sum(dim=1))
-    assert made.traffic["peer"] - sent == chosen * parameters.size(made.init)
-    panm.train_round(made, state, 4)
-    assert made.traffic["peer"] - sent > 2 * chosen * parameters.size(
-        made.init
+    assert run.traffic["peer"] - sent_bytes == chosen * parameters.size(run.init)
+    panm.train_round(run, state, 4)
+    assert run.traffic["peer"] - sent_bytes > 2 * chosen * parameters.size(
+        run.init
     )  # it matches again, with updates beside models
 
 
 def test_panm_averages_with_k_or_with_all_neighbours():
     for aggregate in ("neighbours", "bag"):
-        made = worlds.run("panm", participation=1.0, options={"t1": 1, "k": 1, "l": 2, "aggregate": aggregate})
-        state = worlds.play("panm", made, last=1)
-        held = {i: [c for c in ABLE if c != i] for i in ABLE}
+        run = worlds.run("panm", participation=1.0, options={"t1": 1, "k": 1, "l": 2, "aggregate": aggregate})
+        state = worlds.play("panm", run, last=1)
+        bags = {i: [c for c in ABLE if c != i] for i in ABLE}
         state["bag"][:] = False
-        for i, bag in held.items():
+        for i, bag in bags.items():
             state["bag"][i, bag] = True
         own = {i: parameters.pick(state["model"][[i]], 0) for i in ABLE}
-        sent = trained(made, own, ABLE, 5)
-        after = panm.train_round(made, state, 5)
+        models = trained(run, own, ABLE, 5)
+        after = panm.train_round(run, state, 5)
         for i in ABLE:
             bag = np.flatnonzero(after["bag"][i].numpy()).tolist()
-            chosen = drawn(made, ("neighbours", 5, i), bag, 1) if aggregate == "neighbours" else bag
-            worlds.close(parameters.pick(after["model"][[i]], 0), weighted(made, sent, i, chosen), atol=1e-5)
+            chosen = drawn(run, ("neighbours", 5, i), bag, 1) if aggregate == "neighbours" else bag
+            worlds.close(parameters.pick(after["model"][[i]], 0), weighted(run, models, i, chosen), atol=1e-5)
 
 
 def test_panm_with_everybody_as_neighbour_asks_neighbours_alone():
     """No others are left to ask: there is no EM, and neighbours stay."""
-    made = worlds.run("panm", participation=1.0, options={"t1": 1, "k": 2, "l": 3})
-    state = worlds.play("panm", made, last=1)
-    held = {i: [c for c in ABLE if c != i] for i in ABLE}
-    after = matched(made, state, held)
-    assert all(np.flatnonzero(after["bag"][i].numpy()).tolist() == held[i] for i in ABLE)
+    run = worlds.run("panm", participation=1.0, options={"t1": 1, "k": 2, "l": 3})
+    state = worlds.play("panm", run, last=1)
+    bags = {i: [c for c in ABLE if c != i] for i in ABLE}
+    after = matched(run, state, bags)
+    assert all(np.flatnonzero(after["bag"][i].numpy()).tolist() == bags[i] for i in ABLE)
 
 
 @pytest.mark.parametrize("isolated", [True, False])
 def test_panm_matching_leaves_the_most_similar_unless_it_may_isolate(monkeypatch, isolated):
     monkeypatch.setattr(panm.mixture, "kept", lambda y, near, as_printed: np.zeros(len(y), bool))
     options = {"t1": 1, "k": 2, "l": 9, "allow_isolated": isolated}
-    made = worlds.run("panm", participation=1.0, options=options)
-    state = worlds.play("panm", made, last=1)
+    run = worlds.run("panm", participation=1.0, options=options)
+    state = worlds.play("panm", run, last=1)
     own = {i: parameters.pick(state["model"][[i]], 0) for i in ABLE}
-    sent = trained(made, own, ABLE, 5)
-    after = matched(made, state, {i: [ABLE[place - 1]] for place, i in enumerate(ABLE)})["bag"].numpy()
+    models = trained(run, own, ABLE, 5)
+    after = matched(run, state, {i: [ABLE[place - 1]] for place, i in enumerate(ABLE)})["bag"].numpy()
     for i in ABLE:
-        nearest = min((c for c in ABLE if c != i), key=lambda c: loss(sent[c], made.federation, i))
+        nearest = min((c for c in ABLE if c != i), key=lambda c: loss(models[c], run.federation, i))
         assert np.flatnonzero(after[i]).tolist() == ([] if isolated else [nearest])
 
 
 @pytest.mark.parametrize("method", ["panm", "gossip"])
 def test_no_neighbours_is_training_alone(method):
     """Each client trains on from its own model, round after round, and nothing is sent."""
-    made = worlds.run(method, participation=1.0, options={"k": 0})
-    state = worlds.play(method, made)
+    run = worlds.run(method, participation=1.0, options={"k": 0})
+    state = worlds.play(method, run)
     alone = worlds.run()
     models = alone.table(alone.initial_model())
     for t in range(3):
         for part in alone.local_sgd(ABLE, models, t=t):
             models[part.clients] = part.params
     assert worlds.same(state["model"], models)
-    assert made.traffic["peer"] == 0
-    assert not graph(made, state).any()
+    assert run.traffic["peer"] == 0
+    assert not graph(run, state).any()
 
 
 def test_panm_asks_only_who_has_trained_and_they_answer_with_their_last_model():
-    made = worlds.run("panm", participation=0.34, rounds=4, options={"k": 2, "t1": 4})
-    state, seen, sent = worlds.play("panm", made, last=0), set(), {}
+    run = worlds.run("panm", participation=0.34, rounds=4, options={"k": 2, "t1": 4})
+    state, trained_clients, models = worlds.play("panm", run, last=0), set(), {}
     for t in range(4):
-        cohort = made.cohort(t).tolist()
-        seen |= set(cohort)
+        cohort = run.cohort(t).tolist()
+        trained_clients |= set(cohort)
         own = {i: parameters.pick(state["model"][[i]], 0) for i in cohort}
-        sent |= trained(made, own, cohort, t)
-        state = panm.train_round(made, state, t)
+        models |= trained(run, own, cohort, t)
+        state = panm.train_round(run, state, t)
         for i in cohort:
             bag = np.flatnonzero(state["bag"][i].numpy()).tolist()
-            assert set(bag) <= seen - {i}
-            worlds.close(parameters.pick(state["model"][[i]], 0), weighted(made, sent, i, bag), atol=1e-5)
-    assert len(seen) > 2
+            assert set(bag) <= trained_clients - {i}
+            worlds.close(parameters.pick(state["model"][[i]], 0), weighted(run, models, i, bag), atol=1e-5)
+    assert len(trained_clients) > 2
 
 
 def test_a_client_that_never_took_part_trains_alone():
-    made = worlds.run("panm", rounds=1, participation=0.34, options={"newcomer_epochs": 2})
-    state = worlds.play("panm", made)
-    (newcomer, *_) = [c for c in (0, 3, 4, 6) if c not in made.cohort(0)]
-    model = worlds.steps(made.init, made.federation, newcomer, ("sgd", "newcomer"), epochs=2)
-    expected = worlds.probabilities(model, made.federation, newcomer)
-    found = worlds.answers("panm", made, state, np.asarray([newcomer]))["test"]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    run = worlds.run("panm", rounds=1, participation=0.34, options={"newcomer_epochs": 2})
+    state = worlds.play("panm", run)
+    (newcomer, *_) = [c for c in (0, 3, 4, 6) if c not in run.cohort(0)]
+    model = worlds.steps(run.init, run.federation, newcomer, ("sgd", "newcomer"), epochs=2)
+    expected = worlds.probabilities(model, run.federation, newcomer)
+    actual = worlds.answers("panm", run, state, np.asarray([newcomer]))["test"]
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def played(options, **settings):
-    made = worlds.run(
+    run = worlds.run(
         "panm",
         data=worlds.clustered(),
         options=options,
         **{"rounds": 16, "participation": 1.0, "epochs": 3, "batch_size": 10, **settings},
     )
-    found = graph(made, worlds.play("panm", made))
-    return [neighbourhood.precision_recall(neighbours, made.federation.cluster) for neighbours in found]
+    actual = graph(run, worlds.play("panm", run))
+    return [neighbourhood.precision_recall(neighbours, run.federation.cluster) for neighbours in actual]
 
 
 @pytest.mark.parametrize("sim", ["inverse", "negative", "negative-log"])
@@ -242,15 +242,15 @@ def test_panm_finds_the_clusters_by_gradients(metric):
 
 def test_panm_as_the_poster_prints_its_start_finds_the_other_clusters():
     """The first matching turns neighbours that are nearly all right into ones that are nearly all wrong."""
-    found = played({"em": "poster", "t1": 4})
-    assert found[3][0] > 0.9
-    assert found[4][0] < 0.2
+    actual = played({"em": "poster", "t1": 4})
+    assert actual[3][0] > 0.9
+    assert actual[4][0] < 0.2
     assert played({"t1": 4})[4][0] > 0.9
 
 
 def test_panm_by_default_leaves_its_sizes_to_the_federation():
-    made = worlds.run("panm", rounds=24)
-    assert panm._sizes(made) == (3, 5, 6)
+    run = worlds.run("panm", rounds=24)
+    assert panm._sizes(run) == (3, 5, 6)
     assert panm._sizes(worlds.run("panm", rounds=100))[2] == 10
     assert panm._sizes(worlds.run("panm", rounds=1))[2] == 1
     many = worlds.run("panm", data=worlds.clustered(2, 20, samples=2), options={"k": 7})
@@ -258,79 +258,77 @@ def test_panm_by_default_leaves_its_sizes_to_the_federation():
 
 
 def test_gossip_with_everybody_is_fedavg():
-    made = worlds.run("gossip", participation=1.0, options={"k": 6})
-    state, shared = worlds.play("gossip", made), worlds.run("fedavg", participation=1.0)
+    run = worlds.run("gossip", participation=1.0, options={"k": 6})
+    state, shared = worlds.play("gossip", run), worlds.run("fedavg", participation=1.0)
     expected = worlds.play("fedavg", shared)["global"]
     for i in ABLE:
         worlds.close(parameters.pick(state["model"][[i]], 0), expected)
     # Whoever has no samples is not asked; each of six receives five models.
-    assert made.traffic["peer"] == 3 * 6 * 5 * parameters.size(made.init)
+    assert run.traffic["peer"] == 3 * 6 * 5 * parameters.size(run.init)
 
 
 @pytest.mark.parametrize("uniform", [True, False])
 def test_gossip_round_by_hand(uniform):
-    made = worlds.run("gossip", participation=1.0, options={"k": 2, "uniform": uniform})
-    state = worlds.play("gossip", made, last=1)
-    sent = trained(made, dict.fromkeys(ABLE, made.init), ABLE, 0)
+    run = worlds.run("gossip", participation=1.0, options={"k": 2, "uniform": uniform})
+    state = worlds.play("gossip", run, last=1)
+    models = trained(run, dict.fromkeys(ABLE, run.init), ABLE, 0)
     for i in ABLE:
-        partners = drawn(made, ("asked", 0, i), [c for c in ABLE if c != i], 2)
-        plain = worlds.mean([sent[c] for c in (i, *partners)], [1] * 3)
+        partners = drawn(run, ("asked", 0, i), [c for c in ABLE if c != i], 2)
+        plain = worlds.mean([models[c] for c in (i, *partners)], [1] * 3)
         worlds.close(
-            parameters.pick(state["model"][[i]], 0), plain if uniform else weighted(made, sent, i, partners), atol=1e-5
+            parameters.pick(state["model"][[i]], 0), plain if uniform else weighted(run, models, i, partners), atol=1e-5
         )
-        assert np.flatnonzero(graph(made, state)[0][i]).tolist() == partners
+        assert np.flatnonzero(graph(run, state)[0][i]).tolist() == partners
 
 
 def test_others_are_drawn_uniformly():
-    made = worlds.run("gossip", participation=1.0, rounds=1, options={"k": 2})
+    run = worlds.run("gossip", participation=1.0, rounds=1, options={"k": 2})
     met = np.zeros((7, 7))
     for t in range(300):
         for i in ABLE:
-            met[i, drawn(made, ("asked", t, i), [c for c in ABLE if c != i], 2)] += 1
+            met[i, drawn(run, ("asked", t, i), [c for c in ABLE if c != i], 2)] += 1
     off = ~np.eye(7, dtype=bool)[ABLE][:, ABLE]
     np.testing.assert_allclose(met[ABLE][:, ABLE][off] / 300, 2 / 5, atol=0.12)
 
 
 def test_pens_by_hand():
     """Two rounds of asking and counting; then neighbours taken more often than by chance."""
-    made = worlds.run("pens", participation=1.0, rounds=4, options={"n": 3, "m": 1, "t1": 2, "partners": 1})
-    state = worlds.play("pens", made)
-    own, asked, taken = dict.fromkeys(ABLE, made.init), np.zeros((7, 7)), np.zeros((7, 7))
+    run = worlds.run("pens", participation=1.0, rounds=4, options={"n": 3, "m": 1, "t1": 2, "partners": 1})
+    state = worlds.play("pens", run)
+    own, times_asked, times_selected = dict.fromkeys(ABLE, run.init), np.zeros((7, 7)), np.zeros((7, 7))
     received = 0
     for t in range(4):
-        sent = trained(made, own, ABLE, t)
-        own, before = {}, taken * 3 > asked
+        models = trained(run, own, ABLE, t)
+        own, before = {}, times_selected * 3 > times_asked
         for i in ABLE:
             if t < 2 or not before[i].any():
-                tried = drawn(made, ("asked", t, i), [c for c in ABLE if c != i], 3)
-                chosen = [min(tried, key=lambda c: loss(sent[c], made.federation, i))]
-                asked[i, tried] += 1
-                taken[i, chosen] += 1
+                tried = drawn(run, ("asked", t, i), [c for c in ABLE if c != i], 3)
+                chosen = [min(tried, key=lambda c: loss(models[c], run.federation, i))]
+                times_asked[i, tried] += 1
+                times_selected[i, chosen] += 1
                 received += 3
             else:
-                chosen = drawn(made, ("neighbours", t, i), np.flatnonzero(before[i]), 1)
+                chosen = drawn(run, ("neighbours", t, i), np.flatnonzero(before[i]), 1)
                 received += 1
-            own[i] = weighted(made, sent, i, chosen)
-        np.testing.assert_array_equal(graph(made, state)[t], taken * 3 > asked)
+            own[i] = weighted(run, models, i, chosen)
+        np.testing.assert_array_equal(graph(run, state)[t], times_selected * 3 > times_asked)
     for i in ABLE:
         worlds.close(parameters.pick(state["model"][[i]], 0), own[i], atol=2e-5)
-    assert made.traffic["peer"] == received * parameters.size(made.init)
-    assert graph(made, state)[-1][ABLE].any(axis=1).all()
+    assert run.traffic["peer"] == received * parameters.size(run.init)
+    assert graph(run, state)[-1][ABLE].any(axis=1).all()
 
 
 def test_pens_that_takes_all_that_it_asks_has_no_neighbours():
     """Who is always taken is not taken more often than by chance, whatever sums of fractions come to."""
-    made = worlds.run("pens", participation=1.0, rounds=12, options={"n": 2, "m": 2, "t1": 12})
-    assert not graph(made, worlds.play("pens", made)).any()
+    run = worlds.run("pens", participation=1.0, rounds=12, options={"n": 2, "m": 2, "t1": 12})
+    assert not graph(run, worlds.play("pens", run)).any()
 
 
 def test_pens_finds_the_clusters():
-    made = worlds.run(
+    run = worlds.run(
         "pens", data=worlds.clustered(), rounds=12, participation=1.0, epochs=3, batch_size=10, options={"n": 6}
     )
-    precision, recall = neighbourhood.precision_recall(
-        graph(made, worlds.play("pens", made))[-1], made.federation.cluster
-    )
+    precision, recall = neighbourhood.precision_recall(graph(run, worlds.play("pens", run))[-1], run.federation.cluster)
     assert precision > 0.75
     assert recall > 0.9
 

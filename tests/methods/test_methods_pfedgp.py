@@ -33,10 +33,10 @@ def numpy_kernel(a, b):
     return 8 * np.exp(-np.square(a[:, None] - b).sum(axis=2) / 2)
 
 
-def dense(z, sign, omega, asked):
+def dense(z, sign, omega, points):
     """Mean and variance of f at ``asked`` by the formulas as they are printed, with an inverse, in float64."""
     inverse = np.linalg.inv(numpy_kernel(z, z) + 1e-3 * np.eye(len(z)) + np.diag(1 / omega))
-    cross = numpy_kernel(z, asked)
+    cross = numpy_kernel(z, points)
     return cross.T @ inverse @ (sign / 2 / omega), 8 - np.diag(cross.T @ inverse @ cross)
 
 
@@ -78,10 +78,10 @@ def test_expected_sigmoid_by_a_fine_grid():
         np.mean([integral(s * m, v) for m, v in zip(column, width, strict=True)])
         for column, width, s in zip(mean.T, variance.T, sign, strict=True)
     ]
-    found = gp.log_expected_sigmoid(torch.from_numpy(mean), torch.from_numpy(variance), torch.from_numpy(sign)).exp()
-    np.testing.assert_allclose(found, expected, atol=2e-4)
+    actual = gp.log_expected_sigmoid(torch.from_numpy(mean), torch.from_numpy(variance), torch.from_numpy(sign)).exp()
+    np.testing.assert_allclose(actual, expected, atol=2e-4)
     turned = gp.log_expected_sigmoid(torch.from_numpy(mean), torch.from_numpy(variance), torch.from_numpy(-sign)).exp()
-    torch.testing.assert_close(found + turned, torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(actual + turned, torch.ones(3, dtype=torch.float64))
 
 
 def test_the_posterior_is_that_of_dense_algebra():
@@ -98,7 +98,7 @@ def test_the_posterior_is_that_of_dense_algebra():
 
 def test_gibbs_draws_the_true_posterior():
     """Two samples of either label and one between them: sums over a grid of their latent values are exact."""
-    z, asked = np.asarray([[0.0], [0.8]]), np.asarray([[0.1], [0.6], [3.0]])
+    z, points = np.asarray([[0.0], [0.8]]), np.asarray([[0.1], [0.6], [3.0]])
     sign = np.asarray([1, -1])
     k = numpy_kernel(z, z) + 1e-3 * np.eye(2)
     f = np.stack(np.meshgrid(*[np.linspace(-14, 14, 113)] * 2), axis=-1).reshape(-1, 2)
@@ -106,15 +106,15 @@ def test_gibbs_draws_the_true_posterior():
     weight = density / density.sum()
     keep = weight > 1e-8
     exact = []
-    for cross in numpy_kernel(z, asked).T:
+    for cross in numpy_kernel(z, points).T:
         mean, variance = f[keep] @ np.linalg.solve(k, cross), 8 - cross @ np.linalg.solve(k, cross)
         exact.append(sum(w * integral(m, variance) for w, m in zip(weight[keep], mean, strict=True)))
     exact = np.asarray(exact) / weight[keep].sum()
     posterior = gp.Posterior(gp.Prior(chains=4000, sweeps=30), torch.tensor(z).float(), torch.tensor(sign), draw())
-    found = posterior.log_probability(torch.tensor(asked).float(), torch.ones(3)).exp()
-    np.testing.assert_allclose(found, exact, atol=0.012)
-    assert found[0] > 0.55
-    assert found[1] < 0.45
+    actual = posterior.log_probability(torch.tensor(points).float(), torch.ones(3)).exp()
+    np.testing.assert_allclose(actual, exact, atol=0.012)
+    assert actual[0] > 0.55
+    assert actual[1] < 0.45
 
 
 def test_a_factor_that_does_not_exist_is_not_a_crash():
@@ -147,15 +147,15 @@ def test_a_tree_tells_all_classes_apart_whatever_they_look_like(classes):
         z = draw(seed).normal(size=(len(y), 3)).astype(np.float32) * (seed > 0)  # first all alike
         tree = class_tree.build(z, y, 25, draw(seed))
         assert (tree != 0).any(axis=1).sum() == max(classes - 1, 0)
-        whole = {tuple(np.unique(y))}
+        parts = {tuple(np.unique(y))}
         for node in tree[: max(classes - 1, 0)]:
             left, right = (tuple(np.flatnonzero(node == sign)) for sign in (1, -1))
-            whole.remove(tuple(sorted(left + right)))  # a part that a node above has made, and no other node takes
-            whole |= {left, right}
+            parts.remove(tuple(sorted(left + right)))  # a part that a node above has made, and no other node takes
+            parts |= {left, right}
             assert left
             assert right
             assert left[0] < right[0]
-        assert all(len(part) <= 1 for part in whole)
+        assert all(len(part) <= 1 for part in parts)
         p = class_tree.leaves(
             torch.from_numpy(tree),
             torch.from_numpy(draw(seed).random((4, 24))),
@@ -176,11 +176,11 @@ def test_samples_are_halved_and_cut_class_by_class():
     halves = class_tree.halves(torch.from_numpy(y))
     np.testing.assert_array_equal(halves, [1, 1, 0, 1, 0, 1, 1, 0])
     y = np.repeat([0, 1, 3], [60, 30, 1])
-    kept = class_tree.stratified(y, 16, draw())
-    assert (np.diff(kept) > 0).all()
-    np.testing.assert_array_equal(np.bincount(y[kept]), [10, 5, 0, 1])
+    rows = class_tree.stratified(y, 16, draw())
+    assert (np.diff(rows) > 0).all()
+    np.testing.assert_array_equal(np.bincount(y[rows]), [10, 5, 0, 1])
     np.testing.assert_array_equal(class_tree.stratified(y, 91, draw()), np.arange(91))
-    assert not np.array_equal(kept, class_tree.stratified(y, 16, draw(1)))
+    assert not np.array_equal(rows, class_tree.stratified(y, 16, draw(1)))
 
 
 class Tiny(nn.Module):
@@ -199,30 +199,30 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held():
     own = {"tree": torch.tensor([[1, -1], [0, 0]])}
     prior = gp.Prior(chains=2)
     loss = pfedgp.predictive_loss(prior, Model(net), {"body.weight": weight}, Batch(x, y, own=own, rng=draw()))
-    (found,) = torch.autograd.grad(loss, weight)
-    assert float(found.norm()) > 1e-3
+    (actual,) = torch.autograd.grad(loss, weight)
+    assert float(actual.norm()) > 1e-3
 
-    given = class_tree.halves(y)
+    first_half = class_tree.halves(y)
     with torch.no_grad():
-        start = normalize(x @ weight.T, dim=1)[given]
-        omega = gp.gibbs(PRIOR.kernel(start, start) + 1e-3 * torch.eye(6), 1 - 2 * y[given], 2, 5, draw()).double()
+        start = normalize(x @ weight.T, dim=1)[first_half]
+        omega = gp.gibbs(PRIOR.kernel(start, start) + 1e-3 * torch.eye(6), 1 - 2 * y[first_half], 2, 5, draw()).double()
     exact = weight.detach().double().requires_grad_()
     z = normalize(x.double() @ exact.T, dim=1)
     k = 8 * torch.exp(-torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").square() / 2)
-    cross, s = k[given][:, ~given], 1.0 - 2 * y
+    cross, s = k[first_half][:, ~first_half], 1.0 - 2 * y
     p = 0
     at = torch.linspace(-8, 8, 1601, dtype=torch.float64)
     density = torch.exp(-at.square() / 2)
     for chain in omega:
-        inverse = torch.linalg.inv(k[given][:, given] + 1e-3 * torch.eye(6) + torch.diag(1 / chain))
-        mean = cross.T @ inverse @ (s[given] / 2 / chain)
+        inverse = torch.linalg.inv(k[first_half][:, first_half] + 1e-3 * torch.eye(6) + torch.diag(1 / chain))
+        mean = cross.T @ inverse @ (s[first_half] / 2 / chain)
         spread = (8 - (cross.T @ inverse @ cross).diag()).sqrt()
-        values = torch.sigmoid(s[~given, None] * (mean[:, None] + spread[:, None] * at))
+        values = torch.sigmoid(s[~first_half, None] * (mean[:, None] + spread[:, None] * at))
         p = p + (values * density).sum(dim=1) / density.sum() / 2
     expected = -p.log().mean()
     (gradient,) = torch.autograd.grad(expected, exact)
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-3)
-    torch.testing.assert_close(found.double(), gradient, rtol=0.01, atol=1e-3)
+    torch.testing.assert_close(actual.double(), gradient, rtol=0.01, atol=1e-3)
 
 
 def test_a_path_of_nodes_adds_up_to_the_class():
@@ -245,12 +245,12 @@ def test_a_path_of_nodes_adds_up_to_the_class():
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_a_round_by_hand(mode):
     """Full batches, three steps with momentum, and the plain mean of those that hold two classes."""
-    made = worlds.run("pfedgp", participation=1.0, lr=0.05, momentum=0.9, weight_decay=0.01, mode=mode)
-    after = worlds.play("pfedgp", made, last=1)
+    run = worlds.run("pfedgp", participation=1.0, lr=0.05, momentum=0.9, weight_decay=0.01, mode=mode)
+    after = worlds.play("pfedgp", run, last=1)
     assert set(after) == {"body"}
     assert all(name.startswith("body.") for name in after["body"])
-    data, models = made.federation, []
-    able = [c for c in made.clients if len(np.unique(data.y[data.rows(c, "train")])) > 1]
+    data, models = run.federation, []
+    able = [c for c in run.clients if len(np.unique(data.y[data.rows(c, "train")])) > 1]
     assert able == [0, 2, 3, 6]  # of the others one has a single sample, one a single class, one nothing
     for client in able:
         rows = data.rows(client, "train")
@@ -259,7 +259,7 @@ def test_a_round_by_hand(mode):
             nn.Flatten(), nn.Linear(worlds.FEATURES, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU()
         )
         net.head = nn.Linear(200, worlds.CLASSES)
-        net.load_state_dict(made.init)
+        net.load_state_dict(run.init)
         with torch.no_grad():
             z = normalize(net.body(data.x[rows]), dim=1).numpy()
         tree = class_tree.build(z, data.y[rows].numpy(), worlds.CLASSES, rng.generator(0, "tree", 0, client))
@@ -274,25 +274,25 @@ def test_a_round_by_hand(mode):
         models.append(parameters.of(net))
     for name, value in after["body"].items():
         torch.testing.assert_close(value, sum(m[name] for m in models) / 4, rtol=1e-3, atol=1e-4)
-        assert not torch.equal(value, made.init[name])
+        assert not torch.equal(value, run.init[name])
     size = parameters.size(after["body"])
-    assert made.traffic == {"down": 6 * size, "up": 4 * size, "peer": 0}
+    assert run.traffic == {"down": 6 * size, "up": 4 * size, "peer": 0}
 
 
 def test_rounds_bring_the_loss_down():
-    made = worlds.run("pfedgp", participation=1.0, rounds=12, lr=0.05)
-    worlds.play("pfedgp", made)
-    first, last = (np.mean([loss for loss, _ in losses]) for losses in (made.losses[:12], made.losses[-12:]))
+    run = worlds.run("pfedgp", participation=1.0, rounds=12, lr=0.05)
+    worlds.play("pfedgp", run)
+    first, last = (np.mean([loss for loss, _ in losses]) for losses in (run.losses[:12], run.losses[-12:]))
     assert last < first - 0.1
 
 
 def test_without_rounds_the_answers_are_those_of_gps_on_the_first_embeddings():
-    made = worlds.run("pfedgp")
-    found = worlds.answers("pfedgp", made, worlds.play("pfedgp", made, last=0))
-    assert set(found) == {"validation", "test"}
-    data, client = made.federation, 0  # who holds all classes
+    run = worlds.run("pfedgp")
+    actual = worlds.answers("pfedgp", run, worlds.play("pfedgp", run, last=0))
+    assert set(actual) == {"validation", "test"}
+    data, client = run.federation, 0  # who holds all classes
     z = {
-        split: normalize(made.engine.infer(made.init, data.rows(client, split), features=True)[1], dim=1)
+        split: normalize(run.engine.infer(run.init, data.rows(client, split), features=True)[1], dim=1)
         for split in ("train", "test")
     }
     y = data.y[data.block(client, "train")]
@@ -310,45 +310,45 @@ def test_without_rounds_the_answers_are_those_of_gps_on_the_first_embeddings():
     expected = np.ones((5, 3))
     for node, p in zip(tree, positive, strict=True):
         expected *= np.where(node > 0, p[:, None], np.where(node < 0, 1 - p[:, None], 1))
-    np.testing.assert_allclose(found["test"][:5], expected, atol=1e-3)
+    np.testing.assert_allclose(actual["test"][:5], expected, atol=1e-3)
 
 
 def test_clients_with_little_answer_by_the_rule_of_succession():
     data = worlds.federation()
-    made = worlds.run("pfedgp")
+    run = worlds.run("pfedgp")
     p = np.split(
-        worlds.answers("pfedgp", made, worlds.play("pfedgp", made, last=0))["test"], np.cumsum(data.sizes("test"))[:-1]
+        worlds.answers("pfedgp", run, worlds.play("pfedgp", run, last=0))["test"], np.cumsum(data.sizes("test"))[:-1]
     )
     # Client 4 trains on 8 samples of class 1 among three classes.
     np.testing.assert_allclose(p[4], np.tile([1 / 11, 9 / 11, 1 / 11], (3, 1)), rtol=1e-6)
-    empty = pfedgp._answered(made, torch.empty(0, 200), torch.empty(0, dtype=torch.int64), torch.ones(2, 200), draw())
+    empty = pfedgp._answered(run, torch.empty(0, 200), torch.empty(0, dtype=torch.int64), torch.ones(2, 200), draw())
     np.testing.assert_allclose(empty, 1 / 3)
-    one = pfedgp._answered(made, torch.ones(1, 200), torch.tensor([2]), torch.ones(2, 200), draw())
+    one = pfedgp._answered(run, torch.ones(1, 200), torch.tensor([2]), torch.ones(2, 200), draw())
     np.testing.assert_allclose(one, [[1 / 4, 1 / 4, 2 / 4]] * 2)
 
 
 def test_capacity_bounds_what_is_conditioned_on(monkeypatch):
-    seen = []
+    sizes = []
 
     class Watched(gp.Posterior):
         def __init__(self, prior, z, sign, rng):
-            seen.append(len(z))
+            sizes.append(len(z))
             super().__init__(prior, z, sign, rng)
 
     monkeypatch.setattr(pfedgp, "Posterior", Watched)
-    made = worlds.run("pfedgp", options={"capacity": 5})
-    worlds.answers("pfedgp", made, {"body": parameters.part(made.init, "body.")})
-    assert max(seen) == 5
+    run = worlds.run("pfedgp", options={"capacity": 5})
+    worlds.answers("pfedgp", run, {"body": parameters.part(run.init, "body.")})
+    assert max(sizes) == 5
 
 
 def test_divergence_names_the_client():
-    made = worlds.run("pfedgp", participation=1.0, lr=1e38)
+    run = worlds.run("pfedgp", participation=1.0, lr=1e38)
     with pytest.raises(ComputationError, match="clients 0, 2, 3, 6 became non-finite"):
-        worlds.play("pfedgp", made)
+        worlds.play("pfedgp", run)
 
 
 def test_a_model_without_a_body_is_refused():
-    made = worlds.run("pfedgp")
-    made.init = {"head.weight": torch.zeros(3, 5)}
+    run = worlds.run("pfedgp")
+    run.init = {"head.weight": torch.zeros(3, 5)}
     with pytest.raises(UsageError, match="body"):
-        worlds.play("pfedgp", made)
+        worlds.play("pfedgp", run)

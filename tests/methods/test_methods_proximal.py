@@ -26,9 +26,9 @@ def test_fedprox_pulls_by_default():
 
 
 def test_fedprox_round_by_hand():
-    made = worlds.run("fedprox", participation=1.0, epochs=2, options={"mu": 0.7})
-    state = worlds.play("fedprox", made, last=2)["global"]
-    data, expected = made.federation, made.init
+    run = worlds.run("fedprox", participation=1.0, epochs=2, options={"mu": 0.7})
+    state = worlds.play("fedprox", run, last=2)["global"]
+    data, expected = run.federation, run.init
     for t in range(2):
         models = [worlds.steps(expected, data, c, ("sgd", t), epochs=2, anchor=expected, pull=0.7) for c in worlds.ABLE]
         expected = worlds.mean(models, data.sizes("train")[worlds.ABLE].tolist())
@@ -36,52 +36,52 @@ def test_fedprox_round_by_hand():
 
 
 def test_fedprox_with_a_huge_pull_stays():
-    made = worlds.run("fedprox", participation=1.0, lr=1e-6, options={"mu": 1e6})
-    worlds.close(worlds.play("fedprox", made)["global"], made.init, atol=1e-4)
+    run = worlds.run("fedprox", participation=1.0, lr=1e-6, options={"mu": 1e6})
+    worlds.close(worlds.play("fedprox", run)["global"], run.init, atol=1e-4)
 
 
 def test_fedsgd_is_fedavg_of_one_full_batch():
     one = worlds.run("fedavg", epochs=1, batch_size=1000)
     expected = worlds.play("fedavg", one)
-    made = worlds.run("fedsgd", epochs=7, batch_size=2, momentum=0.9)
-    assert worlds.same(worlds.play("fedsgd", made), expected)
-    assert made.traffic == one.traffic
+    run = worlds.run("fedsgd", epochs=7, batch_size=2, momentum=0.9)
+    assert worlds.same(worlds.play("fedsgd", run), expected)
+    assert run.traffic == one.traffic
 
 
 def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
-    made = worlds.run("fedsgd", participation=1.0)
-    found = worlds.play("fedsgd", made, last=1)["global"]
-    data = made.federation
+    run = worlds.run("fedsgd", participation=1.0)
+    actual = worlds.play("fedsgd", run, last=1)["global"]
+    data = run.federation
     rows = torch.from_numpy(np.concatenate([data.rows(c, "train") for c in worlds.ABLE]))
-    w = {name: value.clone().requires_grad_() for name, value in made.init.items()}
+    w = {name: value.clone().requires_grad_() for name, value in run.init.items()}
     grads = torch.autograd.grad(
         functional.cross_entropy(worlds.logits(w, data.inputs(rows)), data.y[rows]), list(w.values())
     )
     worlds.close(
-        found, {name: (value - 0.1 * grad).detach() for (name, value), grad in zip(w.items(), grads, strict=True)}
+        actual, {name: (value - 0.1 * grad).detach() for (name, value), grad in zip(w.items(), grads, strict=True)}
     )
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_fedsgd_by_minibatches_by_hand(mode):
     """One minibatch per client and round, another one in the next, weighted by all of a client's samples."""
-    made = worlds.run("fedsgd", participation=1.0, mode=mode, epochs=3, options={"batch": "minibatch"})
-    data, w = made.federation, made.init
+    run = worlds.run("fedsgd", participation=1.0, mode=mode, epochs=3, options={"batch": "minibatch"})
+    data, w = run.federation, run.init
     n = data.sizes("train")[worlds.ABLE].tolist()
     for t in range(2):
         stepped = []
         for client in worlds.ABLE:
             rows = data.rows(client, "train")
             rows = torch.from_numpy(rows[rng.generator(0, "sgd", t, client).permutation(len(rows))[:4]])
-            held = {name: value.clone().requires_grad_() for name, value in w.items()}
-            loss = functional.cross_entropy(worlds.logits(held, data.inputs(rows)), data.y[rows])
-            grads = torch.autograd.grad(loss, list(held.values()))
-            stepped.append({k: (v - 0.1 * g).detach() for (k, v), g in zip(held.items(), grads, strict=True)})
+            leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+            loss = functional.cross_entropy(worlds.logits(leaves, data.inputs(rows)), data.y[rows])
+            grads = torch.autograd.grad(loss, list(leaves.values()))
+            stepped.append({k: (v - 0.1 * g).detach() for (k, v), g in zip(leaves.items(), grads, strict=True)})
         w = worlds.mean(stepped, n)
-    worlds.close(worlds.play("fedsgd", made, last=2)["global"], w)
-    whole = worlds.run("fedsgd", participation=1.0, mode=mode, batch_size=1000, options={"batch": "minibatch"})
+    worlds.close(worlds.play("fedsgd", run, last=2)["global"], w)
+    one_minibatch = worlds.run("fedsgd", participation=1.0, mode=mode, batch_size=1000, options={"batch": "minibatch"})
     full = worlds.play("fedsgd", worlds.run("fedsgd", participation=1.0, mode=mode))["global"]
-    worlds.close(worlds.play("fedsgd", whole)["global"], full)
+    worlds.close(worlds.play("fedsgd", one_minibatch)["global"], full)
 
 
 def test_ditto_leaves_the_global_model_to_fedavg():
@@ -92,11 +92,11 @@ def test_ditto_leaves_the_global_model_to_fedavg():
 
 def test_ditto_rounds_by_hand():
     """Personal models are pulled to the model that was sent, persist, and move only in a client's own rounds."""
-    made = worlds.run("ditto", options={"lam": 0.6, "personal_epochs": 2, "lr": 0.05})
-    state = worlds.play("ditto", made)
-    data, shared, own = made.federation, made.init, dict.fromkeys(range(7), made.init)
+    run = worlds.run("ditto", options={"lam": 0.6, "personal_epochs": 2, "lr": 0.05})
+    state = worlds.play("ditto", run)
+    data, shared, own = run.federation, run.init, dict.fromkeys(range(7), run.init)
     for t in range(3):
-        cohort = made.cohort(t).tolist()
+        cohort = run.cohort(t).tolist()
         for c in cohort:
             own[c] = worlds.steps(own[c], data, c, ("personal", t), epochs=2, lr=0.05, anchor=shared, pull=0.6)
         shared = worlds.mean(
@@ -109,32 +109,32 @@ def test_ditto_rounds_by_hand():
 
 
 def test_ditto_without_a_pull_is_training_alone():
-    made = worlds.run("ditto", participation=1.0, options={"lam": 0.0})
-    personal = worlds.play("ditto", made)["personal"]
+    run = worlds.run("ditto", participation=1.0, options={"lam": 0.0})
+    personal = worlds.play("ditto", run)["personal"]
     for c in worlds.ABLE:
-        expected = made.init
+        expected = run.init
         for t in range(3):
-            expected = worlds.steps(expected, made.federation, c, ("personal", t))
+            expected = worlds.steps(expected, run.federation, c, ("personal", t))
         worlds.close(parameters.pick(personal[[c]], 0), expected)
 
 
 def test_ditto_with_a_huge_pull_is_the_global_model():
-    made = worlds.run("ditto", participation=1.0, lr=1e-6, options={"lam": 1e6})
-    state = worlds.play("ditto", made)
+    run = worlds.run("ditto", participation=1.0, lr=1e-6, options={"lam": 1e6})
+    state = worlds.play("ditto", run)
     for c in worlds.ABLE:  # lr lambda = 1: each step lands on what was sent, and steps past it by lr times the gradient
         worlds.close(parameters.pick(state["personal"][[c]], 0), state["global"], atol=1e-4)
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_ditto_of_a_newcomer_starts_from_the_global_model(epochs):
-    made = worlds.run("ditto", options={"lam": 0.6, "newcomer_epochs": epochs})
-    state = worlds.play("ditto", made)
-    (new,) = [c for c in worlds.ABLE if c not in state["personal"].written and made.federation.sizes("test")[c]][:1]
-    found = worlds.answers("ditto", made, state, np.asarray([new]))["test"]
+    run = worlds.run("ditto", options={"lam": 0.6, "newcomer_epochs": epochs})
+    state = worlds.play("ditto", run)
+    (new,) = [c for c in worlds.ABLE if c not in state["personal"].written and run.federation.sizes("test")[c]][:1]
+    actual = worlds.answers("ditto", run, state, np.asarray([new]))["test"]
     shared = state["global"]
     key = ("personal", "newcomer")
-    model = worlds.steps(shared, made.federation, new, key, epochs=epochs, anchor=shared, pull=0.6)
-    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-6)
+    model = worlds.steps(shared, run.federation, new, key, epochs=epochs, anchor=shared, pull=0.6)
+    np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, new), atol=1e-6)
 
 
 def chooser(mode="auto", **settings):
@@ -164,11 +164,11 @@ def choice(start, data, client, key, anchor):
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_ditto_chooses_lambda_by_hand(mode):
-    made = chooser(mode, rounds=4)
-    state = worlds.play("ditto", made)
-    data, shared, own, lambdas = made.federation, made.init, dict.fromkeys(range(5), made.init), {}
+    run = chooser(mode, rounds=4)
+    state = worlds.play("ditto", run)
+    data, shared, own, lambdas = run.federation, run.init, dict.fromkeys(range(5), run.init), {}
     for t in range(4):
-        cohort = made.cohort(t).tolist()
+        cohort = run.cohort(t).tolist()
         for c in cohort:
             own[c], lambdas[c] = choice(own[c], data, c, ("personal", t), shared)
         models = [worlds.steps(shared, data, c, ("sgd", t)) for c in cohort]
@@ -178,18 +178,18 @@ def test_ditto_chooses_lambda_by_hand(mode):
     for c, lam in lambdas.items():
         worlds.close(parameters.pick(state["personal"][[c]], 0), own[c])
         assert state["lambda"][c] == lam
-    tuned = ditto.personalize(made, state, np.asarray(sorted(lambdas))).tuned["lambda"]
+    tuned = ditto.personalize(run, state, np.asarray(sorted(lambdas))).tuned["lambda"]
     np.testing.assert_array_equal(tuned, [lambdas[c] for c in sorted(lambdas)])
 
 
 def test_ditto_of_a_newcomer_chooses_lambda_too():
-    made = chooser(rounds=1)
-    state = worlds.play("ditto", made)
-    new = np.setdiff1d(made.clients, made.cohort(0))
-    made.cfg = ditto.Config(grid=made.cfg.grid, newcomer_epochs=3)
-    predictor = ditto.personalize(made, state, new)
-    expected = [choice(state["global"], made.federation, c, ("personal", "newcomer"), state["global"]) for c in new]
-    p = np.concatenate([worlds.probabilities(m, made.federation, c) for (m, _), c in zip(expected, new, strict=True)])
+    run = chooser(rounds=1)
+    state = worlds.play("ditto", run)
+    new = np.setdiff1d(run.clients, run.cohort(0))
+    run.cfg = ditto.Config(grid=run.cfg.grid, newcomer_epochs=3)
+    predictor = ditto.personalize(run, state, new)
+    expected = [choice(state["global"], run.federation, c, ("personal", "newcomer"), state["global"]) for c in new]
+    p = np.concatenate([worlds.probabilities(m, run.federation, c) for (m, _), c in zip(expected, new, strict=True)])
     np.testing.assert_allclose(predictor.answer("test")["p"], p, atol=1e-6)
     np.testing.assert_array_equal(predictor.tuned["lambda"], [lam for _, lam in expected])
 
@@ -197,10 +197,10 @@ def test_ditto_of_a_newcomer_chooses_lambda_too():
 @pytest.mark.parametrize("grid", [(0.1, 2.0), (2.0, 0.1)])
 def test_ditto_takes_the_first_of_lambdas_that_do_equally_well(grid):
     """One step from the common model: the pull is zero, and every lambda leads to the same model."""
-    made = chooser(rounds=1, batch_size=100)
-    made.cfg = ditto.Config(grid=grid)
-    state = worlds.play("ditto", made)
-    for c in made.cohort(0).tolist():
+    run = chooser(rounds=1, batch_size=100)
+    run.cfg = ditto.Config(grid=grid)
+    state = worlds.play("ditto", run)
+    for c in run.cohort(0).tolist():
         assert state["lambda"][c] == (grid[0] if c in (0, 3, 4) else 1.0)
 
 
@@ -208,12 +208,12 @@ def test_ditto_with_a_fixed_lambda_does_without_validation_samples():
     states = {}
     for lam in (None, 1.0):
         for flip in (False, True):
-            made = chooser(rounds=4)
-            made.cfg = ditto.Config(lam=lam, grid=(0.1, 3.0, 6.0), personal_epochs=3)
+            run = chooser(rounds=4)
+            run.cfg = ditto.Config(lam=lam, grid=(0.1, 3.0, 6.0), personal_epochs=3)
             for c in (0, 3, 4) if flip else ():
-                rows = made.federation.block(c, "validation")
-                made.federation.y[rows] = (made.federation.y[rows] + 1) % worlds.CLASSES
-            states[lam, flip] = worlds.play("ditto", made)
+                rows = run.federation.block(c, "validation")
+                run.federation.y[rows] = (run.federation.y[rows] + 1) % worlds.CLASSES
+            states[lam, flip] = worlds.play("ditto", run)
     assert worlds.same(states[1.0, False], states[1.0, True])
     assert "lambda" not in states[1.0, False]
     assert not worlds.same(states[None, False]["personal"], states[None, True]["personal"])

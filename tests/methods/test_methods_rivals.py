@@ -40,13 +40,13 @@ def plain(params):
 
 
 def test_fedrod_rounds_by_hand():
-    made = worlds.run("fedrod", options={"gamma": 0.5})
-    state = worlds.play("fedrod", made)
-    data, shared = made.federation, made.init
+    run = worlds.run("fedrod", options={"gamma": 0.5})
+    state = worlds.play("fedrod", run)
+    data, shared = run.federation, run.init
     zeros = {name: torch.zeros_like(value) for name, value in parameters.part(shared, "head.").items()}
     heads = dict.fromkeys(range(7), zeros)
     for t in range(3):
-        cohort, trained = made.cohort(t).tolist(), []
+        cohort, trained = run.cohort(t).tolist(), []
         for c in cohort:
             w, own = copied(shared), copied(heads[c])
             counts = torch.bincount(data.y[data.block(c, "train")], minlength=worlds.CLASSES)
@@ -65,34 +65,34 @@ def test_fedrod_rounds_by_hand():
     for c, expected in heads.items():
         worlds.close(parameters.pick(state["heads"][[c]], 0), expected, atol=1e-5)
     assert 0 in state["heads"].written
-    found = worlds.answers("fedrod", made, state, np.asarray([0]))["test"]
+    actual = worlds.answers("fedrod", run, state, np.asarray([0]))["test"]
     model = {**shared, **{name: shared[name] + value for name, value in heads[0].items()}}
-    np.testing.assert_allclose(found, worlds.probabilities(model, data, 0), atol=1e-5)
-    assert made.traffic["up"] == sum(len(made.cohort(t)) for t in range(3)) * parameters.size(made.init)
+    np.testing.assert_allclose(actual, worlds.probabilities(model, data, 0), atol=1e-5)
+    assert run.traffic["up"] == sum(len(run.cohort(t)) for t in range(3)) * parameters.size(run.init)
 
 
 def test_the_generic_model_of_fedrod_without_balance_is_that_of_fedavg():
     runs = [worlds.run("fedavg"), worlds.run("fedrod", options={"gamma": 0.0})]
-    expected, found = (worlds.play(*args)["global"] for args in zip(("fedavg", "fedrod"), runs, strict=True))
-    worlds.close(found, expected, atol=1e-5)
+    expected, actual = (worlds.play(*args)["global"] for args in zip(("fedavg", "fedrod"), runs, strict=True))
+    worlds.close(actual, expected, atol=1e-5)
     assert runs[0].traffic == runs[1].traffic
 
 
 def test_a_newcomer_of_fedrod_trains_its_head_on_the_generic_model():
-    made = worlds.run("fedrod", options={"newcomer_epochs": 2}, weight_decay=0.0)
-    state = worlds.play("fedrod", made)
-    new = next(c for c in worlds.ABLE if c not in state["heads"].written and made.federation.sizes("test")[c])
-    found = worlds.answers("fedrod", made, state, np.asarray([new]))["test"]
+    run = worlds.run("fedrod", options={"newcomer_epochs": 2}, weight_decay=0.0)
+    state = worlds.play("fedrod", run)
+    new = next(c for c in worlds.ABLE if c not in state["heads"].written and run.federation.sizes("test")[c])
+    actual = worlds.answers("fedrod", run, state, np.asarray([new]))["test"]
     # From zeros, own heads on top of the generic one take the steps that this head would take.
-    model = worlds.steps(state["global"], made.federation, new, ("sgd", "newcomer"), epochs=2, trainable="head.")
-    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, new), atol=1e-5)
+    model = worlds.steps(state["global"], run.federation, new, ("sgd", "newcomer"), epochs=2, trainable="head.")
+    np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, new), atol=1e-5)
 
 
 def test_fedala_rounds_by_hand():
     options = {"eta": 20.0, "first_epochs": 3, "weight_epochs": 2, "newcomer_epochs": 0}
-    made = worlds.run("fedala", participation=1.0, rounds=4, options=options)
-    state = worlds.play("fedala", made)
-    data, shared, local, weights = made.federation, made.init, {}, {}
+    run = worlds.run("fedala", participation=1.0, rounds=4, options=options)
+    state = worlds.play("fedala", run)
+    data, shared, local, weights = run.federation, run.init, {}, {}
 
     def mixture(c, key):
         """The model of a client before it trains, and what it learned of how to mix it."""
@@ -124,8 +124,8 @@ def test_fedala_rounds_by_hand():
     assert any(0 < float(value.min()) < 1 for w in weights.values() for value in w.values())
     assert all(float(value.min()) >= 0 and float(value.max()) <= 1 for w in weights.values() for value in w.values())
     model, _ = mixture(0, ("weights", "personalize"))
-    found = worlds.answers("fedala", made, state, np.asarray([0]))["test"]
-    np.testing.assert_allclose(found, worlds.probabilities(model, data, 0), atol=1e-4)
+    actual = worlds.answers("fedala", run, state, np.asarray([0]))["test"]
+    np.testing.assert_allclose(actual, worlds.probabilities(model, data, 0), atol=1e-4)
 
 
 @pytest.mark.parametrize("upper", [1, 2, 9])
@@ -134,44 +134,44 @@ def test_fedala_with_weights_that_stay_is_fedavg(upper):
     states = [worlds.play(*args) for args in zip(("fedavg", "fedala"), runs, strict=True)]
     assert worlds.same(states[0]["global"], states[1]["global"])
     assert runs[0].traffic == runs[1].traffic
-    found = [worlds.answers(*args)["test"] for args in zip(("fedavg", "fedala"), runs, states, strict=True)]
-    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    actual = [worlds.answers(*args)["test"] for args in zip(("fedavg", "fedala"), runs, states, strict=True)]
+    np.testing.assert_allclose(actual[0], actual[1], atol=1e-6)
 
 
 def test_fedala_trains_the_last_mixture_if_asked():
-    made = worlds.run("fedala", options={"final_epochs": 2, "eta": 0.0})
-    state = worlds.play("fedala", made)
-    client = int(next(c for c in state["local"].written if made.federation.sizes("test")[c]))
-    found = worlds.answers("fedala", made, state, np.asarray([client]))["test"]
-    model = worlds.steps(state["global"], made.federation, client, ("sgd", "final"), epochs=2)
-    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, client), atol=1e-5)
+    run = worlds.run("fedala", options={"final_epochs": 2, "eta": 0.0})
+    state = worlds.play("fedala", run)
+    client = int(next(c for c in state["local"].written if run.federation.sizes("test")[c]))
+    actual = worlds.answers("fedala", run, state, np.asarray([client]))["test"]
+    model = worlds.steps(state["global"], run.federation, client, ("sgd", "final"), epochs=2)
+    np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, client), atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["fedrod", "fedala", "feddbe"])
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_batch_normalization_goes_with_the_global_model(method, mode):
-    made, _ = worlds.normalized(method, mode)
-    state = worlds.play(method, made)
-    assert set(state["global"]) == set(made.init)
-    assert not torch.equal(state["global"]["body.2.running_mean"], made.init["body.2.running_mean"])
-    p = worlds.answers(method, made, state)["test"]
+    run, _ = worlds.normalized(method, mode)
+    state = worlds.play(method, run)
+    assert set(state["global"]) == set(run.init)
+    assert not torch.equal(state["global"]["body.2.running_mean"], run.init["body.2.running_mean"])
+    p = worlds.answers(method, run, state)["test"]
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
 
 
 def test_feddbe_rounds_by_hand():
-    made = worlds.run("feddbe", options={"kappa": 3.0})
-    data = made.federation
+    run = worlds.run("feddbe", options={"kappa": 3.0})
+    data = run.federation
     sizes = data.sizes("train")
-    state = worlds.play("feddbe", made)
-    trained = [worlds.steps(made.init, data, c, ("consensus", 0)) for c in worlds.ABLE]
+    state = worlds.play("feddbe", run)
+    trained = [worlds.steps(run.init, data, c, ("consensus", 0)) for c in worlds.ABLE]
     means = [
         body(w, data.inputs(data.block(c, "train"))).mean(dim=0) for c, w in zip(worlds.ABLE, trained, strict=True)
     ]
     consensus = worlds.mean([{"mean": value} for value in means], sizes[worlds.ABLE].tolist())["mean"]
     worlds.close(state["consensus"], {"mean": consensus}, atol=1e-5)
-    shared, memories = made.init, {c: torch.zeros(200) for c in range(7)}
+    shared, memories = run.init, {c: torch.zeros(200) for c in range(7)}
     for t in range(3):
-        cohort, trained = made.cohort(t).tolist(), []
+        cohort, trained = run.cohort(t).tolist(), []
         for c in cohort:
             w, memory = copied(shared), memories[c].clone().requires_grad_()
             for x, y in minibatches(data, c, ("sgd", t)):
@@ -186,45 +186,45 @@ def test_feddbe_rounds_by_hand():
     for c, expected in memories.items():
         worlds.close(parameters.pick(state["memories"][[c]], 0), {"memory": expected}, atol=1e-5)
     assert 0 in state["memories"].written
-    found = worlds.answers("feddbe", made, state, np.asarray([0]))["test"]
+    actual = worlds.answers("feddbe", run, state, np.asarray([0]))["test"]
     with torch.no_grad():
         z = body(shared, data.inputs(data.block(0, "test"))) + memories[0]
         expected = torch.softmax(z @ shared["head.weight"].T + shared["head.bias"], 1)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_feddbe_sends_a_model_and_a_mean_before_the_rounds():
-    made = worlds.run("feddbe", rounds=0)
-    worlds.play("feddbe", made)
-    size = parameters.size(made.init)
-    assert made.traffic == {"up": 6 * 200 * 4, "down": 6 * size, "peer": 0}
+    run = worlds.run("feddbe", rounds=0)
+    worlds.play("feddbe", run)
+    size = parameters.size(run.init)
+    assert run.traffic == {"up": 6 * 200 * 4, "down": 6 * size, "peer": 0}
 
 
 def test_a_newcomer_of_feddbe_trains_its_memory_alone():
-    made = worlds.run("feddbe", options={"newcomer_epochs": 2})
-    state = worlds.play("feddbe", made)
-    data, shared = made.federation, state["global"]
+    run = worlds.run("feddbe", options={"newcomer_epochs": 2})
+    state = worlds.play("feddbe", run)
+    data, shared = run.federation, state["global"]
     new = next(c for c in worlds.ABLE if c not in state["memories"].written and data.sizes("test")[c])
     memory = torch.zeros(200, requires_grad=True)
     for x, y in minibatches(data, new, ("sgd", "newcomer"), epochs=2):
         out = (body(shared, x) + memory) @ shared["head.weight"].T + shared["head.bias"]
         descend([memory], functional.cross_entropy(out, y), 0.1)
-    found = worlds.answers("feddbe", made, state, np.asarray([new]))["test"]
+    actual = worlds.answers("feddbe", run, state, np.asarray([new]))["test"]
     with torch.no_grad():
         out = (body(shared, data.inputs(data.block(new, "test"))) + memory) @ shared["head.weight"].T
         expected = torch.softmax(out + shared["head.bias"], 1)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_fedproto_rounds_by_hand():
-    made = worlds.run("fedproto", options={"lam": 2.0})
-    state = worlds.play("fedproto", made)
-    data = made.federation
-    models, prototypes, sent = dict.fromkeys(range(7), made.init), {}, {"up": 0, "down": 0, "peer": 0}
+    run = worlds.run("fedproto", options={"lam": 2.0})
+    state = worlds.play("fedproto", run)
+    data = run.federation
+    models, prototypes, sent_bytes = dict.fromkeys(range(7), run.init), {}, {"up": 0, "down": 0, "peer": 0}
     for t in range(3):
         sums, counts = {}, {}
-        cohort = made.cohort(t).tolist()
-        sent["down"] += len(cohort) * len(prototypes) * 200 * 4
+        cohort = run.cohort(t).tolist()
+        sent_bytes["down"] += len(cohort) * len(prototypes) * 200 * 4
         for c in cohort:
             w = copied(models[c])
             for x, y in minibatches(data, c, ("sgd", t)):
@@ -238,39 +238,39 @@ def test_fedproto_rounds_by_hand():
             for k in y.unique().tolist():
                 sums[k] = sums.get(k, 0) + z[y == k].sum(dim=0)
                 counts[k] = counts.get(k, 0) + int((y == k).sum())
-                sent["up"] += 200 * 4
+                sent_bytes["up"] += 200 * 4
         prototypes |= {k: total / counts[k] for k, total in sums.items()}
-    assert made.traffic == sent
+    assert run.traffic == sent_bytes
     for k, expected in prototypes.items():
         torch.testing.assert_close(state["prototypes"]["mean"][k], expected, rtol=1e-4, atol=1e-5)
     for c in range(7):
         worlds.close(parameters.pick(state["models"][[c]], 0), models[c], atol=1e-5)
     assert 0 in state["models"].written
-    found = worlds.answers("fedproto", made, state, np.asarray([0]))["test"]
+    actual = worlds.answers("fedproto", run, state, np.asarray([0]))["test"]
     z = body(models[0], data.inputs(data.block(0, "test")))
     apart = torch.stack([((z - prototypes[k]) ** 2).sum(dim=1) for k in sorted(prototypes)], dim=1)
     assert sorted(prototypes) == [0, 1, 2]
-    np.testing.assert_allclose(found, torch.softmax(-apart / 2, 1), atol=1e-4)
+    np.testing.assert_allclose(actual, torch.softmax(-apart / 2, 1), atol=1e-4)
 
 
 def test_fedproto_without_a_pull_is_training_alone():
     """Its clients train one epoch in each round that they take part in, as ``steps`` does."""
-    made = worlds.run("fedproto", options={"lam": 0.0, "answer": "head"}, participation=1.0)
-    state = worlds.play("fedproto", made)
-    model = made.init
+    run = worlds.run("fedproto", options={"lam": 0.0, "answer": "head"}, participation=1.0)
+    state = worlds.play("fedproto", run)
+    model = run.init
     for t in range(3):
-        model = worlds.steps(model, made.federation, 0, ("sgd", t))
-    found = worlds.answers("fedproto", made, state, np.asarray([0]))["test"]
-    np.testing.assert_allclose(found, worlds.probabilities(model, made.federation, 0), atol=1e-5)
+        model = worlds.steps(model, run.federation, 0, ("sgd", t))
+    actual = worlds.answers("fedproto", run, state, np.asarray([0]))["test"]
+    np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, 0), atol=1e-5)
 
 
 def test_prototypes_that_nobody_renews_stay():
     """Client 4 has one class: in a round of its own the prototypes of the others stay."""
-    made = worlds.run("fedproto")
-    state = worlds.play("fedproto", made)
+    run = worlds.run("fedproto")
+    state = worlds.play("fedproto", run)
     before = state["prototypes"]["mean"].clone()
-    made.cohort = lambda t: np.asarray([worlds.ONE_CLASS])
-    after = worlds.play("fedproto", made, first=3, last=4, state=state)["prototypes"]["mean"]
+    run.cohort = lambda t: np.asarray([worlds.ONE_CLASS])
+    after = worlds.play("fedproto", run, first=3, last=4, state=state)["prototypes"]["mean"]
     assert torch.equal(after[[0, 2]], before[[0, 2]])
     assert not torch.equal(after[1], before[1])
 
@@ -303,21 +303,21 @@ def best_beta(data, client, z, y, common, prior, key):
     for beta in (0.0, 0.25, 0.5, 0.75, 1.0):
         loss = 0
         for half in (0, 1):
-            asked = fold == half
+            test_half = fold == half
             p = gaussian(
-                z[asked], *mixed(estimates(z[fold == 1 - half], y[fold == 1 - half], common), common, beta), prior
+                z[test_half], *mixed(estimates(z[fold == 1 - half], y[fold == 1 - half], common), common, beta), prior
             )
-            loss -= np.log(p[np.arange(asked.sum()), y[asked]]).mean()
+            loss -= np.log(p[np.arange(test_half.sum()), y[test_half]]).mean()
         losses.append(loss)
     return (0.0, 0.25, 0.5, 0.75, 1.0)[int(np.argmin(losses))]
 
 
 @pytest.mark.parametrize("beta", [None, 0.3])
 def test_pfedfda_rounds_by_hand(beta):
-    made = worlds.run("pfedfda", participation=1.0, lr=0.01, options={"beta": beta, "ridge": 1.0})
-    state = worlds.play("pfedfda", made, last=2)
-    data, shared = made.federation, parameters.part(made.init, "body.")
-    common = [made.rng("means").random((worlds.CLASSES, 200)), np.eye(200)]
+    run = worlds.run("pfedfda", participation=1.0, lr=0.01, options={"beta": beta, "ridge": 1.0})
+    state = worlds.play("pfedfda", run, last=2)
+    data, shared = run.federation, parameters.part(run.init, "body.")
+    common = [run.rng("means").random((worlds.CLASSES, 200)), np.eye(200)]
     sizes = data.sizes("train")
     for t in range(2):
         bodies, adapted = [], []
@@ -346,11 +346,11 @@ def test_pfedfda_rounds_by_hand(beta):
     np.testing.assert_allclose(state["statistics"]["means"], common[0], atol=1e-3)
     np.testing.assert_allclose(state["statistics"]["covariance"], common[1], atol=1e-3)
     y = data.y[data.block(0, "train")].numpy()
-    z, asked = (body(shared, data.inputs(data.block(0, split))).double().numpy() for split in ("train", "test"))
+    z, test_z = (body(shared, data.inputs(data.block(0, split))).double().numpy() for split in ("train", "test"))
     prior = np.bincount(y, minlength=worlds.CLASSES) / len(y) + 1e-4
     prior /= prior.sum()
     chosen = best_beta(data, 0, z, y, common, prior, "personalize") if beta is None else beta
-    expected = gaussian(asked, *mixed(estimates(z, y, common), common, chosen), prior)
-    np.testing.assert_allclose(worlds.answers("pfedfda", made, state, np.asarray([0]))["test"], expected, atol=2e-3)
+    expected = gaussian(test_z, *mixed(estimates(z, y, common), common, chosen), prior)
+    np.testing.assert_allclose(worlds.answers("pfedfda", run, state, np.asarray([0]))["test"], expected, atol=2e-3)
     size = parameters.size(shared) + 4 * (3 * 200 + 200 * 200)
-    assert made.traffic == {"up": 2 * 6 * size, "down": 2 * 6 * size, "peer": 0}
+    assert run.traffic == {"up": 2 * 6 * size, "down": 2 * 6 * size, "peer": 0}

@@ -15,10 +15,10 @@ NEAR = np.asarray([True] * 4 + [False] * 4)
 
 def test_fit_by_hand():
     y = np.asarray([3.0, 5.0, 0.0, 1.0, 2.0])
-    found = mixture.fit(y, np.asarray([True, True, False, False, False]))
-    np.testing.assert_allclose(found.mean, [4, 1])
-    np.testing.assert_allclose(found.variance, [1, 2 / 3])
-    np.testing.assert_allclose(found.share, [0.4, 0.6])
+    actual = mixture.fit(y, np.asarray([True, True, False, False, False]))
+    np.testing.assert_allclose(actual.mean, [4, 1])
+    np.testing.assert_allclose(actual.variance, [1, 2 / 3])
+    np.testing.assert_allclose(actual.share, [0.4, 0.6])
 
 
 def test_assign_is_the_larger_product_of_share_and_density():
@@ -53,8 +53,8 @@ def test_clean_mixtures_are_told_apart_as_the_literal_equations_do(seed):
     same = np.concatenate([draw.random(20) < 0.9, draw.random(20) < 0.3])
     y = draw.normal(size=40) + 8 * same
     near = np.arange(40) < 20
-    found = mixture.kept(y, near)
-    assert found.tolist() == same.tolist() == textbook(y, near).tolist()
+    kept = mixture.kept(y, near)
+    assert kept.tolist() == same.tolist() == textbook(y, near).tolist()
 
 
 def test_the_start_that_is_printed_keeps_the_other_cluster():
@@ -139,11 +139,11 @@ def test_it_always_ends_with_an_upper_set(data, count):
     """Whatever the values: no NaN, no endless loop, and where EM ran, what is kept lies above what is not."""
     y = data.draw(arrays(np.float64, count, elements=VALUES))
     near = data.draw(arrays(np.bool_, count))
-    found = mixture.kept(y, near)
-    assert found.shape == (count,)
+    kept = mixture.kept(y, near)
+    assert kept.shape == (count,)
     if count >= 3 and near.any() and not near.all():
-        assert found.any()
+        assert kept.any()
         values = mixture.finite(y)
-        if not found.all():
-            assert values[found].max() > values[~found].min()
-            assert values[found].mean() >= values[~found].mean()
+        if not kept.all():
+            assert values[kept].max() > values[~kept].min()
+            assert values[kept].mean() >= values[~kept].mean()

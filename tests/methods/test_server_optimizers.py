@@ -36,8 +36,8 @@ def by_hand(server, x, towards, memory):
 def test_two_rounds_by_hand(method, server):
     options = {"server": server, "server_lr": RATE, "beta1": BETA1, "beta2": BETA2, "tau": TAU}
     options |= {"mu": 0.7} if method == "fedprox" else {}
-    made = worlds.run(method, participation=1.0, options=options)
-    found, data, model = worlds.play(method, made, last=2)["global"], made.federation, made.init
+    run = worlds.run(method, participation=1.0, options=options)
+    actual, data, model = worlds.play(method, run, last=2)["global"], run.federation, run.init
     pull = options.get("mu", 0.0)
     memory = {name: [(0.0, TAU * TAU)] * value.numel() for name, value in model.items()}
     for t in range(2):
@@ -53,7 +53,7 @@ def test_two_rounds_by_hand(method, server):
             after[name] = torch.tensor([x for x, _ in steps]).view(before.shape)
             memory[name] = [known for _, known in steps]
         model = after
-    worlds.close(found, model, atol=1e-5)
+    worlds.close(actual, model, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
@@ -63,12 +63,12 @@ def test_the_rates_and_momenta_that_are_not_given(method):
             worlds.run(method, options={"server": server}),
             worlds.run(method, options={"server": server, "server_lr": rate, "beta1": beta1}),
         ]
-        assert worlds.same(*(worlds.play(method, made) for made in runs))
+        assert worlds.same(*(worlds.play(method, run) for run in runs))
 
 
 def test_sgd_with_rate_one_takes_the_mean_to_the_bit():
     runs = [worlds.run("fedavg"), worlds.run("fedavg", options={"server": "sgd", "server_lr": 1.0})]
-    states = [worlds.play("fedavg", made) for made in runs]
+    states = [worlds.play("fedavg", run) for run in runs]
     assert worlds.same(*states)
     model = runs[0].init
     for t in range(3):
@@ -81,24 +81,24 @@ def test_momentum_without_memory_is_sgd():
         worlds.run("fedavg", options={"server": "avgm", "beta1": 0.0, "server_lr": 0.5}),
         worlds.run("fedavg", options={"server": "sgd", "server_lr": 0.5}),
     ]
-    first, second = (worlds.play("fedavg", made)["global"] for made in runs)
+    first, second = (worlds.play("fedavg", run)["global"] for run in runs)
     worlds.close(first, second)
 
 
 def test_resumed_with_a_memory_gives_the_same_bytes():
     plan = {"rounds": 4, "options": {"server": "yogi"}}
-    whole = worlds.play("fedavg", worlds.run("fedavg", **plan))
+    expected = worlds.play("fedavg", worlds.run("fedavg", **plan))
     stopped = worlds.play("fedavg", worlds.run("fedavg", **plan), last=2)
     assert set(stopped["server"]) == {"first", "second"}
-    assert worlds.same(whole, worlds.play("fedavg", worlds.run("fedavg", **plan), first=2, state=stopped))
+    assert worlds.same(expected, worlds.play("fedavg", worlds.run("fedavg", **plan), first=2, state=stopped))
 
 
 def test_running_statistics_are_the_mean_whatever_the_optimizer():
-    made, _ = worlds.normalized("fedavg")
-    expected = worlds.play("fedavg", made, last=1)["global"]
-    made, _ = worlds.normalized("fedavg")
-    made.cfg = type(made.cfg)(server="adam")
-    state = worlds.play("fedavg", made, last=1)
+    run, _ = worlds.normalized("fedavg")
+    expected = worlds.play("fedavg", run, last=1)["global"]
+    run, _ = worlds.normalized("fedavg")
+    run.cfg = type(run.cfg)(server="adam")
+    state = worlds.play("fedavg", run, last=1)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(state["global"][f"body.2.{name}"], expected[f"body.2.{name}"])
         assert f"body.2.{name}" not in state["server"]["first"]
