@@ -19,8 +19,8 @@ class Reporter(Protocol):
     def detail(self, text: str) -> None:
         """Show a line to a user who typed -v."""
 
-    def progress(self, label: str, total: int, done: int = 0) -> Any:
-        """Return a context manager whose value is ``advance(steps, note)``; ``done`` of ``total`` steps are over."""
+    def progress(self, label: str, total: int, completed: int = 0) -> Any:
+        """Return a context manager whose value is ``advance(steps, note)``; ``completed`` of ``total`` are over."""
 
 
 class NullReporter:
@@ -33,7 +33,7 @@ class NullReporter:
         """Ignore the line."""
 
     @contextmanager
-    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Advance]:
+    def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
         """Yield a function that does nothing."""
         yield lambda steps, note: None
 
@@ -52,11 +52,11 @@ class ReportsProgress(Protocol):
 
 @contextmanager
 def report_within(
-    reporter: Reporter, source: ReportsProgress, label: str, total: int, done: int = 0
+    reporter: Reporter, source: ReportsProgress, label: str, total: int, completed: int = 0
 ) -> Iterator[Advance]:
     """Show progress by steps and, within those that take long, by the notes of ``source``."""
     last_shown = time.monotonic()
-    with reporter.progress(label, total, done) as show:
+    with reporter.progress(label, total, completed) as show:
 
         def advance(steps: float, note: str) -> None:
             nonlocal last_shown

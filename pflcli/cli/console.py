@@ -38,18 +38,18 @@ class Console:
             self.say(text)
 
     @contextmanager
-    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Advance]:
+    def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
         """Show progress: a bar with ETA on a terminal, otherwise a line every 10 % or 30 s."""
-        if self.quiet or total <= done:
+        if self.quiet or total <= completed:
             yield lambda steps, note: None
         elif sys.stderr.isatty():
-            with self._bar(label, total, done) as advance:
+            with self._bar(label, total, completed) as advance:
                 yield advance
         else:
-            yield self._lines(label, total, done)
+            yield self._lines(label, total, completed)
 
     @contextmanager
-    def _bar(self, label: str, total: int, done: int) -> Iterator[Advance]:
+    def _bar(self, label: str, total: int, completed: int) -> Iterator[Advance]:
         from rich.console import Console as Rich
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as Remaining
@@ -59,23 +59,25 @@ class Console:
             TextColumn("eta"), Remaining(), TextColumn("[dim]{task.fields[note]}"),
         )  # fmt: skip
         with Progress(*columns, console=Rich(stderr=True)) as bar:
-            task = bar.add_task(label, total=total, completed=done, note="")
+            task = bar.add_task(label, total=total, completed=completed, note="")
             yield lambda steps, note: bar.update(task, advance=steps, note=note)
 
-    def _lines(self, label: str, total: int, done: float) -> Advance:
-        began = said = time.monotonic()
-        start, tenth = done, done * 10 // total
+    def _lines(self, label: str, total: int, completed: float) -> Advance:
+        start_time = last_line = time.monotonic()
+        start, tenth = completed, completed * 10 // total
 
         def advance(steps: float, note: str) -> None:
-            nonlocal done, said, tenth
-            done += steps
+            nonlocal completed, last_line, tenth
+            completed += steps
             now = time.monotonic()
             # A short step needs no report of its progress.
-            if (done * 10 // total > tenth and now - said >= 1) or now - said > 30:
-                tenth, said = done * 10 // total, now
-                left = (now - began) / (done - start) * (total - done) if done > start else 0
-                eta = f", {left:.0f} s left" if left >= 1 else ""
-                self.say(f"{label}: {done:.0f}/{total}{eta}{', ' + note if note else ''}")
+            if (completed * 10 // total > tenth and now - last_line >= 1) or now - last_line > 30:
+                tenth, last_line = completed * 10 // total, now
+                remaining_seconds = (
+                    (now - start_time) / (completed - start) * (total - completed) if completed > start else 0
+                )
+                eta = f", {remaining_seconds:.0f} s left" if remaining_seconds >= 1 else ""
+                self.say(f"{label}: {completed:.0f}/{total}{eta}{', ' + note if note else ''}")
 
         return advance
 

@@ -84,7 +84,7 @@ def _show(outcome: Outcome, *, dry_run: bool) -> None:
     from pflcli.commands.tuning import space, tables
 
     if not dry_run:
-        console.table(*tables.shown(tuning.read(open_artifact(outcome.path))), to_stderr=True)
+        console.table(*tables.readable(tuning.read(open_artifact(outcome.path))), to_stderr=True)
     elif plan := outcome.summary["plan"]:
         rows = [[*map(space.word, step["values"].values()), step["decision"]] for step in plan]
         console.table([*plan[0]["values"], ""], rows, to_stderr=True)

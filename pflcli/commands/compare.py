@@ -1,4 +1,4 @@
-"""``pfl compare``: many methods and seeds, each an ordinary artifact, and one table over them."""
+"""``pfl compare``: run many methods under many seeds, each run an ordinary artifact, and tabulate their scores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison import existing as standings
 from pflcli.commands.comparison import runner
-from pflcli.commands.comparison.existing import Standing
-from pflcli.commands.comparison.plan import ALL, BACKBONE, Step, planned_steps, require_folder, variants
+from pflcli.commands.comparison.existing import ExistingComparison, find_comparison
+from pflcli.commands.comparison.plan import ALL, BACKBONE, Step, planned_steps, require_folder, resolve_variants
 from pflcli.errors import ComputationError, InputError, UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
 from pflcli.metrics import catalogue
@@ -27,13 +26,13 @@ from pflcli.training import initial_weights as initial
 from pflcli.training import resolved_settings, rounds
 
 NAME = "comparison"
-"""The artifact's folder in that of the comparison; beside it stand the seeds, a folder each."""
+"""The folder of the artifact inside ``out``; beside it are the folders ``seed-N``."""
 
 _SPLIT = "test"
 
 
 class IncompleteError(ComputationError):
-    """Some runs failed; ``outcome`` is the comparison of the others."""
+    """At least one run failed; ``outcome`` is the comparison of the others."""
 
     def __init__(self, outcome: Outcome, message: str, *fix: str) -> None:
         super().__init__(message, *fix)
@@ -55,57 +54,60 @@ def compare(
     metrics: Sequence[str] | None = None,
     execution: Execution | None = None,
 ) -> Outcome:
-    """Run every method under every seed, as artifacts in ``out/seed-N``, and make the table ``out/comparison``.
+    """Run every method under every seed, as artifacts in ``out/seed-N``, and write the table ``out/comparison``.
 
-    ``sources`` is one partition, trained on under each of ``seeds`` (by default its own), or several partitions, each
-    under the seed that it was drawn with. ``options`` holds by method its options and training settings that differ
-    from ``settings``. What is there already is not made again; with ``force`` what another request made is replaced,
-    and nothing else. Methods and seeds join those of a table that stands there; these keep their options. All models
-    begin at ``weights``, a file, or at random. ``baseline`` is the method that gains are measured against, ``target`` a
-    validation accuracy of which the table says how long it took, ``link`` what rounds are simulated behind.
-    Methods are ranked by the first of ``metrics`` (by default accuracy, or as the table that stands there), of which
-    gains, conclusion and picture are then made; the others are computed too.
+    ``sources`` is one partition, used under each of ``seeds`` (default: the partition's own seed), or several
+    partitions, each used under the seed that it was drawn with. ``options`` holds, by method, its options and those
+    training settings that differ from ``settings``. Artifacts that are up to date are not made again; with ``force``,
+    artifacts of other requests are replaced. If ``out`` has a comparison already, methods and seeds are added to it,
+    and its methods keep their options. All models start from the file ``weights``, or at random.
 
-    Raises UsageError for what cannot be, ConflictError before anything is made, and IncompleteError, with the
-    comparison of the others, if a method fails.
+    Gains are measured against the method ``baseline``. ``target`` is a validation accuracy from 0 to 1; the table says
+    how long each method takes to reach it. ``link`` is the network for which the time of a round is simulated. The
+    first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
+    gains, conclusion and picture; the others are computed too.
+
+    Raises UsageError for an invalid request, ConflictError before anything is made if an artifact of another request
+    is in the way, and IncompleteError, with the comparison of the other runs, if a run fails.
     """
     execution = execution or Execution()
     out = Path(out)
     require_folder(out)
     time_to_target.check(target)
-    table = Wanted(target, link, None if metrics is None else catalogue.chosen(metrics))
+    table = TableOptions(target, link, None if metrics is None else catalogue.chosen(metrics))
     partitions = _by_seed(sources, seeds)
-    plan = resolved_settings.settings({}, settings or {}, next(iter(partitions.values())))
-    begin = None if weights is None else initial.read(weights)
-    execution = execution.reading(None if begin is None else begin.path)
-    standing = standings.find(out / NAME, NAME, plan, None if begin is None else begin.digest)
-    if standing is None:
-        entered = variants(methods, options or {}, plan)
+    training = resolved_settings.settings({}, settings or {}, next(iter(partitions.values())))
+    initial_weights = None if weights is None else initial.read(weights)
+    execution = execution.reading(None if initial_weights is None else initial_weights.path)
+    digest = None if initial_weights is None else initial_weights.digest
+    existing = find_comparison(out / NAME, NAME, training, digest)
+    if existing is None:
+        variants = resolve_variants(methods, options or {}, training)
     else:
-        entered = standing.entrants(methods, options or {}, plan, force=execution.force)
-        partitions, table = standing.partitions(partitions), table.joined(standing)
-        standing.announce(entered, methods, partitions, execution.reporter)
-    names = [entrant.name for entrant in entered]
+        variants = existing.joined_variants(methods, options or {}, training, force=execution.force)
+        partitions, table = existing.partitions(partitions), table.joined(existing)
+        existing.announce(variants, methods, partitions, execution.reporter)
+    names = [variant.name for variant in variants]
     if baseline not in (BACKBONE, *names):
         raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
     steps = [
         step
         for seed, partition in partitions.items()
-        for step in planned_steps(partition, seed, out, entered, plan, begin)
+        for step in planned_steps(partition, seed, out, variants, training, initial_weights)
     ]
     request = {
-        "methods": {e.name: {"options": dict(e.options), "settings": dict(e.settings)} for e in entered},
+        "methods": {item.name: {"options": dict(item.options), "settings": dict(item.settings)} for item in variants},
         "seeds": sorted(partitions),
-        "settings": rounds.requested(plan),
-        **({} if begin is None else {"weights": begin.digest}),
+        "settings": rounds.requested(training),
+        **({} if digest is None else {"weights": digest}),
         **table.request(baseline, partitions),
     }
-    ahead = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
-    extends = "" if standing is None else standing.addition(ahead)
+    draft = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
+    extends = "" if existing is None else existing.addition(draft)
     _require_free(steps, execution)
-    foreseen = make(out / NAME, ahead, replace(execution, dry_run=True, reporter=SILENT), _nothing, extends=extends)
-    if execution.dry_run or foreseen.decision == Decision.UP_TO_DATE:
-        outcome = make(out / NAME, ahead, execution, _nothing, extends=extends)
+    preview = make(out / NAME, draft, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
+    if execution.dry_run or preview.decision == Decision.UP_TO_DATE:
+        outcome = make(out / NAME, draft, execution, _never_built, extends=extends)
         return replace(outcome, summary={"plan": _plan(steps)}) if execution.dry_run else outcome
     results = runner.run(steps, execution, every=ALL in methods)
     if not results.predictions:
@@ -119,22 +121,22 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a table is to show beside accuracies; None stands for what the table shows that is there already."""
+class TableOptions:
+    """Options of the table; None stands for the value of the existing comparison."""
 
     target: float | None
     link: str | None
     metrics: tuple[str, ...] | None
 
-    def joined(self, standing: Standing) -> Wanted:
-        """Return it with what a ``standing`` table shows and nobody has named."""
-        request = standing.artifact.manifest.request
+    def joined(self, existing: ExistingComparison) -> TableOptions:
+        """Return these options, with those of an ``existing`` comparison in place of None."""
+        request = existing.artifact.manifest.request
         target = request.get("target") if self.target is None else self.target
-        metrics = standing.metrics if self.metrics is None else self.metrics
-        return Wanted(target, self.link or request.get("link"), metrics)
+        metrics = existing.metrics if self.metrics is None else self.metrics
+        return TableOptions(target, self.link or request.get("link"), metrics)
 
     def request(self, baseline: str, partitions: Mapping[int, Artifact]) -> dict[str, Any]:
-        """Return what identifies the table; raises UsageError for a link or a metric that cannot be."""
+        """Return the table's part of the request; raises UsageError for an invalid link or metric."""
         metrics = self.metrics or catalogue.DEFAULT
         if metrics != catalogue.DEFAULT:
             catalogue.require_classes(metrics, partition_kind.form(next(iter(partitions.values()))).classes)
@@ -149,7 +151,7 @@ class Wanted:
 
 
 def _require_free(steps: Sequence[Step], execution: Execution) -> None:
-    """Raise ConflictError where another artifact stands, or what is read, and must not be replaced."""
+    """Raise ConflictError if a step would replace an artifact of another request, or a file that is read."""
     conflicts = [step.conflict for step in steps if step.conflict is not None]
     if conflicts and not execution.force:
         raise conflicts[0]
@@ -162,41 +164,41 @@ def _by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict
     """Return the partition of each seed; raises UsageError if two partitions or two seeds are the same."""
     artifacts = [open_artifact(source, "partition") for source in sources]
     if not artifacts:
-        raise UsageError("nothing to compare on", "pfl compare PARTITION -o DIR")
+        raise UsageError("no partition to compare on", "pfl compare PARTITION -o DIR")
     for artifact in artifacts:
         if not artifact.manifest.summary.get(_SPLIT, 1):
             raise InputError(f"{artifact.path} has no {_SPLIT} samples to score", "--fractions 0.6,0.2,0.2")
     if len(artifacts) == 1:
-        chosen = [rounds.draws(None, artifacts[0])] if seeds is None else list(seeds)
-        if len({*chosen}) < len(chosen) or not chosen or min(chosen) < 0:
-            raise UsageError(f"--seeds {','.join(map(str, chosen))} are not different numbers", "--seeds 0,1,2")
-        return dict.fromkeys(chosen, artifacts[0])
+        drawn_seeds = [rounds.draws(None, artifacts[0])] if seeds is None else list(seeds)
+        if len({*drawn_seeds}) < len(drawn_seeds) or not drawn_seeds or min(drawn_seeds) < 0:
+            raise UsageError(f"--seeds {','.join(map(str, drawn_seeds))} are not different numbers", "--seeds 0,1,2")
+        return dict.fromkeys(drawn_seeds, artifacts[0])
     if seeds is not None:
         raise UsageError(
-            "of several partitions each is run under the seed that it was drawn with",
+            "--seeds needs a single partition: several are each used under the seed that they were drawn with",
             "give one partition, or leave out --seeds",
         )
-    found: dict[int, Artifact] = {}
+    partitions: dict[int, Artifact] = {}
     for artifact in artifacts:
         seed = rounds.draws(None, artifact)
         codebook.require_same(artifacts[0], artifact, "classes", "features")
-        if seed in found:
+        if seed in partitions:
             raise UsageError(
-                f"{found[seed].path} and {artifact.path} are both of seed {seed}",
+                f"{partitions[seed].path} and {artifact.path} are both of seed {seed}",
                 "several partitions stand for several seeds: pfl partition DATASET -o DIR --seed 1",
             )
-        found[seed] = artifact
-    return found
+        partitions[seed] = artifact
+    return partitions
 
 
 def _draft(request: Mapping[str, Any], predictions: Mapping[Step, Artifact], out: Path) -> ArtifactSpec:
-    """Return the draft of the table over ``predictions``; their order does not matter."""
+    """Return what identifies the comparison of ``predictions``; their order does not matter."""
     ordered = sorted(predictions.items(), key=lambda item: (item[0].name, item[0].seed))
     inputs = tuple(artifact.as_input(f"{step.name}, seed {step.seed}", out / NAME) for step, artifact in ordered)
     return ArtifactSpec(NAME, request, inputs)
 
 
-def _nothing(work: ArtifactWriter) -> Built:
+def _never_built(work: ArtifactWriter) -> Built:
     raise AssertionError("a dry run builds nothing")
 
 
@@ -215,31 +217,31 @@ def _plan(steps: Sequence[Step]) -> list[dict[str, Any]]:
 def _tabulate(
     request: Mapping[str, Any], results: runner.Results, out: Path, extends: str, execution: Execution
 ) -> Outcome:
-    """Make the artifact over what there is."""
-    suited = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
-    draft = _draft({**request, "methods": suited}, results.predictions, out)
-    ran = sorted(results.predictions.items(), key=lambda item: item[0].seed)
-    artifacts, labels = [artifact for _, artifact in ran], [step.name for step, _ in ran]
-    known = {step.name for step in results.predictions}
-    baseline = request["baseline"] if request["baseline"] in known else BACKBONE
-    lost: dict[str, list[int]] = {}
+    """Write the comparison of all predictions that the steps made."""
+    suitable = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
+    draft = _draft({**request, "methods": suitable}, results.predictions, out)
+    runs = sorted(results.predictions.items(), key=lambda item: item[0].seed)
+    artifacts, labels = [artifact for _, artifact in runs], [step.name for step, _ in runs]
+    compared = {step.name for step in results.predictions}
+    baseline = request["baseline"] if request["baseline"] in compared else BACKBONE
+    failed_seeds: dict[str, list[int]] = {}
     for step in (*results.failed, *results.blocked):
         if step.is_method:
-            lost.setdefault(step.name, []).append(step.seed)
+            failed_seeds.setdefault(step.name, []).append(step.seed)
 
     link = simulated_time.Link.of(request["link"]) if "link" in request else None
-    named = tuple(request.get("metric", catalogue.DEFAULT))
+    metric_names = tuple(request.get("metric", catalogue.DEFAULT))
 
     def build(work: ArtifactWriter) -> Built:
-        scored = scoring.score(artifacts, _SPLIT, baseline, labels, named)
-        metrics = {**scoring.metrics(scored, _SPLIT, baseline, request.get("target"), link), "failed": lost}
-        metrics["methods"].sort(key=lambda method: -summary.rank(method, named))
+        scores = scoring.score(artifacts, _SPLIT, baseline, labels, metric_names)
+        metrics = {**scoring.metrics(scores, _SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
+        metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
-        remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in lost.items()]
-        scoring.write(work, sorted(scored, key=lambda item: place[item.label]), metrics, NAME, remarks)
+        remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in failed_seeds.items()]
+        scoring.write(work, sorted(scores, key=lambda item: place[item.label]), metrics, NAME, remarks)
         best = metrics["methods"][0]["label"]
-        return Built({"methods": len(place), "predictions": len(scored), "best": best, "failed": lost}, {})
+        return Built({"methods": len(place), "predictions": len(scores), "best": best, "failed": failed_seeds}, {})
 
     if extends and manifests.is_artifact(out / NAME) and manifests.read(out / NAME).fingerprint == draft.fingerprint:
-        extends = ""  # what would have been added has failed again
+        extends = ""  # the runs that would have been added failed again
     return make(out / NAME, draft, execution, build, extends=extends)

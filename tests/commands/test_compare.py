@@ -50,7 +50,7 @@ class Listener:
         pass
 
     @contextmanager
-    def progress(self, label, total, done=0):
+    def progress(self, label, total, completed=0):
         def advance(steps, note):
             self.left = None if self.left is None else self.left - 1
             if self.left == 0:
@@ -263,7 +263,7 @@ def test_what_a_table_holds_need_not_be_typed_again(made, tree):
     before = tree(made)
     reporter = Listener()
     pair(made, ["fedavg-plus"], (0,), execution=Execution(reporter=reporter))
-    assert reporter.said[0] == f"{made}/comparison holds fedavg, local, fedavg@slow too, which stay"
+    assert reporter.said[0] == f"{made}/comparison also holds fedavg, local, fedavg@slow, which stay"
     assert "replace: adds fedavg-plus" in reporter.said
     seeds = {m["label"]: m["seeds"] for m in metrics(made)["methods"]}
     assert seeds == {name: [0, 1] for name in [*PAIR, "fedavg@slow", "fedavg-plus"]}
@@ -630,7 +630,7 @@ def test_several_partitions_are_several_seeds(pfl, small, tmp_path):
     assert [m.request["seed"] for m in found] == [0, 1]
     assert [m.inputs[0].fingerprint for m in found] == [open_artifact(p).manifest.fingerprint for p in sources[::-1]]
     assert metrics(tmp_path / "c")["methods"][0]["seeds"] == [0, 1]
-    with pytest.raises(UsageError, match="the seed that it was drawn with"):
+    with pytest.raises(UsageError, match="--seeds needs a single partition"):
         compare(sources, tmp_path / "d", seeds=(0, 1))
     with pytest.raises(UsageError, match="are both of seed 0"):
         compare([small.p, small.p], tmp_path / "d")
@@ -702,7 +702,7 @@ def test_progress_goes_by_the_time_that_steps_take(tmp_path):
 
     class Screen(Listener):
         @contextmanager
-        def progress(self, label, total, done=0):
+        def progress(self, label, total, completed=0):
             def advance(steps, note):
                 shown.append((now[0], (shown[-1][1] if shown else 0.0) + steps, note))
 
@@ -715,7 +715,7 @@ def test_progress_goes_by_the_time_that_steps_take(tmp_path):
     steps = [step(seed, name, 1.0) for seed in (0, 1) for name in ("slow", "fast")]
     reporter = Screen()
     progress = OverallProgress(reporter, steps, clock=lambda: now[0])
-    with progress.everything():
+    with progress.overall():
         for each in steps:
             with progress.step(each), progress.progress(each.name, 4) as advance:
                 for _ in range(4):
@@ -729,7 +729,7 @@ def test_progress_goes_by_the_time_that_steps_take(tmp_path):
     assert at[8.0] == pytest.approx(100)
     assert [percent for _, percent, _ in shown] == sorted(percent for _, percent, _ in shown)
     assert shown[1][2] == "seed 0, slow, 1/4, loss 1.0"
-    assert reporter.said[:2] == ["seed 0, slow: all well", "seed 0, slow: made in 3.0 s"]
+    assert reporter.said[:2] == ["seed 0, slow: all well", "seed 0, slow: finished in 3.0 s"]
 
 
 def test_a_resumed_step_is_not_taken_for_a_fast_one():
@@ -738,12 +738,12 @@ def test_a_resumed_step_is_not_taken_for_a_fast_one():
 
     class Screen(Listener):
         @contextmanager
-        def progress(self, label, total, done=0):
+        def progress(self, label, total, completed=0):
             yield lambda steps, note: shown.append(shown[-1] + steps)
 
     step = plan.Step(0, "backbone", ("partition",), train_global, 100.0)
     progress = OverallProgress(Screen(), [step], clock=lambda: now[0])
-    with progress.everything(), progress.step(step), progress.progress("fedavg", 100, 90) as advance:
+    with progress.overall(), progress.step(step), progress.progress("fedavg", 100, 90) as advance:
         now[0] = 5.0
         advance(5, "")
         assert shown[-1] == pytest.approx(50)
@@ -790,6 +790,8 @@ def test_variants_that_cannot_be(fresh, methods, said):
 
 
 def test_variants_stand_beside_all():
-    found = plan.variants(["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, resolved_settings.settings({}, {}))
+    found = plan.resolve_variants(
+        ["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, resolved_settings.settings({}, {})
+    )
     assert [entrant.name for entrant in found] == [*registry.names("methods"), "panm@grad"]
     assert (found[-1].method, found[-1].options["metric"]) == ("panm", "grad")

@@ -24,7 +24,7 @@ class Log:
         pass
 
     @contextmanager
-    def progress(self, label, total, done=0):
+    def progress(self, label, total, completed=0):
         yield lambda steps, note: self.shown.append((steps, note))
 
 

@@ -305,7 +305,7 @@ class Stop:
     detail = say
 
     @contextmanager
-    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Callable[[float, str], None]]:
+    def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Callable[[float, str], None]]:
         def advance(steps: float, note: str) -> None:
             self.left -= int(steps)
             if self.left <= 0:

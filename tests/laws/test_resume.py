@@ -137,7 +137,7 @@ class Stop:
         pass
 
     @contextmanager
-    def progress(self, label, total, done=0):
+    def progress(self, label, total, completed=0):
         left = self.after
 
         def advance(steps, note):

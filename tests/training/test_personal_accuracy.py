@@ -131,7 +131,7 @@ class Stop:
     detail = say
 
     @contextmanager
-    def progress(self, label, total, done=0):
+    def progress(self, label, total, completed=0):
         def advance(steps, note):
             self.left -= steps
             if self.left == 0:

@@ -1,1 +1,1 @@
-"""What a comparison consists of, and how its steps are run."""
+"""Parts of ``pfl compare``: plan, steps, progress, and the comparison that exists already."""

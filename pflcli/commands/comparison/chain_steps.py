@@ -1,4 +1,4 @@
-"""How the artifacts are made that several methods stand on: the backbone of FedAvg, embeddings, a datastore."""
+"""Make the artifacts that several methods share: the backbone of FedAvg, embeddings, a datastore."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from pflcli.commands.train_global import train_global
 from pflcli.training.initial_weights import Weights
 
 Act = Callable[[Sequence[Artifact], Execution], Outcome]
-"""Makes an artifact of those that stand before it, in their order."""
+"""Makes one artifact from its input artifacts."""
 
 
 def shared_artifacts(
-    at: Path, settings: Mapping[str, Any], weights: Weights | None, seed: int, options: Mapping[str, Any] | None = None
+    folder: Path,
+    settings: Mapping[str, Any],
+    weights: Weights | None,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Act]:
-    """Return by kind how the artifacts that several methods stand on are made in the folder ``at``, in their order.
+    """Return, by kind and in their order, functions that make the shared artifacts in ``folder``.
 
     ``options`` are those of the method that trains the backbone.
     """
@@ -28,7 +32,7 @@ def shared_artifacts(
     def backbone(sources: Sequence[Artifact], execution: Execution) -> Outcome:
         return train_global(
             sources[0],
-            at / "backbone",
+            folder / "backbone",
             options=options,
             settings=settings,
             weights=weights,
@@ -37,9 +41,9 @@ def shared_artifacts(
         )
 
     def embeddings(sources: Sequence[Artifact], execution: Execution) -> Outcome:
-        return extract(sources[0], at / "embeddings", execution=execution)
+        return extract(sources[0], folder / "embeddings", execution=execution)
 
     def datastore(sources: Sequence[Artifact], execution: Execution) -> Outcome:
-        return build_datastore(sources[0], at / "datastore", execution=execution)
+        return build_datastore(sources[0], folder / "datastore", execution=execution)
 
     return {"backbone": backbone, "embeddings": embeddings, "datastore": datastore}

@@ -1,4 +1,4 @@
-"""The table that stands in a comparison's folder already: what it holds stays, and what is asked for joins it."""
+"""An existing comparison: its methods and seeds stay, and the requested ones are added to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.commands.comparison.plan import ALL, Variant, variants
+from pflcli.commands.comparison.plan import ALL, Variant, resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
 from pflcli.metrics import catalogue
@@ -22,16 +22,16 @@ from pflcli.training import rounds
 Options = dict[str, Mapping[str, Any]]
 
 _ADDED = ("target", "link", "metric")
-"""What a table may be asked for later, too."""
+"""Parts of a request that may be added to an existing comparison."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A finished comparison that more methods and seeds may join: it has the same training settings and weights."""
+class ExistingComparison:
+    """A finished comparison with the requested training settings and weights; methods and seeds may be added to it."""
 
     artifact: Artifact
     methods: Mapping[str, Mapping[str, Any]]
-    """by name, the options and training settings of each"""
+    """options and training settings of each method, by its name"""
 
     @property
     def path(self) -> Path:
@@ -43,24 +43,26 @@ class Standing:
         """The metrics that ``--metric`` named."""
         return catalogue.chosen(self.artifact.manifest.request.get("metric", catalogue.DEFAULT))
 
-    def entrants(
-        self, methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], plan: Settings, *, force: bool
+    def joined_variants(
+        self, methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], training: Settings, *, force: bool
     ) -> list[Variant]:
-        """Return the methods that are asked for and those that stand here, each once.
+        """Return the requested methods and those of this comparison, each once.
 
-        One that stands here keeps its options, unless others are asked for. Raises ConflictError for those, and with
-        ``force`` takes them.
+        A method of this comparison keeps its options unless ``options`` names it. Raises ConflictError if the options
+        then differ and ``force`` is off; with ``force`` the requested ones apply.
         """
-        asked = variants(methods, options, plan)
-        kept: Options = {name: {**earlier["options"], **earlier["settings"]} for name, earlier in self.methods.items()}
+        requested = resolve_variants(methods, options, training)
+        existing_options: Options = {
+            name: {**earlier["options"], **earlier["settings"]} for name, earlier in self.methods.items()
+        }
         lines = []
-        for entrant in asked:
-            earlier = self.methods.get(entrant.name)
-            if earlier is None or (entrant.name not in options and not force):
+        for variant in requested:
+            earlier = self.methods.get(variant.name)
+            if earlier is None or (variant.name not in options and not force):
                 continue
-            now = {"options": dict(entrant.options), "settings": dict(entrant.settings)}
-            lines += [f"{entrant.name}: {line}" for line in _differences(earlier, now)]
-            kept.pop(entrant.name)
+            new = {"options": dict(variant.options), "settings": dict(variant.settings)}
+            lines += [f"{variant.name}: {line}" for line in _differences(earlier, new)]
+            existing_options.pop(variant.name)
         if lines and not force:
             name = lines[0].split(":")[0]
             raise ConflictError(
@@ -68,31 +70,31 @@ class Standing:
                 *lines,
                 f"--methods {name}@other --set {name}@other.KEY=VALUE adds a variant, --force replaces what differs",
             )
-        names = [entrant.name for entrant in asked]
+        names = [variant.name for variant in requested]
         names += [name for name in self.methods if name not in names]
-        return variants(names, {**options, **kept}, plan)
+        return resolve_variants(names, {**options, **existing_options}, training)
 
-    def partitions(self, asked: Mapping[int, Artifact]) -> dict[int, Artifact]:
-        """Return the partition of each seed that is asked for or stands here.
+    def partitions(self, requested: Mapping[int, Artifact]) -> dict[int, Artifact]:
+        """Return the partition of each requested seed and of each seed of this comparison.
 
-        Raises ConflictError if they differ in more than their seed, InputError if one that stands here is gone.
+        Raises ConflictError if partitions differ in more than their seed, InputError if one no longer exists.
         """
-        known: dict[int, Artifact] = {}
-        gone: dict[int, InputError] = {}
+        existing: dict[int, Artifact] = {}
+        missing: dict[int, InputError] = {}
         for reference in self.artifact.manifest.inputs:
             seed = int(reference.role.rsplit(" ", 1)[1])
-            if seed in known or seed in asked:
+            if seed in existing or seed in requested:
                 continue
             try:
                 partition = ancestor(follow(self.artifact, reference), "partition")
-                assert partition is not None  # no method goes without
-                known[seed] = partition
+                assert partition is not None  # every method needs one
+                existing[seed] = partition
             except InputError as error:
-                gone[seed] = error
-        for seed in gone.keys() - known.keys():
-            raise gone[seed]
-        for old in known.values():
-            for new in asked.values():
+                missing[seed] = error
+        for seed in missing.keys() - existing.keys():
+            raise missing[seed]
+        for old in existing.values():
+            for new in requested.values():
                 before, after = ({**item.manifest.request, "seed": None} for item in (old, new))
                 if before != after:
                     raise ConflictError(
@@ -100,47 +102,56 @@ class Standing:
                         *manifests.differences(before, after),
                         "choose another folder for --out",
                     )
-        return dict(sorted({**known, **asked}.items()))
+        return dict(sorted({**existing, **requested}.items()))
 
     def announce(
-        self, entered: Sequence[Variant], methods: Sequence[str], partitions: Mapping[int, Artifact], reporter: Reporter
+        self,
+        variants: Sequence[Variant],
+        methods: Sequence[str],
+        partitions: Mapping[int, Artifact],
+        reporter: Reporter,
     ) -> None:
-        """Say which methods stand here and were not asked for, if anything joins them."""
-        fresh = {entrant.name for entrant in entered} - {*self.methods}
-        more = fresh or {*partitions} - {*self.artifact.manifest.request["seeds"]}
-        spare = [name for name in self.methods if name not in methods and ALL not in methods]
-        if more and spare:
-            reporter.say(f"{self.path} holds {', '.join(spare)} too, which stay")
+        """Say which methods of this comparison were not requested and stay, if methods or seeds are added."""
+        added = {variant.name for variant in variants} - {*self.methods}
+        grows = added or {*partitions} - {*self.artifact.manifest.request["seeds"]}
+        unrequested = [name for name in self.methods if name not in methods and ALL not in methods]
+        if grows and unrequested:
+            reporter.say(f"{self.path} also holds {', '.join(unrequested)}, which stay")
 
     def addition(self, draft: ArtifactSpec) -> str:
-        """Say what ``draft`` adds to the table; empty if it does not hold all of it, and more."""
+        """Return what ``draft`` adds to this comparison; empty if it adds nothing, or lacks a part of it."""
         old = self.artifact.manifest
-        growing = {"methods", "seeds"}
-        renewed = old.request.get("statistics") != summary.STATISTICS
-        if renewed:
-            growing |= {"statistics", "bootstrap_draws"}
-        growing |= {key for key in _ADDED if key in draft.request and key not in old.request}
+        may_change = {"methods", "seeds"}
+        new_statistics = old.request.get("statistics") != summary.STATISTICS
+        if new_statistics:
+            may_change |= {"statistics", "bootstrap_draws"}
+        may_change |= {key for key in _ADDED if key in draft.request and key not in old.request}
         before, after = (
-            {key: value for key, value in request.items() if key not in growing}
+            {key: value for key, value in request.items() if key not in may_change}
             for request in (old.request, draft.request)
         )
-        had, has = ({item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs))
-        more = had.items() < has.items() or (had == has and bool({*_ADDED} & growing or renewed))
-        if before != after or not more:
+        old_inputs, new_inputs = (
+            {item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs)
+        )
+        adds = old_inputs.items() < new_inputs.items() or (
+            old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics)
+        )
+        if before != after or not adds:
             return ""
-        fresh = [name for name in draft.request["methods"] if name not in old.request["methods"]]
-        fresh += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
-        fresh += [f"target {draft.request['target']:g}"] if "target" in growing else []
-        fresh += [f"link {draft.request['link']}"] if "link" in growing else []
-        fresh += [f"metric {','.join(draft.request['metric'])}"] if "metric" in growing else []
-        fresh = fresh or sorted(has.keys() - had.keys())
-        return f"adds {', '.join(fresh)}" if fresh else "computes the intervals as this version of pfl does"
+        added = [name for name in draft.request["methods"] if name not in old.request["methods"]]
+        added += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
+        added += [f"target {draft.request['target']:g}"] if "target" in may_change else []
+        added += [f"link {draft.request['link']}"] if "link" in may_change else []
+        added += [f"metric {','.join(draft.request['metric'])}"] if "metric" in may_change else []
+        added = added or sorted(new_inputs.keys() - old_inputs.keys())
+        return f"adds {', '.join(added)}" if added else "computes the intervals as this version of pfl does"
 
 
-def find(target: Path, kind: str, plan: Settings, weights: str | None) -> Standing | None:
-    """Return the comparison at ``target`` if it trained by this ``plan`` and from these ``weights``, else None.
+def find_comparison(target: Path, kind: str, training: Settings, weights: str | None) -> ExistingComparison | None:
+    """Return the comparison at ``target`` if it has these settings and the hash ``weights``, else None.
 
-    One that a killed writer has moved aside, and put nothing in its place, stands there still.
+    If a writer was killed after it had moved the comparison aside, and before it wrote the next one, the comparison
+    that was moved aside counts.
     """
     target = [target, *placement.interrupted(target)[0]][-1]
     if not manifests.is_artifact(target):
@@ -150,16 +161,18 @@ def find(target: Path, kind: str, plan: Settings, weights: str | None) -> Standi
     except InputError:
         return None
     request = manifest.request
-    if manifest.kind != kind or request["settings"] != rounds.requested(plan) or request.get("weights") != weights:
+    if manifest.kind != kind or request["settings"] != rounds.requested(training) or request.get("weights") != weights:
         return None
     try:
-        # One that failed holds nothing, and may be asked for in another way.
-        answered = {reference.role.rsplit(",", 1)[0] for reference in manifest.inputs}
-        methods = {name: earlier for name, earlier in request["methods"].items() if name in answered}
-        variants([*methods], {n: {**earlier["options"], **earlier["settings"]} for n, earlier in methods.items()}, plan)
+        # A method that failed has no results, so it may be requested with other options.
+        scored = {reference.role.rsplit(",", 1)[0] for reference in manifest.inputs}
+        methods = {name: earlier for name, earlier in request["methods"].items() if name in scored}
+        resolve_variants(
+            [*methods], {n: {**earlier["options"], **earlier["settings"]} for n, earlier in methods.items()}, training
+        )
     except UsageError:
         return None  # another version of pfl had other methods and options
-    return Standing(Artifact(target, manifest), methods)
+    return ExistingComparison(Artifact(target, manifest), methods)
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,8 @@
-"""What a comparison consists of: its methods, and for each seed the chain of steps that their answers need.
+"""The plan of a comparison: its methods, and for each seed the steps that make the artifacts of these methods.
 
-Every step is an ordinary one, of ``pfl train-global``, ``extract``, ``build-datastore`` and ``personalize``. It is
-planned by a dry run, on artifacts that are expected where they are not there yet; so what a run will do is known, and
-what stands in its way is found, before it begins.
+Every step runs an ordinary command: ``pfl train-global``, ``extract``, ``build-datastore`` or ``personalize``. All
+steps are planned by dry runs, with expected artifacts in place of those that do not exist yet. So ``compare`` reports
+its decisions and all conflicts before it trains anything.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from pflcli.training.initial_weights import Weights
 
 ALL = "all"
 NOT_NEEDED = "not needed"
-"""What is decided of a step on which nothing that is left to do depends."""
+"""The decision for a step that no unfinished step depends on."""
 
 TRAINING = "training."
-"""What stands before a training setting whose name a method's own option has too."""
+"""Prefix of a training setting, which tells it from an option of the method with the same name."""
 
 BACKBONE = "fedavg"
-"""The method that trains the backbone, with the options that it is compared with, and that goes on from it itself."""
+"""The method that trains the backbone, with its options in the comparison; it also personalizes from the backbone."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method that is compared: its options, training settings of its own, and the kind of artifact that it takes.
+    """A method of a comparison: its options, its own training settings, and the kind of artifact that it takes.
 
-    ``name`` is the method's, with ``@`` and a word behind it where a method is compared in several variants.
+    ``name`` is the method's name, followed by ``@`` and a word if the method is compared in several variants.
     """
 
     name: str
@@ -50,31 +50,31 @@ class Variant:
     settings: Mapping[str, Any]
     source: str
     epochs: float
-    """a guess at its work: epochs over all clients' samples, or local steps where these are counted"""
+    """estimated work: epochs over all clients' samples, or local steps if the settings count steps"""
     chooses: bool = False
-    """whether its clients choose by validation samples, so that with ``refit`` an earlier run has to"""
+    """whether its clients choose by validation samples: with ``refit``, an earlier run without it must choose"""
 
     @property
     def method(self) -> str:
-        """The method."""
-        return method(self.name)
+        """The method's name, without the variant's."""
+        return method_name(self.name)
 
 
-def method(name: str) -> str:
+def method_name(name: str) -> str:
     """Return the method of a name such as ``panm@grad``."""
     return name.split("@", maxsplit=1)[0]
 
 
 CHOOSING = "choosing"
-"""Folder, in that of a seed, of what runs without ``refit`` to choose; and the word before the names of its steps."""
+"""Subfolder of a seed for the runs without ``refit`` that choose; also the prefix of the names of their steps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One artifact of a comparison, how it is made, and what a dry run says of it.
+    """A step makes one artifact of a comparison; ``decision`` and ``conflict`` are the results of a dry run.
 
-    ``name`` is the artifact's kind, or the method for its predictions; ``sources`` are the names of the steps that it
-    needs, first the one whose artifact it goes on from.
+    ``name`` is the artifact's kind, or the variant's name for predictions. ``sources`` are the names of the steps that
+    it needs; the artifact of the first is its main input.
     """
 
     seed: int
@@ -83,84 +83,86 @@ class Step:
     act: Act
     epochs: float
     rounds: bool = False
-    """whether it has rounds before its clients answer"""
-    before: tuple[Artifact, ...] = ()
-    """the artifacts of its sources, there or expected"""
+    """whether it has rounds before its clients predict"""
+    inputs: tuple[Artifact, ...] = ()
+    """the artifacts of ``sources``, existing or expected"""
     expected: Artifact | None = None
     decision: str = ""
     conflict: ConflictError | None = None
 
     @property
     def label(self) -> str:
-        """How the step is called on the way."""
+        """The step's name in messages and progress."""
         return f"seed {self.seed}, {self.name}"
 
     @property
     def is_method(self) -> bool:
-        """Whether it makes predictions that are compared."""
+        """Whether the step makes predictions that are compared."""
         return self.name not in chain.KINDS and not self.name.startswith(f"{CHOOSING} ")
 
     @property
     def is_done(self) -> bool:
-        """Whether its artifact is there."""
+        """Whether the artifact exists and is up to date."""
         return self.decision == Decision.UP_TO_DATE
 
     @property
     def is_ahead(self) -> bool:
-        """Whether its artifact is to be made."""
+        """Whether the artifact is still to be made."""
         return self.decision not in (Decision.UP_TO_DATE, NOT_NEEDED)
 
     @property
     def artifact(self) -> Artifact:
-        """The artifact, there or expected."""
+        """The artifact, existing or expected."""
         assert self.expected is not None
         return self.expected
 
 
-def variants(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], plan: Settings) -> list[Variant]:
-    """Return the methods that are named, every one in place of ``all``, each with its own ``options``.
+def resolve_variants(
+    methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], training: Settings
+) -> list[Variant]:
+    """Return a variant for each name in ``methods``; ``all`` stands for every method.
 
-    What is no option of a method is a training setting of its own. Raises UsageError for what is unknown or named
-    twice.
+    ``options`` holds, by variant, options of the method and training settings. Raises UsageError for a name that is
+    unknown or occurs twice.
     """
-    names = [name for given in methods for name in (registry.names("methods") if given == ALL else [given])]
+    names = [name for word in methods for name in (registry.names("methods") if word == ALL else [word])]
     if not names:
         raise UsageError("no methods to compare", "--methods fedavg,local")
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"method {name} is named twice", f"variants have names of their own: {name},{name}@other")
-        registry.card("methods", method(name))
-        if name != method(name) and not re.fullmatch(r"[A-Za-z0-9_-]+", name.split("@", 1)[1]):
-            raise UsageError(f"{name}: a variant is named by letters, digits, - and _", f"{method(name)}@other")
+        registry.card("methods", method_name(name))
+        if name != method_name(name) and not re.fullmatch(r"[A-Za-z0-9_-]+", name.split("@", 1)[1]):
+            raise UsageError(f"{name}: a variant is named by letters, digits, - and _", f"{method_name(name)}@other")
     for name in options:
         if name not in names:
             raise UsageError(f"options are set for {name}, which is not compared", closest(name, names))
-    return [_entrant(name, options.get(name, {}), plan) for name in names]
+    return [_variant(name, options.get(name, {}), training) for name in names]
 
 
-def _entrant(name: str, given: Mapping[str, Any], plan: Settings) -> Variant:
-    algorithm = methods.load(method(name))
-    own = {field.name for field in dataclasses.fields(algorithm.Config)}
+def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Variant:
+    method = methods.load(method_name(name))
+    own = {field.name for field in dataclasses.fields(method.Config)}
     shared = {field.name for field in dataclasses.fields(Settings)}
-    for key in given:
+    for key in options:
         if key not in own | shared and key.removeprefix(TRAINING) not in shared:
             raise UsageError(f"unknown option '{key}' for {name}", closest(key, own | shared))
-    cfg = config.build(algorithm.Config, {key: value for key, value in given.items() if key in own}, name)
-    settings = {key.removeprefix(TRAINING): value for key, value in given.items() if key not in own}
-    mine: Settings = config.build(Settings, changed(config.plain(plan), settings), f"the training of {name}")
-    changes = {key: value for key, value in config.plain(mine).items() if value != config.plain(plan)[key]}
-    trains = algorithm.has_rounds or not algorithm.NEEDS
+    cfg = config.build(method.Config, {key: value for key, value in options.items() if key in own}, name)
+    settings = {key.removeprefix(TRAINING): value for key, value in options.items() if key not in own}
+    resolved: Settings = config.build(Settings, changed(config.plain(training), settings), f"the training of {name}")
+    changes = {key: value for key, value in config.plain(resolved).items() if value != config.plain(training)[key]}
+    trains = method.has_rounds or not method.NEEDS
     order = list(chain.KINDS)
-    source = max(algorithm.NEEDS, key=order.index, default="partition")
+    source = max(method.NEEDS, key=order.index, default="partition")
     if name == BACKBONE and not changes:
         source, trains = "backbone", False
-    chooses = mine.refit and bool(algorithm.choices(cfg))
-    return Variant(name, config.plain(cfg), changes, source, epochs(mine) if trains else 2.0, chooses)
+    chooses = resolved.refit and bool(method.choices(cfg))
+    return Variant(name, config.plain(cfg), changes, source, epochs(resolved) if trains else 2.0, chooses)
 
 
-def epochs(plan: Settings) -> float:
-    """Return a guess at the work of a run: epochs over all clients' samples, or local steps where these are counted."""
-    return max(1.0, plan.rounds * plan.participation * (plan.steps or plan.epochs))
+def epochs(training: Settings) -> float:
+    """Return the estimated work of a run: epochs over all clients' samples, or steps if the settings count steps."""
+    return max(1.0, training.rounds * training.participation * (training.steps or training.epochs))
 
 
 def require_folder(out: Path) -> None:
@@ -175,102 +177,107 @@ def planned_steps(
     partition: Artifact,
     seed: int,
     root: Path,
-    lineup: Sequence[Variant],
-    plan: Settings,
+    variants: Sequence[Variant],
+    training: Settings,
     weights: Weights | None = None,
 ) -> list[Step]:
-    """Return the steps of one seed, in the order in which they are made, planned by a dry run.
+    """Return the steps of one seed in the order in which they run, planned by dry runs.
 
-    All models begin at ``weights``, where these are given.
+    All models start from ``weights``, or at random if None.
     """
-    at = root / f"seed-{seed}"
-    options = next((entrant.options for entrant in lineup if entrant.name == BACKBONE), {})
-    choosing = [replace(entrant, chooses=False) for entrant in lineup if entrant.chooses]
-    apart = replace(plan, refit=False)
-    first = _steps(seed, at / CHOOSING, choosing, apart, weights, options, f"{CHOOSING} ") if choosing else []
-    return _planned(partition, [*first, *_steps(seed, at, lineup, plan, weights, options)])
+    folder = root / f"seed-{seed}"
+    options = next((variant.options for variant in variants if variant.name == BACKBONE), {})
+    choosing_variants = [replace(variant, chooses=False) for variant in variants if variant.chooses]
+    without_refit = replace(training, refit=False)
+    choosing_steps = (
+        _steps(seed, folder / CHOOSING, choosing_variants, without_refit, weights, options, f"{CHOOSING} ")
+        if choosing_variants
+        else []
+    )
+    return _planned(partition, [*choosing_steps, *_steps(seed, folder, variants, training, weights, options)])
 
 
 def _steps(
     seed: int,
-    at: Path,
-    lineup: Sequence[Variant],
-    plan: Settings,
+    folder: Path,
+    variants: Sequence[Variant],
+    training: Settings,
     weights: Weights | None,
     options: Mapping[str, Any],
     prefix: str = "",
 ) -> list[Step]:
-    """Return the chain that the methods of ``lineup`` need, and their own steps, in the folder ``at``.
+    """Return the shared steps that the variants need, and one step per variant; all write into ``folder``.
 
-    ``options`` are those of the method that trains the backbone.
-    ``prefix`` stands before the names of all; with it, they run without ``refit``, to choose.
+    ``options`` are those of the method that trains the backbone. ``prefix`` precedes the names of all steps; unless it
+    is empty, they run without ``refit``, to choose.
     """
-    settings = config.plain(plan)
+    settings = config.plain(training)
     order = list(chain.KINDS)
-    deepest = max((order.index(entrant.source) for entrant in lineup), default=0)
+    last = max((order.index(variant.source) for variant in variants), default=0)
 
-    def predictions(entrant: Variant) -> Act:
-        own = {**settings, **entrant.settings, **({"refit": False} if prefix else {})}
+    def predictions(variant: Variant) -> Act:
+        own_settings = {**settings, **variant.settings, **({"refit": False} if prefix else {})}
 
         def act(sources: Sequence[Artifact], execution: Execution) -> Outcome:
             return personalize(
-                entrant.method,
+                variant.method,
                 sources[0],
-                at / entrant.name,
-                options=entrant.options,
-                settings=own,
+                folder / variant.name,
+                options=variant.options,
+                settings=own_settings,
                 weights=weights,
-                choices=sources[1] if entrant.chooses else None,
+                choices=sources[1] if variant.chooses else None,
                 seed=seed,
                 execution=execution,
             )
 
         return act
 
-    def named(source: str) -> str:
+    def step_name(source: str) -> str:
         return source if source == "partition" else prefix + source
 
-    work = {"backbone": epochs(plan), "embeddings": 0.5, "datastore": 0.2}
-    making = [
-        Step(seed, prefix + kind, (named(before),), act, work[kind])
-        for (kind, act), before in zip(
-            shared_artifacts(at, settings, weights, seed, options).items(), order, strict=False
+    work = {"backbone": epochs(training), "embeddings": 0.5, "datastore": 0.2}
+    shared_steps = [
+        Step(seed, prefix + kind, (step_name(source),), act, work[kind])
+        for (kind, act), source in zip(
+            shared_artifacts(folder, settings, weights, seed, options).items(), order, strict=False
         )
     ]
-    runs = [
+    method_steps = [
         Step(
             seed,
-            prefix + entrant.name,
-            (named(entrant.source), *([f"{CHOOSING} {entrant.name}"] if entrant.chooses else [])),
-            predictions(entrant),
-            entrant.epochs,
-            rounds=methods.load(entrant.method).has_rounds and entrant.source == "partition",
+            prefix + variant.name,
+            (step_name(variant.source), *([f"{CHOOSING} {variant.name}"] if variant.chooses else [])),
+            predictions(variant),
+            variant.epochs,
+            rounds=methods.load(variant.method).has_rounds and variant.source == "partition",
         )
-        for entrant in lineup
+        for variant in variants
     ]
-    return [*making[:deepest], *runs]
+    return [*shared_steps[:last], *method_steps]
 
 
-def _planned(partition: Artifact, ahead: Sequence[Step]) -> list[Step]:
-    """Give each step what a dry run says; what no method that is left to run needs, is not needed."""
-    known = {"partition": partition}
+def _planned(partition: Artifact, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps with the results of their dry runs; a step that no unfinished method needs is not needed."""
+    artifacts = {"partition": partition}
     by_name: dict[str, Step] = {}
-    for step in ahead:
-        before, conflict = tuple(known[name] for name in step.sources), None
+    for step in steps:
+        sources, conflict = tuple(artifacts[name] for name in step.sources), None
         try:
-            outcome = step.act(before, Execution(dry_run=True, reporter=SILENT))
+            outcome = step.act(sources, Execution(dry_run=True, reporter=SILENT))
         except ConflictError as error:
             conflict = error
-            outcome = step.act(before, Execution(dry_run=True, force=True, reporter=SILENT))
-        artifact = expected_artifact(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, before[0])
-        known[step.name] = artifact
+            outcome = step.act(sources, Execution(dry_run=True, force=True, reporter=SILENT))
+        artifact = expected_artifact(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, sources[0])
+        artifacts[step.name] = artifact
         decision = outcome.decision.removeprefix("dry run: ")
-        by_name[step.name] = replace(step, before=before, expected=artifact, decision=decision, conflict=conflict)
-    reached: set[str] = set()
+        by_name[step.name] = replace(step, inputs=sources, expected=artifact, decision=decision, conflict=conflict)
+    needed: set[str] = set()
     for step in reversed(by_name.values()):
-        if step.name in reached or (step.is_method and not step.is_done):
-            reached.update(step.sources)
-    spare = {name for name, step in by_name.items() if not (step.is_method or step.is_done or name in reached)}
+        if step.name in needed or (step.is_method and not step.is_done):
+            needed.update(step.sources)
+    unneeded = {name for name, step in by_name.items() if not (step.is_method or step.is_done or name in needed)}
     return [
-        replace(step, decision=NOT_NEEDED, conflict=None) if step.name in spare else step for step in by_name.values()
+        replace(step, decision=NOT_NEEDED, conflict=None) if step.name in unneeded else step
+        for step in by_name.values()
     ]

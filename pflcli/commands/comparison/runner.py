@@ -1,4 +1,4 @@
-"""Run the steps of a comparison, one after the other; what fails costs those that need it, and no other."""
+"""Run the steps of a comparison one after the other; if one fails, only the steps that need it are skipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pflcli.wording import counted
 
 @dataclass
 class Results:
-    """How the steps ended: predictions by step, what went wrong, which methods do not suit the data."""
+    """Results of the steps: predictions, errors, steps blocked by a failed one, and methods unsuited to the data."""
 
     predictions: dict[Step, Artifact] = field(default_factory=dict)
     failed: dict[Step, PflError] = field(default_factory=dict)
@@ -26,31 +26,33 @@ class Results:
 
 
 def run(steps: Sequence[Step], execution: Execution, *, every: bool) -> Results:
-    """Make what is not there yet; a step that fails costs those that need it, and no other.
+    """Run the pending steps; if one fails, only the steps that need it are skipped.
 
-    With ``every`` method compared, one that the data do not suit is left out.
+    With ``every`` (all methods are compared), a method that does not suit the data is left out and is no failure.
     """
-    todo = [step for step in steps if step.is_ahead]
-    done = [(step, open_artifact(step.artifact.path)) for step in steps if step.is_done]
-    for _, artifact in done:
-        placement.tidy(artifact.path)  # where a writer was killed before it could
-    results = Results({step: artifact for step, artifact in done if step.is_method})
+    pending = [step for step in steps if step.is_ahead]
+    finished = [(step, open_artifact(step.artifact.path)) for step in steps if step.is_done]
+    for _, artifact in finished:
+        placement.tidy(artifact.path)  # a writer may have been killed before it tidied up
+    results = Results({step: artifact for step, artifact in finished if step.is_method})
     methods, seeds = {step.name for step in steps if step.is_method}, {step.seed for step in steps}
     counts = f"{counted(len(methods), 'method')}, {counted(len(seeds), 'seed')}"
-    execution.reporter.say(f"{counts}: {counted(len(todo), 'artifact')} to make, {len(done)} up to date")
-    whole = OverallProgress(
-        execution.reporter, todo, [(step, artifact.manifest.made["seconds"]) for step, artifact in done]
+    execution.reporter.say(f"{counts}: {counted(len(pending), 'artifact')} to make, {len(finished)} up to date")
+    progress = OverallProgress(
+        execution.reporter, pending, [(step, artifact.manifest.made["seconds"]) for step, artifact in finished]
     )
-    broken: dict[tuple[int, str], Step] = {}
-    with whole.everything():
-        for step in todo:
-            cause = next((broken[step.seed, name] for name in step.sources if (step.seed, name) in broken), None)
+    failed_sources: dict[tuple[int, str], Step] = {}
+    with progress.overall():
+        for step in pending:
+            cause = next(
+                (failed_sources[step.seed, name] for name in step.sources if (step.seed, name) in failed_sources), None
+            )
             if cause is not None:
-                results.blocked[step] = broken[step.seed, step.name] = cause
+                results.blocked[step] = failed_sources[step.seed, step.name] = cause
             if cause is not None or step.name in results.unsuited:
-                whole.skip(step)
+                progress.skip(step)
                 continue
-            error = failure(step, replace(execution, force=step.conflict is not None, reporter=whole), whole)
+            error = failure(step, replace(execution, force=step.conflict is not None, reporter=progress), progress)
             if error is None:
                 if step.is_method:
                     results.predictions[step] = open_artifact(step.artifact.path)
@@ -59,20 +61,20 @@ def run(steps: Sequence[Step], execution: Execution, *, every: bool) -> Results:
                 execution.reporter.say(f"{step.name} is left out: {error.message}")
             else:
                 results.failed[step] = error
-                broken[step.seed, step.name] = step
+                failed_sources[step.seed, step.name] = step
                 execution.reporter.say(f"{step.label} failed: {_reason(step, error)}")
     return results
 
 
-def failure(step: Step, execution: Execution, whole: OverallProgress) -> PflError | None:
-    """Make one artifact and return what went wrong, if something did; raises ConflictError if another pfl makes it."""
+def failure(step: Step, execution: Execution, progress: OverallProgress) -> PflError | None:
+    """Run one step and return its error, or None; raises ConflictError if another process writes the artifact."""
     try:
-        with whole.step(step):
-            step.act([open_artifact(source.path) for source in step.before], execution)
+        with progress.step(step):
+            step.act([open_artifact(source.path) for source in step.inputs], execution)
     except ConflictError:
         raise
     except PflError as error:
-        return error.with_traceback(None)  # which would hold on to the run, its engine and its samples
+        return error.with_traceback(None)  # the traceback would keep the run, its engine and samples in memory
     except Exception as error:
         execution.reporter.detail(traceback.format_exc())
         return out_of_memory(error) or ComputationError(f"a bug: {type(error).__name__}: {error}")
@@ -80,24 +82,24 @@ def failure(step: Step, execution: Execution, whole: OverallProgress) -> PflErro
 
 
 def _reason(step: Step, error: PflError) -> str:
-    """Return what went wrong, without the name of the method, which is said already."""
+    """Return the error's message without the method's name, which precedes it already."""
     return error.message.removeprefix(f"{step.name}: ")
 
 
 def failure_report(results: Results) -> list[str]:
-    """Return what failed and why, and what to type."""
-    lost = [step for step in (*results.failed, *results.blocked) if step.is_method]
-    lines = [f"{len(lost)} of {len(lost) + len(results.predictions)} runs failed; the table holds the others"]
+    """Return the lines of an error: how many runs failed, why each failed, and what to type."""
+    missing = [step for step in (*results.failed, *results.blocked) if step.is_method]
+    lines = [f"{len(missing)} of {len(missing) + len(results.predictions)} runs failed; the table holds the others"]
     for step, error in results.failed.items():
         lines.append(f"{step.label}: {_reason(step, error)}")
-        without = [other.name for other, cause in results.blocked.items() if cause is step and other.is_method]
-        if without:
-            lines.append(f"seed {step.seed}, {', '.join(without)}: not run without it")
+        dependents = [other.name for other, cause in results.blocked.items() if cause is step and other.is_method]
+        if dependents:
+            lines.append(f"seed {step.seed}, {', '.join(dependents)}: not run without it")
     return [*lines, *dict.fromkeys(line for error in results.failed.values() for line in error.fix)]
 
 
 def nothing_to_compare(results: Results) -> PflError:
-    """Return the error for a comparison of nothing: what is wrong with the input, if that is all."""
+    """Return the error for a comparison without results: the input error that all runs share, or that all failed."""
     errors = list(results.failed.values())
     if not errors:
         return InputError("none of the methods suits the data")

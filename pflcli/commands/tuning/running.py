@@ -26,28 +26,28 @@ from pflcli.reporter import SILENT
 SPLIT = "validation"
 
 Act = Callable[[Execution], Outcome]
-"""Makes an artifact."""
+"""Makes one artifact."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A point that was tried. ``accuracy`` and ``bottom_decile`` are of validation samples, None if it failed."""
+    """A point that was tried, with ``accuracy`` and ``bottom_decile`` on validation samples; None if it failed."""
 
     number: int
     """from 1"""
     point: Point
     path: Path
-    """the predictions, which are there unless it failed"""
+    """the folder of the predictions, which exists unless the trial failed"""
     seconds: float
     accuracy: float | None = None
     bottom_decile: float | None = None
     samples: int = 0
-    """validation samples"""
+    """number of validation samples"""
     clients: int = 0
-    """clients that have some"""
+    """number of clients with validation samples"""
     fingerprint: str | None = None
     problem: str = ""
-    """why it failed"""
+    """why the trial failed"""
 
 
 def run(
@@ -59,46 +59,46 @@ def run(
     epochs: float,
     minutes: float | None,
 ) -> list[Trial]:
-    """Make the trials that are not there yet, in the sampler's order, and return all.
+    """Run the trials in the sampler's order, skip those that are up to date, and return all.
 
-    No trial begins once those before it have taken ``minutes``, whenever they were made, and one has a score. One that
-    diverges, or that asks for what cannot be, is a trial without a score. ``act`` makes the trial of a point, in its
-    ``place``; ``epochs`` is a guess at its work. Raises what stands in the way of all trials alike.
+    No trial starts once one has a score and all together have taken ``minutes``, those of earlier runs included. A
+    trial that diverges, or whose values are invalid, has no score. ``act`` makes the trial of a point in the folder
+    ``place(point)``; ``epochs`` is its estimated work. Raises any other error, as it would stop every trial.
     """
-    asked: list[Point] = []
+    points: list[Point] = []
 
-    def made(before: Sequence[Artifact], execution: Execution) -> Outcome:
-        return unless_conflict(partial(act, asked[-1]), execution)
+    def make_trial(before: Sequence[Artifact], execution: Execution) -> Outcome:
+        return unless_conflict(partial(act, points[-1]), execution)
 
-    steps = [Step(seed, f"trial {number}", (), made, epochs) for number in range(1, sampler.count + 1)]
-    whole = OverallProgress(execution.reporter, steps, label="tune")
+    steps = [Step(seed, f"trial {number}", (), make_trial, epochs) for number in range(1, sampler.count + 1)]
+    progress = OverallProgress(execution.reporter, steps, label="tune")
     trials: list[Trial] = []
-    with whole.everything():
+    with progress.overall():
         for number, step in enumerate(steps, start=1):
-            spent = sum(trial.seconds for trial in trials)
-            if minutes is not None and spent >= 60 * minutes and any(trial.accuracy is not None for trial in trials):
-                execution.reporter.say(f"{spent:.0f} s are spent: {len(trials)} of {sampler.count} trials were made")
+            seconds = sum(trial.seconds for trial in trials)
+            if minutes is not None and seconds >= 60 * minutes and any(trial.accuracy is not None for trial in trials):
+                execution.reporter.say(f"{seconds:.0f} s are spent: {len(trials)} of {sampler.count} trials were made")
                 break
             point = sampler.ask()
-            asked.append(point)
+            points.append(point)
             execution.reporter.say(f"trial {number} of {sampler.count}: {words(point)}")
-            began = time.monotonic()
-            error = runner.failure(step, replace(execution, reporter=whole), whole)
+            start = time.monotonic()
+            error = runner.failure(step, replace(execution, reporter=progress), progress)
             if isinstance(error, ComputationError | UsageError):
-                trial = Trial(number, point, place(point), time.monotonic() - began, problem=error.message)
+                trial = Trial(number, point, place(point), time.monotonic() - start, problem=error.message)
             elif error is not None:
                 raise error
             else:
                 trial = _scored(number, point, place(point))
-            said = f"failed: {trial.problem}" if trial.accuracy is None else f"{SPLIT} accuracy {trial.accuracy:.4f}"
-            execution.reporter.say(f"trial {number}: {said}")
+            result = f"failed: {trial.problem}" if trial.accuracy is None else f"{SPLIT} accuracy {trial.accuracy:.4f}"
+            execution.reporter.say(f"trial {number}: {result}")
             sampler.tell(trial.accuracy)
             trials.append(trial)
     return trials
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """Return the trial of the highest accuracy, of equal ones the first; raises ComputationError if all failed."""
+    """Return the trial with the highest accuracy, the first of equal ones; raises ComputationError if all failed."""
     scored = [trial for trial in trials if trial.accuracy is not None]
     if not scored:
         reasons = dict.fromkeys(trial.problem for trial in trials)
@@ -107,7 +107,7 @@ def best(trials: Sequence[Trial]) -> Trial:
 
 
 def unless_conflict(act: Act, execution: Execution) -> Outcome:
-    """Make an artifact; what another request made is replaced with ``force``, and what is up to date is left alone."""
+    """Make an artifact unless it is up to date; with ``force``, an artifact of another request is replaced."""
     try:
         act(replace(execution, force=False, dry_run=True, reporter=SILENT))
     except ConflictError:
@@ -118,26 +118,26 @@ def unless_conflict(act: Act, execution: Execution) -> Outcome:
 
 
 def foreseen(outcome: Outcome, origin: Artifact, *, dry_run: bool) -> Artifact:
-    """Return the artifact that an outcome is of, which a dry run has not made."""
+    """Return the artifact of an outcome: opened, or as expected after a dry run."""
     if not dry_run:
         return open_artifact(outcome.path)
     return expected_artifact(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, origin)
 
 
 def _scored(number: int, point: Point, path: Path) -> Trial:
-    """Score a trial's answers; of its test samples nothing is read."""
+    """Return a trial with the scores of its validation predictions; test predictions are not read."""
     artifact = open_artifact(path, "predictions")
     answers = predictions.read(artifact, SPLIT)
     accuracy = scores.per_client(scores.correct(answers.parts["p"], answers.y), answers.offsets)
     weight = np.diff(answers.offsets)
     if not len(answers.y):
         raise InputError(f"{path} has no {SPLIT} samples to choose by")
-    made: dict[str, Any] = artifact.manifest.made
+    circumstances: dict[str, Any] = artifact.manifest.made
     return Trial(
         number,
         point,
         path,
-        float(made.get("seconds", 0.0)),
+        float(circumstances.get("seconds", 0.0)),
         scores.weighted_mean(accuracy, weight),
         scores.bottom_decile(accuracy),
         len(answers.y),

@@ -1,4 +1,4 @@
-"""Who says which point is tried next: a grid in an order of its own, or Optuna, which learns from those before."""
+"""Samplers choose the point of the next trial: a grid in random order, or Optuna, which learns from earlier trials."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pflcli.errors import UsageError, closest
 
 SAMPLERS = ("grid", "optuna")
 _TRIES = 100
-"""Times that Optuna is asked for a point that was not tried yet."""
+"""Number of times that Optuna is asked for a point that has not been tried."""
 
 
 class Sampler(Protocol):
-    """Proposes points one after the other; asked and told the same, it proposes the same."""
+    """Proposes points one after the other; the same accuracies lead to the same points."""
 
     count: int
-    """how many trials it proposes at most"""
+    """largest number of trials that it proposes"""
 
     def ask(self) -> Point:
         """Return the next point."""
 
     def tell(self, accuracy: float | None) -> None:
-        """Take what the last point scored on validation samples; None if its trial failed."""
+        """Learn the last point's validation accuracy, from 0 to 1; None if its trial failed."""
 
 
 def sampler(name: str, space: Space, trials: int, default: Point, seed: int) -> Sampler:
-    """Return the sampler of this name for at most so many ``trials``, with ``default`` first if it is in the space.
+    """Return the sampler of this name for at most ``trials`` trials; ``default`` comes first if the space contains it.
 
-    Raises UsageError if there is none of this name, or if it is not installed.
+    Raises UsageError if the name is unknown or the sampler is not installed.
     """
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler '{name}'", closest(name, SAMPLERS))
@@ -39,33 +39,34 @@ def sampler(name: str, space: Space, trials: int, default: Point, seed: int) -> 
 
 
 class Grid:
-    """All points of a finite space, the default first and the others in a random order; the first ``trials`` of them.
+    """The first ``trials`` points of a finite space: the default point, then the others in random order.
 
-    More trials go on where fewer have ended.
+    A longer search begins with the trials of a shorter one.
     """
 
     def __init__(self, space: Space, trials: int, default: Point, seed: int) -> None:
         points = space.points()
         first = [point for point in points if point == default]
-        others = [point for point in points if point != default]
-        order = rng.generator(seed, "tune").permutation(len(others))
-        self.points = [*first, *(others[place] for place in order)][:trials]
+        remaining = [point for point in points if point != default]
+        order = rng.generator(seed, "tune").permutation(len(remaining))
+        self.points = [*first, *(remaining[place] for place in order)][:trials]
         self.count = len(self.points)
-        self._left = iter(self.points)
+        self._remaining = iter(self.points)
 
     def ask(self) -> Point:
         """Return the next point."""
-        return next(self._left)
+        return next(self._remaining)
 
     def tell(self, accuracy: float | None) -> None:
         """Learn nothing."""
 
 
 class Optuna:
-    """Optuna's tree of Parzen estimators (Bergstra et al. 2011), the default point first; no point is tried twice.
+    """Optuna's tree of Parzen estimators (Bergstra et al. 2011); the default point comes first.
 
-    It keeps nothing on disk: a search that was interrupted asks and tells again what it had, and so goes on as it would
-    have.
+    A point is tried twice only if Optuna proposes no other one in ``_TRIES`` attempts.
+    Nothing is stored on disk. A search that was interrupted proposes the same points again and reads the scores of
+    the finished trials, so it continues as if it had not been interrupted.
     """
 
     def __init__(self, space: Space, trials: int, default: Point, seed: int) -> None:
@@ -85,24 +86,24 @@ class Optuna:
             self._study.enqueue_trial(default)
         self.count = min(trials, space.size) if space.is_finite else trials
         self._scored: list[tuple[Point, float | None]] = []
-        self._asked: tuple[Any, Point] | None = None
+        self._current: tuple[Any, Point] | None = None
 
     def ask(self) -> Point:
-        """Return the next point that was not tried yet, if Optuna comes upon one."""
+        """Return the next point, one that has not been tried if Optuna proposes one."""
         for tries in range(1, _TRIES + 1):
             trial = self._study.ask(self._axes)
             point = {axis.key: _rounded(axis, trial.params[axis.key]) for axis in self._space.axes}
-            self._asked = trial, point
-            known = [accuracy for other, accuracy in self._scored if other == point]
-            if not known or tries == _TRIES:
+            self._current = trial, point
+            earlier = [accuracy for other, accuracy in self._scored if other == point]
+            if not earlier or tries == _TRIES:
                 break
-            self._report(trial, known[0])
+            self._report(trial, earlier[0])
         return point
 
     def tell(self, accuracy: float | None) -> None:
-        """Report what the last point scored."""
-        assert self._asked is not None
-        trial, point = self._asked
+        """Report the last point's accuracy to Optuna."""
+        assert self._current is not None
+        trial, point = self._current
         self._scored.append((point, accuracy))
         self._report(trial, accuracy)
 
@@ -123,7 +124,7 @@ def _distribution(axis: Axis) -> Any:
 
 
 def _rounded(axis: Axis, value: Any) -> Any:
-    """Return a number of a range with four digits, which is all that a name should have."""
+    """Return a number of a range with four significant digits, so that the name of a trial's folder stays short."""
     if axis.bounds is None or axis.is_whole:
         return value
     return min(max(float(f"{value:.4g}"), axis.bounds[0]), axis.bounds[1])

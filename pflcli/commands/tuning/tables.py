@@ -1,15 +1,14 @@
-"""What a tuning writes: its trials as JSON and as tables, and the best of them as a file for ``--config``."""
+"""The files of a tuning: its trials as JSON and as tables, and the best trial as a file for ``--config``."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pflcli.artifacts import csv_file
 from pflcli.artifacts.kinds import tuning
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.comparison.plan import BACKBONE, TRAINING
@@ -30,7 +29,7 @@ def write(
     options: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> None:
-    """Write the files of a tuning at ``out``; ``options`` and ``settings`` are those that all trials share."""
+    """Write the files of a tuning for the folder ``out``; all trials share ``options`` and ``settings``."""
     rows = [_row(trial, out) for trial in trials]
     record = {
         "method": space.method,
@@ -41,21 +40,18 @@ def write(
     }
     work.write(tuning.TRIALS, (json.dumps(record, indent=1) + "\n").encode())
     keys = [axis.key for axis in space.axes]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["trial", *keys, *_SCORES])
-    for row in rows:
-        values = [word(row["values"][key]) for key in keys]
-        table.writerow([row["trial"], *values, *("" if row[name] is None else row[name] for name in _SCORES)])
-    work.write("table.csv", text.getvalue().encode())
-    heading, body = shown(record)
-    lines = [heading, ["---:"] * len(heading), *body]
-    work.write("table.md", "".join("| " + " | ".join(line) + " |\n" for line in lines).encode())
+    lines = (
+        [row["trial"], *(word(row["values"][key]) for key in keys), *(row[name] for name in _SCORES)] for row in rows
+    )
+    work.write("table.csv", csv_file.content(["trial", *keys, *_SCORES], lines))
+    heading, body = readable(record)
+    markdown = [heading, ["---:"] * len(heading), *body]
+    work.write("table.md", "".join("| " + " | ".join(line) + " |\n" for line in markdown).encode())
     work.write(BEST, _toml(space, best, len(trials), options, settings).encode())
 
 
-def shown(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the table of the stored trials for people: the best first, those that failed last."""
+def readable(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return heading and rows of a table for people: the best trial first, failed trials last."""
     rows = sorted(
         record["trials"],
         key=lambda row: (row["validation_accuracy"] is None, -(row["validation_accuracy"] or 0.0), row["trial"]),
@@ -93,12 +89,12 @@ def _row(trial: Trial, out: Path) -> dict[str, Any]:
 
 
 def _toml(space: Space, best: Trial, count: int, options: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Return the best trial as tables of the commands that take it."""
+    """Return the best trial in TOML, with a table for each command that takes it."""
     chosen, trained = space.divided(best.point)
-    own = {**options, **chosen}
-    nested = {**own, **({TRAINING.removesuffix("."): trained} if trained else {})}
+    best_options = {**options, **chosen}
+    nested = {**best_options, **({TRAINING.removesuffix("."): trained} if trained else {})}
     tables = {
-        "personalize": {**settings, **trained, **({"set": own} if own else {})},
+        "personalize": {**settings, **trained, **({"set": best_options} if best_options else {})},
         "compare": {**settings, **({"set": {space.method: nested}} if nested else {})},
     }
     if space.method == BACKBONE:
@@ -113,7 +109,7 @@ def _toml(space: Space, best: Trial, count: int, options: Mapping[str, Any], set
 
 
 def _literal(value: Any) -> str:
-    """Return a value as TOML writes it; what has no value there is the word that is typed for it."""
+    """Return a value in TOML; None, which TOML lacks, becomes the word that a user types for it."""
     if value is None:
         return '"none"'
     if isinstance(value, Mapping):
