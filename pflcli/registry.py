@@ -40,6 +40,11 @@ class Option:
     default: str
     doc: str
 
+    @property
+    def help(self) -> str:
+        """The doc as a sentence, with a capital letter and a full stop."""
+        return f"{self.doc[:1].upper()}{self.doc[1:]}."
+
 
 @dataclass(frozen=True)
 class Card:

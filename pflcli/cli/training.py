@@ -81,7 +81,7 @@ def _parameter(option: registry.Option, hint: Any, default: str) -> inspect.Para
     info = typer.Option(
         None,
         f"--{name}",
-        help=f"{option.doc[:1].upper()}{option.doc[1:]}.",
+        help=option.help,
         metavar=shape or None,
         show_default=default or ("none" if value == () else str(value).lower() if hint is bool else str(value)),
         rich_help_panel="Training",

@@ -28,7 +28,7 @@ def everything() -> list[dict[str, Any]]:
 def options(group: str, name: str) -> dict[str, Any]:
     """Return the card of one name, with its options; raises UsageError with the nearest name if there is none."""
     card = registry.card(group, name)
-    fields = [{"option": o.name, "type": o.type, "default": o.default, "meaning": o.doc} for o in card.options]
+    fields = [{"option": o.name, "type": o.type, "default": o.default, "meaning": o.help} for o in card.options]
     return {**_entry(card, None), "doc": card.doc, "options": fields}
 
 

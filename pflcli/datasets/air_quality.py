@@ -52,9 +52,9 @@ class Config:
     """Options of the dataset."""
 
     stride: Annotated[int, Ge(1)] = 6
-    """hours from one window to the next; 6 gives about as many a station as FedHAM has, from 49 on none overlap"""
+    """begin a window every this many hours; 6 gives about as many per station as FedHAM has, from 49 on none overlap"""
     stations: tuple[str, ...] = ()
-    """only these, by name; all if none is named"""
+    """use only the stations of these names; without names all"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:

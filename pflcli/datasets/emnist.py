@@ -35,7 +35,7 @@ class Config:
     """Options of the dataset."""
 
     split: Literal["letters", "balanced", "byclass", "bymerge", "digits", "mnist"] = "letters"
-    """which of EMNIST's own selections; letters are a to z with both cases merged"""
+    """use this selection of EMNIST; letters are a to z, with both cases merged"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:

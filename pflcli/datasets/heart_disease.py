@@ -50,9 +50,10 @@ class Config:
     """Options of the dataset."""
 
     standardize: Literal["client", "federation", "none"] = "client"
-    """features by each hospital's own training patients (client), by those of all (federation), or as they are"""
+    """standardize features by each hospital's own training patients (client), by those of all hospitals
+    (federation), or not at all"""
     split: Annotated[int, Ge(0)] = 43
-    """seed of the stratified split into training and test patients that --keep-test keeps; 43 gives FLamby's"""
+    """draw the stratified test patients that --keep-test keeps from this seed; 43 gives FLamby's split"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:

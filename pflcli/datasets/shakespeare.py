@@ -49,9 +49,9 @@ class Config:
     """Options of the dataset."""
 
     stride: Annotated[int, Ge(1)] = 20
-    """characters from one window to the next; 1 gives every window, as LEAF does"""
+    """begin a window every this many characters; 1 gives every window, as LEAF does"""
     min_characters: Annotated[int, Ge(LENGTH + 1)] = 1000
-    """roles that speak fewer characters are left out"""
+    """leave out roles that speak fewer characters than this"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:

@@ -5,9 +5,9 @@ al., ICML 2007), and Fashion-MNIST. ``--root``: a folder with the files of ``mni
 backgrounds, ``cifar10``, each as that dataset wants them. No digit stands in two variations. All draws are keyed by
 ``SEED``, so that the same files always give the same samples.
 
-Sizes are the paper's: 72,795 samples, 4,044 ± 1,876 a client, or 18 times 4,600 when balanced. It does not say how the
-first come about; here a variation's three clients share it as 0.432 : 1 : 1.568, which has that deviation. With fewer
-digits at hand than these sizes take, all clients shrink by one factor: with 52,047 digits to 62,456 samples.
+Sizes are the paper's: 72,795 samples, 4,044 ± 1,876 per client, or 18 times 4,600 when balanced. It does not say how
+the first come about; here a variation's three clients share it as 0.432 : 1 : 1.568, which has that deviation. With
+fewer digits available than these sizes take, all clients shrink by one factor: with 52,047 digits to 62,456 samples.
 
 Angles are uniform over the full circle; noise is uniform in every pixel; backgrounds are random 28x28 patches of grey
 CIFAR images. Ink covers what is behind it in proportion to its brightness.
@@ -44,9 +44,9 @@ class Config:
     """Options of the dataset."""
 
     balanced: bool = False
-    """all clients of one size (4,600), instead of 4,044 ± 1,876"""
+    """give all clients 4,600 samples, instead of 4,044 ± 1,876"""
     background: Literal["cifar10", "cifar100", "fashion-mnist"] = "cifar10"
-    """where image backgrounds come from; natural images, or clothes where no CIFAR is at hand"""
+    """take image backgrounds from this dataset: natural images, or clothes where no CIFAR is available"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:

@@ -45,13 +45,14 @@ class Config:
     """Options of the method."""
 
     alpha: Annotated[float, Ge(0), Le(1)] = 0.5
-    """share of the local model: 0 is FedAvg, 1 is training alone; the authors' code takes 0.5"""
+    """give the local model this share of the mixture: 0 is FedAvg, 1 is training alone (the authors' code: 0.5)"""
     adaptive: bool = False
-    """whether each client learns its alpha, which `alpha` then begins; the authors' code leaves it fixed by default"""
+    """let each client learn its share, starting from alpha; the authors' code does not by default"""
     alpha_lr: Annotated[float, Ge(0)] = 0.0
-    """learning rate of alpha; 0 takes that of the round"""
+    """learn alpha with this learning rate; 0 uses that of the round"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs, when they personalize, of clients that never took part; 0 leaves them the global model"""
+    """train clients that never took part for this many local epochs when they personalize; 0 gives them the
+    global model"""
 
 
 def setup(run: Run) -> State:

@@ -2,7 +2,7 @@
 
 Sattler et al. (2020), https://arxiv.org/abs/1910.01991. All clients begin in one cluster, which is FedAvg. Where its
 mean update is small while some client's is not, it has come to rest between objectives that disagree, and is split in
-two by the cosines of the updates; each half goes on from the same model, and may split again.
+two by the cosines of the updates; each half starts from the same model, and may split again.
 
 How small depends on the scale of updates; by default it is relative to the largest of the cluster. Where clients hold
 few samples their updates disagree by noise alone, and by the paper's rules clients of one kind are split again and
@@ -42,19 +42,22 @@ class Config:
     """Options of the method."""
 
     thresholds: Literal["relative", "absolute"] = "relative"
-    """eps1 and eps2 are shares of the cluster's largest update and of the largest mean update so far, or norms"""
+    """read eps1 as a fraction of the cluster's largest update and eps2 of its largest mean update so far
+    (relative), or both as norms (absolute)"""
     eps1: Annotated[float, Ge(0)] | None = None
-    """a cluster whose mean update is longer stays whole; 0 is FedAvg; none takes 0.4, both ways"""
+    """split a cluster only if its mean update is shorter than this; 0 never splits, which is FedAvg; none uses 0.4"""
     eps2: Annotated[float, Ge(0)] | None = None
-    """so does one whose largest update is shorter; none takes 0.4, or as a norm the authors' 1.6"""
+    """split a cluster only if its largest update is longer than this; none uses 0.4, or as a norm the authors' 1.6"""
     warmup: Annotated[int, Ge(0)] = 20
-    """rounds without splits"""
+    """split no cluster in this many first rounds"""
     gamma: Annotated[float, Ge(0), Le(1)] = 0.0
-    """least sqrt((1 - s) / 2) of a split, with s the largest cosine across it; 0.7 asks for s below 0.02"""
+    """split only if sqrt((1 - s) / 2) is above this, s being the largest cosine between the halves; 0.7 requires
+    s below 0.02"""
     gap: Annotated[float, Ge(0), Le(2)] = 0.1
-    """least difference of the mean cosine within the halves and across; 0 is the paper"""
+    """split only if the mean cosine within the halves exceeds that between them by this; 0 is the paper's rule"""
     linkage: Literal["complete", "single"] = "complete"
-    """how clusters are split: complete linkage, or the paper's, which makes the largest cosine across smallest"""
+    """split by complete linkage, or by single linkage as in the paper, which minimises the largest cosine between
+    the halves"""
 
 
 def setup(run: Run) -> State:

@@ -53,15 +53,18 @@ class Config:
     """Options of the method."""
 
     lam: Annotated[float, Ge(0)] | None = None
-    """lambda, the pull of the global model; none lets validation samples choose per client, 0 is training alone"""
+    """pull personal models to the global one with this weight (lambda); 0 is training alone; none lets each
+    client choose from grid by validation loss"""
     grid: Annotated[tuple[Annotated[float, Ge(0)], ...], MinLen(1)] = (0.1, 1.0, 2.0)
-    """values of lambda to choose from; the paper's 0.1, 1 and 2"""
+    """choose lambda from these values; the paper's are 0.1, 1 and 2"""
     personal_epochs: Annotated[int, Ge(0)] = 0
-    """local epochs a round of the personal model; 0 trains it for as long as the training settings say"""
+    """train the personal model for this many local epochs per round; 0 uses --epochs or --steps"""
     lr: Annotated[float, Ge(0)] = 0.0
-    """learning rate of the personal model; 0 takes that of the round; steps are stable while lr lambda < 2"""
+    """train the personal model with this learning rate; 0 uses that of the round; steps are stable while lr
+    lambda < 2"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs, when they personalize, of clients that never took part; 0 leaves them the global model"""
+    """train clients that never took part for this many local epochs when they personalize; 0 gives them the
+    global model"""
 
 
 def choices(cfg: Config) -> tuple[str, ...]:

@@ -47,17 +47,18 @@ class Config:
     """Options of the method."""
 
     upper: Annotated[int, Gt(0)] = 1
-    """layers that are mixed, counted from the last (p of the paper); the others are those of the global model"""
+    """mix this many layers, counted from the last (the paper's p); the others are those of the global model"""
     eta: Annotated[float, Ge(0)] = 1.0
-    """learning rate of the mixing weights; with 0 they stay ones, which is FedAvg"""
+    """learn the mixing weights with this learning rate; 0 keeps them at one, which is FedAvg"""
     weight_epochs: Annotated[int, Ge(0)] = 1
-    """local epochs on the mixing weights"""
+    """train the mixing weights for this many local epochs per round"""
     first_epochs: Annotated[int, Ge(0)] = 10
-    """local epochs on them when a client first learns them"""
+    """train the mixing weights for this many local epochs when a client first learns them"""
     final_epochs: Annotated[int, Ge(0)] = 0
-    """local epochs on the last mixture when clients personalize; the paper has none"""
+    """train the last mixture for this many local epochs when clients personalize; the paper does not"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs, when they personalize, of clients that never took part; 0 leaves them the global model"""
+    """train clients that never took part for this many local epochs when they personalize; 0 gives them the
+    global model"""
 
 
 def setup(run: Run) -> State:

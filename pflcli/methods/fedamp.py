@@ -45,21 +45,24 @@ class Config:
     """Options of the method."""
 
     form: Literal["heuristic", "attention"] = "heuristic"
-    """weights by cosines (HeurFedAMP) or by distances (FedAMP)"""
+    """weigh models by cosines (heuristic, HeurFedAMP) or by distances (attention, FedAMP)"""
     lam: Annotated[float, Ge(0)] = 0.1
-    """lambda: the pull to u_i is lambda / alpha, or lambda where alpha is none; 0 is training alone"""
+    """pull each client to u_i with weight lambda / alpha, or lambda if alpha is none; 0 is training alone"""
     alpha: Annotated[float, Gt(0)] | None = None
-    """step size; none takes for attention, each round, the largest that leaves no weight negative"""
+    """use this step size; none uses 1 for heuristic, and for attention the largest per round that leaves no
+    weight negative"""
     sigma: Annotated[float, Gt(0)] | None = None
-    """scale of weights; none takes 10 for cosines, and the median squared distance of a round's models for attention"""
+    """use this scale of weights; none uses 10 for heuristic, and for attention the median squared distance of the
+    round's models"""
     self_weight: Annotated[float, Ge(0), Le(1)] | None = None
-    """xi_ii of the heuristic form; none takes 1 / number of models, and 1 is alone"""
+    """give a client's own model this weight (xi_ii) if heuristic; 1 is training alone; none uses 1 / number of
+    models"""
     centred: bool = True
-    """cosines of the ways from the common initialisation; false takes those of the models, as the paper does"""
+    """take cosines of models minus the common initial model; false takes those of the models, as the paper does"""
     start: Literal["own", "cloud"] = "own"
-    """where local steps begin: own is the client's last model (so PFLlib and fling), cloud is u_i (so flgo)"""
+    """start local steps from the client's last model (own, as PFLlib and fling do) or from u_i (cloud, as flgo does)"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs, when they personalize, of clients that never took part and so train alone"""
+    """train clients that never took part alone, for this many local epochs, when they personalize"""
 
 
 def setup(run: Run) -> State:

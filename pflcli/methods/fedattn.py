@@ -60,29 +60,32 @@ class Config:
     """Options of the method."""
 
     form: Literal["guarded", "faithful"] = "guarded"
-    """guarded: W_V is 1, on offsets and normalised Z, cannot collapse; faithful: a random W_V, on raw biases and Z"""
+    """fix W_V to the identity, on offsets and normalised Z, which cannot collapse (guarded), or start with a
+    random W_V, on raw biases and Z (faithful)"""
     k: Annotated[int, Ge(1)] = 5
-    """neighbours, the client itself among them; 1 is private biases"""
+    """attend to this many neighbours, the client itself included; 1 gives private biases"""
     include_self: bool = True
-    """whether a client is its own nearest neighbour"""
+    """count each client as its own nearest neighbour"""
     neighbours: Literal["nearest", "random"] = "nearest"
-    """random is a control: the other neighbours are drawn"""
+    """attend to the nearest clients, or as a control to random ones"""
     attention: Literal["learned", "frozen", "none"] = "learned"
-    """controls: frozen keeps the initial weights, none is FedAvg"""
+    """train the attention, or as controls keep its initial weights (frozen) or use none, which is FedAvg"""
     value: Literal["form", "identity", "blocks", "full"] = "form"
-    """W_V: identity is not trained, blocks has one for each layer; form is identity if guarded, full if faithful"""
+    """leave W_V at the identity, or train one per layer (blocks) or one for all biases (full); form is identity
+    if guarded, full if faithful"""
     key_size: Annotated[int, Ge(1)] = 64
-    """d_k, rows of W_Q and W_K; clamped to the size of a representation"""
+    """give W_Q and W_K this many rows (d_k), at most the size of a representation"""
     server_lr: Annotated[float, Gt(0)] = 0.01
-    """learning rate of the attention (Adam)"""
+    """train the attention with this learning rate (Adam)"""
     trust: Annotated[float, Ge(0)] = 0.0
-    """if guarded: largest norm of a layer's offset, over that of its global biases; 0, for a fixed W_V, is no bound"""
+    """limit the norm of each layer's offset to this multiple of that of its global biases, if guarded; 0, meant
+    for a fixed W_V, sets none"""
     mu_g: Annotated[float, Ge(0)] = 0.0
-    """pull of the global biases in local training"""
+    """pull biases to the global ones with this weight in local training"""
     mu_n: Annotated[float, Ge(0)] = 0.0
-    """pull of the neighbours' mean biases in local training"""
+    """pull biases to the mean of the neighbours' with this weight in local training"""
     warmup: Annotated[int, Ge(0)] = 0
-    """rounds of FedAvg before biases become personal"""
+    """run this many rounds of FedAvg before biases become personal"""
 
 
 def setup(run: Run) -> State:

@@ -29,15 +29,15 @@ class Config:
     """Options of the method."""
 
     epochs: Annotated[int, Ge(0)] = 5
-    """local epochs of fine-tuning; 0 is FedAvg"""
+    """fine-tune for this many local epochs; 0 is FedAvg"""
     steps: Annotated[int, Ge(0)] = 0
-    """local steps of fine-tuning, the same for every client, in place of epochs; 0 counts epochs"""
+    """fine-tune for this many local steps, the same for every client, instead of epochs; 0 uses epochs"""
     lr: Annotated[float, Ge(0)] = 0.0
-    """learning rate of fine-tuning; 0 takes that of the last round"""
+    """fine-tune with this learning rate; 0 uses that of the last round"""
     trainable: str = ""
-    """fine-tune only parameters whose name starts with this, such as `head.`"""
+    """fine-tune only parameters whose names start with this, such as `head.`; empty fine-tunes all"""
     upper: Annotated[int, Ge(0)] = 0
-    """fine-tune only so many layers, counted from the last; 0 fine-tunes all, 1 the head"""
+    """fine-tune only this many layers, counted from the last; 1 is the head, 0 all layers"""
 
     def __post_init__(self) -> None:
         if self.steps and self.epochs != type(self).epochs:

@@ -34,11 +34,11 @@ class Config:
     """Options of the method."""
 
     epochs: Annotated[int, Ge(0)] = 5
-    """local epochs of fine-tuning; 0 answers with the random head"""
+    """fine-tune for this many local epochs; 0 keeps the random head"""
     lr: Annotated[float, Ge(0)] = 0.0
-    """learning rate of fine-tuning; 0 takes that of the last round"""
+    """fine-tune with this learning rate; 0 uses that of the last round"""
     tune: Literal["all", "head", "body"] = "all"
-    """what fine-tuning trains"""
+    """fine-tune all layers, the head alone or the body alone"""
 
 
 def setup(run: Run) -> State:

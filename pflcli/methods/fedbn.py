@@ -38,7 +38,8 @@ class Config:
     """Options of the method."""
 
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs on BatchNorm, when they personalize, of clients that never took part; 0 leaves it as it began"""
+    """train BatchNorm of clients that never took part for this many local epochs when they personalize; 0 keeps
+    its initial values"""
 
 
 def _layers(params: Params) -> tuple[str, ...]:

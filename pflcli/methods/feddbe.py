@@ -48,9 +48,10 @@ class Config:
     """Options of the method."""
 
     kappa: Annotated[float, Ge(0)] = 1.0
-    """weight of the pull of mean representations towards the consensus; 0 leaves the memories alone"""
+    """pull mean representations to the consensus with this weight; 0 only trains the memories"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs on the memory, when they personalize, of clients that never took part; 0 leaves it zero"""
+    """train the memories of clients that never took part for this many local epochs when they personalize; 0
+    keeps them zero"""
 
 
 def setup(run: Run) -> State:

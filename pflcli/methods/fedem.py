@@ -45,7 +45,7 @@ class Config:
     """Options of the method."""
 
     components: Annotated[int, Ge(1)] = 3
-    """models of the mixture (the paper's 3); 1 is FedAvg. All of them travel"""
+    """mix this many models, all of which are sent (the paper's 3); 1 is FedAvg"""
 
 
 def setup(run: Run) -> State:

@@ -68,36 +68,36 @@ class Config:
     """Options of the method."""
 
     form: Literal["guarded", "joint", "faithful"] = "guarded"
-    """guarded trains HAM without x_i; joint with it; faithful also on raw models, from random projections"""
+    """train HAM without x_i (guarded), with x_i (joint), or so on raw models from random projections (faithful)"""
     variant: Literal["ham", "aml1", "aml2", "ftl"] = "ham"
-    """the paper's ablations: aml1 starts from x^a, aml2 from x_i and x^g, ftl from x^g"""
+    """use HAM, or one of the paper's ablations: aml1 starts from x^a, aml2 from x_i and x^g, ftl from x^g"""
     warmup: Annotated[int, Ge(0)] | None = None
-    """p, rounds of FedAvg; none is a fifth of all, or until the training loss has not fallen for 5 rounds"""
+    """run this many rounds of FedAvg first (p); none runs a fifth of all, or until the loss stops falling"""
     ham_epochs: Annotated[int, Ge(0)] = 2
-    """local epochs a round of HAM; 0 leaves it as it begins"""
+    """train HAM for this many local epochs per round; 0 keeps it as initialised"""
     ham_lr: Annotated[float, Gt(0)] = 0.01
-    """learning rate of HAM (Adam, from zero at each round, so that lambda of Eq. 13 would change nothing)"""
+    """train HAM with this learning rate (Adam, reset in each round, so that lambda of Eq. 13 would change nothing)"""
     ham_split: Literal["train", "validation"] = "train"
-    """samples that HAM learns from; validation samples are then not answered"""
+    """train HAM on these samples; validation samples then get no predictions"""
     lam: Annotated[float, Ge(0)] = 0.0
-    """lambda of Eq. 15: weight of the hybrid's loss while x_i is trained; 0 trains x_i on its own loss (Eq. 11)"""
+    """add the hybrid's loss with this weight while x_i is trained (lambda of Eq. 15); 0 trains x_i alone (Eq. 11)"""
     self_share: Annotated[float, Ge(0), Le(1)] | None = None
-    """if guarded: share of x_i in the hybrid; 1 is training alone; none is 0, 1/3, 2/3 or 1, by validation loss"""
+    """give x_i this share of the hybrid, if guarded; 1 is training alone; none chooses it by validation loss"""
     rho: Annotated[float, Ge(0)] = 0.5
-    """if guarded: weight of KL(first attention || attention) of layer 1"""
+    """penalise KL(first attention || attention) of layer 1 with this weight, if guarded"""
     temperature: Annotated[float, Gt(0)] = 5.0
-    """of layer 1 at the beginning: softmax(temperature x cosine); not if faithful"""
+    """start layer 1 from softmax(temperature x cosine), unless faithful"""
     sketch: Annotated[int, Ge(2)] = 256
-    """numbers that a model is sketched to; cosines err by about 1 / sqrt of it"""
+    """sketch each model to this many numbers; cosines err by about 1 / sqrt of it"""
     clustering: Literal["k-means", "mean-shift", "nearest"] = "k-means"
-    """which uploads a client is sent: its cluster's, or its own and the nearest 1/k of the others (by cosine)"""
+    """send a client the uploads of its cluster, or its own and the nearest 1/k of the others (by cosine)"""
     k: Annotated[int, Ge(1)] = 1
-    """clusters of k-means, or 1/k of the others if nearest; 1 sends every upload to every client"""
+    """form this many clusters by k-means, or send 1/k of the others if nearest; 1 sends every upload to every client"""
     answer: Literal["final", "hybrid", "best"] | None = None
-    """a client's model: its last upload (the paper), the hybrid from which that was trained, or which of the two and
-    the global model has the least validation loss; none is best if guarded, else final"""
+    """predict with a client's last upload (final, the paper), with the hybrid that it was trained from, or with the one
+    of both and the global model that has the least validation loss (best); none is best if guarded, else final"""
     remember: Annotated[int, Ge(0)] = 100
-    """attention is kept for every round with up to so many clients, of the last round with up to 1,000"""
+    """keep the attention of every round for up to this many clients, and of the last round for up to 1,000"""
 
     def __post_init__(self) -> None:
         if self.ham_split == "validation" and choices(self):

@@ -45,19 +45,20 @@ class Config:
     """Options of the method."""
 
     public: Annotated[float, Gt(0), Le(1)] = 0.1
-    """share of each client's training samples in the public set, rounded up"""
+    """put this share of each client's training samples into the public set, rounded up"""
     cloud_epochs: Annotated[int, Ge(0)] = 5
-    """epochs of the cloud model on the public set, before the rounds"""
+    """train the cloud model on the public set for this many epochs, before the rounds"""
     upper: Annotated[int, Ge(1)] = 2
-    """layers that transfer trains, counted from the last: 1 is the head, where CORAL has nothing to move"""
+    """train this many layers in transfer, counted from the last; 1 is the head, on which the CORAL loss has no
+    effect"""
     weight: Annotated[float, Ge(0)] = 1.0
-    """weight of the CORAL loss; 0 is fine-tuning of the upper layers"""
+    """add the CORAL loss with this weight; 0 only fine-tunes the upper layers"""
     aligned: Annotated[int, Ge(1)] = 128
-    """public samples with whose features each step compares, drawn once"""
+    """compare each step's features with those of this many public samples, drawn once"""
     epochs: Annotated[int, Ge(0)] = 5
-    """local epochs of transfer"""
+    """train for this many local epochs in transfer"""
     lr: Annotated[float, Ge(0)] = 0.0
-    """learning rate of transfer; 0 takes that of the last round"""
+    """train with this learning rate in transfer; 0 uses that of the last round"""
 
 
 def setup(run: Run) -> State:

@@ -35,7 +35,8 @@ class Config:
     """Options of the method."""
 
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs on the head, when they personalize, of clients that never took part; 0 leaves the initial head"""
+    """train the heads of clients that never took part for this many local epochs when they personalize; 0 keeps
+    the initial head"""
 
 
 def setup(run: Run) -> State:

@@ -45,11 +45,12 @@ class Config:
     """Options of the method."""
 
     lam: Annotated[float, Ge(0)] = 1.0
-    """lambda, the pull of the prototypes in training; with 0 and `answer=head` clients are alone"""
+    """pull representations to the prototypes with this weight (lambda) in training; 0 with answer=head is
+    training alone"""
     answer: Literal["prototype", "head"] = "prototype"
-    """what clients answer by: the nearest global prototype, or the head of their own model"""
+    """predict by the nearest global prototype, or by the head of the client's own model"""
     newcomer_epochs: Annotated[int, Ge(0)] = 20
-    """local epochs on a model, when they personalize, of clients that never took part"""
+    """train the models of clients that never took part for this many local epochs when they personalize"""
 
 
 def setup(run: Run) -> State:

@@ -32,7 +32,7 @@ class Config(ServerOptions):
     """Options of the method, beside those of the server."""
 
     mu: Annotated[float, Ge(0)] = 0.01
-    """weight of the proximal term; 0 is FedAvg; the paper tries 0.001 to 1"""
+    """add the proximal term with this weight; 0 is FedAvg; the paper tries 0.001 to 1"""
 
 
 def setup(run: Run) -> State:

@@ -41,11 +41,13 @@ class Config:
     """Options of the method."""
 
     head_epochs: Annotated[int, Ge(0)] = 2
-    """local epochs a round on the head, and on that of a client that never took part when it personalizes"""
+    """train the head for this many local epochs per round, and that of a client that never took part when it
+    personalizes"""
     body_epochs: Annotated[int, Ge(0)] = 0
-    """local epochs a round on the body; 0 trains it for as long as the training settings say"""
+    """train the body for this many local epochs per round; 0 uses --epochs or --steps"""
     final_epochs: Annotated[int, Ge(0)] = 10
-    """local epochs of each client's head on the last body, when it personalizes (the authors' 10); 0 leaves it"""
+    """train each client's head on the last body for this many local epochs when it personalizes; 0 does not (the
+    authors' code: 10)"""
 
 
 def setup(run: Run) -> State:

@@ -47,9 +47,10 @@ class Config:
     """Options of the method."""
 
     gamma: Annotated[float, Ge(0)] = 1.0
-    """exponent of the class counts in the balanced softmax; with 0 the generic model is that of FedAvg"""
+    """raise class counts to this power in the balanced softmax; 0 trains the generic model as FedAvg does"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs on the own head, when they personalize, of clients that never took part; 0 leaves zeros"""
+    """train the own heads of clients that never took part for this many local epochs when they personalize; 0
+    keeps them zero"""
 
 
 def setup(run: Run) -> State:

@@ -4,7 +4,7 @@ McMahan et al. (2017), https://arxiv.org/abs/1602.05629, section 2: w <- w - lr 
 client's share of the cohort's samples. This is FedAvg with one local epoch of one batch, which is how it is run: the
 mean of one step each is the step along the mean. A round is one step of gradient descent, so it takes many more rounds
 than FedAvg; the training settings `epochs`, `steps` and `momentum` have no part in it, nor has `batch_size` unless
-``batch`` is ``minibatch``: then the gradient is that of one minibatch, drawn anew in each round. So compares Gao et al.
+``batch`` is ``minibatch``: then the gradient is that of one minibatch, drawn in each round. So compares Gao et al.
 (2023, https://doi.org/10.1145/3591362, section 6.2), who average after every iteration.
 """
 
@@ -32,7 +32,8 @@ class Config:
     """Options of the method."""
 
     batch: Literal["full", "minibatch"] = "full"
-    """samples of a client's gradient: all, or batch_size of them, drawn anew in each round"""
+    """compute a client's gradient over all its samples, or over one minibatch of --batch-size, drawn
+    in each round"""
 
 
 def setup(run: Run) -> State:

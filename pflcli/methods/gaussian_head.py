@@ -50,13 +50,14 @@ class Config:
     """Options of the method."""
 
     kappa: Annotated[float, Ge(0)] = 10.0
-    """samples of each class that the mean of all clients counts for beside a client's own, and of all in frequencies"""
+    """count the means of all clients like this many of a client's own samples per class, and their frequencies
+    like this many in total"""
     ridge: Annotated[float, Gt(0)] = 0.1
-    """what is added to the variances, as a share of their mean"""
+    """add this multiple of the mean variance to the variances"""
     temperature: Annotated[float, Gt(0)] | None = None
-    """what log-likelihoods are divided by; none lets validation samples choose per client"""
+    """divide log-likelihoods by this; none lets each client choose from grid by validation log-loss"""
     grid: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)] = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)
-    """temperatures to choose from by validation log-loss; ties go to the first"""
+    """choose the temperature from these values; ties go to the first"""
 
 
 def choices(cfg: Config) -> tuple[str, ...]:

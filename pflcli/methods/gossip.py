@@ -32,11 +32,11 @@ class Config:
     """Options of the method."""
 
     k: Annotated[int, Ge(0)] = 5
-    """others to average with in a round; 0 is training alone"""
+    """average with this many other clients per round; 0 is training alone"""
     uniform: bool = False
-    """average without regard to numbers of samples"""
+    """average models with equal weights instead of weights by numbers of samples"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs, when they personalize, of clients that never took part and so train alone"""
+    """train clients that never took part alone, for this many local epochs, when they personalize"""
 
 
 def setup(run: Run) -> State:

@@ -38,9 +38,9 @@ class Config:
     """Options of the method."""
 
     k: Annotated[int, Ge(1)] = 4
-    """models; 1 is FedAvg"""
+    """train this many models; 1 is FedAvg"""
     shared: str = ""
-    """parameters whose name starts with this, such as `body.`, are averaged over all clients"""
+    """average parameters whose names start with this, such as `body.`, over all clients; empty shares none"""
 
 
 def setup(run: Run) -> State:

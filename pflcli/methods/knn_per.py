@@ -34,16 +34,18 @@ class Config:
     """Options of the method."""
 
     k: Annotated[int, Ge(1)] = 10
-    """neighbours; clamped to the size of a client's store"""
+    """use this many neighbours, at most those in a client's store"""
     weight: Annotated[float, Ge(0), Le(1)] | None = None
-    """lambda for every client: 0 is the global model, 1 the neighbours alone; none tunes it per client"""
+    """use this lambda for every client: 0 is the global model, 1 the neighbours alone; none tunes it per client"""
     grid: tuple[Annotated[float, Ge(0), Le(1)], ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    """values of lambda to choose from by validation accuracy; ties go to the one nearest 1/2, of two to the smaller"""
+    """choose lambda from these values by validation accuracy; ties go to the value nearest 1/2, of two to the
+    smaller"""
     kernel: Literal["euclidean", "scaled-squared"] = "euclidean"
-    """exp(-d / sigma) with d the distance (the paper), or exp(-d^2 / (dimension sigma)) (the authors' code)"""
+    """weigh neighbours by exp(-d / sigma), d being the distance (euclidean, the paper), or by exp(-d^2 /
+    (dimension sigma)) (scaled-squared, the authors' code)"""
     sigma: Annotated[float, Gt(0)] | Literal["auto"] = 1.0
-    """kernel scale; auto is the median distance of a client's validation samples to their nearest stored one, or of
-    their d^2 / dimension where the kernel scales that"""
+    """divide by this kernel scale; auto is the median distance of a client's validation samples to their nearest
+    stored sample, or of d^2 / dimension if scaled-squared"""
 
     def __post_init__(self) -> None:
         if not self.grid:

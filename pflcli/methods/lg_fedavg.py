@@ -36,9 +36,10 @@ class Config:
     """Options of the method."""
 
     warmup: Annotated[int, Ge(0)] = 0
-    """first rounds, which are FedAvg and send the whole model"""
+    """run this many rounds of FedAvg first, which send the whole model"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs on the body, when they personalize, of clients that never took part after the warm-up"""
+    """train the bodies of clients that never took part after the warm-up for this many local epochs when they
+    personalize"""
 
 
 def setup(run: Run) -> State:

@@ -28,11 +28,12 @@ class Config:
     """Options of the method."""
 
     epochs: Annotated[int, Ge(0)] = 0
-    """local epochs in all; 0 takes rounds x participation x epochs of the training settings"""
+    """train for this many local epochs in total; 0 uses rounds x participation x epochs of the training settings"""
     steps: Annotated[int, Ge(0)] = 0
-    """local steps in all, in place of epochs; 0 takes rounds x participation x steps of the training settings"""
+    """train for this many local steps in total, instead of epochs; 0 uses rounds x participation x steps of the
+    training settings"""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """optimizer; adam is Kingma & Ba's with their constants, at the learning rate of the training settings"""
+    """train by SGD or by Adam (Kingma & Ba's constants), with the learning rate of the training settings"""
 
     def __post_init__(self) -> None:
         if self.epochs and self.steps:

@@ -1,6 +1,6 @@
-"""Oracle: FedAvg within the true clusters of clients, which nobody is told in practice.
+"""Oracle: FedAvg within the true clusters of clients, which are unknown in practice.
 
-What methods that look for clusters are held against, as in PANM (Li & Wu, 2022), https://arxiv.org/abs/2203.12285: it
+An upper bound for methods that look for clusters, as in PANM (Li & Wu, 2022), https://arxiv.org/abs/2203.12285: it
 needs a partition that knows its clusters, such as one of scheme `clusters`.
 """
 

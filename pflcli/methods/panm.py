@@ -49,29 +49,33 @@ class Config:
     """Options of the method."""
 
     metric: Literal["loss", "grad", "grad-centred"] = "loss"
-    """similarity of clients: of losses (PANMLoss), of gradients (PANMGrad), or of these less what is common"""
+    """compare clients by losses (PANMLoss), by gradients (grad, PANMGrad), or by gradients minus their common
+    part (grad-centred)"""
     k: Annotated[int, Ge(0)] | None = None
-    """neighbours to average with; 0 is training alone, none takes 5, or 3 for 20 clients and fewer"""
+    """average with this many neighbours; 0 is training alone; none uses 5, or 3 for 20 clients and fewer"""
     l: Annotated[int, Ge(0)] = 0  # noqa: E741 (the poster's name)
-    """others, and from t1 on neighbours too, to ask in a round; 0 takes the larger of k and 5, 10 from 40 clients on"""
+    """ask this many others per round, and from round t1 on as many neighbours; 0 uses the larger of k and 5 (10
+    for 40 clients and more)"""
     alpha: Annotated[float, Ge(0), Le(1)] = 0.5
-    """weight of the last update, against the way from the beginning, in the similarity of gradients"""
+    """weigh the last update by this, and the change since the initial model by the rest, in the similarity of
+    gradients"""
     t1: Annotated[int, Ge(0)] = 0
-    """rounds of neighbour initialisation; 0 takes a quarter of the rounds, at least 1 and at most 10"""
+    """find initial neighbours for this many rounds; 0 uses a quarter of all rounds, at least 1 and at most 10"""
     tau: Annotated[int, Ge(1)] = 1
-    """rounds from one neighbour matching to the next; 5 halve the traffic at little cost"""
+    """match neighbours every this many rounds; 5 halves the traffic at little cost"""
     aggregate: Literal["neighbours", "bag"] = "neighbours"
-    """average with k random ones of those matched, or with all of them (the poster's Eq. 10, more traffic)"""
+    """average with k random matched neighbours, or with all of them (bag: the poster's Eq. 10, with more traffic)"""
     uniform: bool = False
-    """average without regard to numbers of samples"""
+    """average models with equal weights instead of weights by numbers of samples"""
     sim: Literal["inverse", "negative", "negative-log"] = "inverse"
-    """similarity of a loss F: 1 / F (the poster), -F or -log F, nearer to Gaussian"""
+    """turn a loss F into the similarity 1 / F (inverse, the poster), -F (negative) or -log F (negative-log); the
+    latter two are nearer to Gaussian"""
     em: Literal["matching", "poster"] = "matching"
-    """poster starts EM as printed, which keeps the other cluster: a negative control"""
+    """start EM by matching neighbours or as the poster prints it, which keeps the other cluster (a negative control)"""
     allow_isolated: bool = False
-    """let a matching leave no neighbour; otherwise the most similar stays"""
+    """let a client end up without neighbours; otherwise it keeps the most similar one"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs, when they personalize, of clients that never took part and so train alone"""
+    """train clients that never took part alone, for this many local epochs, when they personalize"""
 
 
 def setup(run: Run) -> State:

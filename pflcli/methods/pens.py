@@ -40,17 +40,17 @@ class Config:
     """Options of the method."""
 
     n: Annotated[int, Ge(1)] = 10
-    """others to ask in a round of the first stage"""
+    """ask this many others per round in the first stage"""
     m: Annotated[int, Ge(1)] = 2
-    """of these, how many to average with"""
+    """average with this many of those asked, the ones of lowest loss"""
     t1: Annotated[int, Ge(0)] = 0
-    """rounds of the first stage; 0 takes half of the rounds"""
+    """let the first stage take this many rounds; 0 uses half of all rounds"""
     partners: Annotated[int, Ge(1)] = 2
-    """neighbours to average with in a round of the second stage"""
+    """average with this many neighbours per round in the second stage"""
     uniform: bool = False
-    """average without regard to numbers of samples"""
+    """average models with equal weights instead of weights by numbers of samples"""
     newcomer_epochs: Annotated[int, Ge(0)] = 5
-    """local epochs, when they personalize, of clients that never took part and so train alone"""
+    """train clients that never took part alone, for this many local epochs, when they personalize"""
 
     def __post_init__(self) -> None:
         if self.m > self.n:

@@ -43,9 +43,9 @@ class Config:
     """Options of the method."""
 
     alpha: Annotated[float, Ge(0)] = 0.01
-    """learning rate of the inner step, and of fine-tuning (the paper's 0.01)"""
+    """use this learning rate for the inner step and for fine-tuning (the paper's 0.01)"""
     epochs: Annotated[int, Ge(0)] = 5
-    """local epochs of fine-tuning, as many as those of `fedavg-plus`; the paper takes one step"""
+    """fine-tune for this many local epochs, as `fedavg-plus` does; the paper takes one step"""
 
 
 def setup(run: Run) -> State:

@@ -54,11 +54,12 @@ class Config:
     """Options of the method."""
 
     beta: Annotated[float, Ge(0), Le(1)] | None = None
-    """share of a client's own statistics; none chooses it per client by cross-validation, 0 takes the global ones"""
+    """give a client's own statistics this share; 0 uses the global ones; none lets each client choose from grid
+    by cross-validation"""
     grid: Annotated[tuple[Annotated[float, Ge(0), Le(1)], ...], MinLen(1)] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    """values of beta to choose from; ties go to the first"""
+    """choose beta from these values; ties go to the first"""
     ridge: Annotated[float, Gt(0)] = 0.1
-    """what is added to the variances of a client's features; the authors' code takes 1"""
+    """add this to the variances of a client's features (the authors' code: 1)"""
 
 
 def setup(run: Run) -> State:

@@ -45,21 +45,22 @@ class Config:
     """Options of the method."""
 
     steps: Annotated[int, Ge(1)] = 3
-    """passes over a client's samples in a round, each one step if they fit into a batch"""
+    """pass over a client's samples this many times per round; a pass is one step if they fit into one minibatch"""
     batch_size: Annotated[int, Ge(2)] = 512
-    """samples of a step, whatever the training settings; time grows with its cube"""
+    """use this many samples per step instead of --batch-size; time grows with its cube"""
     capacity: Annotated[int, Ge(2)] = 1000
-    """samples that a client answers from, of more a stratified draw; time grows with its cube"""
+    """predict from at most this many training samples per client, a stratified draw if it has more; time grows
+    with its cube"""
     scale: Annotated[float, Gt(0)] = 8.0
-    """variance of the GP"""
+    """use this variance of the GP"""
     length: Annotated[float, Gt(0)] = 1.0
-    """length scale of the RBF kernel, between embeddings of norm 1"""
+    """use this length scale of the RBF kernel, between embeddings of norm 1"""
     chains: Annotated[int, Ge(1)] = 20
-    """Gibbs chains in training"""
+    """run this many Gibbs chains in training"""
     answer_chains: Annotated[int, Ge(1)] = 30
-    """Gibbs chains of the answers"""
+    """run this many Gibbs chains for predictions"""
     sweeps: Annotated[int, Ge(1)] = 5
-    """Gibbs steps of each chain"""
+    """take this many Gibbs steps per chain"""
 
     def prior(self, chains: int) -> Prior:
         """Return the GP of an inner node."""

@@ -47,17 +47,17 @@ class Config:
     """Options of the method."""
 
     lam: Annotated[float, Gt(0)] = 0.5
-    """lambda, the pull of the global model; the paper takes 15, with lr=0.005"""
+    """pull personal models to the global one with this weight (lambda); the paper takes 15, with lr=0.005"""
     inner_steps: Annotated[int, Ge(1)] = 5
-    """steps towards theta on each minibatch (the paper's K = 5)"""
+    """take this many steps towards theta on each minibatch (the paper's K = 5)"""
     inner_lr: Annotated[float, Gt(0)] = 0.05
-    """learning rate of these steps, and when clients personalize; stable while it is below 2 / lambda"""
+    """take steps towards theta with this learning rate, also when clients personalize; stable below 2 / lambda"""
     lr: Annotated[float, Ge(0)] = 0.0
-    """learning rate of the global model; 0 takes that of the round, over what inner steps make of it"""
+    """train the global model with this learning rate; 0 uses that of the round, divided by how far inner steps come"""
     beta: Annotated[float, Gt(0)] = 1.0
-    """how far the server goes towards the mean of the clients' models (the paper's 1)"""
+    """move the server's model this far towards the mean of the clients' models; 1 takes the mean (the paper's 1)"""
     epochs: Annotated[int, Ge(0)] = 5
-    """local epochs towards theta when clients personalize; 0 answers with the global model"""
+    """train for this many local epochs towards theta when clients personalize; 0 predicts with the global model"""
 
 
 def setup(run: Run) -> State:

@@ -38,9 +38,9 @@ class Config:
     """Options of the method."""
 
     kappa: Annotated[float, Ge(0)] = 10.0
-    """samples that the frequencies of all clients count for beside a client's own"""
+    """count the class frequencies of all clients like this many of a client's own samples"""
     strength: Annotated[float, Ge(0)] = 1.0
-    """exponent of the correction; 0 is the global model"""
+    """raise the correction to this power; 0 is the global model"""
 
 
 def setup(run: Run) -> State:

@@ -40,7 +40,7 @@ class Config:
     """Options of the method."""
 
     server_lr: Annotated[float, Gt(0)] = 1.0
-    """how far the server goes towards the mean of the clients' models; the paper takes 1"""
+    """move the server's model this far towards the mean of the clients' models; the paper takes 1"""
 
 
 def setup(run: Run) -> State:

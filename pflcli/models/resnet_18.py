@@ -1,8 +1,9 @@
-"""ResNet-18 with GroupNorm in the place of BatchNorm, which suffers where clients' data differ.
+"""ResNet-18 with GroupNorm instead of BatchNorm, which suffers where clients' data differ.
 
-He et al. (2016), https://arxiv.org/abs/1512.03385; Hsieh et al. (2020), https://arxiv.org/abs/1910.00189; two groups a
-layer as Reddi et al. (2021), https://arxiv.org/abs/2003.00295. torchvision's network, from scratch; images below 64x64
-meet a 3x3 convolution and no pooling at first, where larger ones meet 7x7, stride 2 and pooling. Representation 512-d.
+He et al. (2016), https://arxiv.org/abs/1512.03385; Hsieh et al. (2020), https://arxiv.org/abs/1910.00189; GroupNorm
+with 2 parts per layer as in Reddi et al. (2021), https://arxiv.org/abs/2003.00295. torchvision's network, from scratch;
+its first layer is 3x3 without pooling for images below 64x64, 7x7 with stride 2 and pooling for larger ones. The
+representation has 512 values.
 """
 
 from __future__ import annotations

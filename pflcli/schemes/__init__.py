@@ -26,17 +26,17 @@ class Scheme(Protocol):
         """Return the rows of ``samples`` of each client, no row twice; raises UsageError for what cannot be."""
 
     def cluster(self, clients: int, cfg: Any) -> NDArray[np.int64] | None:
-        """Return the group of each client (m,), if groups see samples in different ways; None if they do not."""
+        """Return the cluster of each client (m,), if clusters see samples differently; None if they do not."""
         return None
 
     def transform(
         self, x: NDArray[Any], y: NDArray[np.int64], group: int, classes: int, cfg: Any, rng: np.random.Generator
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return samples (n, ...) and labels (n,) as ``group`` sees them; ``rng`` is the same for all groups."""
+        """Return samples (n, ...) and labels (n,) as cluster ``group`` sees them; ``rng`` is the same for all."""
         return x, y
 
     def permutes_labels(self, cfg: Any) -> bool:
-        """Return whether groups call the same class by different labels, so that no label has a name for all."""
+        """Return whether clusters give the same class different labels, so that no label has one name."""
         return False
 
 

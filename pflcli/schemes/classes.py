@@ -23,7 +23,7 @@ class Config:
     """Options of the scheme."""
 
     n: Annotated[int, Ge(1)] = 2
-    """classes a client"""
+    """give each client this many classes"""
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:

@@ -1,8 +1,8 @@
-"""Groups of clients see the same task each in its own way: rotated images, permuted labels, or both.
+"""Clusters of clients see the same task differently: images are rotated, labels permuted, or both.
 
 The clustered settings of IFCA (Ghosh et al., 2020), https://arxiv.org/abs/2006.04088, section 6, which turns images,
-and of PANM (Li and Wu, 2022), which exchanges labels too. The partition keeps the groups, so that methods that look for
-clusters can be held to them; under ``rotation`` no label distribution gives them away. In IFCA each rotation holds all
+and of PANM (Li and Wu, 2022), which exchanges labels too. The partition keeps the true clusters, so that methods that
+look for them can be measured; under ``rotation`` no label distribution gives them away. In IFCA each rotation holds all
 images; here each image goes to one client, so that splits are disjoint.
 """
 
@@ -28,15 +28,17 @@ class Config:
     """Options of the scheme."""
 
     groups: Annotated[int, Ge(1)] = 4
-    """groups of clients; group 0 sees the samples as they are"""
+    """form this many clusters of clients; cluster 0 sees the samples as they are"""
     kind: Literal["rotation", "labels", "both"] = "rotation"
-    """what tells groups apart: images turned by 0, 90, 180, 270 degrees (0 and 180 for 2 groups), labels permuted"""
+    """distinguish clusters by images turned by 0, 90, 180 and 270 degrees (rotation; 0 and 180 for 2 clusters),
+    by permuted labels, or by both"""
     alpha: Annotated[float, Gt(0)] | None = None
-    """concentration of a Dirichlet draw over each group's clients, label by label; none deals samples iid"""
+    """deal each cluster's samples to its clients label by label, by a Dirichlet draw of this concentration; none
+    deals them iid"""
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
-    """Return ``clients`` parts: dealt iid to all, and within each group by Dirichlet(alpha) if there is one."""
+    """Return ``clients`` parts: dealt iid to all, or within each cluster by Dirichlet(alpha) if that is set."""
     count = needs_clients("clusters", clients, len(samples.y))
     _check(samples, count, cfg)
     parts: list[Indices] = [np.sort(part) for part in np.array_split(rng.permutation(len(samples.y)), count)]
@@ -53,14 +55,14 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
 
 
 def cluster(clients: int, cfg: Config) -> NDArray[np.int64]:
-    """Return the group of each client (m,): that of client c is c modulo ``groups``."""
+    """Return the cluster of each client (m,): that of client c is c modulo ``groups``."""
     return np.arange(clients, dtype=np.int64) % cfg.groups
 
 
 def transform(
     x: NDArray[Any], y: NDArray[np.int64], group: int, classes: int, cfg: Config, rng: np.random.Generator
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return samples as ``group`` sees them; ``rng`` is the same for all groups and makes their permutations."""
+    """Return samples as cluster ``group`` sees them; ``rng`` is the same for all clusters and permutes their labels."""
     if cfg.kind != "labels":
         x = np.rot90(x, _turns(group, cfg.groups), axes=(1, 2))
     if permutes_labels(cfg):
@@ -69,14 +71,14 @@ def transform(
 
 
 def permutes_labels(cfg: Config) -> bool:
-    """Return whether groups call the same class by different labels, so that no label has a name for all."""
+    """Return whether clusters give the same class different labels, so that no label has one name."""
     return cfg.kind != "rotation"
 
 
 def permutations(groups: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return a permutation of the labels for each group, (groups, classes): the identity first, no two the same.
+    """Return a permutation of the labels for each cluster, (groups, classes): the identity first, no two the same.
 
-    A group's permutation does not depend on how many groups follow it.
+    A cluster's permutation does not depend on how many clusters follow it.
     """
     found = [tuple(range(classes))]
     while len(found) < groups:
@@ -87,12 +89,12 @@ def permutations(groups: int, classes: int, rng: np.random.Generator) -> NDArray
 
 
 def _turns(group: int, groups: int) -> int:
-    """Return the quarter turns of a group: as far apart as the number of groups allows."""
+    """Return the quarter turns of a cluster: as far apart as the number of clusters allows."""
     return group * max(QUARTER_TURNS // groups, 1) % QUARTER_TURNS
 
 
 def _check(samples: Samples, clients: int, cfg: Config) -> None:
-    """Raise UsageError if there are too many groups or the samples cannot be turned."""
+    """Raise UsageError if there are too many clusters or the samples cannot be turned."""
     if cfg.groups > clients:
         raise UsageError(f"groups={cfg.groups} are more than the {clients} clients", f"--clients {cfg.groups}")
     if cfg.kind == "rotation" and cfg.groups > QUARTER_TURNS:

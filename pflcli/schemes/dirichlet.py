@@ -22,7 +22,7 @@ class Config:
     """Options of the scheme."""
 
     alpha: Annotated[float, Gt(0)] = 0.3
-    """concentration: near 0 each label goes to one client, large values approach iid"""
+    """use this concentration: near 0 each label goes to one client, large values approach iid"""
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:

@@ -28,9 +28,9 @@ class Config:
     """Options of the scheme."""
 
     alpha: Annotated[float, Gt(0)] = 0.3
-    """concentration over coarse labels: near 0 a client has one of them, large values approach iid"""
+    """use this concentration over coarse labels: near 0 a client has one of them, large values approach iid"""
     beta: Annotated[float, Gt(0)] = 10.0
-    """concentration over the fine labels below a coarse one"""
+    """use this concentration over the fine labels below a coarse one"""
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:

@@ -23,11 +23,12 @@ class Config:
     """Options of the scheme."""
 
     sizes: Literal["dirichlet", "log-normal"] = "dirichlet"
-    """distribution of the clients' sizes"""
+    """draw the clients' numbers of samples from this distribution"""
     beta: Annotated[float, Gt(0)] = 0.5
-    """concentration of the Dirichlet draw: near 0 one client holds all, large values approach equal sizes"""
+    """use this concentration of the Dirichlet draw: near 0 one client has all samples, large values approach
+    equal sizes"""
     sigma: Annotated[float, Gt(0), Le(100)] = 1.0
-    """standard deviation of the logarithm of a log-normal size; near 0 sizes are equal"""
+    """use this standard deviation of the logarithm of a log-normal size; near 0 sizes are equal"""
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:

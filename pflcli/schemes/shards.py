@@ -23,7 +23,7 @@ class Config:
     """Options of the scheme."""
 
     n: Annotated[int, Ge(1)] = 2
-    """shards a client"""
+    """give each client this many shards"""
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:

@@ -20,7 +20,7 @@ class Config:
     """Options of the step."""
 
     norm: Annotated[float, Gt(0)] = 1.0
-    """largest Euclidean norm of an update"""
+    """shorten updates to at most this Euclidean norm"""
 
 
 def apply(params: Stacked, sent: Stacked, cfg: Config) -> Stacked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -246,7 +247,7 @@ def test_one_of_a_list_shows_its_options(pfl, group, name):
     card = strict(pfl("list", group, name, "--json").out)
     assert ran.out.startswith(card["doc"])
     for option in card["options"]:
-        assert option["meaning"]
+        assert re.fullmatch(r"[A-Z][a-z-]+ .*\.", option["meaning"]), "a sentence that begins with a verb"
         assert "\t".join([option["option"], option["type"], option["default"], option["meaning"]]) in ran.out
 
 

@@ -215,6 +215,11 @@ AVOIDED = re.findall(r"^\| ([^|*`]+) \| [^|]+ \|$", GLOSSARY.split("\n## Words t
 HELP = {
     f"pfl {name} --help": "\n".join([command.help, *(param.help for param in command.params)])
     for name, command in COMMANDS.items()
+} | {
+    f"pfl list {group} {name}": "\n".join([card.doc, *(option.help for option in card.options)])
+    for group in registry.GROUPS
+    for name in registry.names(group)
+    for card in [registry.card(group, name)]
 }
 
 

@@ -36,16 +36,16 @@ class ServerOptions:
     """Options of a method whose server takes steps."""
 
     server: Literal["sgd", "avgm", "adagrad", "adam", "yogi"] = "sgd"
-    """optimizer of the server (FedOpt); sgd with rate 1 takes the mean of uploads as it is, the others are FedAvgM,
-    FedAdagrad, FedAdam and FedYogi"""
+    """let the server take steps of this optimizer (FedOpt): sgd with rate 1 takes the mean of uploads; the others
+    are FedAvgM, FedAdagrad, FedAdam and FedYogi"""
     server_lr: Annotated[float, Gt(0)] | None = None
-    """learning rate of the server; none takes 1 for sgd and avgm, 0.1 for adagrad, 0.03 for adam and yogi"""
+    """use this learning rate at the server; none uses 1 for sgd and avgm, 0.1 for adagrad, 0.03 for adam and yogi"""
     beta1: Annotated[float, Ge(0), Lt(1)] | None = None
-    """momentum of all but sgd; none takes 0.9, but 0 for adagrad"""
+    """use this momentum at the server, except for sgd; none uses 0.9, or 0 for adagrad"""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
-    """decay of the squared differences of adam and yogi"""
+    """decay the mean of squared differences by this factor per round, for adam and yogi"""
     tau: Annotated[float, Gt(0)] = 1e-3
-    """adaptivity of adagrad, adam and yogi: what is added to the root of the squared differences"""
+    """add this to the root of the squared differences, for adagrad, adam and yogi (adaptivity)"""
 
 
 def step(run: Run, state: State, mean: Params) -> State:
