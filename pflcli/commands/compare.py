@@ -169,10 +169,10 @@ def _by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict
         if not artifact.manifest.summary.get(_SPLIT, 1):
             raise InputError(f"{artifact.path} has no {_SPLIT} samples to score", "--fractions 0.6,0.2,0.2")
     if len(artifacts) == 1:
-        drawn_seeds = [rounds.draws(None, artifacts[0])] if seeds is None else list(seeds)
-        if len({*drawn_seeds}) < len(drawn_seeds) or not drawn_seeds or min(drawn_seeds) < 0:
-            raise UsageError(f"--seeds {','.join(map(str, drawn_seeds))} are not different numbers", "--seeds 0,1,2")
-        return dict.fromkeys(drawn_seeds, artifacts[0])
+        run_seeds = [rounds.draws(None, artifacts[0])] if seeds is None else list(seeds)
+        if len({*run_seeds}) < len(run_seeds) or not run_seeds or min(run_seeds) < 0:
+            raise UsageError(f"--seeds {','.join(map(str, run_seeds))} are not different numbers", "--seeds 0,1,2")
+        return dict.fromkeys(run_seeds, artifacts[0])
     if seeds is not None:
         raise UsageError(
             "--seeds needs a single partition: several are each used under the seed that they were drawn with",

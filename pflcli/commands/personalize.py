@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from pflcli import config, methods, parameters, sources
@@ -181,7 +180,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     costs = [*inputs.values(), *([] if job.earlier_run is None else [job.earlier_run])]
     summary = {
         **_summary(job, run, reported, len(progress.rows), costs),
-        "tuned": {name: _spread(values) for name, values in tuned.items()},
+        "tuned": predictions.spreads(tuned),
         **missing,
     }
     return Built(summary, _circumstances(job, run, costs, execution))
@@ -274,7 +273,3 @@ def _seconds(costs: Sequence[Artifact], earlier_run: Artifact | None, name: str)
     """Return the seconds that making ``costs`` took; nan if they were not measured for one of them."""
     total = sum(float(item.manifest.made.get(name, math.nan)) for item in costs)
     return total + (0.0 if earlier_run is None else float(earlier_run.manifest.made.get(f"{name}_inputs", math.nan)))
-
-
-def _spread(values: Any) -> dict[str, float]:
-    return {"mean": float(np.mean(values)), "min": float(np.min(values)), "max": float(np.max(values))}

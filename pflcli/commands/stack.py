@@ -1,4 +1,4 @@
-"""``pfl stack``: one answer from the stored answers of several methods, by a logarithmic pool. NumPy alone."""
+"""``pfl stack``: pool the stored predictions of several methods into one (logarithmic pool, in NumPy)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from pflcli.evaluation import pool
 from pflcli.training import state_files
 
 NAME = "stack"
-"""What the request of a stack names as its method."""
+"""The name of the method in the request of a stack."""
 BASE = "fedavg"
-"""The method whose answers are the global model's."""
+"""The method whose predictions are those of the global model."""
 
 _VOTES, _GLOBAL = "knn", "global"
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
+_ONE_PARTITION = "stack predictions of one partition"
 _CLIENTS, _SAMPLES = 5, 200
-"""So many clients and validation samples it takes to learn exponents that hold for test samples."""
+"""Fewer clients or validation samples than these give unreliable exponents; a warning then says so."""
 
 
 def stack(
@@ -43,22 +44,19 @@ def stack(
     own: bool = False,
     execution: Execution | None = None,
 ) -> Outcome:
-    """Pool the answers of several methods, with an exponent for each that is learned on validation samples.
+    """Pool the predictions of several methods, with one exponent per method learned on validation samples.
 
-    ``sources`` are predictions of one partition and seed. Of kNN-Per its neighbours' votes are pooled, not the answer
-    whose lambda was tuned on the same validation samples; and the global model joins them where an input knows its
-    answers. With ``gate`` a client for which the pool's held-out log-loss is no lower than the global model's keeps
-    that; with ``own`` clients have exponents of their own, drawn towards the common ones (``evaluation/pool.py``).
-    Validation samples are answered by exponents that were learned without them.
+    ``sources`` are predictions of one partition and seed. Of kNN-Per, the votes of the neighbours are pooled, because
+    the lambda of its predictions was tuned on the same validation samples. The global model is pooled too if an input
+    stores its predictions. With ``gate``, a client keeps the global model unless the pool has a lower held-out
+    log-loss for it. With ``own``, each client has its own exponents, shrunk towards the common ones
+    (``evaluation/pool.py``). The predictions for validation samples use exponents that were learned without them.
 
-    Raises UsageError for one input twice or several seeds, InputError for inputs that have learned from validation
-    samples or answer others, and where a gate has no global model to return to.
+    Raises UsageError for a repeated input or several seeds; InputError for inputs that learned from validation
+    samples, inputs for different samples, and a ``gate`` without a global model.
     """
     execution = execution or Execution()
-    artifacts = sorted(
-        (open_artifact(source, "predictions") for source in sources),
-        key=_order,
-    )
+    artifacts = sorted((open_artifact(source, "predictions") for source in sources), key=_order)
     _check(artifacts)
     seed = int(artifacts[0].manifest.request["seed"])
     options = {"gate": gate, "own": own}
@@ -68,34 +66,34 @@ def stack(
         tuple(artifact.as_input("pooled", Path(out)) for artifact in artifacts),
         code={NAME: code.module_hash("evaluation.pool")},
     )
-
     return make(out, draft, execution, lambda work: _build(work, artifacts, seed, execution, gate=gate, own=own))
 
 
 def _build(
     work: ArtifactWriter, artifacts: Sequence[Artifact], seed: int, execution: Execution, *, gate: bool, own: bool
 ) -> Built:
-    """Learn a pool and write what it answers."""
+    """Learn the pool and write its predictions."""
     names = _names(artifacts)
-    held_out = _learners(artifacts, names, "validation")
+    held_out = _pool_inputs(artifacts, names, "validation")
     base = _base(artifacts, held_out)
     if gate and base is None:
         raise InputError(
-            f"none of {', '.join(names)} knows the global model, which clients return to if the pool does not help",
-            f"add predictions of {BASE}, or leave the return out: --no-gate",
+            f"none of {', '.join(names)} stores predictions of the global model, which a client keeps if the pool is "
+            "no better",
+            f"add predictions of {BASE}, or pool for all clients: --no-gate",
         )
-    if not len(held_out.frame.y):
+    if not len(held_out.split.y):
         raise InputError(
             f"{artifacts[0].path} has no validation samples to learn exponents on",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    _warn(held_out.frame, execution)
-    unseen, known, gated = predictions.new(artifacts[0]), held_out.frame, base if gate else None
-    learned = pool.learn(held_out.logs, known.y, known.offsets, base=gated, own=own, unseen=unseen, seed=seed)
-    asked = _learners(artifacts, names, "test")
+    _warn(held_out.split, execution)
+    unseen, targets, gated = predictions.new(artifacts[0]), held_out.split, base if gate else None
+    learned = pool.learn(held_out.logs, targets.y, targets.offsets, base=gated, own=own, unseen=unseen, seed=seed)
+    test = _pool_inputs(artifacts, names, "test")
     answers = {
         "validation": _gated(held_out, learned.held_out, learned.pooled, base),
-        "test": _gated(asked, pool.answer(asked.logs, _by_sample(learned, asked)), learned.pooled, base),
+        "test": _gated(test, pool.answer(test.logs, _by_sample(learned, test)), learned.pooled, base),
     }
     tuned = {"pooled": learned.pooled.astype(np.float64)} if gate else {}
     if own:
@@ -104,48 +102,53 @@ def _build(
     codebook.write(work, codebook.read(artifacts[0]))
     state_files.keep({"exponents": torch.from_numpy(learned.exponents)}, work)
     exponents = dict(zip(held_out.names, map(float, learned.exponents), strict=True))
-    shown = ", ".join(f"{name} {value:.2f}" for name, value in exponents.items())
-    execution.reporter.say(f"stack: exponents {shown}; ridge {learned.ridge:g}")
+    exponent_list = ", ".join(f"{name} {value:.2f}" for name, value in exponents.items())
+    execution.reporter.say(f"stack: exponents {exponent_list}; ridge {learned.ridge:g}")
     if gate:
-        kept = int((~learned.pooled).sum())
-        execution.reporter.say(f"stack: {kept} of {len(learned.pooled)} clients keep the global model")
+        unpooled = int((~learned.pooled).sum())
+        execution.reporter.say(f"stack: {unpooled} of {len(learned.pooled)} clients keep the global model")
     losses = {"pool": learned.loss} | ({"global": learned.base_loss} if gate else {})
-    spent = _costs(artifacts)
+    costs = _costs(artifacts)
+    reported = {artifact.manifest.summary.get("reported", "last round").partition(":")[0] for artifact in artifacts}
     summary = {
         "method": NAME,
         "clients": len(learned.pooled),
         **_largest(artifacts, "participants", "model_bytes"),
-        "reported": " or ".join(sorted({_reported(artifact) for artifact in artifacts})),
+        "reported": " or ".join(sorted(reported)),
         "rounds": 0,
-        **{link: int(spent[link]) for link in _LINKS},
+        **{link: int(costs[link]) for link in _LINKS},
         "exponents": exponents,
         "ridge": learned.ridge,
         **({"own_ridge": learned.pull if np.isfinite(learned.pull) else None} if own else {}),
-        "validation_samples": len(known.y),
+        "validation_samples": len(targets.y),
         "validation_log_loss": {name: round(value, 6) for name, value in losses.items()},
-        "tuned": {name: _spread(values) for name, values in tuned.items()},
+        "tuned": predictions.spreads(tuned),
     }
-    return Built(summary, {key: value for key, value in spent.items() if key not in _LINKS})
+    return Built(summary, {key: value for key, value in costs.items() if key not in _LINKS})
 
 
 def _order(artifact: Artifact) -> tuple[str, str, str]:
-    """Return what inputs are sorted by, so that the order in which they are given is no part of the request."""
+    """Return the key by which inputs are sorted, so that the request does not depend on their order."""
     request = artifact.manifest.request
     return request["method"], json.dumps(request["options"], sort_keys=True), artifact.manifest.fingerprint
 
 
 @dataclass(frozen=True)
-class _Learners:
-    """What is pooled of one split: the smoothed answers' logarithms (n, M, C), by name, and whose samples they are."""
+class _PoolInputs:
+    """The predictions of one split that are pooled: M inputs for n samples of C classes.
+
+    ``logs`` (n, M, C) are logarithms of smoothed probabilities, ``answers`` the M arrays of probabilities (n, C), and
+    ``split`` has the samples, their labels and clients.
+    """
 
     names: tuple[str, ...]
     logs: NDArray[np.float32]
     answers: tuple[NDArray[np.float32], ...]
-    frame: predictions.SplitPredictions
+    split: predictions.SplitPredictions
 
 
 def _check(artifacts: Sequence[Artifact]) -> None:
-    """Raise UsageError or InputError for what can be seen to be wrong before anything is read."""
+    """Raise UsageError or InputError if the manifests show that the inputs cannot be pooled."""
     if not artifacts:
         raise UsageError("nothing to stack", "pfl stack PREDICTIONS... -o DIR")
     if len({artifact.manifest.fingerprint for artifact in artifacts}) < len(artifacts):
@@ -159,75 +162,76 @@ def _check(artifacts: Sequence[Artifact]) -> None:
     for artifact in artifacts:
         if "validation" in predictions.learned_from(artifact):
             raise InputError(
-                f"{artifact.path} was run with --refit and has learned from the validation samples: it has no answers "
-                "to them that exponents could be learned on",
+                f"{artifact.path} was run with --refit, so it has no predictions for validation samples, on which "
+                "exponents are learned",
                 "stack predictions that were made without --refit",
             )
-    first, *others = artifacts
-    for other in others:
-        here, there = _partition(first), _partition(other)
-        if here is not None and there is not None and here.manifest.fingerprint != there.manifest.fingerprint:
-            raise InputError(f"{first.path} is of the partition {here.path}, and {other.path} of {there.path}", _ONE)
+    first, *rest = artifacts
+    for other in rest:
+        pair = _partition(first), _partition(other)
+        if pair[0] and pair[1] and pair[0].manifest.fingerprint != pair[1].manifest.fingerprint:
+            raise InputError(
+                f"{first.path} is of the partition {pair[0].path}, and {other.path} of {pair[1].path}", _ONE_PARTITION
+            )
         codebook.require_same(first, other, "classes")
-
-
-_ONE = "stack predictions of one partition"
 
 
 def _partition(artifact: Artifact) -> Artifact | None:
     try:
         return ancestor(artifact, "partition")
     except GoneError:
-        return None  # the samples that were answered say the same
+        return None  # _pool_inputs compares the samples themselves
 
 
-def _learners(artifacts: Sequence[Artifact], names: Sequence[str], split: str) -> _Learners:
-    """Read what is pooled of one split; raises InputError if two inputs answer other samples."""
-    read = [predictions.read(artifact, split) for artifact in artifacts]
-    first = read[0]
-    for artifact, other in zip(artifacts, read, strict=True):
-        frames = zip((first.offsets, first.sample, first.y), (other.offsets, other.sample, other.y), strict=True)
-        if not all(np.array_equal(a, b) for a, b in frames) or first.parts["p"].shape != other.parts["p"].shape:
-            raise InputError(f"{artifacts[0].path} and {artifact.path} answer different {split} samples", _ONE)
-    chosen = [parts.get(_VOTES, parts["p"]) for parts in (item.parts for item in read)]
-    labels = [f"{name}, votes" if _VOTES in item.parts else name for name, item in zip(names, read, strict=True)]
+def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str) -> _PoolInputs:
+    """Read the predictions of one split that are pooled; raises InputError if two inputs are for different samples."""
+    stored = [predictions.read(artifact, split) for artifact in artifacts]
+    first = stored[0]
+    for artifact, other in zip(artifacts, stored, strict=True):
+        pairs = zip((first.offsets, first.sample, first.y), (other.offsets, other.sample, other.y), strict=True)
+        if not all(np.array_equal(a, b) for a, b in pairs) or first.parts["p"].shape != other.parts["p"].shape:
+            raise InputError(
+                f"{artifacts[0].path} and {artifact.path} are predictions for different {split} samples", _ONE_PARTITION
+            )
+    answers = [parts.get(_VOTES, parts["p"]) for parts in (item.parts for item in stored)]
+    labels = [f"{name}, votes" if _VOTES in item.parts else name for name, item in zip(names, stored, strict=True)]
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
-    known = [item.parts[_GLOBAL] for item in read if _GLOBAL in item.parts]
-    if known and BASE not in methods:
-        chosen, labels = [*chosen, known[0]], [*labels, _GLOBAL]
-    return _Learners(tuple(labels), pool.logarithms(chosen), tuple(chosen), first)
+    global_answers = [item.parts[_GLOBAL] for item in stored if _GLOBAL in item.parts]
+    if global_answers and BASE not in methods:
+        answers, labels = [*answers, global_answers[0]], [*labels, _GLOBAL]
+    return _PoolInputs(tuple(labels), pool.logarithms(answers), tuple(answers), first)
 
 
-def _base(artifacts: Sequence[Artifact], learners: _Learners) -> int | None:
-    """Return which learner is the global model, or None if none is."""
+def _base(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> int | None:
+    """Return the position of the global model among the pooled inputs, or None."""
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
     if BASE in methods:
         return methods.index(BASE)
-    return learners.names.index(_GLOBAL) if len(learners.names) > len(methods) else None
+    return inputs.names.index(_GLOBAL) if len(inputs.names) > len(methods) else None
 
 
 def _names(artifacts: Sequence[Artifact]) -> list[str]:
-    """Return the method of each, with the options in which namesakes differ, and a number where that is not enough."""
+    """Return distinct names: the method, with the options in which inputs of that method differ, or else a number."""
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
     names = []
     for artifact, method in zip(artifacts, methods, strict=True):
-        own = _choices(artifact)
-        kin = [_choices(other) for other, name in zip(artifacts, methods, strict=True) if name == method]
-        differing = [key for key in own if any(other.get(key) != own[key] for other in kin)]
-        names.append(" ".join([method, *(f"{key}={own[key]}".replace("/", "|") for key in differing)]))
-    count, seen = Counter(names), Counter[str]()
-    for at, name in enumerate(names):
-        seen[name] += 1
-        names[at] = f"{name} #{seen[name]}" if count[name] > 1 else name
+        settings = _own_settings(artifact)
+        namesakes = [_own_settings(other) for other, name in zip(artifacts, methods, strict=True) if name == method]
+        differing = [key for key in settings if any(other.get(key) != settings[key] for other in namesakes)]
+        names.append(" ".join([method, *(f"{key}={settings[key]}".replace("/", "|") for key in differing)]))
+    count, numbers = Counter(names), Counter[str]()
+    for index, name in enumerate(names):
+        numbers[name] += 1
+        names[index] = f"{name} #{numbers[name]}" if count[name] > 1 else name
     return names
 
 
-def _choices(artifact: Artifact) -> dict[str, Any]:
+def _own_settings(artifact: Artifact) -> dict[str, Any]:
     return {**artifact.manifest.request["settings"], **artifact.manifest.request["options"]}
 
 
-def _warn(frame: predictions.SplitPredictions, execution: Execution) -> None:
-    clients, samples = int((np.diff(frame.offsets) > 0).sum()), len(frame.y)
+def _warn(split: predictions.SplitPredictions, execution: Execution) -> None:
+    clients, samples = int((np.diff(split.offsets) > 0).sum()), len(split.y)
     if clients < _CLIENTS or samples < _SAMPLES:
         execution.reporter.say(
             f"stack: warning: the exponents are learned on {samples} validation samples of {clients} clients; under "
@@ -235,63 +239,58 @@ def _warn(frame: predictions.SplitPredictions, execution: Execution) -> None:
         )
 
 
-def _by_sample(learned: pool.Pool, asked: _Learners) -> NDArray[np.float64]:
-    """Return the exponents (n, M) of each sample's client."""
-    return np.repeat(learned.own, np.diff(asked.frame.offsets), axis=0)
+def _by_sample(learned: pool.Pool, inputs: _PoolInputs) -> NDArray[np.float64]:
+    """Return for each sample the exponents of its client, (n, M)."""
+    return np.repeat(learned.own, np.diff(inputs.split.offsets), axis=0)
 
 
 def _gated(
-    learners: _Learners, pooled: NDArray[np.float64], who: NDArray[np.bool_], base: int | None
+    inputs: _PoolInputs, pooled: NDArray[np.float64], takes_pool: NDArray[np.bool_], base: int | None
 ) -> predictions.SplitPredictions:
-    """Return the answers to a split: the pool's, and the global model's for the other clients."""
-    p, frame = pooled.astype(np.float32), learners.frame
+    """Return the predictions of a split: the pool's where ``takes_pool`` (m,), else the global model's."""
+    p, split = pooled.astype(np.float32), inputs.split
     parts = {"p": p}
     if base is not None:
-        known = learners.answers[base]
-        parts = {"p": np.where(np.repeat(who, np.diff(frame.offsets))[:, None], p, known), _GLOBAL: known}
-    return predictions.SplitPredictions(parts, frame.y, frame.sample, frame.offsets)
+        base_answers = inputs.answers[base]
+        parts = {
+            "p": np.where(np.repeat(takes_pool, np.diff(split.offsets))[:, None], p, base_answers),
+            _GLOBAL: base_answers,
+        }
+    return predictions.SplitPredictions(parts, split.y, split.sample, split.offsets)
 
 
 def _largest(artifacts: Sequence[Artifact], *facts: str) -> dict[str, int]:
-    """Return the largest value of facts in the summaries, of those that they know."""
-    known = {fact: [a.manifest.summary[fact] for a in artifacts if fact in a.manifest.summary] for fact in facts}
-    return {fact: max(values) for fact, values in known.items() if values}
-
-
-def _reported(artifact: Artifact) -> str:
-    said: str = artifact.manifest.summary.get("reported", "last round")
-    return said.partition(":")[0]
-
-
-def _spread(values: NDArray[np.float64]) -> dict[str, float]:
-    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+    """Return for each fact its largest value in the summaries that have it."""
+    summaries = [artifact.manifest.summary for artifact in artifacts]
+    shared = [fact for fact in facts if any(fact in summary for summary in summaries)]
+    return {fact: max(summary[fact] for summary in summaries if fact in summary) for fact in shared}
 
 
 def _costs(artifacts: Sequence[Artifact]) -> Mapping[str, float]:
-    """Return the bytes and seconds of all inputs; a backbone that several stand on counts once."""
-    facts = [_counted(artifact.manifest.summary, artifact.manifest.made) for artifact in artifacts]
+    """Return the bytes and seconds of all inputs; a backbone that several inputs share counts once."""
+    facts = [_cost(artifact.manifest.summary, artifact.manifest.made) for artifact in artifacts]
     names = [name for name in facts[0] if all(name in fact for fact in facts)]
     total = {name: sum(fact[name] for fact in facts) for name in names}
-    trunks = [trunk for artifact in artifacts if (trunk := _trunk(artifact)) is not None]
-    known = {trunk.manifest.fingerprint: trunk for trunk in trunks}
-    repeated = Counter(trunk.manifest.fingerprint for trunk in trunks)
-    for fingerprint, trunk in known.items():
-        cost = _counted(trunk.manifest.summary, trunk.manifest.made)
+    backbones = [item for artifact in artifacts if (item := _backbone(artifact)) is not None]
+    distinct = {item.manifest.fingerprint: item for item in backbones}
+    repeated = Counter(item.manifest.fingerprint for item in backbones)
+    for fingerprint, item in distinct.items():
+        cost = _cost(item.manifest.summary, item.manifest.made)
         for name in names:
             total[name] -= (repeated[fingerprint] - 1) * cost.get(name, 0)
     return {name: value if name in _LINKS else round(max(value, 0.0), 3) for name, value in total.items()}
 
 
-def _counted(summary: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, float]:
+def _cost(summary: Mapping[str, Any], circumstances: Mapping[str, Any]) -> dict[str, float]:
     cost = {link: summary.get(link, 0) for link in _LINKS}
     for name in ("seconds", "processor_seconds"):
-        if name in made:
-            cost[f"{name}_inputs"] = made[name] + made.get(f"{name}_inputs", 0)
+        if name in circumstances:
+            cost[f"{name}_inputs"] = circumstances[name] + circumstances.get(f"{name}_inputs", 0)
     return cost
 
 
-def _trunk(artifact: Artifact) -> Artifact | None:
-    """Return the backbone whose rounds predictions count as theirs, or None."""
+def _backbone(artifact: Artifact) -> Artifact | None:
+    """Return the backbone whose costs the predictions include in theirs, or None."""
     if backbone.ROUNDS in artifact.manifest.files or not artifact.manifest.summary.get("rounds"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""``pfl tune``: options of a method and training settings, chosen among trials by validation samples alone."""
+"""``pfl tune``: choose options of a method and training settings by validation accuracy, from trials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pflcli.training import initial_weights as initial
 from pflcli.training import resolved_settings, rounds
 
 NAME = "tuning"
-"""The artifact's folder in that of the search; beside it lie the trials, and what they stand on."""
+"""The folder of the artifact inside ``out``; beside it are the trials and the artifacts that they need."""
 
 TRIALS = "trials"
 
@@ -49,101 +49,106 @@ def tune(
     seed: int | None = None,
     execution: Execution | None = None,
 ) -> Outcome:
-    """Try values of options and training settings, and write the best by validation accuracy as ``out/tuning``.
+    """Try values of options and training settings, and write those of the best validation accuracy to ``out/tuning``.
 
-    ``search`` holds by key the values to try, in a list or as typed (``0.01,0.1``, ``0.01..0.3``); without it, the
-    method's own grid. ``options`` and ``settings`` are those that all trials share. Every trial is what ``personalize``
-    makes, in ``out/trials``; what the method stands on, if ``source`` leads to none, is made in ``out`` once. At most
-    ``trials`` are made, and none begins once those before it took ``minutes``. Accuracy is over clients
-    weighted by their validation samples; of test samples nothing is read to choose.
+    ``search`` holds by key the values to try, as a list or as typed (``0.01,0.1``, ``0.01..0.3``); without it, the
+    method's own grid is searched. All trials share ``options`` and ``settings``. A trial is an artifact of
+    ``personalize`` in ``out/trials``. Artifacts that the method needs and that ``source`` does not descend from, such
+    as a backbone, are made once in ``out``. At most ``trials`` trials are made, and none starts once one has a score
+    and all together have taken ``minutes``. Accuracy is the mean over clients, weighted by their validation samples;
+    test samples are not used.
 
-    Raises UsageError for what cannot be searched, InputError without validation samples, ConflictError before anything
-    is made, ComputationError if all trials fail.
+    Raises UsageError for an invalid search, InputError without validation samples, ConflictError before anything is
+    made if an artifact of another request is in the way, ComputationError if all trials fail.
     """
     execution = execution or Execution()
     out, options, settings = Path(out), dict(options or {}), dict(settings or {})
     require_folder(out)
     if minutes is not None and not minutes > 0:
-        raise UsageError(f"in {minutes:g} minutes there is no trial", "--minutes 10")
-    origin = open_artifact(source, *chain.KINDS)
-    cfg, plan = config.build(methods.load(method).Config, options, method), _plan(origin, settings)
-    searched = space(method, search, options, settings, sampler)
-    seed = rounds.draws(seed, origin)
-    begin = initial.read(weights) if isinstance(weights, Path | str) else weights
-    execution = execution.reading(None if begin is None else begin.path)
-    common = _Common(method, origin, out, cfg, plan, options, settings, begin, seed, searched)
-    propose = samplers.sampler(sampler, searched, trials, common.default, seed)
-    ground = common.ground(replace(execution, dry_run=True, reporter=SILENT))
-    ahead = common.foreseen(propose, ground, execution) if isinstance(propose, Grid) else []
+        raise UsageError(f"--minutes {minutes:g} leaves no time for a trial", "--minutes 10")
+    source = open_artifact(source, *chain.KINDS)
+    cfg, training = config.build(methods.load(method).Config, options, method), _training_settings(source, settings)
+    search_space = space(method, search, options, settings, sampler)
+    seed = rounds.draws(seed, source)
+    initial_weights = initial.read(weights) if isinstance(weights, Path | str) else weights
+    execution = execution.reading(None if initial_weights is None else initial_weights.path)
+    trial_plan = _Trials(method, source, out, cfg, training, options, settings, initial_weights, seed, search_space)
+    point_sampler = samplers.sampler(sampler, search_space, trials, trial_plan.default, seed)
+    base = trial_plan.base(replace(execution, dry_run=True, reporter=SILENT))
+    planned = trial_plan.planned(point_sampler, base, execution) if isinstance(point_sampler, Grid) else []
     budget = {"trials": trials, **({} if minutes is None else {"minutes": minutes})}
-    spec = common.spec(ground, {"sampler": sampler, **budget})
+    spec = trial_plan.spec(base, {"sampler": sampler, **budget})
 
-    said = _announcement(method, propose.count, searched, ahead)
-    build = partial(common.build, propose, minutes, execution)
-    outcome = make(out / NAME, spec, execution, build, extends=_growth(out / NAME, spec), ahead=[said])
-    return replace(outcome, summary={"plan": ahead}) if execution.dry_run else outcome
+    announcement = _announcement(method, point_sampler.count, search_space, planned)
+    build = partial(trial_plan.build, point_sampler, minutes, execution)
+    outcome = make(out / NAME, spec, execution, build, extends=_growth(out / NAME, spec), ahead=[announcement])
+    return replace(outcome, summary={"plan": planned}) if execution.dry_run else outcome
 
 
-def _plan(origin: Artifact, settings: Mapping[str, Any]) -> Settings:
-    """Return the training settings of all trials; raises what says that there is nothing to choose by."""
-    backbone, partition = ancestor(origin, "backbone"), ancestor(origin, "partition")
-    base = {} if backbone is None else backbone.manifest.request["settings"]
-    plan = resolved_settings.settings(base, settings, partition if backbone is None else None)
-    if plan.refit:
+def _training_settings(source: Artifact, settings: Mapping[str, Any]) -> Settings:
+    """Return the training settings of all trials; raises UsageError or InputError without validation samples."""
+    backbone, partition = ancestor(source, "backbone"), ancestor(source, "partition")
+    backbone_settings = {} if backbone is None else backbone.manifest.request["settings"]
+    training = resolved_settings.settings(backbone_settings, settings, partition if backbone is None else None)
+    if training.refit:
         raise UsageError("with --refit no validation samples are left to choose by", "tune without --refit")
     if partition is not None and not partition.manifest.summary.get(running.SPLIT, 1):
         raise InputError(f"{partition.path} has no validation samples to choose by", "--fractions 0.6,0.2,0.2")
-    return plan
+    return training
 
 
 @dataclass(frozen=True)
-class _Common:
-    """What all trials share, and how one is made."""
+class _Trials:
+    """The trials of one search: their common request, and how each is made."""
 
     method: str
-    origin: Artifact
+    source: Artifact
     out: Path
     cfg: Any
-    plan: Settings
+    training: Settings
     options: Mapping[str, Any]
     settings: Mapping[str, Any]
     weights: initial.Weights | None
     seed: int
-    searched: Space
+    search_space: Space
 
     @property
     def default(self) -> Point:
-        """The point without any search."""
-        plan = config.plain(self.plan)
-        known = {**plan, **{f"{TRAINING}{key}": value for key, value in plan.items()}, **config.plain(self.cfg)}
-        return {axis.key: known[axis.key] for axis in self.searched.axes}
+        """The point of the values that apply without a search."""
+        training = config.plain(self.training)
+        values = {
+            **training,
+            **{f"{TRAINING}{key}": value for key, value in training.items()},
+            **config.plain(self.cfg),
+        }
+        return {axis.key: values[axis.key] for axis in self.search_space.axes}
 
     @property
     def shared(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The options and settings that were given, in the types of their fields."""
-        cfg, plan = config.plain(self.cfg), config.plain(self.plan)
-        return {key: cfg[key] for key in self.options}, {key: plan[key] for key in self.settings}
+        """The options and settings of the user that all trials share, in the types of their fields."""
+        cfg, training = config.plain(self.cfg), config.plain(self.training)
+        return {key: cfg[key] for key in self.options}, {key: training[key] for key in self.settings}
 
-    def ground(self, execution: Execution) -> Artifact:
-        """Return what trials are made from: ``origin``, or what the method needs beyond it, made in ``out``."""
+    def base(self, execution: Execution) -> Artifact:
+        """Return the artifact that trials start from: ``source``, or the last of those that are made in ``out``."""
         needed = chain.closure(methods.load(self.method).NEEDS)
-        nearest = self.origin
+        nearest = self.source
         for kind, act in shared_artifacts(self.out, self.settings, self.weights, self.seed).items():
-            if kind in needed and ancestor(self.origin, kind) is None:
+            if kind in needed and ancestor(self.source, kind) is None:
                 outcome = running.unless_conflict(partial(act, [nearest]), execution)
-                nearest = running.foreseen(outcome, nearest, dry_run=execution.dry_run)
+                nearest = running.made_or_expected(outcome, nearest, dry_run=execution.dry_run)
         return nearest
 
     def place(self, point: Point) -> Path:
         """Return the folder of the trial of a point."""
         return self.out / TRIALS / folder(point)
 
-    def trial(self, ground: Artifact, point: Point, execution: Execution) -> Outcome:
+    def trial(self, base: Artifact, point: Point, execution: Execution) -> Outcome:
         """Make the trial of a point."""
-        chosen, trained = self.searched.divided(point)
+        chosen, trained = self.search_space.divided(point)
         return personalize(
             self.method,
-            ground,
+            base,
             self.place(point),
             options={**self.options, **chosen},
             settings=changed(self.settings, trained),
@@ -152,61 +157,63 @@ class _Common:
             execution=execution,
         )
 
-    def build(self, propose: Sampler, minutes: float | None, execution: Execution, work: ArtifactWriter) -> Built:
-        """Make all trials, choose, and write what was found."""
-        make_trial = partial(self.trial, self.ground(execution))
-        found = running.run(propose, make_trial, self.place, execution, self.seed, epochs(self.plan), minutes)
-        best = running.best(found)
-        tables.write(work, self.out / NAME, self.searched, found, best, *self.shared)
+    def build(self, point_sampler: Sampler, minutes: float | None, execution: Execution, work: ArtifactWriter) -> Built:
+        """Run all trials, choose the best, and write the files of the tuning."""
+        make_trial = partial(self.trial, self.base(execution))
+        trials = running.run(
+            point_sampler, make_trial, self.place, execution, self.seed, epochs(self.training), minutes
+        )
+        best = running.best(trials)
+        tables.write(work, self.out / NAME, self.search_space, trials, best, *self.shared)
         execution.reporter.say(f"best: {words(best.point)}, validation accuracy {best.accuracy:.4f}")
         summary = {
-            "trials": len(found),
-            "failed": sum(item.accuracy is None for item in found),
+            "trials": len(trials),
+            "failed": sum(item.accuracy is None for item in trials),
             "best": best.point,
             "validation_accuracy": best.accuracy,
             "bottom_decile": best.bottom_decile,
         }
-        return Built(summary, {"seconds_trials": round(sum(item.seconds for item in found), 3)})
+        return Built(summary, {"seconds_trials": round(sum(item.seconds for item in trials), 3)})
 
-    def foreseen(self, propose: Grid, ground: Artifact, execution: Execution) -> list[dict[str, Any]]:
-        """Return what will be done of each trial; raises what stands in the way, before anything is made."""
-        plan = []
-        for point in propose.points:
-            how = replace(execution, dry_run=True, reporter=SILENT)
-            outcome = running.unless_conflict(partial(self.trial, ground, point), how)
+    def planned(self, point_sampler: Grid, base: Artifact, execution: Execution) -> list[dict[str, Any]]:
+        """Return the decision for each trial of a grid; raises ConflictError before anything is made."""
+        planned = []
+        for point in point_sampler.points:
+            dry_run = replace(execution, dry_run=True, reporter=SILENT)
+            outcome = running.unless_conflict(partial(self.trial, base, point), dry_run)
             decision = outcome.decision.removeprefix("dry run: ")
             if decision != Decision.UP_TO_DATE:
                 placement.require_outside(self.place(point), execution.reads)
-            plan.append({"values": point, "path": str(self.place(point)), "decision": decision})
-        return plan
+            planned.append({"values": point, "path": str(self.place(point)), "decision": decision})
+        return planned
 
-    def spec(self, ground: Artifact, request: Mapping[str, Any]) -> ArtifactSpec:
-        """Return what identifies the tuning, whose sampler and budget are those of ``request``."""
-        code = [f"methods/{self.method}", *rounds.sources_of(self.plan)]
-        code += ["methods/fedavg"] if ground.path != self.origin.path else []
+    def spec(self, base: Artifact, request: Mapping[str, Any]) -> ArtifactSpec:
+        """Return what identifies the tuning; ``request`` holds its sampler and budget."""
+        code = [f"methods/{self.method}", *rounds.sources_of(self.training)]
+        code += ["methods/fedavg"] if base.path != self.source.path else []
         request = {
             "method": self.method,
             "options": config.plain(self.cfg),
-            "settings": rounds.requested(self.plan),
-            "search": {axis.key: axis.plain() for axis in self.searched.axes},
+            "settings": rounds.requested(self.training),
+            "search": {axis.key: axis.plain() for axis in self.search_space.axes},
             **request,
             "seed": self.seed,
             **({} if self.weights is None else {"weights": self.weights.digest}),
         }
         hashes = {name: sources.code_hash(*name.split("/", 1)) for name in code}
-        return ArtifactSpec(NAME, request, (self.origin.as_input("source", self.out / NAME),), hashes)
+        return ArtifactSpec(NAME, request, (self.source.as_input("source", self.out / NAME),), hashes)
 
 
-def _announcement(method: str, count: int, searched: Space, ahead: list[dict[str, Any]]) -> str:
-    """Say how many trials there are, of how many points, and how many of them are made already."""
-    done = sum(step["decision"] == Decision.UP_TO_DATE for step in ahead)
-    size = f" of a grid of {searched.size}" if searched.is_finite else ""
-    made = f": {done} up to date, {count - done} to make" if ahead else ""
-    return f"{count} trials of {method}{size}{made}"
+def _announcement(method: str, count: int, search_space: Space, planned: list[dict[str, Any]]) -> str:
+    """Return a line that says how many trials there are, of how many points, and how many are up to date."""
+    existing = sum(step["decision"] == Decision.UP_TO_DATE for step in planned)
+    size = f" of a grid of {search_space.size}" if search_space.is_finite else ""
+    status = f": {existing} up to date, {count - existing} to make" if planned else ""
+    return f"{count} trials of {method}{size}{status}"
 
 
 def _growth(out: Path, spec: ArtifactSpec) -> str:
-    """Say what ``spec`` adds to the tuning at ``out``: more trials or minutes of the same search; else empty."""
+    """Return what ``spec`` adds to the tuning at ``out`` if it has more trials or minutes of the same search, or ""."""
     if not manifests.is_artifact(out):
         return ""
     try:
@@ -219,5 +226,5 @@ def _growth(out: Path, spec: ArtifactSpec) -> str:
     if before != after or inputs[0] != inputs[1] or old.code != spec.code or old.fingerprint == spec.fingerprint:
         return ""
     endless = float("inf")
-    more = [(old.request.get(name, endless), spec.request.get(name, endless)) for name in budget]
-    return "adds trials to those that are there" if all(had <= has for had, has in more) else ""
+    limits = [(old.request.get(name, endless), spec.request.get(name, endless)) for name in budget]
+    return "adds trials to the existing ones" if all(old_limit <= new_limit for old_limit, new_limit in limits) else ""

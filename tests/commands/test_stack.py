@@ -127,7 +127,7 @@ def test_the_global_model_comes_from_whoever_knows_it(answered, tmp_path):
 
 def test_a_gate_needs_a_global_model(answered, tmp_path):
     inputs = [answered(method, method) for method in ("ditto", "local")]
-    with pytest.raises(InputError, match="none of ditto, local knows the global model") as error:
+    with pytest.raises(InputError, match="none of ditto, local stores predictions of the global model") as error:
         stack(inputs, tmp_path / "s")
     assert "--no-gate" in error_text(error)
     made = stack(inputs, tmp_path / "s", gate=False)
@@ -168,13 +168,13 @@ REFUSED = {
     "refit": (
         lambda at, three: [three[0], at("refit", "local", settings={"refit": True})],
         InputError,
-        "was run with --refit and has learned from the validation samples",
+        "was run with --refit, so it has no predictions for validation samples",
     ),
     "seeds": (lambda at, three: [three[0], at("one", "local", seed=1)], UsageError, "of seeds 0, 1"),
     "labels": (
         lambda at, three: [three[0], at("other", "local", labels=lambda y: (y + 1) % CLASSES)],
         InputError,
-        "answer different test samples",
+        "are predictions for different test samples",
     ),
 }
 

@@ -325,7 +325,7 @@ def test_a_search_by_optuna_goes_on_where_it_was_interrupted(small, tmp_path):
         ("knn-per", {"lr": "0.1"}, {}, "knn-per trains no model"),
         ("fedavg", None, {"settings": {"lr": 0.1}}, "there is nothing to search of fedavg"),
         ("fedavg", {"lr": "0.1"}, {"trials": 0}, "0 trials choose nothing"),
-        ("fedavg", {"lr": "0.1"}, {"minutes": 0}, "in 0 minutes there is no trial"),
+        ("fedavg", {"lr": "0.1"}, {"minutes": 0}, "--minutes 0 leaves no time for a trial"),
         ("fedavg", {"lr": "0.1"}, {"sampler": "grids"}, "unknown sampler 'grids'"),
     ],
 )

@@ -113,6 +113,14 @@ def learned_from(artifact: Artifact) -> tuple[str, ...]:
     return ("train", "validation") if refit else ("train",)
 
 
+def spreads(tuned: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, float]]:
+    """Return mean, minimum and maximum over clients of each value in ``tuned``, (m,) each, for the summary."""
+    return {
+        name: {"mean": float(np.mean(values)), "min": float(np.min(values)), "max": float(np.max(values))}
+        for name, values in tuned.items()
+    }
+
+
 def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
     """Read the values that each client chose on its validation data, (m,) each."""
     with artifact.h5("predictions.h5") as file:

@@ -1,4 +1,4 @@
-"""Run trials one after the other, each an ordinary artifact, and score them on validation samples alone."""
+"""Run trials one after the other, each an ordinary artifact, and score them on validation samples."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def unless_conflict(act: Act, execution: Execution) -> Outcome:
     return act(replace(execution, force=False))
 
 
-def foreseen(outcome: Outcome, origin: Artifact, *, dry_run: bool) -> Artifact:
+def made_or_expected(outcome: Outcome, origin: Artifact, *, dry_run: bool) -> Artifact:
     """Return the artifact of an outcome: opened, or as expected after a dry run."""
     if not dry_run:
         return open_artifact(outcome.path)
