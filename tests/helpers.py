@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import csv
+import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
+
 import pflcli
-from pflcli.artifacts.make import Execution
+from pflcli.artifacts import blocks, codebook
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.make import Built, Execution, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 
@@ -73,3 +78,24 @@ def imports(node):
             yield item.module
             if item.module == "pflcli":
                 yield from (f"pflcli.{alias.name}" for alias in item.names)
+
+
+def shuffle_test_labels(source, out):
+    """Copy a partition with its test labels shuffled, under the manifest of the original but for the hash of files."""
+    original = open_artifact(source)
+    data = partitions.read(original)
+    labels, bounds = data.y.copy(), data.offsets.reshape(-1)
+    starts = range(blocks.SPLITS.index("test"), len(bounds) - 1, len(blocks.SPLITS))
+    tested = np.concatenate([np.arange(bounds[start], bounds[start + 1]) for start in starts])
+    labels[tested] = np.random.default_rng(0).permutation(labels[tested])
+    assert (labels != data.y).sum() > 20
+
+    def write(work):
+        partitions.write(work, dataclasses.replace(data, y=labels), codebook.read(original))
+        return Built(dict(original.manifest.summary), {})
+
+    manifest = original.manifest
+    make(out, ArtifactSpec("partition", manifest.request, manifest.inputs, manifest.code), Execution(), write)
+    assert open_artifact(out).manifest.fingerprint == manifest.fingerprint
+    assert partitions.read(open_artifact(out)).y.tobytes() != data.y.tobytes()
+    return out

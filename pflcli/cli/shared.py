@@ -158,6 +158,9 @@ Metrics = Annotated[
         show_default="accuracy",
     ),
 ]
+Metric = Annotated[
+    str, typer.Option(help="Choose by this metric on validation samples, such as auroc or log_loss.", metavar="NAME")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details, and tracebacks of bugs.")]

@@ -14,6 +14,10 @@ from pflcli.cli import console, shared, training
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
 
+_Out = Annotated[
+    Path, typer.Option("--out", "-o", help="Folder for all that is made; the result is its tuning/.", metavar="DIR")
+]
+
 
 @training.options("that of the backbone, if there is one")
 @shared.makes_artifact("device", "threads", "engine", "jobs")
@@ -23,10 +27,7 @@ def command(
         typer.Argument(help="Method, see `pfl list methods`.", autocompletion=lambda: registry.names("methods")),
     ],
     source: Annotated[Path, typer.Argument(help="A partition, or what the method stands on.")],
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Folder for all that is made; the result is its tuning/.", metavar="DIR"),
-    ],
+    out: _Out,
     settings: Mapping[str, Any],
     execution: Execution,
     search: Annotated[
@@ -47,6 +48,7 @@ def command(
         float | None,
         typer.Option(help="Begin no trial once those before it took so long.", metavar="M", show_default="no end"),
     ] = None,
+    metric: shared.Metric = "accuracy",
     weights: shared.Weights = None,
     options: shared.Set = None,
     seed: shared.Seed = None,
@@ -70,6 +72,7 @@ def command(
         sampler=sampler,
         trials=trials,
         minutes=minutes,
+        metric=metric,
         seed=seed,
         execution=execution,
     )

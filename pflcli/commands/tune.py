@@ -12,6 +12,7 @@ from pflcli import config, methods, sources
 from pflcli.artifacts import chain, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
+from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
@@ -23,6 +24,7 @@ from pflcli.commands.tuning import running, samplers, tables
 from pflcli.commands.tuning.samplers import Grid, Sampler
 from pflcli.commands.tuning.space import Point, Space, folder, space, words
 from pflcli.errors import InputError, UsageError
+from pflcli.metrics import catalogue
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings, changed
 from pflcli.training import initial_weights as initial
@@ -46,17 +48,18 @@ def tune(
     sampler: str = "grid",
     trials: int = 20,
     minutes: float | None = None,
+    metric: str = catalogue.DEFAULT[0],
     seed: int | None = None,
     execution: Execution | None = None,
 ) -> Outcome:
-    """Try values of options and training settings, and write those of the best validation accuracy to ``out/tuning``.
+    """Try values of options and training settings, and write those of the best trial to ``out/tuning``.
 
     ``search`` holds by key the values to try, as a list or as typed (``0.01,0.1``, ``0.01..0.3``); without it, the
     method's own grid is searched. All trials share ``options`` and ``settings``. A trial is an artifact of
     ``personalize`` in ``out/trials``. Artifacts that the method needs and that ``source`` does not descend from, such
     as a backbone, are made once in ``out``. At most ``trials`` trials are made, and none starts once one has a score
-    and all together have taken ``minutes``. Accuracy is the mean over clients, weighted by their validation samples;
-    test samples are not used.
+    and all together have taken ``minutes``. The best has the best ``metric``: the mean over clients, weighted by their
+    validation samples; test samples are not used.
 
     Raises UsageError for an invalid search, InputError without validation samples, ConflictError before anything is
     made if an artifact of another request is in the way, ComputationError if all trials fail.
@@ -68,11 +71,15 @@ def tune(
         raise UsageError(f"--minutes {minutes:g} leaves no time for a trial", "--minutes 10")
     source = open_artifact(source, *chain.KINDS)
     cfg, training = config.build(methods.load(method).Config, options, method), _training_settings(source, settings)
+    (metric,) = catalogue.chosen([metric])
+    _require_defined(metric, source)
     search_space = space(method, search, options, settings, sampler)
     seed = rounds.draws(seed, source)
     initial_weights = initial.read(weights) if isinstance(weights, Path | str) else weights
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
-    trial_plan = _Trials(method, source, out, cfg, training, options, settings, initial_weights, seed, search_space)
+    trial_plan = _Trials(
+        method, source, out, cfg, training, options, settings, initial_weights, seed, search_space, metric
+    )
     point_sampler = samplers.sampler(sampler, search_space, trials, trial_plan.default, seed)
     base = trial_plan.base(replace(execution, dry_run=True, reporter=SILENT))
     planned = trial_plan.planned(point_sampler, base, execution) if isinstance(point_sampler, Grid) else []
@@ -97,6 +104,13 @@ def _training_settings(source: Artifact, settings: Mapping[str, Any]) -> Setting
     return training
 
 
+def _require_defined(metric: str, source: Artifact) -> None:
+    """Raise UsageError if the metric is not defined for so many classes."""
+    partition = ancestor(source, "partition")
+    if partition is not None:
+        catalogue.require_classes([metric], partitions.form(partition).classes)
+
+
 @dataclass(frozen=True)
 class _Trials:
     """The trials of one search: their common request, and how each is made."""
@@ -111,6 +125,7 @@ class _Trials:
     weights: initial.Weights | None
     seed: int
     search_space: Space
+    metric: str
 
     @property
     def default(self) -> Point:
@@ -161,15 +176,17 @@ class _Trials:
         """Run all trials, choose the best, and write the files of the tuning."""
         make_trial = partial(self.trial, self.base(execution))
         trials = running.run(
-            point_sampler, make_trial, self.place, execution, self.seed, epochs(self.training), minutes
+            point_sampler, make_trial, self.place, execution, self.seed, epochs(self.training), minutes, self.metric
         )
-        best = running.best(trials)
-        tables.write(work, self.out / NAME, self.search_space, trials, best, *self.shared)
-        execution.reporter.say(f"best: {words(best.point)}, validation accuracy {best.accuracy:.4f}")
+        best = running.best(trials, self.metric)
+        assert best.score is not None
+        tables.write(work, self.out / NAME, self.search_space, trials, best, self.metric, *self.shared)
+        execution.reporter.say(f"best: {words(best.point)}, {running.in_words(self.metric, best.score)}")
         summary = {
             "trials": len(trials),
-            "failed": sum(item.accuracy is None for item in trials),
+            "failed": sum(item.score is None for item in trials),
             "best": best.point,
+            f"validation_{self.metric}": best.score,
             "validation_accuracy": best.accuracy,
             "bottom_decile": best.bottom_decile,
         }
@@ -197,6 +214,7 @@ class _Trials:
             "settings": rounds.requested(self.training),
             "search": {axis.key: axis.plain() for axis in self.search_space.axes},
             **request,
+            **({} if self.metric == tables.ACCURACY else {"metric": self.metric}),
             "seed": self.seed,
             **({} if self.weights is None else {"weights": self.weights.digest}),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import sys
@@ -12,12 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from helpers import same
-from pflcli.artifacts import blocks, codebook
-from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import tuning
-from pflcli.artifacts.make import Built, Execution, make
-from pflcli.artifacts.manifest import ArtifactSpec
+from helpers import same, shuffle_test_labels
+from pflcli.artifacts.kinds import predictions, tuning
+from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
@@ -38,10 +34,18 @@ def searched(source, out, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def whole(small, tmp_path_factory):
+def writers(tmp_path_factory):
+    """The partition that is tuned on; only to be read."""
+    path = tmp_path_factory.mktemp("writers") / "p"
+    partition("writers", path, clients=6, seed=0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(writers, tmp_path_factory):
     """A search of three points, one of which diverges; only to be read."""
     out = tmp_path_factory.mktemp("tuned") / "t"
-    searched(small.p, out)
+    searched(writers, out)
     return out
 
 
@@ -49,6 +53,13 @@ def whole(small, tmp_path_factory):
 def mine(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "t")
     return tmp_path / "t"
+
+
+@pytest.fixture
+def unchosen(mine):
+    """The trials without the choice among them, so that nothing is trained again."""
+    shutil.rmtree(mine / "tuning")
+    return mine
 
 
 @pytest.fixture
@@ -77,12 +88,12 @@ def choice(out):
 # What is made
 
 
-def test_every_trial_is_what_personalize_makes(small, whole, tmp_path):
+def test_every_trial_is_what_personalize_makes(writers, whole, tmp_path):
     good = [row for row in found(whole)["trials"] if not row["problem"]]
     assert len(good) == 2
     row = good[-1]
     settings = {**FEW, "lr": row["values"]["training.lr"]}
-    personalize("ditto", small.p, tmp_path / "x", options=SET, settings=settings)
+    personalize("ditto", writers, tmp_path / "x", options=SET, settings=settings)
     same(tmp_path / "x", whole / "tuning" / row["path"])
     assert row["fingerprint"] == open_artifact(tmp_path / "x").manifest.fingerprint
 
@@ -104,41 +115,41 @@ def test_the_best_is_the_first_of_the_highest_accuracy(whole):
     assert open_artifact(whole / "tuning").manifest.summary["best"] == first["values"]
 
 
-def test_the_best_is_taken_by_personalize_and_by_compare(small, whole, tmp_path, pfl):
+def test_the_best_is_taken_by_personalize_and_by_compare(writers, whole, tmp_path, pfl):
     best = found(whole)["trials"][found(whole)["best"] - 1]
     config = whole / "tuning" / "best.toml"
-    ran = pfl("personalize", "ditto", small.p, "-o", tmp_path / "x", "--config", config)
+    ran = pfl("personalize", "ditto", writers, "-o", tmp_path / "x", "--config", config)
     assert ran.code == 0, ran.err
     line = ("--methods", "ditto", "--baseline", "ditto", "--config", config)
-    assert pfl("compare", small.p, "-o", tmp_path / "c", *line).code == 0
+    assert pfl("compare", writers, "-o", tmp_path / "c", *line).code == 0
     for path in (tmp_path / "x", tmp_path / "c" / "seed-0" / "ditto"):
         assert open_artifact(path).manifest.fingerprint == best["fingerprint"]
 
 
-def test_a_backbone_is_trained_by_the_best_of_fedavg(small, tmp_path, pfl):
-    line = ("tune", "fedavg", small.p, "-o", tmp_path / "t", *WORDS, "--search", "lr=0.03,0.3")
+def test_a_backbone_is_trained_by_the_best_of_fedavg(writers, tmp_path, pfl):
+    line = ("tune", "fedavg", writers, "-o", tmp_path / "t", *WORDS, "--search", "lr=0.03,0.3")
     assert pfl(*line).code == 0
     config = tmp_path / "t" / "tuning" / "best.toml"
-    assert pfl("train-global", small.p, "-o", tmp_path / "b", "--config", config).code == 0
+    assert pfl("train-global", writers, "-o", tmp_path / "b", "--config", config).code == 0
     values = tomllib.loads(config.read_text())["personalize"]
     assert open_artifact(tmp_path / "b").manifest.request["settings"]["lr"] == values["lr"]
 
 
-def test_what_a_method_stands_on_is_made_once_beside_its_trials(small, tmp_path):
-    tune("knn-per", small.p, tmp_path / "t", search={"k": "1,3"}, settings=FEW)
+def test_what_a_method_stands_on_is_made_once_beside_its_trials(writers, tmp_path):
+    tune("knn-per", writers, tmp_path / "t", search={"k": "1,3"}, settings=FEW)
     assert {path.name for path in (tmp_path / "t").iterdir()} == {
         *("backbone", "embeddings", "datastore", "trials", "tuning"),
     }
-    tune("knn-per", small.d, tmp_path / "d", search={"k": "1,3"})
+    tune("knn-per", tmp_path / "t" / "datastore", tmp_path / "d", search={"k": "1,3"})
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"trials", "tuning"}
-    assert [row["values"] for row in rows(tmp_path / "d")] == [row["values"] for row in rows(tmp_path / "t")]
+    assert rows(tmp_path / "d") == rows(tmp_path / "t")
 
 
 # Made once, and gone on with
 
 
-def test_typed_again_it_is_up_to_date(small, mine, untrained):
-    assert searched(small.p, mine).decision == "up to date"
+def test_typed_again_it_is_up_to_date(writers, mine, untrained):
+    assert searched(writers, mine).decision == "up to date"
 
 
 class Interrupting:
@@ -158,50 +169,50 @@ class Interrupting:
         yield lambda steps, note: None
 
 
-def test_interrupted_and_typed_again_it_chooses_the_same(small, whole, tmp_path):
+def test_interrupted_and_typed_again_it_chooses_the_same(writers, whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        searched(small.p, tmp_path / "t", execution=Execution(reporter=Interrupting("trial 3 of 3")))
+        searched(writers, tmp_path / "t", execution=Execution(reporter=Interrupting("trial 3 of 3")))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "t" / "trials").glob("*/predictions.h5")}
     assert 1 <= len(made) <= 2
-    searched(small.p, tmp_path / "t")
+    searched(writers, tmp_path / "t")
     assert all(path.stat().st_mtime_ns == before for path, before in made.items())
     assert (choice(tmp_path / "t"), rows(tmp_path / "t")) == (choice(whole), rows(whole))
 
 
-def test_more_trials_join_those_that_are_there(small, whole, tmp_path):
-    searched(small.p, tmp_path / "t", trials=1)
-    assert rows(tmp_path / "t") == rows(whole)[:1]
-    searched(small.p, tmp_path / "t")
-    assert rows(tmp_path / "t") == rows(whole)
+def test_more_trials_join_those_that_are_there(writers, whole, unchosen):
+    searched(writers, unchosen, trials=1)
+    assert rows(unchosen) == rows(whole)[:1]
+    searched(writers, unchosen)
+    assert rows(unchosen) == rows(whole)
     with pytest.raises(ConflictError):
-        searched(small.p, tmp_path / "t", trials=2)
+        searched(writers, unchosen, trials=2)
     with pytest.raises(ConflictError):
-        searched(small.p, tmp_path / "t", search={"training.lr": [0.1]})
+        searched(writers, unchosen, search={"training.lr": [0.1]})
 
 
-def test_no_trial_begins_when_the_time_is_spent(small, whole, tmp_path):
-    searched(small.p, tmp_path / "t", minutes=1e-6)
-    assert len(rows(tmp_path / "t")) == 1
-    assert searched(small.p, tmp_path / "t", minutes=1e-6).decision == "up to date"
-    searched(small.p, tmp_path / "t", minutes=60)
-    assert rows(tmp_path / "t") == rows(whole)
+def test_no_trial_begins_when_the_time_is_spent(writers, whole, unchosen):
+    searched(writers, unchosen, minutes=1e-6)
+    assert len(rows(unchosen)) == 1
+    assert searched(writers, unchosen, minutes=1e-6).decision == "up to date"
+    searched(writers, unchosen, minutes=60)
+    assert rows(unchosen) == rows(whole)
 
 
-def test_a_dry_run_says_how_many_trials_there_would_be(small, mine, tmp_path, pfl):
+def test_a_dry_run_says_how_many_trials_there_would_be(writers, mine, tmp_path, pfl):
     line = ("--search", "training.lr=0.1,1.0,1e30", "--set", "lam=0.1", *WORDS, "-n")
-    ran = pfl("tune", "ditto", small.p, "-o", tmp_path / "t2", *line, "--trials", 2)
+    ran = pfl("tune", "ditto", writers, "-o", tmp_path / "t2", *line, "--trials", 2)
     assert "2 trials of ditto of a grid of 3: 0 up to date, 2 to make" in ran.err
     assert not (tmp_path / "t2").exists()
     shutil.rmtree(mine / "tuning")
-    assert "2 up to date, 1 to make" in pfl("tune", "ditto", small.p, "-o", mine, *line).err
+    assert "2 up to date, 1 to make" in pfl("tune", "ditto", writers, "-o", mine, *line).err
 
 
-def test_what_another_request_made_is_replaced_when_told_so_and_nothing_else(small, mine):
+def test_what_another_request_made_is_replaced_when_told_so_and_nothing_else(writers, mine):
     before = {path: path.stat().st_mtime_ns for path in mine.glob("trials/*/predictions.h5")}
     with pytest.raises(ConflictError):
-        searched(small.p, mine, settings={**FEW, "rounds": 2})
+        searched(writers, mine, settings={**FEW, "rounds": 2})
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    searched(small.p, mine, search={"training.lr": [1.0, 0.1]}, execution=Execution(force=True))
+    searched(writers, mine, search={"training.lr": [1.0, 0.1]}, execution=Execution(force=True))
     assert len(rows(mine)) == 2
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -210,58 +221,78 @@ def test_what_another_request_made_is_replaced_when_told_so_and_nothing_else(sma
 
 
 @pytest.fixture(scope="module")
-def shuffled(small, tmp_path_factory):
-    """The partition with its test labels shuffled, under the very same manifest but for the hash of the samples."""
-    out = tmp_path_factory.mktemp("shuffled") / "p"
-    original = open_artifact(small.p)
-    data, draw = partitions.read(original), np.random.default_rng(0)
-    y = data.y.copy()
-    bounds = data.offsets.reshape(-1)
-    tested = np.concatenate(
-        [
-            np.arange(bounds[block], bounds[block + 1])
-            for block in range(blocks.SPLITS.index("test"), len(bounds) - 1, 3)
-        ]
-    )
-    y[tested] = draw.permutation(y[tested])
-    assert (y != data.y).sum() > 20
-
-    def build(work):
-        partitions.write(work, dataclasses.replace(data, y=y), codebook.read(original))
-        return Built(dict(original.manifest.summary), {})
-
-    held = original.manifest
-    make(out, ArtifactSpec("partition", held.request, held.inputs, held.code), Execution(), build)
-    assert open_artifact(out).manifest.fingerprint == held.fingerprint
-    return out
+def shuffled(writers, tmp_path_factory):
+    """The partition with its test labels shuffled, and trials on it."""
+    at = tmp_path_factory.mktemp("shuffled")
+    searched(shuffle_test_labels(writers, at / "p"), at / "t")
+    return at
 
 
-def test_the_choice_is_the_same_to_the_byte_when_test_labels_are_shuffled(small, whole, shuffled, tmp_path):
-    searched(shuffled, tmp_path / "t")
-    assert choice(tmp_path / "t") == choice(whole)
-    assert rows(tmp_path / "t") == rows(whole)
-    tests = [partitions.read(open_artifact(path)).y.tobytes() for path in (small.p, shuffled)]
-    assert tests[0] != tests[1]
+def test_the_choice_is_the_same_to_the_byte_when_test_labels_are_shuffled(whole, shuffled):
+    assert choice(shuffled / "t") == choice(whole)
+    assert rows(shuffled / "t") == rows(whole)
 
 
-def test_the_samples_that_are_tested_are_not_read_to_choose(whole, small, tmp_path, monkeypatch):
-    from pflcli.artifacts.kinds import predictions
+@pytest.mark.parametrize("metric", ["log_loss", "balanced_accuracy"])
+def test_by_another_metric_too(writers, whole, shuffled, unchosen, tmp_path, metric):
+    shutil.copytree(shuffled / "t" / "trials", tmp_path / "s" / "trials")
+    searched(shuffled / "p", tmp_path / "s", metric=metric)
+    searched(writers, unchosen, metric=metric)
+    assert choice(tmp_path / "s") == choice(unchosen)
+    assert rows(tmp_path / "s") == rows(unchosen)
+    assert choice(unchosen) != choice(whole)
 
+
+# By another metric
+
+
+def test_the_best_is_that_of_the_metric(writers, unchosen, capsys, pfl):
+    """Its score worked out from the stored predictions; of a log-loss the lowest is the best."""
+    line = ("--search", "training.lr=0.1,1.0,1e30", "--set", "lam=0.1", *WORDS, "--metric", "log-loss")
+    ran = pfl("tune", "ditto", writers, "-o", unchosen, *line)
+    assert ran.code == 0, ran.err
+    losses = {}
+    for row in rows(unchosen):
+        if row["problem"]:
+            assert row["validation_log_loss"] is None
+            continue
+        held_out = predictions.read(open_artifact(unchosen / "tuning" / row["path"]), "validation")
+        p = np.take_along_axis(held_out.parts["p"], held_out.y[:, None], axis=1).astype(float)
+        losses[row["trial"]] = -np.log(np.maximum(p, 1e-12)).mean()  # clients by samples: the mean over samples
+        assert row["validation_log_loss"] == pytest.approx(losses[row["trial"]], abs=1e-6)
+    result = found(unchosen)
+    assert (result["metric"], result["best"]) == ("log_loss", min(losses, key=losses.get))
+    manifest = open_artifact(unchosen / "tuning").manifest
+    assert manifest.request["metric"] == "log_loss"
+    assert manifest.summary["validation_log_loss"] == pytest.approx(min(losses.values()))
+    heading, best = (unchosen / "tuning" / "table.md").read_text().splitlines()[::2][:2]
+    assert "validation log-loss | validation accuracy % |" in heading
+    assert f"| {min(losses.values()):.3f} |" in best
+    assert f"validation log-loss {min(losses.values()):.4f}" in ran.err
+
+
+def test_a_metric_that_no_client_defines_is_no_score(tmp_path):
+    """Every client of this partition has one class."""
+    partition("heart-disease", tmp_path / "p", scheme="classes", clients=2, options={"n": 1})
+    with pytest.raises(ComputationError, match="all 1 trials failed") as error:
+        tune("local", tmp_path / "p", tmp_path / "t", search={"lr": [0.1]}, settings=FEW, metric="auroc")
+    assert error.value.fix == ("AUROC is not defined: no client has validation samples of two classes",)
+
+
+def test_the_samples_that_are_tested_are_not_read_to_choose(writers, unchosen, monkeypatch):
     read, asked = predictions.read, []
     monkeypatch.setattr(predictions, "read", lambda artifact, split: (asked.append(split), read(artifact, split))[1])
-    shutil.copytree(whole, tmp_path / "t")
-    shutil.rmtree(tmp_path / "t" / "tuning")
-    searched(small.p, tmp_path / "t")
+    searched(writers, unchosen)
     assert set(asked) == {"validation"}
 
 
 # Optuna
 
 
-def test_optuna_that_is_missing_is_named_with_what_to_type(small, tmp_path, monkeypatch):
+def test_optuna_that_is_missing_is_named_with_what_to_type(writers, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match="Optuna, which is not installed") as error:
-        searched(small.p, tmp_path / "t", sampler="optuna")
+        searched(writers, tmp_path / "t", sampler="optuna")
     assert error.value.fix == ("pip install 'pflcli[tune]'",)
 
 
@@ -327,11 +358,18 @@ def test_a_search_by_optuna_goes_on_where_it_was_interrupted(small, tmp_path):
         ("fedavg", {"lr": "0.1"}, {"trials": 0}, "0 trials choose nothing"),
         ("fedavg", {"lr": "0.1"}, {"minutes": 0}, "--minutes 0 leaves no time for a trial"),
         ("fedavg", {"lr": "0.1"}, {"sampler": "grids"}, "unknown sampler 'grids'"),
+        ("fedavg", {"lr": "0.1"}, {"metric": "aurok"}, "unknown metric 'aurok'"),
+        (
+            "fedavg",
+            {"lr": "0.1"},
+            {"metric": "sensitivity"},
+            "sensitivity is defined for two classes, and there are 10",
+        ),
     ],
 )
-def test_what_cannot_be_searched_is_refused_in_words(small, tmp_path, method, search, kwargs, said):
+def test_what_cannot_be_searched_is_refused_in_words(writers, tmp_path, method, search, kwargs, said):
     with pytest.raises(UsageError) as error:
-        tune(method, small.p, tmp_path / "t", search=search, **{"settings": FEW, **kwargs})
+        tune(method, writers, tmp_path / "t", search=search, **{"settings": FEW, **kwargs})
     assert said in error.value.message
     assert not (tmp_path / "t").exists()
 
@@ -342,7 +380,7 @@ def test_without_validation_samples_nothing_is_chosen(tmp_path):
         tune("local", tmp_path / "p", tmp_path / "t", settings=FEW)
 
 
-def test_where_all_trials_fail_nothing_is_chosen(small, tmp_path):
+def test_where_all_trials_fail_nothing_is_chosen(writers, tmp_path):
     with pytest.raises(ComputationError, match="all 2 trials failed"):
-        tune("fedavg", small.p, tmp_path / "t", search={"lr": [1e30, 1e31]}, settings=FEW)
+        tune("fedavg", writers, tmp_path / "t", search={"lr": [1e30, 1e31]}, settings=FEW)
     assert not (tmp_path / "t" / "tuning").exists()

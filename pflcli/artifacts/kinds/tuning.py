@@ -7,7 +7,7 @@ as a file for ``--config``. The trials themselves are predictions, and lie besid
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from pflcli.artifacts.kinds._wording import count, percent, word
 from pflcli.artifacts.manifest import Manifest
@@ -49,6 +49,7 @@ def _schema() -> TypeAdapter[Any]:
 
     class Tuning(TypedDict):
         method: str
+        metric: NotRequired[str]
         samples: int
         clients: int
         best: int
@@ -71,5 +72,6 @@ def describe(manifest: Manifest) -> list[str]:
     return [
         word(manifest.request.get("method")),
         count(summary.get("trials"), "trial"),
+        word(manifest.request.get("metric"), "by"),
         percent("validation accuracy", summary.get("validation_accuracy")),
     ]

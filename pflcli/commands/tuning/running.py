@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from pflcli.commands.comparison.progress import OverallProgress
 from pflcli.commands.tuning.samplers import Sampler
 from pflcli.commands.tuning.space import Point, words
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.metrics import scores
+from pflcli.metrics import catalogue, scores
 from pflcli.reporter import SILENT
 
 SPLIT = "validation"
@@ -31,7 +32,7 @@ Act = Callable[[Execution], Outcome]
 
 @dataclass(frozen=True)
 class Trial:
-    """A point that was tried, with ``accuracy`` and ``bottom_decile`` on validation samples; None if it failed."""
+    """A point that was tried, with its scores on validation samples; None if it failed."""
 
     number: int
     """from 1"""
@@ -39,8 +40,11 @@ class Trial:
     path: Path
     """the folder of the predictions, which exists unless the trial failed"""
     seconds: float
+    score: float | None = None
+    """by the metric that chooses, over clients weighted by their validation samples"""
     accuracy: float | None = None
     bottom_decile: float | None = None
+    """accuracy of the (m/10)-th worst client"""
     samples: int = 0
     """number of validation samples"""
     clients: int = 0
@@ -58,8 +62,9 @@ def run(
     seed: int,
     epochs: float,
     minutes: float | None,
+    metric: str,
 ) -> list[Trial]:
-    """Run the trials in the sampler's order, skip those that are up to date, and return all.
+    """Run the trials in the sampler's order, skip those that are up to date, and return all, scored by ``metric``.
 
     No trial starts once one has a score and all together have taken ``minutes``, those of earlier runs included. A
     trial that diverges, or whose values are invalid, has no score. ``act`` makes the trial of a point in the folder
@@ -76,7 +81,7 @@ def run(
     with progress.overall():
         for number, step in enumerate(steps, start=1):
             seconds = sum(trial.seconds for trial in trials)
-            if minutes is not None and seconds >= 60 * minutes and any(trial.accuracy is not None for trial in trials):
+            if minutes is not None and seconds >= 60 * minutes and any(trial.score is not None for trial in trials):
                 execution.reporter.say(f"{seconds:.0f} s are spent: {len(trials)} of {sampler.count} trials were made")
                 break
             point = sampler.ask()
@@ -89,21 +94,34 @@ def run(
             elif error is not None:
                 raise error
             else:
-                trial = _scored(number, point, place(point))
-            result = f"failed: {trial.problem}" if trial.accuracy is None else f"{SPLIT} accuracy {trial.accuracy:.4f}"
+                trial = _scored(number, point, place(point), metric)
+            result = f"failed: {trial.problem}" if trial.score is None else in_words(metric, trial.score)
             execution.reporter.say(f"trial {number}: {result}")
-            sampler.tell(trial.accuracy)
+            sampler.tell(_rank(metric, trial))
             trials.append(trial)
     return trials
 
 
-def best(trials: Sequence[Trial]) -> Trial:
-    """Return the trial with the highest accuracy, the first of equal ones; raises ComputationError if all failed."""
-    scored = [trial for trial in trials if trial.accuracy is not None]
-    if not scored:
+def in_words(metric: str, score: float) -> str:
+    """Return a score on validation samples for people."""
+    return f"{SPLIT} {catalogue.METRICS[metric].heading} {score:.4f}"
+
+
+def _rank(metric: str, trial: Trial) -> float | None:
+    """Return what a better trial has more of; None if it failed."""
+    if trial.score is None or not catalogue.METRICS[metric].lower_is_better:
+        return trial.score
+    return -trial.score
+
+
+def best(trials: Sequence[Trial], metric: str) -> Trial:
+    """Return the best trial by ``metric``, the first of equal ones; raises ComputationError if all failed."""
+    ranks = {trial.number: rank for trial in trials if (rank := _rank(metric, trial)) is not None}
+    if not ranks:
         reasons = dict.fromkeys(trial.problem for trial in trials)
         raise ComputationError(f"all {len(trials)} trials failed", *reasons)
-    return max(scored, key=lambda trial: (trial.accuracy, -trial.number))
+    number = max(ranks, key=lambda number: (ranks[number], -number))
+    return next(trial for trial in trials if trial.number == number)
 
 
 def unless_conflict(act: Act, execution: Execution) -> Outcome:
@@ -124,7 +142,7 @@ def made_or_expected(outcome: Outcome, origin: Artifact, *, dry_run: bool) -> Ar
     return expected_artifact(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, origin)
 
 
-def _scored(number: int, point: Point, path: Path) -> Trial:
+def _scored(number: int, point: Point, path: Path, metric: str) -> Trial:
     """Return a trial with the scores of its validation predictions; test predictions are not read."""
     artifact = open_artifact(path, "predictions")
     answers = predictions.read(artifact, SPLIT)
@@ -132,15 +150,23 @@ def _scored(number: int, point: Point, path: Path) -> Trial:
     weight = np.diff(answers.offsets)
     if not len(answers.y):
         raise InputError(f"{path} has no {SPLIT} samples to choose by")
+    entry = catalogue.METRICS[metric]
+    by_client = entry.by_client(answers.parts["p"], answers.y, answers.offsets)
+    score = scores.weighted_mean(by_client, weight)
+    problem = ""
+    if math.isnan(score):
+        problem = f"{entry.heading} is not defined: no client has {SPLIT} {entry.needs}"
     circumstances: dict[str, Any] = artifact.manifest.made
     return Trial(
         number,
         point,
         path,
         float(circumstances.get("seconds", 0.0)),
+        None if problem else score,
         scores.weighted_mean(accuracy, weight),
         scores.bottom_decile(accuracy),
         len(answers.y),
         int((weight > 0).sum()),
         artifact.manifest.fingerprint,
+        problem,
     )

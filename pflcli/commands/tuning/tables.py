@@ -15,8 +15,11 @@ from pflcli.commands.comparison.plan import BACKBONE, TRAINING
 from pflcli.commands.tuning.running import Trial
 from pflcli.commands.tuning.space import Space, word
 from pflcli.errors import UsageError
+from pflcli.metrics import catalogue
+from pflcli.metrics.metric import Metric
 
 BEST = "best.toml"
+ACCURACY = catalogue.DEFAULT[0]
 _SCORES = ("validation_accuracy", "bottom_decile", "seconds", "problem", "path")
 
 
@@ -26,13 +29,18 @@ def write(
     space: Space,
     trials: Sequence[Trial],
     best: Trial,
+    metric: str,
     options: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> None:
-    """Write the files of a tuning for the folder ``out``; all trials share ``options`` and ``settings``."""
-    rows = [_row(trial, out) for trial in trials]
+    """Write the files of a tuning for the folder ``out``; all trials share ``options`` and ``settings``.
+
+    ``best`` is the best of ``trials`` by ``metric``.
+    """
+    rows = [_row(trial, out, metric) for trial in trials]
     record = {
         "method": space.method,
+        **({} if metric == ACCURACY else {"metric": metric}),
         "samples": best.samples,
         "clients": best.clients,
         "best": best.number,
@@ -40,47 +48,54 @@ def write(
     }
     work.write(tuning.TRIALS, (json.dumps(record, indent=1) + "\n").encode())
     keys = [axis.key for axis in space.axes]
+    columns = [*([] if metric == ACCURACY else [f"validation_{metric}"]), *_SCORES]
     lines = (
-        [row["trial"], *(word(row["values"][key]) for key in keys), *(row[name] for name in _SCORES)] for row in rows
+        [row["trial"], *(word(row["values"][key]) for key in keys), *(row[name] for name in columns)] for row in rows
     )
-    work.write("table.csv", csv_file.content(["trial", *keys, *_SCORES], lines))
+    work.write("table.csv", csv_file.content(["trial", *keys, *columns], lines))
     heading, body = readable(record)
     markdown = [heading, ["---:"] * len(heading), *body]
     work.write("table.md", "".join("| " + " | ".join(line) + " |\n" for line in markdown).encode())
-    work.write(BEST, _toml(space, best, len(trials), options, settings).encode())
+    work.write(BEST, _toml(space, best, metric, len(trials), options, settings).encode())
 
 
 def readable(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return heading and rows of a table for people: the best trial first, failed trials last."""
+    metric = catalogue.METRICS.get(record.get("metric", ACCURACY), catalogue.METRICS[ACCURACY])
+    score, sign = f"validation_{metric.name}", 1 if metric.lower_is_better else -1
     rows = sorted(
         record["trials"],
-        key=lambda row: (row["validation_accuracy"] is None, -(row["validation_accuracy"] or 0.0), row["trial"]),
+        key=lambda row: (row.get(score) is None, sign * (row.get(score) or 0.0), row["trial"]),
     )
+    scores = {score: metric, "validation_accuracy": catalogue.METRICS[ACCURACY]}
     keys = list(rows[0]["values"])
     problems = ["problem"] if any(row["problem"] for row in rows) else []
     body = [
         [
             str(row["trial"]),
             *(word(row["values"][key]) for key in keys),
-            *(_number(row[name], scale) for name, scale in (("validation_accuracy", 100), ("bottom_decile", 100))),
-            _number(row["seconds"], 1),
+            *(_number(row.get(name), entry) for name, entry in scores.items()),
+            _number(row["bottom_decile"], catalogue.METRICS["bottom_decile"]),
+            "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
             *(row[name].replace("|", "/") or "-" for name in problems),
         ]
         for row in rows
     ]
-    return ["trial", *keys, "validation accuracy %", "bottom decile %", "seconds", *problems], body
+    headings = [f"validation {entry.heading}{' %' * entry.percent}" for entry in scores.values()]
+    return ["trial", *keys, *headings, "bottom decile %", "seconds", *problems], body
 
 
-def _number(value: float | None, scale: int) -> str:
-    return "-" if value is None else f"{scale * value:.1f}"
+def _number(value: float | None, metric: Metric) -> str:
+    return "-" if value is None else f"{100 * value if metric.percent else value:.{metric.digits}f}"
 
 
-def _row(trial: Trial, out: Path) -> dict[str, Any]:
+def _row(trial: Trial, out: Path, metric: str) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "path": os.path.relpath(trial.path.resolve(), out.resolve()),
         "fingerprint": trial.fingerprint,
         "values": trial.point,
+        f"validation_{metric}": None if trial.score is None else round(trial.score, 6),
         "validation_accuracy": None if trial.accuracy is None else round(trial.accuracy, 6),
         "bottom_decile": None if trial.bottom_decile is None else round(trial.bottom_decile, 6),
         "seconds": round(trial.seconds, 3),
@@ -88,7 +103,9 @@ def _row(trial: Trial, out: Path) -> dict[str, Any]:
     }
 
 
-def _toml(space: Space, best: Trial, count: int, options: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+def _toml(
+    space: Space, best: Trial, metric: str, count: int, options: Mapping[str, Any], settings: Mapping[str, Any]
+) -> str:
     """Return the best trial in TOML, with a table for each command that takes it."""
     chosen, trained = space.divided(best.point)
     best_options = {**options, **chosen}
@@ -99,8 +116,9 @@ def _toml(space: Space, best: Trial, count: int, options: Mapping[str, Any], set
     }
     if space.method == BACKBONE:
         tables["train-global"] = tables["personalize"]
+    score = f"{catalogue.METRICS[metric].heading} {best.score:.4f}"
     lines = [
-        f"# {space.method}: the best of {count} trials on validation samples, with accuracy {best.accuracy:.4f}",
+        f"# {space.method}: the best of {count} trials on validation samples, with {score}",
         "# over clients weighted by their samples. For --config of the commands below.",
     ]
     for name, table in tables.items():
