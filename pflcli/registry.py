@@ -167,7 +167,7 @@ def options(config: type) -> tuple[Option, ...]:
 def _options_of(tree: ast.Module, name: str) -> Iterator[Option]:
     """Yield the fields of a class of a file, then those of its bases, if imported from the package."""
     imported = {
-        alias.name: ROOT.parent.joinpath(*node.module.split(".")).with_suffix(".py")
+        alias.asname or alias.name: (ROOT.parent.joinpath(*node.module.split(".")).with_suffix(".py"), alias.name)
         for node in tree.body
         if isinstance(node, ast.ImportFrom) and node.module is not None
         for alias in node.names
@@ -176,8 +176,11 @@ def _options_of(tree: ast.Module, name: str) -> Iterator[Option]:
         if isinstance(node, ast.ClassDef) and node.name == name:
             yield from _options(node)
             for base in node.bases:
-                if isinstance(base, ast.Name) and (file := imported.get(base.id)) is not None and file.is_file():
-                    yield from _options_of(ast.parse(file.read_text(encoding="utf-8")), base.id)
+                if not isinstance(base, ast.Name) or base.id not in imported:
+                    continue
+                file, base_name = imported[base.id]
+                if file.is_file():
+                    yield from _options_of(ast.parse(file.read_text(encoding="utf-8")), base_name)
 
 
 def _options(config: ast.ClassDef) -> list[Option]:

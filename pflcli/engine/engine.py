@@ -206,7 +206,7 @@ class Engine:
 
     def infer_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> NDArray[np.float32]:
         """Return the probabilities (n, C) of the clients' samples of a split, by each client's own model (m, ...)."""
-        return np.concatenate([probabilities(logits) for logits, _ in self._infer_own(clients, models, split, False)])
+        return np.concatenate([probabilities(logits) for logits, _ in self.outputs_each(clients, models, split)])
 
     def represent(self, clients: NDArray[np.int64], models: Stacked, split: str) -> Tensor:
         """Return the mean representation (m, d) of each client's samples of a split, by its own model (m, ...).
@@ -218,14 +218,15 @@ class Engine:
 
     def embed_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> list[Tensor]:
         """Return the representations (n, d) of each client's samples of a split, by its own model (m, ...)."""
-        return [z for _, z in self._infer_own(clients, models, split, True)]
+        return [z for _, z in self.outputs_each(clients, models, split, features=True)]
 
-    def _infer_own(
-        self, clients: NDArray[np.int64], models: Stacked, split: str, z: bool
+    def outputs_each(
+        self, clients: NDArray[np.int64], models: Stacked, split: str, *, features: bool = False
     ) -> list[tuple[Tensor, Tensor]]:
+        """Return logits (n, C) and, with ``features``, representations (n, d) of each client's samples of a split."""
         rows = [self.federation.rows(int(client), split) for client in clients]
         with intra_op(1):
-            return self.executor.infer([Inference(own, index, z) for index, own in enumerate(rows)], models)
+            return self.executor.infer([Inference(own, index, features) for index, own in enumerate(rows)], models)
 
 
 def probabilities(logits: Tensor) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ trained, the lower ones stay.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from pflcli import parameters
 from pflcli.fl.run import Predictor, Run
+from pflcli.parameters import TrainedClients
 
 KIND = "posthoc"
 NEEDS = ("backbone",)
@@ -48,10 +50,15 @@ class Config:
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the backbone on each client and answer with the result."""
+    return run.predictor(clients, fine_tuned(run, clients))
+
+
+def fine_tuned(run: Run, clients: NDArray[np.int64]) -> Iterator[TrainedClients]:
+    """Yield the fine-tuned models of the clients, in parts; raises UsageError if ``trainable`` names no parameters."""
     assert run.backbone is not None
     trainable = parameters.upper(run.init, run.cfg.upper) if run.cfg.upper else run.cfg.trainable
     parameters.part(run.init, run.cfg.trainable)  # refuses a misspelt name, which would train nothing
-    tuned = run.local_sgd(
+    return run.local_sgd(
         clients,
         run.backbone,
         t="fine-tune",
@@ -60,4 +67,3 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
         trainable=trainable,
     )
-    return run.predictor(clients, tuned)

@@ -5,10 +5,15 @@ client tunes lambda on its validation samples against a store of its training sa
 paper, lambda is what an earlier run chose, and the global model and the stores have learned from validation samples
 too. Where the authors' code differs (squared distances divided by the dimension, lambda chosen on test samples), the
 paper is followed; the former is ``kernel=scaled-squared``.
+
+With ``decay``, which the paper does not have, lambda falls with the distance d(x) from a sample to its nearest stored
+one: lambda(x) = lambda max(0, 1 - decay d(x) / s), where s is the median of d over the client's validation samples. It
+is the form of the distance-aware adapter of Dai et al. (2023), https://openreview.net/forum?id=uu1GBD9SlLe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -29,6 +34,10 @@ YEAR = 2022
 GRID = {"k": (1, 3, 5, 7, 10, 12, 14, 16)}
 
 
+DECAYS = (0.0, 0.2, 1 / 3, 0.5)
+"""Values of ``decay`` that a client chooses from."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Options of the method."""
@@ -46,6 +55,9 @@ class Config:
     sigma: Annotated[float, Gt(0)] | Literal["auto"] = 1.0
     """divide by this kernel scale; auto is the median distance of a client's validation samples to their nearest
     stored sample, or of d^2 / dimension if scaled-squared"""
+    decay: Annotated[float, Ge(0)] | Literal["auto"] = 0.0
+    """let lambda fall by this share of itself per median distance of a client's validation samples to their nearest
+    stored sample; 0 is the paper; auto lets each client choose among 0, 0.2, 1/3 and 0.5, together with lambda"""
 
     def __post_init__(self) -> None:
         if not self.grid:
@@ -54,7 +66,7 @@ class Config:
 
 def choices(cfg: Config) -> tuple[str, ...]:
     """Return what each client chooses by its validation samples."""
-    return ("lambda",) * (cfg.weight is None) + ("sigma",) * (cfg.sigma == "auto")
+    return ("lambda",) * (cfg.weight is None) + ("sigma",) * (cfg.sigma == "auto") + ("decay",) * (cfg.decay != 0)
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
@@ -69,59 +81,112 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     if run.arrived is not None:
         parts[chosen_split] = run.arrived.take(clients)
     neighbours = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
+    return interpolated(run, clients, parts, neighbours, chosen_split)
+
+
+def interpolated(
+    run: Run,
+    clients: NDArray[np.int64],
+    parts: Mapping[str, Embedded],
+    neighbours: Mapping[str, Neighbours],
+    chosen_split: str = "validation",
+) -> Predictor:
+    """Answer by ``parts``, the clients' embedded samples of each split, and the ``neighbours`` of each sample.
+
+    Lambda, sigma and the decay are chosen on ``chosen_split``, as far as the options leave them open.
+    """
+    distance = {split: _kernel_distance(run.cfg, neighbours[split], part.z.shape[1]) for split, part in parts.items()}
+    validation = parts[chosen_split]
     sigma = run.chosen("sigma", clients)
     if sigma is None:
-        sigma = _sigma(run, neighbours[chosen_split], parts[chosen_split].offsets)
-    knn = {split: _votes(run, neighbours[split], part, sigma) for split, part in parts.items()}
+        sigma = _sigma(run.cfg, distance[chosen_split][:, 0], validation.offsets)
+    knn = {
+        split: votes(
+            neighbours[split], run.federation.classes, -distance[split] / _each_sample(sigma, part.offsets)[:, None]
+        )
+        for split, part in parts.items()
+    }
     model = {split: softmax(part.logits) for split, part in parts.items()}
-    weight = run.chosen("lambda", clients)
-    if weight is None:
-        weight = _tune(run.cfg, knn[chosen_split], model[chosen_split], parts[chosen_split])
+    weight, decay = run.chosen("lambda", clients), run.chosen("decay", clients)
+    if weight is None or decay is None:
+        nearest = distance[chosen_split][:, 0]
+        best_weight, best_decay = _tune(run.cfg, knn[chosen_split], model[chosen_split], validation, nearest)
+        weight, decay = best_weight if weight is None else weight, best_decay if decay is None else decay
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        lam = np.repeat(weight, np.diff(parts[split].offsets))[:, None]
-        # A client whose store is empty has no votes: the global model answers alone.
-        lam = np.where(knn[split].sum(axis=1, keepdims=True) > 0, lam, 0.0)
-        p = lam * knn[split] + (1 - lam) * model[split]
+        offsets = parts[split].offsets
+        faded = _faded(knn[split], model[split], distance[split][:, 0], _each_sample(decay, offsets))
+        # A client whose store is empty has no votes: the model answers alone.
+        lam = np.where(knn[split].sum(axis=1) > 0, _each_sample(weight, offsets), 0.0)[:, None]
+        p = lam * faded + (1 - lam) * model[split]
         parts_of_p = {"p": p, "knn": knn[split], "global": model[split]}
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
 
-    return Predictor(
-        answer, run.answered, tuned={"lambda": weight, **({"sigma": sigma} if run.cfg.sigma == "auto" else {})}
-    )
+    choice = {"lambda": weight, "sigma": sigma, "decay": decay}
+    return Predictor(answer, run.answered, tuned={name: choice[name] for name in ("lambda", *choices(run.cfg))})
 
 
-def _sigma(run: Run, neighbours: Neighbours, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the kernel scale of each client, (m,)."""
-    if run.cfg.sigma != "auto":
-        return np.full(len(offsets) - 1, float(run.cfg.sigma))
-    nearest = _kernel_distance(run, neighbours)[:, 0]
+def _each_sample(values: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a value of each client (m,) for each of its samples, (n,)."""
+    return np.repeat(values, np.diff(offsets))
+
+
+def _median_nearest(nearest: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the median of each client's finite distances ``nearest`` (n,), (m,); nan if it has none."""
     spans = np.split(nearest, offsets[1:-1])
-    medians = [np.median(span[np.isfinite(span)]) if np.isfinite(span).any() else 1.0 for span in spans]
+    return np.asarray([np.median(span[np.isfinite(span)]) if np.isfinite(span).any() else np.nan for span in spans])
+
+
+def _sigma(cfg: Config, nearest: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the kernel scale of each client, (m,)."""
+    if cfg.sigma != "auto":
+        return np.full(len(offsets) - 1, float(cfg.sigma))
+    medians = _median_nearest(nearest, offsets)
     # Identical samples lie at distance 0, which is no scale.
-    return np.where(np.asarray(medians) > 0, medians, 1.0)
+    return np.where(medians > 0, medians, 1.0)
 
 
-def _votes(run: Run, neighbours: Neighbours, part: Embedded, sigma: NDArray[np.float64]) -> NDArray[np.float64]:
-    scale = np.repeat(sigma, np.diff(part.offsets))[:, None]
-    return votes(neighbours, run.federation.classes, -_kernel_distance(run, neighbours) / scale)
-
-
-def _kernel_distance(run: Run, neighbours: Neighbours) -> NDArray[np.float64]:
+def _kernel_distance(cfg: Config, neighbours: Neighbours, dimension: int) -> NDArray[np.float64]:
     """Return the distances (n, k) of neighbours on the scale of the kernel, before division by sigma."""
-    if run.cfg.kernel == "euclidean":
+    if cfg.kernel == "euclidean":
         return np.sqrt(neighbours.distance)
-    assert run.embeddings is not None
-    return np.asarray(neighbours.distance / run.embeddings["validation"].z.shape[1])
+    return np.asarray(neighbours.distance / dimension)
 
 
-def _tune(cfg: Config, knn: NDArray[np.float64], model: NDArray[np.float64], part: Embedded) -> NDArray[np.float64]:
-    """Return lambda of each client, (m,): most correct validation answers, see ``knn.grid.tuned``."""
-    if cfg.weight is not None:
-        return np.full(len(part.offsets) - 1, float(cfg.weight))
-    grid = np.unique(cfg.grid)
-    correct_counts = [correct(knn[None, a:b], model[a:b], part.y[a:b], grid)[0] for a, b in pairwise(part.offsets)]
-    return tuned(grid, np.stack(correct_counts))
+def _faded(
+    knn: NDArray[np.float64], model: NDArray[np.float64], nearest: NDArray[np.float64], decay: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the votes (n, C), replaced by the model's answer to the share max(0, 1 - decay d).
+
+    To mix them with the model by lambda is to mix ``knn`` with it by lambda max(0, 1 - decay d).
+    """
+    near = np.maximum(0.0, 1 - decay * np.where(np.isfinite(nearest), nearest, 0.0))[:, None]
+    return near * knn + (1 - near) * model
+
+
+def _tune(
+    cfg: Config,
+    knn: NDArray[np.float64],
+    model: NDArray[np.float64],
+    part: Embedded,
+    nearest: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return lambda and the decay of each client, (m,) each: most correct validation answers, see ``knn.grid.tuned``.
+
+    Decays are per distance, of which ``nearest`` (n,) are those to the nearest neighbours. Ties go to the smaller.
+    """
+    grid = np.unique(cfg.grid) if cfg.weight is None else np.asarray([float(cfg.weight)])
+    decays = np.asarray(DECAYS if cfg.decay == "auto" else (cfg.decay,))
+    medians = _median_nearest(nearest, part.offsets)
+    weights, rates = [], []
+    for (a, b), median in zip(pairwise(part.offsets), medians, strict=True):
+        per_distance = decays / median if median > 0 else np.zeros(1)
+        faded = [_faded(knn[a:b], model[a:b], nearest[a:b], np.full(b - a, rate)) for rate in per_distance]
+        right = correct(np.stack(faded), model[a:b], part.y[a:b], grid)
+        best = right.max(axis=1).argmax()
+        weights.append(tuned(grid, right[best]))
+        rates.append(per_distance[best])
+    return np.asarray(weights, dtype=np.float64), np.asarray(rates, dtype=np.float64)
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

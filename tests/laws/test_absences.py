@@ -86,7 +86,7 @@ def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
     for parts in found.values():
         assert np.isfinite(parts["p"]).all()
         np.testing.assert_allclose(parts["p"].sum(axis=1), 1, atol=1e-5)
-    if method in ("local", "fedavg-plus"):
+    if method in ("local", "fedavg-plus", "knn-per-plus"):
         assert absences.befallen(befell, [*"abcdefg"])["diverged_personalizing"] == ["g"]
     silence(BAD, first)
     expected, dropped = play(method, runs[1], lambda t: poison(runs[1], BAD) if t == first else None)

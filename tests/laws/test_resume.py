@@ -191,7 +191,7 @@ def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_
     assert "resuming after round 3 of 6" in reporter.said
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per"])
+@pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per", "knn-per-plus"])
 def test_interrupted_while_clients_personalize(small, tmp_path, monkeypatch, method):
     """What a client has answered is kept, and only the others answer when the command is typed again."""
     monkeypatch.setattr("pflcli.training.personal_accuracy.CHUNK", 1)

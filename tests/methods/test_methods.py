@@ -196,6 +196,7 @@ def test_fedavg_plus_refuses_a_choice_that_trains_nothing():
 NEUTRAL = {
     "knn-per at weight 0": ("knn-per", {"weight": 0.0}),
     "fedavg-plus of no epochs": ("fedavg-plus", {"epochs": 0}),
+    "knn-per-plus at weight 0 of no epochs": ("knn-per-plus", {"weight": 0.0, "epochs": 0}),
 }
 
 
@@ -255,7 +256,8 @@ def tune(knn, model, y, **options):
     from pflcli.knn.embedded import Embedded
 
     part = Embedded(np.zeros((len(y), 1)), np.log(np.asarray(model)), np.asarray(y), np.asarray([0, len(y)]))
-    return knn_per._tune(knn_per.Config(**options), np.asarray(knn), np.asarray(model), part)[0]
+    weight, _ = knn_per._tune(knn_per.Config(**options), np.asarray(knn), np.asarray(model), part, np.ones(len(y)))
+    return weight[0]
 
 
 def test_lambda_by_hand():
@@ -314,12 +316,16 @@ def test_search_is_exact_and_clamped():
             assert np.isinf(neighbours.distance[row, depth:]).all()
 
 
+def nearest(run, neighbours):
+    return knn_per._kernel_distance(run.cfg, neighbours, run.embeddings["test"].z.shape[1])[:, 0]
+
+
 def test_auto_sigma_is_of_the_kernel_that_it_scales():
     """By ``scaled-squared`` it is of d^2 / dimension: the median sample's nearest neighbour has the exponent -1."""
     run = worlds.run("knn-per", options={"sigma": "auto", "kernel": "scaled-squared"})
     part = run.embeddings["validation"]
     neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
-    sigma = knn_per._sigma(run, neighbours, part.offsets)
+    sigma = knn_per._sigma(run.cfg, nearest(run, neighbours), part.offsets)
     expected = np.median(neighbours.distance[: part.offsets[1], 0]) / part.z.shape[1]
     assert sigma[0] == pytest.approx(expected)
     assert sigma[1] == 1  # no validation samples
@@ -329,10 +335,10 @@ def test_auto_sigma_is_the_median_nearest_distance():
     run = worlds.run("knn-per", options={"sigma": "auto"})
     part = run.embeddings["validation"]
     neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
-    sigma = knn_per._sigma(run, neighbours, part.offsets)
+    sigma = knn_per._sigma(run.cfg, nearest(run, neighbours), part.offsets)
     first = np.sqrt(neighbours.distance[:4, 0])
     assert sigma[0] == pytest.approx(np.median(first))
     assert sigma[1] == 1  # no validation samples
     scaled = copy.deepcopy(neighbours)
     scaled.distance[:] *= 4
-    np.testing.assert_allclose(knn_per._sigma(run, scaled, part.offsets)[0], 2 * sigma[0])
+    np.testing.assert_allclose(knn_per._sigma(run.cfg, nearest(run, scaled), part.offsets)[0], 2 * sigma[0])

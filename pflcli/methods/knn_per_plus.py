@@ -1,0 +1,78 @@
+"""kNN-Per+: kNN-Per on the network that each client has fine-tuned, in place of the global model.
+
+A combination of FedAvg+ (Jiang et al., 2019), https://arxiv.org/abs/1909.12488, and kNN-Per (Marfoq et al., 2022),
+https://arxiv.org/abs/2111.09360, which neither paper has; a cheap rival of both. Each client fine-tunes the global
+model h to h_i as in `fedavg-plus`, and embeds all its samples with h_i. It then answers as in `knn-per`, Eq. 6 and 7:
+p = lambda p_kNN + (1 - lambda) softmax(h_i(x)), with neighbours among its training samples. The store is exact and
+holds all of them. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.fl.run import Predictor, Run
+from pflcli.knn.embedded import Embedded
+from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.stores import Stores
+from pflcli.methods import fedavg_plus, knn_per
+from pflcli.methods.fedavg_plus import Config as FineTuning
+from pflcli.methods.knn_per import Config as Interpolation
+
+KIND = "posthoc"
+NEEDS = ("backbone",)
+PAPER = "kNN-Per and FedAvg+"
+YEAR = 2022
+GRID = {"epochs": (1, 2, 5, 10), "lr": (0.0, 0.01, 0.03, 0.1)}
+
+
+@dataclass(frozen=True)
+class Config(FineTuning, Interpolation):
+    """The options of ``fedavg-plus`` and of ``knn-per``."""
+
+    def __post_init__(self) -> None:
+        FineTuning.__post_init__(self)
+        Interpolation.__post_init__(self)
+
+
+choices = knn_per.choices
+
+
+def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
+    """Fine-tune the backbone on each client, embed its samples with the result, then answer as kNN-Per does."""
+    splits = dict.fromkeys(("train", *run.answered))
+    outputs: dict[str, list[tuple[Tensor, Tensor]]] = {split: [] for split in splits}
+    for part in fedavg_plus.fine_tuned(run, clients):
+        for split in splits:
+            outputs[split] += run.engine.outputs_each(part.clients, part.params, split, features=True)
+    parts = {split: _embedded(run, clients, split, outputs[split]) for split in splits}
+    stores, places = _stores(run, parts["train"]), np.arange(len(clients))
+    neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
+    predictor = knn_per.interpolated(run, clients, parts, neighbours)
+
+    def answer(split: str) -> dict[str, NDArray[np.float32]]:
+        answers = predictor.answer(split)
+        return {"p": answers["p"], "knn": answers["knn"]}
+
+    return Predictor(answer, predictor.splits, predictor.tuned)
+
+
+def _embedded(run: Run, clients: NDArray[np.int64], split: str, outputs: Sequence[tuple[Tensor, Tensor]]) -> Embedded:
+    """Return the clients' samples of a split, of which ``outputs`` are each client's logits and representations."""
+    logits, z = (torch.cat(parts).cpu().numpy() for parts in zip(*outputs, strict=True))
+    y = [run.federation.y[run.federation.block(int(client), split)].cpu().numpy() for client in clients]
+    sizes = run.federation.sizes(split)[clients]
+    return Embedded(z, logits, np.concatenate(y), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def _stores(run: Run, part: Embedded) -> Stores:
+    """Return an exact store of each client's embedded samples."""
+    blob, offsets = flat_indexes([part.z[first:last] for first, last in pairwise(part.offsets)])
+    return Stores(blob, offsets, part.y, part.offsets, np.diff(part.offsets), run.engine.threads)
