@@ -31,7 +31,7 @@ class Config:
     """Options of the method."""
 
     epochs: Annotated[int, Ge(0)] = 5
-    """fine-tune for this many local epochs; 0 is FedAvg"""
+    """fine-tune for this many local epochs; 0 leaves the backbone as it is"""
     steps: Annotated[int, Ge(0)] = 0
     """fine-tune for this many local steps, the same for every client, instead of epochs; 0 uses epochs"""
     lr: Annotated[float, Ge(0)] = 0.0
@@ -54,7 +54,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
 
 
 def fine_tuned(run: Run, clients: NDArray[np.int64]) -> Iterator[TrainedClients]:
-    """Yield the fine-tuned models of the clients, in parts; raises UsageError if ``trainable`` names no parameters."""
+    """Return the fine-tuned models of the clients, in parts; raises UsageError if ``trainable`` names no parameters."""
     assert run.backbone is not None
     trainable = parameters.upper(run.init, run.cfg.upper) if run.cfg.upper else run.cfg.trainable
     parameters.part(run.init, run.cfg.trainable)  # refuses a misspelt name, which would train nothing
