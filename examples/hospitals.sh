@@ -3,7 +3,7 @@
 #
 #   bash examples/hospitals.sh [DIR] [SPLITS]     artifacts go to DIR (default runs/hospitals); 10 splits unless told
 #
-# The tables of docs/results.md are of 90 splits. What is there already is not made again.
+# The tables of docs/results.md are of 100 splits. What is there already is not made again.
 set -euo pipefail
 
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
