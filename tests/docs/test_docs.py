@@ -111,6 +111,12 @@ def test_what_a_method_may_call_exists():
     assert {*calls} <= held
 
 
+def test_the_constants_of_a_method_that_the_page_names_exist():
+    names = {*re.findall(r"`([A-Z_]{3,})\b", PAGES["docs/methods.md"])}
+    assert len(names) > 1
+    assert names <= {*methods.Method.__annotations__}
+
+
 def test_the_script_of_the_api_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
