@@ -35,14 +35,14 @@ def reference(net, data, client, plan, key, seed):
     optimizer = torch.optim.SGD(
         [p for _, p in chosen], lr=plan.rate(0, 0), momentum=plan.momentum, weight_decay=plan.weight_decay
     )
-    draw, taken = rng.generator(seed, *key, client), 0
+    draw, steps = rng.generator(seed, *key, client), 0
     for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # no epoch has less than a step
         order = draw.permutation(len(rows))
         for first in range(0, len(order), plan.batch_size):
-            if plan.steps is not None and taken == plan.steps:
+            if plan.steps is not None and steps == plan.steps:
                 break
-            optimizer.param_groups[0]["lr"] = plan.rate(0, epoch if plan.steps is None else taken)
-            taken += 1
+            optimizer.param_groups[0]["lr"] = plan.rate(0, epoch if plan.steps is None else steps)
+            steps += 1
             batch = order[first : first + plan.batch_size]
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(x[batch]), y[batch])
@@ -246,12 +246,12 @@ def test_under_batch_norm_one_sample_is_no_batch_at_any_batch_size(mode):
 def test_ways_agree_under_batch_norm():
     data, net = batch_norm_world()
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.1] * 3, momentum=0.9)
-    found = [
+    parts = [
         next(Engine(net, data, seed=0, mode=mode).local_sgd([1, 0], parameters.of(net), plan, ("sgd", 0)))
         for mode in MODES
     ]
-    for key, value in found[0].params.items():
-        torch.testing.assert_close(found[1].params[key], value, rtol=1e-4, atol=1e-5)
+    for key, value in parts[0].params.items():
+        torch.testing.assert_close(parts[1].params[key], value, rtol=1e-4, atol=1e-5)
 
 
 def test_ways_agree_after_a_round_on_convolutions():
@@ -259,13 +259,13 @@ def test_ways_agree_after_a_round_on_convolutions():
     data = Federation(data.x[:, :, :8, :8].contiguous(), data.y, data.offsets, 2)
     net = models.create("cnn", data.in_shape, 2, 0)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.9)
-    found = [
+    parts = [
         next(Engine(net, data, seed=0, mode=mode).local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0)))
         for mode in MODES
     ]
-    for key, value in found[0].params.items():
-        torch.testing.assert_close(found[1].params[key], value, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found[1].loss, found[0].loss, rtol=1e-4)
+    for key, value in parts[0].params.items():
+        torch.testing.assert_close(parts[1].params[key], value, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(parts[1].loss, parts[0].loss, rtol=1e-4)
 
 
 def test_the_choice_is_a_rule():
@@ -349,8 +349,8 @@ def test_a_stack_is_as_wide_as_its_clients_samples_say():
 
 
 def test_free_memory_has_no_part_in_a_run():
-    found = [name for name in inspect.signature(Engine).parameters if "memory" in name]
-    assert not found
+    memory_options = [name for name in inspect.signature(Engine).parameters if "memory" in name]
+    assert not memory_options
     assert not hasattr(hardware, "memory")
 
 
@@ -477,8 +477,8 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
 
 def ragged(model, params, batch):
     """The loss of some samples, whose number is drawn: no batch of clients could take this together."""
-    some = batch.rng.integers(1, len(batch.y) + 1)
-    losses = functional.cross_entropy(model(params, batch.x[:some]), batch.y[:some], reduction="none")
+    count = batch.rng.integers(1, len(batch.y) + 1)
+    losses = functional.cross_entropy(model(params, batch.x[:count]), batch.y[:count], reduction="none")
     return losses[losses > 0.1 * batch.own["share"]].sum()
 
 
@@ -486,25 +486,25 @@ def test_an_objective_runs_for_one_client_at_a_time_if_it_asks_to():
     data, net = worlds.federation(), network("other", worlds.federation())
     start, own = parameters.stack([parameters.of(net)] * 3), {"share": torch.tensor([1.0, 2.0, 3.0])}
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], objective=ragged, own=own, one_by_one=True)
-    found = []
+    trained = []
     for mode, jobs in (("loop", 0), ("stacked", 0), ("stacked", 1)):
         engine = Engine(net, data, seed=0, mode=mode, jobs=jobs)
         (part,) = engine.local_sgd([6, 2, 0], start, plan, ("sgd", 0))
         engine.close()
-        found.append(part.params)
-    assert worlds.same(found[0], found[1])
-    assert worlds.same(found[0], found[2])
+        trained.append(part.params)
+    assert worlds.same(trained[0], trained[1])
+    assert worlds.same(trained[0], trained[2])
     model, draw = copy.deepcopy(net), rng.generator(0, "sgd", 0, 2)
     rows = torch.from_numpy(data.rows(2, "train"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         for batch in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
-            some = batch[: draw.integers(1, len(batch) + 1)]
-            losses = functional.cross_entropy(model(data.inputs(some)), data.y[some], reduction="none")
+            subset = batch[: draw.integers(1, len(batch) + 1)]
+            losses = functional.cross_entropy(model(data.inputs(subset)), data.y[subset], reduction="none")
             optimizer.zero_grad()
             losses[losses > 0.2].sum().backward()
             optimizer.step()
-    for name, value in parameters.pick(found[0], 1).items():
+    for name, value in parameters.pick(trained[0], 1).items():
         torch.testing.assert_close(value, parameters.of(model)[name], rtol=1e-5, atol=1e-6)
 
 
@@ -512,14 +512,14 @@ def test_an_objective_runs_for_one_client_at_a_time_if_it_asks_to():
 def test_half_precision_is_close_and_weights_stay_single(mode):
     data = worlds.federation()
     net = network("chain", data)
-    found = []
+    heads = []
     for precision in ("float32", "bfloat16"):
         plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], precision=precision)
         (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], parameters.of(net), plan, ("sgd", 0))
-        found.append(part.params["head.weight"])
-    assert found[1].dtype == torch.float32
-    assert not torch.equal(*found)
-    torch.testing.assert_close(*found, rtol=0.1, atol=0.02)
+        heads.append(part.params["head.weight"])
+    assert heads[1].dtype == torch.float32
+    assert not torch.equal(*heads)
+    torch.testing.assert_close(*heads, rtol=0.1, atol=0.02)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -535,15 +535,17 @@ def test_processes_give_the_same_bytes_as_threads(mode):
         LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], momentum=0.9, prox=(own, 0.1)),
         LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated_with_scale, own=own, shared=shared),
     ]
-    found = []
+    outcomes = []
     for jobs in (0, 1, 2):
         engine = Engine(nets[0], data, seed=0, threads=2, mode=mode, jobs=jobs)
         parts = [next(engine.local_sgd([2, 1, 0], stack, plan, ("sgd", 0))) for plan in plans]
-        found.append(({str(place): part.params for place, part in enumerate(parts)}, [p.loss.tolist() for p in parts]))
+        outcomes.append(
+            ({str(place): part.params for place, part in enumerate(parts)}, [p.loss.tolist() for p in parts])
+        )
         engine.close()
-    assert worlds.same(found[0][0], found[1][0])
-    assert worlds.same(found[0][0], found[2][0])
-    assert found[0][1] == found[1][1] == found[2][1]
+    assert worlds.same(outcomes[0][0], outcomes[1][0])
+    assert worlds.same(outcomes[0][0], outcomes[2][0])
+    assert outcomes[0][1] == outcomes[1][1] == outcomes[2][1]
 
 
 def interpolated_with_scale(model, params, batch):
@@ -565,11 +567,11 @@ def test_a_worker_process_that_dies_is_an_error():
 
 def test_portions_hold_what_memory_does(monkeypatch):
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 100})
-    made = worlds.run()
+    run = worlds.run()
     clients = np.asarray([4, 0, 6, 2, 3])
-    assert [ids.tolist() for ids in made.client_chunks(clients, 50)] == [[4, 0], [6, 2], [3]]
-    assert [ids.tolist() for ids in made.client_chunks(clients, 1000)] == [[c] for c in clients]
-    assert list(made.client_chunks(clients[:0], 50)) == []
+    assert [ids.tolist() for ids in run.client_chunks(clients, 50)] == [[4, 0], [6, 2], [3]]
+    assert [ids.tolist() for ids in run.client_chunks(clients, 1000)] == [[c] for c in clients]
+    assert list(run.client_chunks(clients[:0], 50)) == []
 
 
 def test_a_model_is_taken_apart_and_repeated():
@@ -581,9 +583,9 @@ def test_a_model_is_taken_apart_and_repeated():
 
 
 def test_no_clients_train_to_nothing():
-    made = worlds.run()
-    none = made.clients[:0]
-    assert list(made.local_sgd(none, parameters.repeat(made.init, 0), t=0)) == []
+    run = worlds.run()
+    none = run.clients[:0]
+    assert list(run.local_sgd(none, parameters.repeat(run.init, 0), t=0)) == []
 
 
 def test_upper_layers_are_counted_in_the_order_of_the_network():
@@ -595,28 +597,28 @@ def test_upper_layers_are_counted_in_the_order_of_the_network():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_server_trains_on_rows_as_a_client_would(mode):
-    made = worlds.run(mode=mode)
-    rows = np.concatenate([made.federation.rows(3, "train"), made.federation.rows(0, "test")])
-    found = made.server_sgd(rows, made.init, t=4, epochs=2, momentum=0.5)
+    run = worlds.run(mode=mode)
+    rows = np.concatenate([run.federation.rows(3, "train"), run.federation.rows(0, "test")])
+    actual = run.server_sgd(rows, run.init, t=4, epochs=2, momentum=0.5)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.5)
-    net = models.create("mlp", made.federation.in_shape, worlds.CLASSES, 0)
-    expected = reference(net, made.federation.pooled(rows), 0, plan, ("server", 4), 0)
+    net = models.create("mlp", run.federation.in_shape, worlds.CLASSES, 0)
+    expected = reference(net, run.federation.pooled(rows), 0, plan, ("server", 4), 0)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_divergence_at_the_server_is_an_error():
-    made = worlds.run()
+    run = worlds.run()
     with pytest.raises(ComputationError, match="the server's parameters"):
-        made.server_sgd(made.federation.rows(0, "train"), made.init, t="cloud", lr=1e20)
+        run.server_sgd(run.federation.rows(0, "train"), run.init, t="cloud", lr=1e20)
 
 
 def test_a_client_that_trains_twice_in_a_round_is_one():
-    made = worlds.run()
+    run = worlds.run()
     for name in ("head", "body"):
-        list(made.local_sgd([0, 2], made.init, t=0, name=name))
-    assert made.trained == {0, 2}
-    assert len(made.losses) == 4
+        list(run.local_sgd([0, 2], run.init, t=0, name=name))
+    assert run.trained == {0, 2}
+    assert len(run.losses) == 4
 
 
 class Reversed(Threads):
@@ -648,18 +650,20 @@ def test_the_order_in_which_an_executor_works_changes_no_bit(method, mode, monke
 
 
 def test_the_engine_says_how_clients_train_and_why():
-    told = []
+    explanations = []
     for model, settings in (("mlp", {}), ("cnn", {"precision": "bfloat16"}), ("mlp", {"precision": "bfloat16"})):
         shape = (1, 28, 28) if model == "cnn" else (worlds.FEATURES,)
         net, plan = models.create(model, shape, worlds.CLASSES, 0), LocalSGD(1, np.full(1, 0.1), 4, **settings)
-        told.append(str(strategy.choose(ResidentNet.of(net, shape), plan, strategy.fastest_mode(net, "cpu"), 3)))
-    assert [text.split(":")[0] for text in told] == [
+        explanations.append(
+            str(strategy.choose(ResidentNet.of(net, shape), plan, strategy.fastest_mode(net, "cpu"), 3))
+        )
+    assert [text.split(":")[0] for text in explanations] == [
         "linear chain",
         "autograd, one client at a time",
         "stacks by torch.func",
     ]
-    assert "bfloat16" in told[1]
-    made, heard = worlds.run("fedavg", rounds=2), []
-    made.engine.explain = heard.append
-    worlds.play("fedavg", made)
-    assert heard == [told[0]]
+    assert "bfloat16" in explanations[1]
+    run, lines = worlds.run("fedavg", rounds=2), []
+    run.engine.explain = lines.append
+    worlds.play("fedavg", run)
+    assert lines == [explanations[0]]

@@ -38,15 +38,15 @@ class Written(nn.Module):
 
     def forward(self, x):
         values = [x]
-        for what, which, taken in self.lines:
-            if what == "module":
-                values.append(self.layers[which](values[taken[0]]))
-            elif what == "add":
-                values.append(values[taken[0]] + values[taken[1]])
-            elif what == "relu":
-                values.append(values[taken[0]].relu())
+        for kind, module, inputs in self.lines:
+            if kind == "module":
+                values.append(self.layers[module](values[inputs[0]]))
+            elif kind == "add":
+                values.append(values[inputs[0]] + values[inputs[1]])
+            elif kind == "relu":
+                values.append(values[inputs[0]].relu())
             else:
-                values.append(values[taken[0]].add_(values[taken[1]]))
+                values.append(values[inputs[0]].add_(values[inputs[1]]))
         return values[-1]
 
 
@@ -114,18 +114,18 @@ def images(draw):
         shapes += [tuple(Written(modules, lines[: n + 1])(torch.zeros(1, 2, 8, 8)).shape[1:]) for n in range(3)]
     for _ in range(draw.randint(1, 9)):
         latest = len(shapes) - 1
-        taken = latest if draw.random() < 0.7 else draw.randint(1, latest)
-        alike = [n for n, shape in enumerate(shapes) if shape == shapes[taken] and n]
+        source = latest if draw.random() < 0.7 else draw.randint(1, latest)
+        alike = [n for n, shape in enumerate(shapes) if shape == shapes[source] and n]
         kind = draw.choice(["module", "module", "module", "again", "add", "add", "relu", "add_"])
         if kind in ("add", "add_"):
-            line = (kind, None, (taken, draw.choice(alike)))
+            line = (kind, None, (source, draw.choice(alike)))
         elif kind == "relu":
-            line = (kind, None, (taken,))
+            line = (kind, None, (source,))
         elif kind == "again":
-            line = ("module", draw.randint(1, len(modules) - 1), (taken,))
+            line = ("module", draw.randint(1, len(modules) - 1), (source,))
         else:
-            modules.append(layer(draw, shapes[taken][0]))
-            line = ("module", len(modules) - 1, (taken,))
+            modules.append(layer(draw, shapes[source][0]))
+            line = ("module", len(modules) - 1, (source,))
         tried = Written(modules, [*lines, line])
         try:
             with torch.no_grad():
@@ -161,15 +161,17 @@ def mobile(draw):
             after = call(nn.Identity(), after)
         again = draw.random() < 0.1
         kind = Scaled if draw.random() < 0.05 else nn.Conv2d
-        fresh = kind(4, 4, 3, padding=1, groups=4, bias=False) if draw.random() < 0.6 else kind(4, 4, 1, bias=False)
+        new_layer = kind(4, 4, 3, padding=1, groups=4, bias=False) if draw.random() < 0.6 else kind(4, 4, 1, bias=False)
         known = [place for place, module in enumerate(modules) if place and not isinstance(module, nn.BatchNorm2d)]
-        made = call(draw.choice(known) if again and known else fresh, after if draw.random() < 0.9 else value)
+        output = call(draw.choice(known) if again and known else new_layer, after if draw.random() < 0.9 else value)
         norms = [place for place, module in enumerate(modules) if isinstance(module, nn.BatchNorm2d)]
-        made = call(draw.choice(norms) if draw.random() < 0.08 else norm(4), made)
+        output = call(draw.choice(norms) if draw.random() < 0.08 else norm(4), output)
         if draw.random() < 0.5:
-            lines.append(("add", None, tuple(draw.sample([draw.choice([after, value, draw.choice(values)]), made], 2))))
-            made = len(lines)
-        values.append(made)
+            lines.append(
+                ("add", None, tuple(draw.sample([draw.choice([after, value, draw.choice(values)]), output], 2)))
+            )
+            output = len(lines)
+        values.append(output)
     modules += [depthwise(draw, 4), norm(4)]
     lines += [("module", len(modules) - 2, (values[-1],)), ("module", len(modules) - 1, (len(lines) + 1,))]
     return models.Net(nn.Sequential(Written(modules, lines), nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(4, 3)), (
@@ -200,8 +202,10 @@ def linear(draw):
     act, again = nn.ReLU(inplace=draw.random() < 0.5), nn.Linear(5, 5, bias=draw.random() < 0.7)
     parts = [nn.Flatten(), nn.Linear(6, 5)]
     for _ in range(draw.randint(0, 5)):
-        fresh = [nn.Linear(5, 5, bias=draw.random() < 0.7), nn.ReLU(), nn.Identity(), nn.Dropout(0.0)]
-        parts.append(draw.choice([act, act, again, *fresh, nn.BatchNorm1d(5), nn.Sequential(nn.Linear(5, 5), act)]))
+        new_layers = [nn.Linear(5, 5, bias=draw.random() < 0.7), nn.ReLU(), nn.Identity(), nn.Dropout(0.0)]
+        parts.append(
+            draw.choice([act, act, again, *new_layers, nn.BatchNorm1d(5), nn.Sequential(nn.Linear(5, 5), act)])
+        )
     if draw.random() < 0.2:
         tied = nn.Linear(5, 5)
         tied.weight = again.weight

@@ -43,8 +43,8 @@ def test_imagenets_numbers_normalize_colour_and_grey():
 def test_the_datasets_numbers_are_those_of_the_seen_clients_training_samples():
     new = np.asarray([False, True])
     data = normalized(images(new=new), "dataset")
-    seen = (images().x[:3] / 255.0).double()
-    mean, deviation = seen.mean(dim=(0, 2, 3)), seen.std(dim=(0, 2, 3), unbiased=False)
+    pixels = (images().x[:3] / 255.0).double()
+    mean, deviation = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3), unbiased=False)
     torch.testing.assert_close(data.scale[0].flatten().double(), mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(data.scale[1].flatten().double(), deviation, rtol=1e-6, atol=1e-7)
     assert data.pooled(np.asarray([4, 5])).inputs(slice(None)).equal(data.inputs(slice(4, 6)))
@@ -87,21 +87,21 @@ def test_the_lineage_normalizes_alike(small, tmp_path):
     data = partitions.read(open_artifact(small.p))
     net = models.create("mlp", (1, 28, 28), data.classes, 0)
     net.load_state_dict(tensors(open_artifact(tmp_path / "b")))
-    mine = Federation.of(data.x, data.y, data.offsets, data.classes)
-    rows = torch.from_numpy(np.concatenate([mine.rows(int(client), "test") for client in mine.clients]))
+    plain = Federation.of(data.x, data.y, data.offsets, data.classes)
+    rows = torch.from_numpy(np.concatenate([plain.rows(int(client), "test") for client in plain.clients]))
     with torch.no_grad():
-        expected = net(normalized(mine, "dataset").inputs(rows))
-    found = embeddings.read(open_artifact(tmp_path / "e"))["test"].logits
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+        expected = net(normalized(plain, "dataset").inputs(rows))
+    actual = embeddings.read(open_artifact(tmp_path / "e"))["test"].logits
+    np.testing.assert_allclose(actual, expected.numpy(), rtol=1e-4, atol=1e-5)
     # Other samples are normalized by the numbers of those that the backbone was trained on.
     partition("writers", tmp_path / "other", clients=3, seed=5)
     extract(tmp_path / "b", tmp_path / "oe", partition=tmp_path / "other")
     shifted = partitions.read(open_artifact(tmp_path / "other"))
     other = Federation.of(shifted.x, shifted.y, shifted.offsets, shifted.classes)
     with torch.no_grad():
-        expected = net(normalized(other, "dataset", mine).inputs(torch.from_numpy(other.rows(0, "test"))))
-    found = embeddings.read(open_artifact(tmp_path / "oe"))["test"].logits[: len(expected)]
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+        expected = net(normalized(other, "dataset", plain).inputs(torch.from_numpy(other.rows(0, "test"))))
+    actual = embeddings.read(open_artifact(tmp_path / "oe"))["test"].logits[: len(expected)]
+    np.testing.assert_allclose(actual, expected.numpy(), rtol=1e-4, atol=1e-5)
     personalize("fedavg-plus", tmp_path / "b", tmp_path / "f")
     assert open_artifact(tmp_path / "f").manifest.request["settings"]["normalize"] == "dataset"
     with pytest.raises(UsageError, match="was trained on images with --normalize dataset, not none"):

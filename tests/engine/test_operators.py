@@ -130,9 +130,9 @@ def in_two_places():
     }
 
 
-@pytest.mark.parametrize("which", in_two_places())
-def test_pooling_is_not_joined_where_somebody_else_would_notice(which):
-    body = in_two_places()[which]
+@pytest.mark.parametrize("name", in_two_places())
+def test_pooling_is_not_joined_where_somebody_else_would_notice(name):
+    body = in_two_places()[name]
     net = models.Net(body, nn.Flatten())
     x = torch.randn(3, 2, 8, 8)
     torch.testing.assert_close(operators.tuned(net, (2, 8, 8))(x), net(x))
@@ -157,9 +157,9 @@ def test_torch_func_sees_the_stock_form(name, shape):
     def loss(params, net):
         return functional.cross_entropy(functional_call(net, params, (x,)), y)
 
-    found, expected = (grad(loss)(dict(net.named_parameters()), net) for net in (other, plain))
+    actual, expected = (grad(loss)(dict(net.named_parameters()), net) for net in (other, plain))
     for param, value in expected.items():
-        torch.testing.assert_close(found[param], value, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(actual[param], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])

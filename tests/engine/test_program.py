@@ -76,44 +76,44 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("which", NETS)
-def test_gradients_and_statistics_are_those_of_autograd(which):
-    build, shape = NETS[which]
+@pytest.mark.parametrize("case", NETS)
+def test_gradients_and_statistics_are_those_of_autograd(case):
+    build, shape = NETS[case]
     draw = torch.Generator().manual_seed(1)
     plain = build().double().train()
     other = copy.deepcopy(plain)
-    found = program.of(other, shape)
+    compiled = program.of(other, shape)
     # The memory grows, and serves smaller batches too. Of very few samples a norm over 1x1 maps is ill-conditioned.
     for n in (12, 9, 16, 12):
         x = torch.rand(n, *shape, generator=draw, dtype=torch.double)
         y = torch.randint(0, 3, (n,), generator=draw)
         loss = functional.cross_entropy(plain(x), y)
         grads = torch.autograd.grad(loss, list(plain.parameters()))
-        torch.testing.assert_close(found.step(x, y), loss.detach())
+        torch.testing.assert_close(compiled.step(x, y), loss.detach())
         for (name, _), grad in zip(plain.named_parameters(), grads, strict=True):
-            torch.testing.assert_close(found.grads[name], grad, rtol=1e-6, atol=1e-9, msg=name)
+            torch.testing.assert_close(compiled.grads[name], grad, rtol=1e-6, atol=1e-9, msg=name)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(other.state_dict()[name], value, msg=name)
 
 
 def test_the_parameters_are_read_where_they_lie():
     net = small().train()
-    found, x, y = program.of(net, (2, 8, 8)), torch.rand(4, 2, 8, 8), torch.arange(4) % 3
-    before = found.step(x, y)
+    compiled, x, y = program.of(net, (2, 8, 8)), torch.rand(4, 2, 8, 8), torch.arange(4) % 3
+    before = compiled.step(x, y)
     with torch.no_grad():
         net.head.weight.zero_()
         net.head.bias.zero_()
     assert float(before) != pytest.approx(np.log(3), rel=1e-6)
-    assert float(found.step(x, y)) == pytest.approx(np.log(3), rel=1e-6)
+    assert float(compiled.step(x, y)) == pytest.approx(np.log(3), rel=1e-6)
 
 
 def test_the_same_batch_gives_the_same_bytes():
     draws = []
     for _ in range(2):
         torch.manual_seed(0)
-        found = program.of(small().train(), (2, 8, 8))
-        found.step(torch.rand(6, 2, 8, 8), torch.arange(6) % 3)
-        draws.append(torch.cat([value.flatten() for value in found.grads.values()]))
+        compiled = program.of(small().train(), (2, 8, 8))
+        compiled.step(torch.rand(6, 2, 8, 8), torch.arange(6) % 3)
+        draws.append(torch.cat([value.flatten() for value in compiled.grads.values()]))
     assert torch.equal(*draws)
 
 
@@ -145,8 +145,8 @@ class Stem(nn.Module):
         )
 
     def forward(self, x):
-        found = [inner(x) for inner in self.inner]
-        return found[0] + (found[1] if found[1:] else x)
+        outputs = [inner(x) for inner in self.inner]
+        return outputs[0] + (outputs[1] if outputs[1:] else x)
 
 
 class Idle(nn.Module):
@@ -247,9 +247,9 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("which", UNKNOWN)
-def test_other_networks_have_no_program(which):
-    net = UNKNOWN[which]()
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_other_networks_have_no_program(case):
+    net = UNKNOWN[case]()
     net(torch.rand(2, 2, 8, 8))  # it is a network
     assert graph.read(net, (2, 8, 8)) is None
     assert program.of(net, (2, 8, 8)) is None
@@ -272,16 +272,16 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("which", PLANS)
-def test_a_client_trains_as_by_autograd(which, monkeypatch):
+@pytest.mark.parametrize("case", PLANS)
+def test_a_client_trains_as_by_autograd(case, monkeypatch):
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (11, 2, 8, 8), dtype=np.uint8)
     data = Federation(torch.from_numpy(x), torch.from_numpy(draw.integers(0, 3, 11)), np.asarray([0, 11, 11, 11]), 3)
-    plan = LocalSGD(epochs=2, batch_size=4, lr=np.full(2, 0.05), **PLANS[which])
+    plan = LocalSGD(epochs=2, batch_size=4, lr=np.full(2, 0.05), **PLANS[case])
     start = {name: value.clone() for name, value in small().double().state_dict().items()}
     results, steps = [], []
     original = program.Program.step
-    monkeypatch.setattr(program.Program, "step", lambda *given: steps.append(1) or original(*given))
+    monkeypatch.setattr(program.Program, "step", lambda *args: steps.append(1) or original(*args))
     monkeypatch.setattr(Federation, "inputs", lambda self, rows: self.x[rows].double() / 255)
     for compiled in (True, False):
         if not compiled:
@@ -291,7 +291,7 @@ def test_a_client_trains_as_by_autograd(which, monkeypatch):
         direct = strategy.choose(ResidentNet.of(net, data.in_shape), plan, "loop", 1).program
         loss = loop.train_client(net, data, 0, start, out, plan, np.random.default_rng(5), direct)
         results.append((loss, out))
-    assert len(steps) == (0 if which == "frozen norm" else 6)
+    assert len(steps) == (0 if case == "frozen norm" else 6)
     (loss, out), (expected_loss, expected) = results
     assert loss == pytest.approx(expected_loss, rel=1e-9)
     for name, value in expected.items():
@@ -308,11 +308,11 @@ def test_clients_side_by_side_train_to_the_same_bytes(how):
     plan = LocalSGD(epochs=2, batch_size=8, lr=np.full(2, 0.05))
     torch.manual_seed(0)
     net = small()
-    found = []
-    for given in ({"threads": 1}, how):
-        engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop", **given)
+    results = []
+    for options in ({"threads": 1}, how):
+        engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop", **options)
         (part,) = engine.local_sgd(range(5), parameters.of(net), plan, ("a",))
         engine.close()
-        found.append(part.params)
-    for name, value in found[0].items():
-        assert torch.equal(found[1][name], value), name
+        results.append(part.params)
+    for name, value in results[0].items():
+        assert torch.equal(results[1][name], value), name

@@ -43,8 +43,8 @@ def store(folder, method, ill, y, sizes, *, seed=0, base=None, classes=2):
 
 
 def scored(out):
-    held = json.loads((out / "metrics.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
-    return held, {row["label"]: row["metrics"] for row in held["methods"]}
+    metrics = json.loads((out / "metrics.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+    return metrics, {row["label"]: row["metrics"] for row in metrics["methods"]}
 
 
 # Clients of 4, 0, 3 and 2 samples; nobody of the last one is ill.
@@ -57,7 +57,7 @@ def test_all_that_is_said_of_a_metric_by_hand(tmp_path):
     fedavg = store(tmp_path / "a", "fedavg", BAD, Y, SIZES)
     other = store(tmp_path / "b", "other", GOOD, Y, SIZES)
     evaluate([fedavg, other], tmp_path / "e", metrics=["auroc", "sensitivity"])
-    held, rows = scored(tmp_path / "e")
+    metrics, rows = scored(tmp_path / "e")
     auroc = {name: metric["value"] for name, metric in rows["other"].items() if name.startswith("auroc")}
     assert auroc == {
         "auroc": pytest.approx((4 * 1 + 3 * 0.5) / 7), "auroc_mean": 0.75, "auroc_bottom_decile": 0.5,
@@ -70,14 +70,14 @@ def test_all_that_is_said_of_a_metric_by_hand(tmp_path):
     assert (gain["n"], gain["of"], gain["unit"], gain["baseline_worst"]) == (2, 3, "fraction", 0.75)
     assert (rows["other"]["better_off"]["value"], rows["other"]["worse_off"]["value"]) == (0.5, 0.5)
     assert rows["other"]["better_off"]["by_chance"] == 0.5  # two clients that differ, each as likely as not
-    assert held["metric"] == ["auroc", "sensitivity"]
-    assert held["definitions"] == [
+    assert metrics["metric"] == ["auroc", "sensitivity"]
+    assert metrics["definitions"] == [
         "the positive class is 1",
         "AUROC is not defined for 1 of 3 clients, which lack samples of two classes and are left out",
         "sensitivity is not defined for 1 of 3 clients, which lack samples of the positive class and are left out",
     ]
-    assert "by AUROC" in held["conclusion"]["sentence"]
-    assert set(held["definitions"]) <= set((tmp_path / "e" / "table.md").read_text().splitlines())
+    assert "by AUROC" in metrics["conclusion"]["sentence"]
+    assert set(metrics["definitions"]) <= set((tmp_path / "e" / "table.md").read_text().splitlines())
     cells = list(csv.DictReader((tmp_path / "e" / "clients.csv").open()))[4:]
     assert [row["auroc"] for row in cells] == ["1", "", "0.5", ""]
     assert [row["sensitivity"] for row in cells] == ["0", "", "0.5", ""]
@@ -106,49 +106,49 @@ def test_methods_are_ranked_by_it(tmp_path):
 
 
 def test_the_table_shows_it_first_and_is_no_wider(tmp_path):
-    made = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
-    evaluate(made, tmp_path / "e")
+    artifacts = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
+    evaluate(artifacts, tmp_path / "e")
     plain, _ = scored(tmp_path / "e")
-    evaluate(made, tmp_path / "f", metrics=["brier_score", "f1"])
-    named, _ = scored(tmp_path / "f")
-    before, after = tables.of(plain, "comparison"), tables.of(named, "comparison")
+    evaluate(artifacts, tmp_path / "f", metrics=["brier_score", "f1"])
+    chosen, _ = scored(tmp_path / "f")
+    before, after = tables.of(plain, "comparison"), tables.of(chosen, "comparison")
     assert after.heading[2:5] == ["Brier score", "plain mean", "worst"]
     assert {*after.heading} - {*before.heading} == {"Brier score", "plain mean", "worst", "F1 %", "gain"}
     assert {*before.heading} - {*after.heading} == {"plain mean %", "worst %", "gain %"}
     assert len({*after.heading}) == len(after.heading)
     assert "Brier score" not in after.gives_way
     cells = dict(zip(after.heading, after.rows[1], strict=True))
-    assert cells["Brier score"] == f"{named['methods'][1]['metrics']['brier_score']['value']:.3f}"
+    assert cells["Brier score"] == f"{chosen['methods'][1]['metrics']['brier_score']['value']:.3f}"
     assert cells["gain"].startswith("+0.")
 
 
 def test_the_default_is_written_as_before(tmp_path):
-    made = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
-    for out, named in (("e", {}), ("f", {"metrics": ["accuracy"]})):
-        evaluate(made, tmp_path / out, **named)
-    held, rows = scored(tmp_path / "e")
-    assert not {"metric", "definitions"} & {*held}
+    artifacts = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
+    for out, options in (("e", {}), ("f", {"metrics": ["accuracy"]})):
+        evaluate(artifacts, tmp_path / out, **options)
+    metrics, rows = scored(tmp_path / "e")
+    assert not {"metric", "definitions"} & {*metrics}
     assert not {name for name in rows["other"] if name.startswith("auroc")}
     assert open_artifact(tmp_path / "e").manifest.fingerprint == open_artifact(tmp_path / "f").manifest.fingerprint
 
 
 def test_the_global_part_is_the_baseline_of_any_metric(tmp_path):
     evaluate([store(tmp_path / "a", "mine", GOOD, Y, SIZES, base=BAD)], tmp_path / "e", metrics=["auroc"])
-    held, rows = scored(tmp_path / "e")
-    assert held["baseline"] == "global"
+    metrics, rows = scored(tmp_path / "e")
+    assert metrics["baseline"] == "global"
     assert rows["mine"]["gain"]["value"] == pytest.approx((4 * 0.25 - 3 * 0.5) / 7)
 
 
 def test_a_metric_that_cannot_be(tmp_path):
-    made = [store(tmp_path / "a", "mine", GOOD, Y, SIZES, classes=3)]
+    artifacts = [store(tmp_path / "a", "mine", GOOD, Y, SIZES, classes=3)]
     for names, words in (
         (["aurok"], "unknown metric 'aurok'"), (["macro_precision"], "unknown"), ([], "no metric is named"),
         (["specificity"], "specificity is defined for two classes, and there are 3"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):
-            evaluate(made, tmp_path / "e", metrics=names)
+            evaluate(artifacts, tmp_path / "e", metrics=names)
     assert not (tmp_path / "e").exists()
-    evaluate(made, tmp_path / "e", metrics=["auroc"])
+    evaluate(artifacts, tmp_path / "e", metrics=["auroc"])
     assert "AUROC: mean over the classes" in scored(tmp_path / "e")[0]["definitions"][0]
 
 
@@ -166,15 +166,15 @@ def test_every_metric_is_defined_or_counted_as_not_defined(tmp_path, monkeypatch
     monkeypatch.setattr(pictures, "by_client", lambda *args: b"")  # drawn below, once
     sizes, y = DEGENERATE[case]
     draw = np.random.default_rng(0)
-    made = [
+    artifacts = [
         store(tmp_path / f"{name}{seed}", name, draw.random(len(y)), y, sizes, seed=seed)
         for seed in (0, 1)
         for name in ("fedavg", "mine")
     ]
     clients = 2 * sum(size > 0 for size in sizes)
     for name in RANKING:
-        evaluate(made, tmp_path / name, metrics=[name])
-        held, rows = scored(tmp_path / name)
+        evaluate(artifacts, tmp_path / name, metrics=[name])
+        metrics, rows = scored(tmp_path / name)
         column = [row[name] for row in csv.DictReader((tmp_path / name / "clients.csv").open())]
         defined = sum(cell != "" for cell in column) // 2
         for row in rows.values():
@@ -182,11 +182,11 @@ def test_every_metric_is_defined_or_counted_as_not_defined(tmp_path, monkeypatch
             assert row[name]["n"] == defined or catalogue.METRICS[name].over is None
             assert (row[name]["value"] is None) == (defined == 0)
             assert ("gain" in row) == (defined > 0)
-        said = any("is not defined for" in line for line in held.get("definitions", ()))
-        assert said == (defined < clients)
+        is_counted = any("is not defined for" in line for line in metrics.get("definitions", ()))
+        assert is_counted == (defined < clients)
         needs = catalogue.METRICS[name].needs
         assert needs or defined == clients
-        assert tables.of(held).rows
+        assert tables.of(metrics).rows
 
 
 def test_every_metric_has_what_tables_and_conclusions_take_from_it():
@@ -206,27 +206,27 @@ def test_the_help_names_every_metric():
 
 
 def test_pictures_are_of_the_metric(tmp_path, monkeypatch):
-    seen = []
+    drawn = []
     draw = pictures.by_client
 
     def by_client(names, scores, baseline, title, metric):
-        seen.append((title, metric.name, {label: values.tolist() for label, values in scores.items()}))
+        drawn.append((title, metric.name, {label: values.tolist() for label, values in scores.items()}))
         return draw(names, scores, baseline, title, metric)
 
     monkeypatch.setattr(pictures, "by_client", by_client)
-    made = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
-    evaluate(made, tmp_path / "e", metrics=["auroc"])
-    assert seen == [("AUROC by client, test split", "auroc", {"fedavg": [0.75, 1.0], "other": [1.0, 0.5]})]
-    nobody = {"fedavg": np.zeros(0), "other": np.zeros(0)}
-    assert draw([], nobody, "fedavg", "title", catalogue.METRICS["auroc"]).startswith(b"\x89PNG")
+    artifacts = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
+    evaluate(artifacts, tmp_path / "e", metrics=["auroc"])
+    assert drawn == [("AUROC by client, test split", "auroc", {"fedavg": [0.75, 1.0], "other": [1.0, 0.5]})]
+    empty = {"fedavg": np.zeros(0), "other": np.zeros(0)}
+    assert draw([], empty, "fedavg", "title", catalogue.METRICS["auroc"]).startswith(b"\x89PNG")
     for name in ("auroc", "brier_score"):
         values = {"fedavg": np.asarray([0.2, math.nan] * 15), "other": np.asarray([0.4, math.nan] * 15)}
         assert pictures.ranked(values, "fedavg", "title", catalogue.METRICS[name]).startswith(b"\x89PNG")
 
 
 def test_seen_and_unseen_clients_by_hand(tmp_path):
-    made = [open_artifact(store(tmp_path / "a", "mine", GOOD, Y, SIZES))]
-    (item,) = scoring.score(made, "test", "fedavg", named=("auroc",))
+    artifacts = [open_artifact(store(tmp_path / "a", "mine", GOOD, Y, SIZES))]
+    (item,) = scoring.score(artifacts, "test", "fedavg", named=("auroc",))
     late = replace(item, new=np.asarray([False, False, True, True]))
     rows = scoring.metrics([late], "test", "fedavg")["methods"][0]["metrics"]
     assert [rows[f"auroc_{group}"]["value"] for group in ("seen", "unseen")] == [1, 0.5]

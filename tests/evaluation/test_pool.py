@@ -42,8 +42,8 @@ def penalized(answers, y, b, centre, ridge):
 def test_the_answer_is_the_normalized_product_of_powers():
     answers, _, _ = world()
     for b in ([1.0, 0.5, -0.3], [0, 0, 0], [4.0, -3.0, 2.0]):
-        found = pool.answer(pool.logarithms(answers), np.asarray(b, float))
-        np.testing.assert_allclose(found, literal(answers, b), atol=1e-5)
+        actual = pool.answer(pool.logarithms(answers), np.asarray(b, float))
+        np.testing.assert_allclose(actual, literal(answers, b), atol=1e-5)
 
 
 def test_the_exponents_are_those_that_a_search_over_a_grid_finds():
@@ -93,8 +93,8 @@ def test_of_one_learner_it_is_temperature_scaling():
     best = min(grid, key=lambda power: penalized([sure], y, [power], 1.0, learned.ridge))
     assert b == pytest.approx(best, abs=0.03)
     assert b < 0.9
-    asked = pool.answer(pool.logarithms([sure]), learned.exponents)
-    np.testing.assert_array_equal(asked.argmax(1), sure.argmax(1))
+    pooled = pool.answer(pool.logarithms([sure]), learned.exponents)
+    np.testing.assert_array_equal(pooled.argmax(1), sure.argmax(1))
 
 
 def test_the_order_of_learners_and_one_that_comes_twice_change_no_answer():

@@ -53,35 +53,35 @@ def artifact(out, rounds, seed=0, method="m", **more) -> Artifact:
     ],
 )
 def test_by_hand(tmp_path, rounds, target, expected):
-    found = time_to_target.reached(artifact(tmp_path / "a", rounds), target)
-    assert (found and tuple(found.values())) == (expected and pytest.approx(expected))
-    assert not found or list(found) == list(time_to_target.METRICS)
+    actual = time_to_target.reached(artifact(tmp_path / "a", rounds), target)
+    assert (actual and tuple(actual.values())) == (expected and pytest.approx(expected))
+    assert not actual or list(actual) == list(time_to_target.METRICS)
 
 
 def test_a_model_is_one_to_every_client_that_takes_part(tmp_path):
-    found = time_to_target.reached(artifact(tmp_path / "a", OWN, participants=2), 0.7)
-    assert found["exchanges_to_target"] == pytest.approx(2 * 8.125)
+    actual = time_to_target.reached(artifact(tmp_path / "a", OWN, participants=2), 0.7)
+    assert actual["exchanges_to_target"] == pytest.approx(2 * 8.125)
 
 
 def test_the_global_accuracy_is_not_that_of_clients_that_adapt_after_the_rounds(tmp_path):
     assert time_to_target.reached(artifact(tmp_path / "fedbabu", SHARED, method="fedbabu"), 0.81) is None
     assert time_to_target.reached(artifact(tmp_path / "fedavg", SHARED, method="fedavg"), 0.81)["rounds_to_target"] == 1
-    found = time_to_target.reached(artifact(tmp_path / "measured", OWN, method="fedbabu"), 0.71)
-    assert found["rounds_to_target"] == 3
+    actual = time_to_target.reached(artifact(tmp_path / "measured", OWN, method="fedbabu"), 0.71)
+    assert actual["rounds_to_target"] == 3
 
 
 def test_seeds_that_never_reach_it_are_left_out_and_counted(tmp_path):
     runs = [artifact(tmp_path / str(i), text, i) for i, text in enumerate((OWN, LATER, HEAD))]
-    found = time_to_target.metrics(runs, 0.7)
-    rounds = found["rounds_to_target"]
+    metrics = time_to_target.metrics(runs, 0.7)
+    rounds = metrics["rounds_to_target"]
     assert (rounds["value"], rounds["std_over_seeds"], rounds["n"], rounds["of"]) == (
         2.5,
         pytest.approx(0.5**0.5),
         2,
         3,
     )
-    assert found["seconds_to_target"]["value"] == pytest.approx((3.5 + 7.5) / 2)
-    table = {"target": 0.7, "methods": [{"label": "m", "seeds": [0, 1, 2], "metrics": found}]}
+    assert metrics["seconds_to_target"]["value"] == pytest.approx((3.5 + 7.5) / 2)
+    table = {"target": 0.7, "methods": [{"label": "m", "seeds": [0, 1, 2], "metrics": metrics}]}
     heading, ((_, _, cell, *_),), _ = tables.of(table)
     assert heading[2:] == ["rounds to 70 %", "seconds to 70 %", "MB to 70 %", "models to 70 %"]
     assert cell == "2.5 ± 0.7 (2 of 3)"
@@ -136,12 +136,12 @@ def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_pat
     evaluate([runs / "fedavg", runs / "local"], tmp_path / "plain")
     words = ("evaluate", runs / "fedavg", runs / "local", "-o", tmp_path / "asked", "--target", "0.01")
     assert pfl(*words).code == 0
-    plain, asked = (read(open_artifact(tmp_path / name)) for name in ("plain", "asked"))
+    plain, targeted = (read(open_artifact(tmp_path / name)) for name in ("plain", "asked"))
     assert "target" not in plain
     assert "target" not in open_artifact(tmp_path / "plain").manifest.request
     assert not {name for method in plain["methods"] for name in method["metrics"]} & set(time_to_target.METRICS)
-    assert asked["target"] == 0.01
-    fedavg, local = (method["metrics"] for method in asked["methods"])
+    assert targeted["target"] == 0.01
+    fedavg, local = (method["metrics"] for method in targeted["methods"])
     assert (fedavg["rounds_to_target"]["value"], fedavg["rounds_to_target"]["n"]) == (2, 1)
     assert (
         json.loads((tmp_path / "asked" / "metrics.json").read_text())["methods"][1]["metrics"]["rounds_to_target"][
@@ -175,7 +175,7 @@ def test_a_comparison_takes_a_target_up(small, tmp_path):
     """It trains nothing anew, and a table with another target is another request."""
     shutil.copytree(small.p, tmp_path / "p")
 
-    def made(target, **kwargs):
+    def compared(target, **kwargs):
         return compare(
             [tmp_path / "p"],
             tmp_path / "c",
@@ -185,19 +185,19 @@ def test_a_comparison_takes_a_target_up(small, tmp_path):
             execution=Execution(**kwargs),
         )
 
-    made(None)
+    compared(None)
     assert "rounds_to_target" not in (tmp_path / "c" / "comparison" / "table.csv").read_text()
     before = (tmp_path / "c" / "seed-0" / "gossip" / "manifest.json").stat().st_mtime_ns
-    assert made(0.01).decision == "replace"
+    assert compared(0.01).decision == "replace"
     (row,) = csv.DictReader((tmp_path / "c" / "comparison" / "table.csv").read_text().splitlines())
     assert row["rounds_to_target"] == "2"
-    assert made(0.01).decision == "up to date"
+    assert compared(0.01).decision == "up to date"
     with pytest.raises(ConflictError):
-        made(0.02)
-    made(0.02, force=True)
+        compared(0.02)
+    compared(0.02, force=True)
     assert (tmp_path / "c" / "seed-0" / "gossip" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(UsageError, match="--target 2 is not"):
-        made(2)
+        compared(2)
 
 
 def test_seconds_behind_links_by_hand(tmp_path):
@@ -209,9 +209,9 @@ def test_seconds_behind_links_by_hand(tmp_path):
     third = 4 / 2 + 8 * 9e-6 / 2 * 1.25
     assert simulated_time.seconds(run, link) == pytest.approx(first + second + third)
     assert simulated_time.seconds(run, link, 2) == pytest.approx(first + second)
-    found = simulated_time.metrics([run, artifact(tmp_path / "b", LATER, 1)], link, 0.7)
-    assert found["simulated_seconds"]["value"] == pytest.approx(first + second + third)
-    to_target = found["simulated_seconds_to_target"]
+    metrics = simulated_time.metrics([run, artifact(tmp_path / "b", LATER, 1)], link, 0.7)
+    assert metrics["simulated_seconds"]["value"] == pytest.approx(first + second + third)
+    to_target = metrics["simulated_seconds_to_target"]
     assert to_target["value"] == pytest.approx((first + second + first + second + third) / 2)
     assert "links of 1:4 Mbit/s" in to_target["weighting"]
     assert simulated_time.metrics([run], link, 0.99)["simulated_seconds_to_target"]["n"] == 0

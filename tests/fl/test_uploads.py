@@ -21,24 +21,24 @@ AVERAGING = [name for name in SERVER if name not in SEND_MORE]
 
 def played(method, *steps):
     """A run with upload steps, after two rounds, and its state."""
-    made = worlds.run(method, rounds=2)
-    made.uploads = tuple(uploads.load(step) for step in steps)
-    return made, worlds.play(method, made)
+    run = worlds.run(method, rounds=2)
+    run.uploads = tuple(uploads.load(step) for step in steps)
+    return run, worlds.play(method, run)
 
 
 def test_a_long_update_is_clipped_and_a_short_one_stays():
-    sent = {"w": torch.tensor([[1.0, 1.0], [1.0, 1.0]]), "b": torch.tensor([[0.5], [0.5]])}
+    start = {"w": torch.tensor([[1.0, 1.0], [1.0, 1.0]]), "b": torch.tensor([[0.5], [0.5]])}
     params = {"w": torch.tensor([[4.0, 1.0], [1.3, 1.0]]), "b": torch.tensor([[4.5], [0.1]])}  # updates of norm 5, 0.5
-    received = uploads.load("clip:1.0").apply(params, sent)
+    received = uploads.load("clip:1.0").apply(params, start)
     torch.testing.assert_close(received["w"][0], torch.tensor([1.6, 1.0]))
     torch.testing.assert_close(received["b"][0], torch.tensor([1.3]))
     assert all(torch.equal(received[name][1], params[name][1]) for name in params)
 
 
 def test_eight_bits_are_the_nearest_of_255_levels():
-    sent = {"w": torch.ones(2, 3), "count": torch.ones(2, dtype=torch.int64)}
+    start = {"w": torch.ones(2, 3), "count": torch.ones(2, dtype=torch.int64)}
     update = torch.tensor([[-1.27, 0.004, 0.016], [0.0, 0.0, 0.0]])
-    received = uploads.load("int8").apply({"w": 1 + update, "count": torch.tensor([3, 4])}, sent)
+    received = uploads.load("int8").apply({"w": 1 + update, "count": torch.tensor([3, 4])}, start)
     torch.testing.assert_close(received["w"] - 1, torch.tensor([[-1.27, 0.0, 0.02], [0.0, 0.0, 0.0]]))
     assert received["count"].tolist() == [3, 4]
     assert uploads.load("int8").size({"w": torch.ones(3), "count": torch.tensor(1)}, 99) == 3 + 4 + 8
@@ -64,17 +64,17 @@ def test_eight_bits_cost_a_byte_a_number_and_a_scale_a_tensor(method):
 
 
 def test_the_bytes_of_fedavg_are_those_of_its_uploads():
-    made, state = played("fedavg", "clip:0.01", "int8")
+    run, state = played("fedavg", "clip:0.01", "int8")
     one = sum(value.numel() + 4 for value in state["global"].values())
-    assert made.traffic["up"] == 2 * one * len(made.cohort(0))
+    assert run.traffic["up"] == 2 * one * len(run.cohort(0))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "per-fedavg"])
 def test_the_mean_moves_no_further_than_a_clipped_update(method):
-    made = worlds.run(method, rounds=1)
-    made.uploads = (uploads.load("clip:0.01"),)
-    before = made.initial_model()
-    after = worlds.play(method, made)["global"]
+    run = worlds.run(method, rounds=1)
+    run.uploads = (uploads.load("clip:0.01"),)
+    before = run.initial_model()
+    after = worlds.play(method, run)["global"]
     moved = math.sqrt(sum(float((after[name] - before[name]).square().sum()) for name in after))
     assert 0.005 < moved < 0.01 + 1e-6
 

@@ -31,15 +31,15 @@ def nested(capacities, m):
 
 def test_votes_within_every_store_are_those_of_one_built_for_it():
     stored, y, queries, *_ = world()
-    kept, ks, sigmas = nested([0, 1, 2, 9, 29, 30], 30), [1, 7, 50], [1.0, 0.3]
-    found = sweep.Ranked.of(stored, y, queries).votes(kept, ks, sigmas, CLASSES)
-    assert found.shape == (12, 3, 2, len(queries), CLASSES)
-    for c, i, s in np.ndindex(found.shape[:3]):
-        size = int(kept[c].sum())
-        store = Stores(*flat_indexes([stored[kept[c]]]), y[kept[c]], np.asarray([0, size]), np.asarray([size]))
+    stores, ks, sigmas = nested([0, 1, 2, 9, 29, 30], 30), [1, 7, 50], [1.0, 0.3]
+    actual = sweep.Ranked.of(stored, y, queries).votes(stores, ks, sigmas, CLASSES)
+    assert actual.shape == (12, 3, 2, len(queries), CLASSES)
+    for c, i, s in np.ndindex(actual.shape[:3]):
+        size = int(stores[c].sum())
+        store = Stores(*flat_indexes([stored[stores[c]]]), y[stores[c]], np.asarray([0, size]), np.asarray([size]))
         near = store.search([0], queries, np.asarray([0, len(queries)]), ks[i])
         expected = votes(near, CLASSES, -np.sqrt(near.distance) / sigmas[s])
-        np.testing.assert_allclose(found[c, i, s], expected, atol=1e-6)
+        np.testing.assert_allclose(actual[c, i, s], expected, atol=1e-6)
 
 
 def test_equal_samples_rank_in_their_order():
@@ -53,8 +53,8 @@ def test_equal_samples_rank_in_their_order():
 
 def test_small_scales_do_not_underflow():
     stored, y, queries, *_ = world()
-    found = sweep.Ranked.of(stored + 1000, y, queries).votes(nested([30], 30), [10], [1e-4], CLASSES)
-    np.testing.assert_allclose(found.sum(axis=-1), 1)
+    actual = sweep.Ranked.of(stored + 1000, y, queries).votes(nested([30], 30), [10], [1e-4], CLASSES)
+    np.testing.assert_allclose(actual.sum(axis=-1), 1)
 
 
 def test_ties_of_lambda_go_to_the_one_nearest_one_half():
@@ -89,16 +89,16 @@ def test_ties_go_to_the_first_class_as_in_argmax():
 
 def test_without_votes_the_model_answers():
     _, _, _, model, y = world()
-    found = sweep.correct(np.zeros((1, len(y), CLASSES)), model, y, np.asarray([0, 0.5, 1]))
-    assert found.tolist() == [[(model.argmax(axis=1) == y).sum()] * 3]
+    correct = sweep.correct(np.zeros((1, len(y), CLASSES)), model, y, np.asarray([0, 0.5, 1]))
+    assert correct.tolist() == [[(model.argmax(axis=1) == y).sum()] * 3]
 
 
 def test_accuracy_by_client():
     _, _, _, model, y = world()
     knn = np.eye(CLASSES)[y]
-    found = sweep.accuracy(knn, model, y, np.asarray([0, 4, 4, 17]), np.asarray([0, 1.0]))
-    assert found.shape == (2, 3)
-    assert found[1, [0, 2]].tolist() == [1, 1]
-    assert np.isnan(found[:, 1]).all()
+    accuracies = sweep.accuracy(knn, model, y, np.asarray([0, 4, 4, 17]), np.asarray([0, 1.0]))
+    assert accuracies.shape == (2, 3)
+    assert accuracies[1, [0, 2]].tolist() == [1, 1]
+    assert np.isnan(accuracies[:, 1]).all()
     right = model.argmax(axis=1) == y
-    np.testing.assert_allclose(found[0, [0, 2]], [right[:4].mean(), right[4:].mean()])
+    np.testing.assert_allclose(accuracies[0, [0, 2]], [right[:4].mean(), right[4:].mean()])

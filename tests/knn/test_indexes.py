@@ -36,7 +36,7 @@ def blob(kind, z, train, **parameters):
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_rows_alone_are_searched_as_if_there_were_no_others(kind):
     z, queries = points(ALL, 0), points(25, 1)
-    found, row = indexes.search(blob(kind, z, TRAIN), queries, 7, TRAIN)
+    distance, row = indexes.search(blob(kind, z, TRAIN), queries, 7, TRAIN)
     expected, first = indexes.search(blob(kind, z[:TRAIN], TRAIN), queries, 7, TRAIN)
     assert row.shape == (25, 7)
     assert row.max() < TRAIN
@@ -46,7 +46,7 @@ def test_training_rows_alone_are_searched_as_if_there_were_no_others(kind):
         assert (row == first).mean() > 0.9
     else:
         np.testing.assert_array_equal(row, first)
-        np.testing.assert_allclose(found[known], expected[known], rtol=1e-6)
+        np.testing.assert_allclose(distance[known], expected[known], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,10 +55,10 @@ def test_all_rows_are_searched_as_faiss_does(kind):
 
     z, queries = points(ALL, 0), points(25, 1)
     raw = blob(kind, z, TRAIN)
-    found, row = indexes.search(raw, queries, 7, ALL)
+    distance, row = indexes.search(raw, queries, 7, ALL)
     expected, same = faiss.deserialize_index(raw).search(queries, 7)
     np.testing.assert_array_equal(row, same)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(distance, expected, rtol=1e-6)
     assert row.max() >= TRAIN
 
 
@@ -86,10 +86,10 @@ def test_too_few_samples_to_train(kind, capfd):
 
 def test_fewer_lists_asked_than_neighbours_wanted():
     z = points(ALL, 0)
-    found, row = indexes.search(blob("IVF16,Flat", z, TRAIN), points(25, 1), 20, TRAIN)
+    distance, row = indexes.search(blob("IVF16,Flat", z, TRAIN), points(25, 1), 20, TRAIN)
     assert (row < 0).any()
     assert row.max() < TRAIN
-    assert np.isfinite(found[row >= 0]).all()
+    assert np.isfinite(distance[row >= 0]).all()
     # Such places stay empty in a search of stores.
     raw = blob("IVF16,Flat", z, TRAIN)
     store = Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), np.asarray([0, ALL]), np.asarray([TRAIN]))
@@ -129,8 +129,8 @@ def test_a_datastore_of_every_kind_answers(small, tmp_path, kind):
     assert outcome.summary["exact_instead"] == sum(row["index"] == "Flat" for row in rows(tmp_path / "d"))
     personalize("knn-per", tmp_path / "d", tmp_path / "knn", options={"weight": 1.0})
     personalize("knn-per", small.d, tmp_path / "exact", options={"weight": 1.0})
-    found, exact = (predictions.read(open_artifact(tmp_path / name), "test") for name in ("knn", "exact"))
-    agree = (found.parts["p"].argmax(axis=1) == exact.parts["p"].argmax(axis=1)).mean()
+    approximate, exact = (predictions.read(open_artifact(tmp_path / name), "test") for name in ("knn", "exact"))
+    agree = (approximate.parts["p"].argmax(axis=1) == exact.parts["p"].argmax(axis=1)).mean()
     assert agree > (0.9 if kind in ("SQ8", "HNSW32") else 0.6)
 
 
@@ -144,8 +144,8 @@ def test_clients_with_too_few_samples_get_the_exact_index(small, tmp_path):
 
 def test_the_same_request_gives_the_same_bytes(small, tmp_path):
     for kind in ("PQ8x4", "HNSW16", "IVF4,Flat"):
-        made = [build_datastore(small.e, tmp_path / f"{kind}-{i}", index=kind).path for i in (0, 1)]
-        assert (made[0] / "stores.faiss").read_bytes() == (made[1] / "stores.faiss").read_bytes()
+        paths = [build_datastore(small.e, tmp_path / f"{kind}-{i}", index=kind).path for i in (0, 1)]
+        assert (paths[0] / "stores.faiss").read_bytes() == (paths[1] / "stores.faiss").read_bytes()
 
 
 def test_half_of_the_clients_are_weak(small, tmp_path):

@@ -29,25 +29,25 @@ def test_shares_by_hand():
 def test_far_groups_are_told_apart():
     middles = np.asarray([[0, 0], [100, 0], [0, 100]])
     x = (np.repeat(middles, 20, axis=0) + rng().normal(size=(60, 2))).astype(np.float32)
-    found = k_means(x, 3, rng(1))
+    centres = k_means(x, 3, rng(1))
     expected = np.stack([x[i * 20 : i * 20 + 20].mean(axis=0) for i in range(3)])
-    order = [np.linalg.norm(found - middle, axis=1).argmin() for middle in middles]
-    np.testing.assert_allclose(found[order], expected, rtol=1e-4, atol=1e-4)
+    order = [np.linalg.norm(centres - middle, axis=1).argmin() for middle in middles]
+    np.testing.assert_allclose(centres[order], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_centre_is_the_mean_of_its_samples(seed):
     x = rng(seed).normal(size=(80, 6)).astype(np.float32)
-    found = k_means(x, 9, rng(seed))
-    mine = ((x[:, None] - found[None]) ** 2).sum(axis=2).argmin(axis=1)
-    assert len(np.unique(mine)) == 9
+    centres = k_means(x, 9, rng(seed))
+    nearest = ((x[:, None] - centres[None]) ** 2).sum(axis=2).argmin(axis=1)
+    assert len(np.unique(nearest)) == 9
     for centre in range(9):
-        np.testing.assert_allclose(found[centre], x[mine == centre].mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(centres[centre], x[nearest == centre].mean(axis=0), atol=1e-5)
 
 
 def test_equal_samples_are_no_trouble():
-    found = k_means(np.ones((7, 3), np.float32), 4, rng())
-    np.testing.assert_array_equal(found, np.ones((4, 3)))
+    centres = k_means(np.ones((7, 3), np.float32), 4, rng())
+    np.testing.assert_array_equal(centres, np.ones((4, 3)))
 
 
 def test_a_class_that_may_keep_all_keeps_its_samples():
@@ -57,8 +57,8 @@ def test_a_class_that_may_keep_all_keeps_its_samples():
     assert row.tolist() == [27, -1, -1, -1, -1, -1]
     np.testing.assert_array_equal(centre[0], z[27])
     np.testing.assert_allclose(centre[1], z[28:].mean(axis=0), rtol=1e-6)
-    whole, label, row = prototypes(z, y, 30, rng())
-    np.testing.assert_array_equal(whole, z[row])
+    vectors, label, row = prototypes(z, y, 30, rng())
+    np.testing.assert_array_equal(vectors, z[row])
     np.testing.assert_array_equal(label, y[row])
 
 
@@ -74,8 +74,8 @@ def test_a_store_of_prototypes(small, tmp_path, count, expected):
         if expected == "all":
             assert len(stored) == len(own)
             continue
-        wanted = np.ceil(round(min(1, count if count < 1 else count / len(own)) * len(own), 6))
-        assert len(stored) == max(wanted, len(np.unique(own)))
+        capacity = np.ceil(round(min(1, count if count < 1 else count / len(own)) * len(own), 6))
+        assert len(stored) == max(capacity, len(np.unique(own)))
         assert set(stored) == set(own)
     assert (packed.sample >= -1).all()
     assert (packed.sample == -1).any() == (expected is None)

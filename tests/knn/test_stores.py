@@ -81,19 +81,19 @@ def test_other_indexes_are_searched_by_faiss_and_agree(searched):
         index.add(part)
         other.append(faiss.serialize_index(index).tobytes())
     queries, bounds = points(15, seed=9), np.asarray([0, 6, 8, 15])
-    found = []
+    results = []
     packed = np.frombuffer(bytearray().join(other), np.uint8), np.cumsum([0, *map(len, other)])
     for blob, ends in (flat_indexes(z), packed):
         labels, offsets = np.arange(sum(sizes)), np.cumsum([0, *sizes])
         for threads in (1, 3):
             stores = Stores(blob, ends, labels, offsets, train, threads)
-            found.append(stores.search([0, 1, 2], queries, bounds, 14))
-    for other_found in found[1:]:
-        np.testing.assert_array_equal(found[0].label, other_found.label)
-        np.testing.assert_allclose(found[0].distance, other_found.distance, rtol=1e-5)
+            results.append(stores.search([0, 1, 2], queries, bounds, 14))
+    for other_result in results[1:]:
+        np.testing.assert_array_equal(results[0].label, other_result.label)
+        np.testing.assert_allclose(results[0].distance, other_result.distance, rtol=1e-5)
     # The last client holds 12 samples, the middle one none.
-    assert (found[0].label[8:, 12:] == -1).all()
-    assert np.isinf(found[0].distance[6:8]).all()
+    assert (results[0].label[8:, 12:] == -1).all()
+    assert np.isinf(results[0].distance[6:8]).all()
 
 
 @pytest.mark.parametrize("first", ["torch", "faiss"])
@@ -112,14 +112,14 @@ assert (i[:, 0] == np.arange(500)).all() and torch.isfinite(a).all()
 
 
 def test_a_search_of_many_clients_is_that_of_each():
-    made = worlds.run()
-    part = made.embeddings["test"]
-    together = made.stores.search(made.clients, part.z, part.offsets, 3)
-    for client in made.clients:
+    run = worlds.run()
+    part = run.embeddings["test"]
+    together = run.stores.search(run.clients, part.z, part.offsets, 3)
+    for client in run.clients:
         alone = part.take(np.asarray([client]))
-        found = made.stores.search([client], alone.z, alone.offsets, 3)
+        actual = run.stores.search([client], alone.z, alone.offsets, 3)
         span = slice(part.offsets[client], part.offsets[client + 1])
-        width = found.label.shape[1]  # as many as the store has
-        assert found.distance.tobytes() == together.distance[span, :width].tobytes()
-        np.testing.assert_array_equal(found.label, together.label[span, :width])
+        width = actual.label.shape[1]  # as many as the store has
+        assert actual.distance.tobytes() == together.distance[span, :width].tobytes()
+        np.testing.assert_array_equal(actual.label, together.label[span, :width])
         assert (together.label[span, width:] == -1).all()

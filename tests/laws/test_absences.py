@@ -26,31 +26,31 @@ BAD = 6
 """The client whose training diverges: it is drawn for the first and the last of three rounds."""
 
 
-def poison(made, *clients):
+def poison(run, *clients):
     """Let clients hold training samples under which any training overflows."""
     for client in clients:
-        made.federation.x[made.federation.rows(client, "train")] = 3e38
+        run.federation.x[run.federation.rows(client, "train")] = 3e38
 
 
-def play(method, made, spoil=lambda t: None):
+def play(method, run, spoil=lambda t: None):
     """The state after all rounds, and the rows of rounds.csv; ``spoil`` is called before setup (-1) and each round."""
     code = methods.load(method)
     spoil(-1)
-    state, rows = round_table.begin(made, code)
+    state, rows = round_table.begin(run, code)
     if hasattr(code, "train_round"):
-        for t in range(made.settings.rounds):
+        for t in range(run.settings.rounds):
             spoil(t)
-            state, row = round_table.play(made, method, code, state, t)
+            state, row = round_table.play(run, method, code, state, t)
             rows.append(row)
     return state, rows
 
 
-def answers(method, made, state):
+def answers(method, run, state):
     """What the clients answer, by split, and what befell them, as ``personalize`` stores it."""
-    with made.personalizing():
-        predictor = methods.load(method).personalize(made, state, made.clients)
-        found = absences.checked(made, made.clients, {split: predictor.answer(split) for split in predictor.splits})
-    return found, found.pop("befell")
+    with run.personalizing():
+        predictor = methods.load(method).personalize(run, state, run.clients)
+        by_split = absences.checked(run, run.clients, {split: predictor.answer(split) for split in predictor.splits})
+    return by_split, by_split.pop("befell")
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
     assert left_out == ({} if method not in TRAINED else {0: [BAD], 1: [BAD], 3: [BAD]} if first < 0 else {3: [BAD]})
     if method not in TRAINED:
         poison(runs[0], BAD)
-    found, befell = answers(method, runs[0], state)
-    for parts in found.values():
+    by_split, befell = answers(method, runs[0], state)
+    for parts in by_split.values():
         assert np.isfinite(parts["p"]).all()
         np.testing.assert_allclose(parts["p"].sum(axis=1), 1, atol=1e-5)
     if method in ("local", "fedavg-plus", "knn-per-plus"):
@@ -98,7 +98,7 @@ def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
         assert (row["bytes_up"], row["bytes_peer"]) == (other["bytes_up"], other["bytes_peer"])
         assert row["bytes_down"] == other["bytes_down"] or method in ("fedattn", "fedham")
     again, _ = answers(method, runs[1], expected)
-    for split, parts in found.items():
+    for split, parts in by_split.items():
         np.testing.assert_array_equal(parts["p"], again[split]["p"])
 
 
@@ -120,7 +120,7 @@ def test_dropout_changes_no_other_draw(method, monkeypatch):
     def watched(*args, **kwargs):
         for part in local_sgd(*args, **kwargs):
             # What is trained before the rounds, nobody drops out of.
-            in_round = len(made.attendance.selected) > 0
+            in_round = len(run.attendance.selected) > 0
             for place, client in enumerate(part.clients.tolist() if in_round else ()):
                 trained[-1].setdefault(client, {name: value[place].clone() for name, value in part.params.items()})
             yield part
@@ -128,30 +128,30 @@ def test_dropout_changes_no_other_draw(method, monkeypatch):
     monkeypatch.setattr(Engine, "local_sgd", watched)
     dropped = []
     for rate in (0.0, 0.4):
-        made = worlds.run(method, rounds=1, mode="loop", participation=1.0, dropout=rate)
+        run = worlds.run(method, rounds=1, mode="loop", participation=1.0, dropout=rate)
         trained.append({})
-        _, rows = play(method, made)
+        _, rows = play(method, run)
         dropped.append(rows[-1]["dropped"])
     assert dropped[0] == 0
     assert 0 < dropped[1] < len(worlds.ABLE)
-    missing = set(made.attendance.dropped.tolist())
+    missing = set(run.attendance.dropped.tolist())
     assert trained[1].keys() == trained[0].keys() - missing
     assert all(worlds.same(trained[0][client], params) for client, params in trained[1].items())
 
 
 @pytest.mark.parametrize("method", TRAINED)
 def test_a_round_that_nobody_answers_changes_nothing(method):
-    made = worlds.run(method, rounds=2, dropout=1 - 1e-9)
+    run = worlds.run(method, rounds=2, dropout=1 - 1e-9)
     begun = methods.load(method).setup(worlds.run(method, rounds=2))
-    state, rows = play(method, made)
+    state, rows = play(method, run)
     assert worlds.same(state, begun)
     assert all(not len(table.written) for table in state.values() if isinstance(table, ModelTable))
     for row in rows[-2:]:
         assert (row["clients"], row["dropped"], row["bytes_up"], row["bytes_peer"]) == (0, 3, 0, 0)
         # Before anybody answers, FedProto has no prototypes to send.
-        assert (row["bytes_down"] > 0) == (made.kind == "server" and method != "fedproto")
-    found, _ = answers(method, made, state)
-    assert np.isfinite(found["test"]["p"]).all()
+        assert (row["bytes_down"] > 0) == (run.kind == "server" and method != "fedproto")
+    by_split, _ = answers(method, run, state)
+    assert np.isfinite(by_split["test"]["p"]).all()
     assert round_table.note(rows).startswith("nobody answered")
     facts = absences.summary(rows, [*"abcdefg"])
     assert facts == {"dropped": 6, "rounds_unanswered": 2}

@@ -36,8 +36,8 @@ OWNERS = [(name, methods.load(name).Config) for name in METHODS if methods.load(
 
 
 def played(method, **kwargs):
-    made = worlds.run(method, **kwargs)
-    return worlds.answers(method, made, worlds.play(method, made))
+    run = worlds.run(method, **kwargs)
+    return worlds.answers(method, run, worlds.play(method, run))
 
 
 @pytest.mark.parametrize(("owner", "option"), options(int, *OWNERS, ("training", Settings)))
@@ -58,8 +58,8 @@ def test_more_than_there_are_mean_all_or_are_refused_in_words(method, option):
 
 @pytest.mark.parametrize("method", ["gossip", "fedattn"])
 def test_all_others_are_as_many_as_there_are(method):
-    found = [played(method, options={"k": k}, rounds=2)["test"] for k in (len(worlds.SIZES), 10**6)]
-    assert found[0].tobytes() == found[1].tobytes()
+    answers = [played(method, options={"k": k}, rounds=2)["test"] for k in (len(worlds.SIZES), 10**6)]
+    assert answers[0].tobytes() == answers[1].tobytes()
 
 
 @pytest.mark.parametrize(

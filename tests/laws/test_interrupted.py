@@ -73,8 +73,8 @@ class Lines:
             self.phase = "rounds"
         elif code is answers.answer.__code__:
             self.phase = "answers"
-        ours = self.phase or code is rounds.rounds.__code__
-        return self._line if ours and code.co_filename.startswith(PACKAGE) else None
+        is_watched = self.phase or code is rounds.rounds.__code__
+        return self._line if is_watched and code.co_filename.startswith(PACKAGE) else None
 
     def _line(self, frame, event, arg):
         if event == "return" and frame.f_code in (rounds.rounds.__code__, answers.answer.__code__):
@@ -94,13 +94,13 @@ def number(*key):
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
 
 
-def check(method, tiny, out, monkeypatch, turns, *, kept):
+def check(method, tiny, out, monkeypatch, turns, *, keep_every_round):
     """Interrupt runs in both phases, each where a hash of the method and the turn says, and compare what they end with.
 
-    Without ``kept``, which keeps every round, an interruption is the first thing that makes a run keep something.
+    Without ``keep_every_round`` a run keeps nothing until it is interrupted.
     """
     monkeypatch.setattr(personal_accuracy, "CHUNK", 2)
-    if kept:
+    if keep_every_round:
         monkeypatch.setattr(rounds, "_SELDOM", 0.0)
     else:
         monkeypatch.setattr(rounds.Checkpoints, "offer", lambda self: None)
@@ -113,14 +113,14 @@ def check(method, tiny, out, monkeypatch, turns, *, kept):
         with torch.enable_grad(), lines.followed() if lines else nullcontext():
             personalize.personalize(method, tiny / "d", out / name, settings=settings, execution=Execution(threads=1))
 
-    whole = Lines()
-    run("whole", whole)
+    uninterrupted = Lines()
+    run("whole", uninterrupted)
     for turn in turns:
         for phase in ("rounds", "answers"):
-            places = sorted(place for place in whole.ran if place[0] == phase)
+            places = sorted(place for place in uninterrupted.ran if place[0] == phase)
             if places:
                 place = places[number(method, turn, phase) % len(places)]
-                count = 1 + number(method, turn, *place[:2]) % whole.ran[place]
+                count = 1 + number(method, turn, *place[:2]) % uninterrupted.ran[place]
                 with pytest.raises(KeyboardInterrupt):
                     run("again", Lines(place, count))
         run("again")
@@ -130,7 +130,7 @@ def check(method, tiny, out, monkeypatch, turns, *, kept):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_interrupted_anywhere(method, tiny, tmp_path, monkeypatch):
-    check(method, tiny, tmp_path, monkeypatch, turns=[0], kept=number(method) % 4 == 0)
+    check(method, tiny, tmp_path, monkeypatch, turns=[0], keep_every_round=number(method) % 4 == 0)
 
 
 _BEGINS = """
@@ -190,7 +190,7 @@ def test_an_interruption_that_python_would_ignore_is_none_the_less_one(number):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("keep_every_round", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_interrupted_at_many_places(method, tiny, tmp_path, monkeypatch, kept):
-    check(method, tiny, tmp_path, monkeypatch, turns=range(1, 21), kept=kept)
+def test_interrupted_at_many_places(method, tiny, tmp_path, monkeypatch, keep_every_round):
+    check(method, tiny, tmp_path, monkeypatch, turns=range(1, 21), keep_every_round=keep_every_round)

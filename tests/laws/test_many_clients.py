@@ -43,19 +43,19 @@ def tiny(clients, samples=2, features=worlds.FEATURES):
 @pytest.mark.parametrize("method", TRAINED)
 def test_what_grows_with_the_square_of_the_clients_is_declared(method):
     """Of a n^2 + b n + c, for 8, 16 and 32 clients, what is not of b and c: of bytes sent, and of tables kept."""
-    sent, kept = [], []
+    sent_bytes, kept_bytes = [], []
     for clients in (8, 16, 32):
         data = tiny(clients, **WIDE.get(method, {}))
         options = OPTIONS.get(method, {})
-        made = worlds.run(method, data=data, participation=1.0, rounds=2, epochs=1, options=options)
-        state = worlds.play(method, made)
-        sent.append(sum(made.traffic.values()))
+        run = worlds.run(method, data=data, participation=1.0, rounds=2, epochs=1, options=options)
+        state = worlds.play(method, run)
+        sent_bytes.append(sum(run.traffic.values()))
         flat = state_files.flatten(state_files._without_tables(state))
-        kept.append(sum(value.numel() * value.element_size() for value in flat.values()))
+        kept_bytes.append(sum(value.numel() * value.element_size() for value in flat.values()))
     facts = registry.card("methods", method).facts
-    assert _is_quadratic(sent) == ("PAIRS_SENT" in facts), sent
-    if _is_quadratic(kept):
-        assert {"PAIRS_SENT", "PAIRS_KEPT"} & set(facts), kept
+    assert _is_quadratic(sent_bytes) == ("PAIRS_SENT" in facts), sent_bytes
+    if _is_quadratic(kept_bytes):
+        assert {"PAIRS_SENT", "PAIRS_KEPT"} & set(facts), kept_bytes
 
 
 def _is_quadratic(values):
@@ -63,8 +63,8 @@ def _is_quadratic(values):
     return second - 2 * first > 0.1 * second
 
 
-class Said(NullReporter):
-    """Whoever watches, and keeps what is said."""
+class Recorder(NullReporter):
+    """A reporter that keeps all lines."""
 
     def __init__(self):
         self.lines = []
@@ -115,12 +115,12 @@ def test_many_clients_are_told_what_grows_with_their_square(many, monkeypatch, t
     """In numbers that follow from the request: models a round, bytes, pairs."""
     monkeypatch.setattr(pair_costs, "MANY", 300)
     for method, number in FACTS:
-        reporter = Said()
+        reporter = Recorder()
         execution = Execution(dry_run=True, reporter=reporter)
         personalize(method, many / "p", tmp_path / method, settings=SETTINGS, execution=execution)
         assert any(number in line for line in reporter.lines), reporter.lines
     monkeypatch.setattr(pair_costs, "MANY", 301)
-    reporter = Said()
+    reporter = Recorder()
     personalize(
         "panm", many / "p", tmp_path / "panm", settings=SETTINGS, execution=Execution(dry_run=True, reporter=reporter)
     )

@@ -102,9 +102,9 @@ def restricted(state: object, like: object, clients: int) -> object:
 def test_a_run_with_new_clients_is_to_the_bit_the_run_without_them(method):
     base = worlds.federation()
     without, beside = worlds.run(method, data=base, rounds=4), worlds.run(method, data=with_new(base), rounds=4)
-    expected, found = worlds.play(method, without), worlds.play(method, beside)
+    expected, actual = worlds.play(method, without), worlds.play(method, beside)
     tables_read = restricted(expected, expected, len(base.clients))
-    assert worlds.same(restricted(found, expected, len(base.clients)), tables_read)
+    assert worlds.same(restricted(actual, expected, len(base.clients)), tables_read)
 
 
 @pytest.mark.parametrize("changed", ["test samples", "new clients"])
@@ -112,10 +112,10 @@ def test_a_run_with_new_clients_is_to_the_bit_the_run_without_them(method):
 def test_nothing_is_learned_from_test_samples_or_new_clients(method, changed):
     """Whatever they hold, the trained state is the same to the bit."""
     data = with_new(worlds.federation())
-    whose = [(client, "test") for client in data.clients]
+    changed_splits = [(client, "test") for client in data.clients]
     if changed == "new clients":
-        whose = [(client, split) for client in np.flatnonzero(data.new) for split in SPLITS]
-    rows = np.concatenate([data.rows(int(client), split) for client, split in whose])
+        changed_splits = [(client, split) for client in np.flatnonzero(data.new) for split in SPLITS]
+    rows = np.concatenate([data.rows(int(client), split) for client, split in changed_splits])
     x, y = data.x.clone(), data.y.clone()
     x[rows], y[rows] = -5 * x[rows] + 1, (y[rows] + 1) % data.classes
     other = Federation(x, y, data.offsets, data.classes, data.new, data.cluster)
@@ -134,10 +134,10 @@ def test_perfect_neighbours_are_perfect_however_many_clients_are_new():
 
 def test_whom_a_client_met_last_stays_its_neighbour_of_gossip():
     """As of neighbours that other methods find: a round that it sits out takes none from it."""
-    made = worlds.run("gossip", participation=0.34, rounds=6, options={"k": 1})
-    graph = neighbourhood.adjacency(worlds.play("gossip", made)["graph"].numpy(), len(made.clients))
+    run = worlds.run("gossip", participation=0.34, rounds=6, options={"k": 1})
+    graph = neighbourhood.adjacency(worlds.play("gossip", run)["graph"].numpy(), len(run.clients))
     for t in range(1, 6):
-        out = np.setdiff1d(made.clients, made.cohort(t))
+        out = np.setdiff1d(run.clients, run.cohort(t))
         np.testing.assert_array_equal(graph[t, out], graph[t - 1, out])
-        assert (graph[t, made.cohort(t)].sum(axis=1) == 1).all()
-    assert graph[-1].sum() > len(made.cohort(5))
+        assert (graph[t, run.cohort(t)].sum(axis=1) == 1).all()
+    assert graph[-1].sum() > len(run.cohort(5))

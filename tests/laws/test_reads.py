@@ -46,13 +46,13 @@ ARTIFACTS = {"source", "sources", "arriving"}
 
 
 def test_every_path_that_a_command_reads_is_tried():
-    found = set()
+    path_options = set()
     for command in app.registered_commands:
         hints = inspect.signature(command.callback, eval_str=True).parameters
         paths = {name for name, parameter in hints.items() if "pathlib" in str(parameter.annotation)}
         if "out" in paths:
-            found |= {(command.name, name) for name in paths - ARTIFACTS - {"out"}}
-    assert found == set(OPTIONS)
+            path_options |= {(command.name, name) for name in paths - ARTIFACTS - {"out"}}
+    assert path_options == set(OPTIONS)
 
 
 def interrupted(work):

@@ -56,8 +56,8 @@ def test_it_takes_what_the_earlier_run_chose(small, refit, tmp_path):
     evaluate([tmp_path / "k"], tmp_path / "e")
     # Choosing has cost an earlier backbone, which counts.
     own, first = (open_artifact(path).manifest for path in (refit.b, small.b))
-    sent = open_artifact(tmp_path / "k").manifest.summary["bytes_up"]
-    assert sent == own.summary["bytes_up"] + first.summary["bytes_up"]
+    sent_bytes = open_artifact(tmp_path / "k").manifest.summary["bytes_up"]
+    assert sent_bytes == own.summary["bytes_up"] + first.summary["bytes_up"]
 
 
 def test_what_is_missing_or_does_not_go_together_is_refused(small, refit, tmp_path):
@@ -96,8 +96,8 @@ def test_choices_of_other_clients_are_refused(small, refit, tmp_path):
 def test_a_comparison_lets_those_choose_that_choose(small, tmp_path):
     methods = ["fedavg", "local", "knn-per", "fedham"]
     plain = compare([small.p], tmp_path / "plain", methods=methods, settings=FEW)
-    whole = compare([small.p], tmp_path / "c", methods=methods, settings=REFIT)
-    assert (plain.summary["methods"], whole.summary["methods"]) == (4, 4)
+    refitted = compare([small.p], tmp_path / "c", methods=methods, settings=REFIT)
+    assert (plain.summary["methods"], refitted.summary["methods"]) == (4, 4)
     at = tmp_path / "c" / "seed-0"
     assert sorted(path.name for path in (at / "choosing").iterdir()) == [
         "backbone",

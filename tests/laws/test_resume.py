@@ -30,7 +30,7 @@ WORDS = ("--model", "mlp", "--rounds", ROUNDS, "--participation", "0.2", "--eval
 
 
 @pytest.fixture(scope="module")
-def whole(small, tmp_path_factory):
+def uninterrupted(small, tmp_path_factory):
     """The run that was left alone."""
     out = tmp_path_factory.mktemp("whole") / "b"
     train_global(small.p, out, settings=SETTINGS)
@@ -60,33 +60,33 @@ def stopped(spawn, small, tmp_path):
     return run
 
 
-def resumed_after(said):
-    return int(re.search(rf"^resuming after round (\d+) of {ROUNDS}$", said, flags=re.M)[1])
+def resumed_after(err):
+    return int(re.search(rf"^resuming after round (\d+) of {ROUNDS}$", err, flags=re.M)[1])
 
 
-def test_killed(stopped, pfl, small, whole, tmp_path):
+def test_killed(stopped, pfl, small, uninterrupted, tmp_path):
     code, _ = stopped(signal.SIGKILL)
     assert code == -signal.SIGKILL
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", *WORDS)
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'b'}\n")
     assert 1 <= resumed_after(ran.err) < ROUNDS
-    same(tmp_path / "b", whole)
+    same(tmp_path / "b", uninterrupted)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupted(stopped, pfl, whole, tmp_path, number):
+def test_interrupted(stopped, pfl, uninterrupted, tmp_path, number):
     code, err = stopped(number)
     assert code == 130
-    said = err[err.index("pfl: ") :].splitlines()
-    assert said[0] == "pfl: interrupted; to resume, run again:"
-    assert len(said) == 2
+    lines = err[err.index("pfl: ") :].splitlines()
+    assert lines[0] == "pfl: interrupted; to resume, run again:"
+    assert len(lines) == 2
     assert "Traceback" not in err
-    command, *words = shlex.split(said[1])
+    command, *words = shlex.split(lines[1])
     assert command == "pfl"
     ran = pfl(*words)
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'b'}\n")
     assert 1 <= resumed_after(ran.err) < ROUNDS
-    same(tmp_path / "b", whole)
+    same(tmp_path / "b", uninterrupted)
 
 
 def test_its_terminal_closes(small, spawn, tmp_path):
@@ -128,10 +128,10 @@ class Stop:
 
     def __init__(self, after=None, raised=KeyboardInterrupt):
         self.after, self.raised = after, raised
-        self.said = []
+        self.lines = []
 
     def say(self, text):
-        self.said.append(text)
+        self.lines.append(text)
 
     def detail(self, text):
         pass
@@ -163,15 +163,15 @@ def answer(at, out, reporter, **kwargs):
 @pytest.mark.parametrize("stops", [(1,), (5,), (2, 1, 2), (6,)])
 def test_interrupted_after_any_round(small, tmp_path, step, stops):
     step(small, tmp_path / "whole", Stop())
-    done = 0
+    rounds_done = 0
     for after in stops:
         with pytest.raises(KeyboardInterrupt):
             step(small, tmp_path / "out", Stop(after))
-        done += after
+        rounds_done += after
         assert not (tmp_path / "out").exists()
     reporter = Stop()
     assert step(small, tmp_path / "out", reporter).decision == "resume"
-    assert f"resuming after round {done} of 6" in reporter.said
+    assert f"resuming after round {rounds_done} of 6" in reporter.lines
     same(tmp_path / "out", tmp_path / "whole")
 
 
@@ -188,7 +188,7 @@ def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_
         train(small, tmp_path / "out", Stop(3, lost))
     reporter = Stop()
     train(small, tmp_path / "out", reporter)
-    assert "resuming after round 3 of 6" in reporter.said
+    assert "resuming after round 3 of 6" in reporter.lines
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per", "knn-per-plus"])
@@ -206,7 +206,7 @@ def test_interrupted_while_clients_personalize(small, tmp_path, monkeypatch, met
             step(tmp_path / "out", Stop(after))
     reporter = Stop()
     step(tmp_path / "out", reporter)
-    assert "resuming after 3 of 6 clients" in reporter.said
+    assert "resuming after 3 of 6 clients" in reporter.lines
     for name in open_artifact(tmp_path / "whole").manifest.files:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
@@ -222,7 +222,7 @@ def unfinished(small, tmp_path):
 def test_force_begins_at_the_first_round(small, tmp_path, unfinished):
     reporter = Stop()
     train(small, unfinished, reporter, force=True)
-    assert not any("resuming" in line for line in reporter.said)
+    assert not any("resuming" in line for line in reporter.lines)
     train(small, tmp_path / "whole", Stop())
     same(unfinished, tmp_path / "whole")
 

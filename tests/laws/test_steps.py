@@ -28,7 +28,7 @@ def test_as_many_steps_as_an_epoch_has_are_an_epoch(method):
     """Where clients are of one size, so that a number of steps is a number of epochs: the same bytes."""
     steps = 4 // BATCHES.get(method, 1)
     runs = [worlds.run(method, data=equal_clients(), **how) for how in ({"epochs": 2}, {"steps": steps})]
-    states = [worlds.play(method, made) for made in runs]
+    states = [worlds.play(method, run) for run in runs]
     assert worlds.same(*(unmeasured(state) for state in states))
-    answers = [worlds.answers(method, made, state)["test"] for made, state in zip(runs, states, strict=True)]
+    answers = [worlds.answers(method, run, state)["test"] for run, state in zip(runs, states, strict=True)]
     assert answers[0].tobytes() == answers[1].tobytes()

@@ -61,9 +61,9 @@ def test_the_page_lists_the_catalogue():
 
 
 def test_no_two_columns_share_a_heading_or_give_way_at_once():
-    shown = [catalogue.METRICS[name] for name in catalogue.columns("evaluation")]
-    assert len({metric.heading for metric in shown}) == len(shown)
-    numbers = [metric.gives_way for metric in shown if metric.gives_way is not None]
+    columns = [catalogue.METRICS[name] for name in catalogue.columns("evaluation")]
+    assert len({metric.heading for metric in columns}) == len(columns)
+    numbers = [metric.gives_way for metric in columns if metric.gives_way is not None]
     assert len({*numbers}) == len(numbers)
     assert all(metric.score in catalogue.METRICS for metric in catalogue.METRICS.values() if metric.score)
 

@@ -28,8 +28,8 @@ def test_two_classes_by_hand():
 
 
 def test_brier_score_of_three_classes_by_hand():
-    found = classification.brier_score(np.asarray([[0.5, 0.3, 0.2]]), np.asarray([1]))
-    np.testing.assert_allclose(found, [0.25 + 0.49 + 0.04])
+    actual = classification.brier_score(np.asarray([[0.5, 0.3, 0.2]]), np.asarray([1]))
+    np.testing.assert_allclose(actual, [0.25 + 0.49 + 0.04])
 
 
 def drawn(classes, seed):
@@ -69,15 +69,15 @@ def test_every_score_is_that_of_scikit_learn(classes):
         p, y = drawn(classes, seed)
         p = (p + 0.01) / (p + 0.01).sum(axis=1, keepdims=True)  # a log-loss of 0 depends on where it is cut
         for name, reference in {**REFERENCES, **(OF_TWO if classes == 2 else {})}.items():
-            found = catalogue.METRICS[name].by_client(p, y, np.asarray([0, len(y)]))
-            assert found == pytest.approx([reference(p, y)], abs=1e-6), name
+            actual = catalogue.METRICS[name].by_client(p, y, np.asarray([0, len(y)]))
+            assert actual == pytest.approx([reference(p, y)], abs=1e-6), name
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
 def test_of_many_classes_those_count_that_occur():
     p, y = drawn(7, 0)
-    held = np.isin(y, [1, 4, 6])
-    p, y = p[held], y[held]
+    occurring = np.isin(y, [1, 4, 6])
+    p, y = p[occurring], y[occurring]
     for name in ("auroc", "average_precision", "f1", "balanced_accuracy"):
         assert getattr(classification, name)(p, y) == pytest.approx(REFERENCES[name](p, y)), name
 
@@ -96,8 +96,8 @@ def test_nothing_is_0_for_want_of_a_class(label):
 def test_scores_over_clients_by_hand():
     values, n = np.asarray([0.2, np.nan, 0.6, 0.1]), np.asarray([1, 5, 3, 0])
     parts = {part: catalogue.METRICS[f"brier_score_{part}"] for part in ("mean", "bottom_decile", "worst")}
-    found = {part: entry.of_run({"brier_score": values}, n, P, Y) for part, entry in parts.items()}
-    assert found == {"mean": pytest.approx(0.3), "bottom_decile": 0.6, "worst": 0.6}  # the highest error is the worst
+    actual = {part: entry.of_run({"brier_score": values}, n, P, Y) for part, entry in parts.items()}
+    assert actual == {"mean": pytest.approx(0.3), "bottom_decile": 0.6, "worst": 0.6}  # the highest error is the worst
     assert catalogue.METRICS["brier_score"].of_run({"brier_score": values}, n, P, Y) == pytest.approx(0.5)
     assert catalogue.METRICS["auroc_worst"].of_run({"auroc": values}, n, P, Y) == 0.1
     assert math.isnan(catalogue.METRICS["auroc_mean"].of_run({"auroc": values * np.nan}, n, P, Y))

@@ -20,7 +20,9 @@ from pflcli.metrics import gains
 TRUTH = 0.05
 
 
-def coverage(*, clients, seeds, same, of_clients=0.1, of_seeds=0.0, noise=0.03, told=None, spread=0.0, tries=600):
+def coverage(
+    *, clients, seeds, same, of_clients=0.1, of_seeds=0.0, noise=0.03, assumed_same=None, spread=0.0, tries=600
+):
     """How often the interval holds the truth, where clients are the ``same`` under every seed or others."""
     draw = np.random.default_rng(0)
     hits = 0
@@ -29,8 +31,8 @@ def coverage(*, clients, seeds, same, of_clients=0.1, of_seeds=0.0, noise=0.03, 
         gain = TRUTH + own + of_seeds * draw.normal(size=(seeds, 1)) + noise * draw.normal(size=(seeds, clients))
         weights = np.exp(spread * draw.normal(size=clients)) * np.ones((seeds, 1))
         ids = np.arange(seeds * clients).reshape(seeds, clients)
-        who = ids % clients if (same if told is None else told) else ids
-        low, high = gains.mean_gain(list(gain), list(weights), list(who)).interval
+        identities = ids % clients if (same if assumed_same is None else assumed_same) else ids
+        low, high = gains.mean_gain(list(gain), list(weights), list(identities)).interval
         hits += low <= TRUTH <= high
     return hits / tries
 
@@ -59,24 +61,24 @@ def test_the_interval_covers_where_few_clients_weigh_most():
 @pytest.mark.parametrize(("seeds", "at_most"), [(3, 0.85), (5, 0.75)])
 def test_to_take_shared_clients_for_others_covers_too_little(seeds, at_most):
     """What the interval would promise if clients that come again counted as new ones."""
-    assert coverage(clients=60, seeds=seeds, same=True, told=False) < at_most
+    assert coverage(clients=60, seeds=seeds, same=True, assumed_same=False) < at_most
 
 
 def test_the_interval_of_one_seed_by_hand():
     """Four clients of one weight: mean 2, deviation sqrt(2/3), error half of it, and t of 3 degrees 3.182."""
-    found = gains.mean_gain([np.asarray([1.0, 2, 2, 3])], [np.ones(4)], [np.arange(4)])
-    assert found.mean == 2
-    assert found.error == pytest.approx(np.sqrt(2 / 3) / 2)
-    assert found.freedom == pytest.approx(3)
-    assert found.interval == pytest.approx((2 - 3.18245 * found.error, 2 + 3.18245 * found.error), rel=1e-4)
+    gain = gains.mean_gain([np.asarray([1.0, 2, 2, 3])], [np.ones(4)], [np.arange(4)])
+    assert gain.mean == 2
+    assert gain.error == pytest.approx(np.sqrt(2 / 3) / 2)
+    assert gain.freedom == pytest.approx(3)
+    assert gain.interval == pytest.approx((2 - 3.18245 * gain.error, 2 + 3.18245 * gain.error), rel=1e-4)
 
 
 def test_twice_the_same_seed_tells_nothing_new():
     draw = np.random.default_rng(0)
-    gain, weight, who = draw.normal(size=30), draw.integers(5, 20, 30).astype(float), np.arange(30)
-    once, twice = (gains.mean_gain([gain] * n, [weight] * n, [who] * n) for n in (1, 2))
+    gain, weight, identities = draw.normal(size=30), draw.integers(5, 20, 30).astype(float), np.arange(30)
+    once, twice = (gains.mean_gain([gain] * n, [weight] * n, [identities] * n) for n in (1, 2))
     assert twice.interval == pytest.approx(once.interval)
-    others = gains.mean_gain([gain] * 2, [weight] * 2, [who, who + 30])
+    others = gains.mean_gain([gain] * 2, [weight] * 2, [identities, identities + 30])
     assert others.error == pytest.approx(once.error / np.sqrt(2))
 
 
@@ -121,9 +123,9 @@ def test_two_methods_that_are_equally_good_seldom_exceed_chance(repeated):
 
 def test_ten_thousand_clients_cost_a_moment():
     draw = np.random.default_rng(0)
-    gain, weight, who = draw.normal(size=(3, 10_000)), np.ones((3, 10_000)), np.arange(10_000)
+    gain, weight, identities = draw.normal(size=(3, 10_000)), np.ones((3, 10_000)), np.arange(10_000)
     began = time.process_time()
-    gains.mean_gain(list(gain), list(weight), [who] * 3)
+    gains.mean_gain(list(gain), list(weight), [identities] * 3)
     gains.chance(list(draw.integers(0, 30, (3, 10_000))), draw, repeated=True)
     assert time.process_time() - began < 0.5
 
@@ -133,27 +135,27 @@ def test_ten_thousand_clients_cost_a_moment():
 
 def test_shares_stand_beside_those_that_chance_gives(tmp_path):
     base = store(tmp_path / "base", "fedavg", [0, 0, 0, 0, 1, 0])
-    mine = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0])  # differs on two samples of the first client
-    evaluate([base, mine], tmp_path / "e")
-    found = metrics(tmp_path / "e")["methods"][1]["metrics"]
+    artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0])  # differs on two samples of the first client
+    evaluate([base, artifact], tmp_path / "e")
+    scores = metrics(tmp_path / "e")["methods"][1]["metrics"]
     for name, share in (("better_off", 0.5), ("worse_off", 0.0)):
-        assert found[name]["value"] == share
-        assert found[name]["by_chance"] == pytest.approx(0.5 * 0.25)  # one of two clients, with 1 of 4 swaps
-        assert found[name]["by_chance_high"] == 0.5
-        assert not found[name]["exceeds_chance"]
+        assert scores[name]["value"] == share
+        assert scores[name]["by_chance"] == pytest.approx(0.5 * 0.25)  # one of two clients, with 1 of 4 swaps
+        assert scores[name]["by_chance_high"] == 0.5
+        assert not scores[name]["exceeds_chance"]
     assert "50.0 (12.5)" in (tmp_path / "e" / "table.md").read_text()
 
 
 def test_the_mean_of_clients_macro_precision(tmp_path):
-    mine = store(tmp_path / "mine", "mine", [0, 1, 0, 0, 1, 0])
-    evaluate([mine], tmp_path / "e")
-    found = metrics(tmp_path / "e")["methods"][0]["metrics"]
+    artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 0, 1, 0])
+    evaluate([artifact], tmp_path / "e")
+    scores = metrics(tmp_path / "e")["methods"][0]["metrics"]
     # First client: class 0 2 of 3, class 1 1 of 1; third: class 0 0 of 1, class 1 1 of 1.
-    assert found["macro_precision_mean"]["value"] == pytest.approx((5 / 6 + 1 / 2) / 2)
-    assert found["macro_precision"]["value"] == pytest.approx((2 / 4 + 1) / 2)
+    assert scores["macro_precision_mean"]["value"] == pytest.approx((5 / 6 + 1 / 2) / 2)
+    assert scores["macro_precision"]["value"] == pytest.approx((2 / 4 + 1) / 2)
 
 
-def answered(out, source, seed):
+def empty_predictions(out, source, seed):
     """Predictions made from a partition, empty but for their place in its lineage."""
     at = open_artifact(source)
     with ArtifactWriter(out, ArtifactSpec("predictions", {"seed": seed}, (at.as_input("source", out),))) as work:
@@ -171,27 +173,27 @@ def answered(out, source, seed):
     ],
 )
 def test_who_comes_again_under_another_seed(tmp_path, scheme, seeds, shared):
-    found = {}
+    artifacts = {}
     for run, seed in enumerate(seeds):
         if not (tmp_path / f"p{seed}").exists():
             partition("writers", tmp_path / f"p{seed}", seed=seed, **scheme)
-        found[run] = answered(tmp_path / f"answers{run}", tmp_path / f"p{seed}", seed)
+        artifacts[run] = empty_predictions(tmp_path / f"answers{run}", tmp_path / f"p{seed}", seed)
     offsets = np.arange(scheme.get("clients", 60) + 1)
-    samples = {run: (np.zeros(0, dtype=np.int64), offsets) for run in found}
-    who = client_identity.identities(found, samples)
-    again = np.intersect1d(who[0], who[1])
+    samples = {run: (np.zeros(0, dtype=np.int64), offsets) for run in artifacts}
+    identities = client_identity.identities(artifacts, samples)
+    again = np.intersect1d(identities[0], identities[1])
     assert len(again) == shared if shared is not None else 20 <= len(again) < 40
 
 
 def test_without_the_partition_equal_samples_are_the_same_clients(tmp_path):
     partition("writers", tmp_path / "p")
-    found = {run: answered(tmp_path / f"answers{run}", tmp_path / "p", run) for run in (0, 1, 2)}
+    artifacts = {run: empty_predictions(tmp_path / f"answers{run}", tmp_path / "p", run) for run in (0, 1, 2)}
     (tmp_path / "p").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
     offsets = np.arange(61)
-    samples = {run: (np.arange(60) + (run == 2), offsets) for run in found}
-    who = client_identity.identities(found, samples)
-    assert np.array_equal(who[0], who[1])
-    assert not np.intersect1d(who[0], who[2]).size
+    samples = {run: (np.arange(60) + (run == 2), offsets) for run in artifacts}
+    identities = client_identity.identities(artifacts, samples)
+    assert np.array_equal(identities[0], identities[1])
+    assert not np.intersect1d(identities[0], identities[2]).size
 
 
 def test_an_evaluation_knows_that_clients_come_again(tmp_path):
@@ -203,7 +205,7 @@ def test_an_evaluation_knows_that_clients_come_again(tmp_path):
             store(tmp_path / f"mine{seed}", "mine", [0, 1, 0, 1, 1, 0], seed=seed),
         ]
     intervals = []
-    for out, given in (("one", sources[0]), ("two", sources[0] + sources[1])):
-        evaluate(given, tmp_path / out)
+    for out, inputs in (("one", sources[0]), ("two", sources[0] + sources[1])):
+        evaluate(inputs, tmp_path / out)
         intervals.append(metrics(tmp_path / out)["methods"][1]["metrics"]["gain"]["interval"])
     assert intervals[0] == pytest.approx(intervals[1])

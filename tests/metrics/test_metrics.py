@@ -21,8 +21,8 @@ from pflcli.report import pictures
 
 
 def test_mean_by_client_with_empty_clients_anywhere():
-    found = scores.per_client(np.asarray([1, 0, 1, 1]), np.asarray([0, 0, 2, 2, 3, 4, 4]))
-    np.testing.assert_array_equal(found, [np.nan, 0.5, np.nan, 1, 1, np.nan])
+    actual = scores.per_client(np.asarray([1, 0, 1, 1]), np.asarray([0, 0, 2, 2, 3, 4, 4]))
+    np.testing.assert_array_equal(actual, [np.nan, 0.5, np.nan, 1, 1, np.nan])
     assert len(scores.per_client(np.zeros(0), np.asarray([0]))) == 0
 
 
@@ -48,8 +48,8 @@ def test_calibration_error_by_hand():
 
 
 def test_log_loss_by_hand():
-    found = scores.log_loss(np.asarray([[0.5, 0.5], [1.0, 0.0]]), np.asarray([1, 1]))
-    np.testing.assert_allclose(found, [math.log(2), -math.log(1e-12)])
+    actual = scores.log_loss(np.asarray([[0.5, 0.5], [1.0, 0.0]]), np.asarray([1, 1]))
+    np.testing.assert_allclose(actual, [math.log(2), -math.log(1e-12)])
 
 
 def test_weighted_mean_leaves_out_clients_without_samples():
@@ -80,9 +80,9 @@ def test_label_divergence_by_hand():
 
 def test_label_divergence_of_a_sample_of_pairs():
     counts = np.random.default_rng(0).integers(0, 20, (150, 4))
-    every, some = (heterogeneity.between_clients(counts, np.random.default_rng(1), pairs=n) for n in (20_000, 2_000))
-    assert some == pytest.approx(every, rel=0.1)
-    assert some != every
+    exact, sampled = (heterogeneity.between_clients(counts, np.random.default_rng(1), pairs=n) for n in (20_000, 2_000))
+    assert sampled == pytest.approx(exact, rel=0.1)
+    assert sampled != exact
     # No client is paired with itself: among clients with a label each, no pair shares one.
     assert heterogeneity.between_clients(np.eye(50, dtype=int), np.random.default_rng(0), pairs=1000) == 1
 
@@ -110,20 +110,20 @@ def metrics(out):
 
 def test_evaluation_by_hand(tmp_path):
     base = store(tmp_path / "base", "fedavg", [0, 0, 0, 0, 1, 0])  # 2 of 4, 1 of 2
-    mine = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0])  # 4 of 4, 1 of 2
-    evaluate([base, mine], tmp_path / "e")
-    found = {method["label"]: method["metrics"] for method in metrics(tmp_path / "e")["methods"]}
-    got = {name: metric["value"] for name, metric in found["mine"].items()}
-    assert got["accuracy"] == pytest.approx(5 / 6)
-    assert got["accuracy_mean"] == pytest.approx(0.75)
-    assert got["bottom_decile"] == got["worst"] == 0.5
-    assert got["gain"] == pytest.approx(2 / 6)
-    assert (got["better_off"], got["worse_off"]) == (0.5, 0)
-    assert got["megabytes"] == 3
-    assert got["seconds"] > 1.5
-    assert found["fedavg"]["gain"]["value"] == 0
-    assert found["mine"]["accuracy"]["n"] == 2  # the client without samples does not count
-    for metric in found["mine"].values():
+    artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0])  # 4 of 4, 1 of 2
+    evaluate([base, artifact], tmp_path / "e")
+    scores = {method["label"]: method["metrics"] for method in metrics(tmp_path / "e")["methods"]}
+    values = {name: metric["value"] for name, metric in scores["mine"].items()}
+    assert values["accuracy"] == pytest.approx(5 / 6)
+    assert values["accuracy_mean"] == pytest.approx(0.75)
+    assert values["bottom_decile"] == values["worst"] == 0.5
+    assert values["gain"] == pytest.approx(2 / 6)
+    assert (values["better_off"], values["worse_off"]) == (0.5, 0)
+    assert values["megabytes"] == 3
+    assert values["seconds"] > 1.5
+    assert scores["fedavg"]["gain"]["value"] == 0
+    assert scores["mine"]["accuracy"]["n"] == 2  # the client without samples does not count
+    for metric in scores["mine"].values():
         assert metric["unit"]
         assert metric["weighting"]
     rows = list(csv.DictReader((tmp_path / "e" / "clients.csv").open()))
@@ -133,11 +133,11 @@ def test_evaluation_by_hand(tmp_path):
 
 
 def test_the_global_part_stands_in_for_the_baseline(tmp_path):
-    mine = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0], baseline=[0, 0, 0, 0, 1, 0])
-    evaluate([mine], tmp_path / "e")
-    found = metrics(tmp_path / "e")
-    assert found["baseline"] == "global"
-    assert found["methods"][0]["metrics"]["gain"]["value"] == pytest.approx(2 / 6)
+    artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0], baseline=[0, 0, 0, 0, 1, 0])
+    evaluate([artifact], tmp_path / "e")
+    evaluation = metrics(tmp_path / "e")
+    assert evaluation["baseline"] == "global"
+    assert evaluation["methods"][0]["metrics"]["gain"]["value"] == pytest.approx(2 / 6)
 
 
 def test_without_any_baseline_there_is_no_gain(tmp_path):
@@ -148,13 +148,13 @@ def test_without_any_baseline_there_is_no_gain(tmp_path):
 def test_predictions_on_other_samples_are_no_baseline(tmp_path):
     base = store(tmp_path / "base", "fedavg", [0] * 6, shift=100)
     evaluate([base, store(tmp_path / "mine", "mine", [1] * 6)], tmp_path / "e")
-    found = {method["label"]: method["metrics"] for method in metrics(tmp_path / "e")["methods"]}
-    assert "gain" not in found["mine"]
+    scores = {method["label"]: method["metrics"] for method in metrics(tmp_path / "e")["methods"]}
+    assert "gain" not in scores["mine"]
 
 
 def test_seeds_become_one_row_with_their_spread(tmp_path):
-    made = [store(tmp_path / str(seed), "mine", [seed, 1, 0, 1, 1, 1], seed=seed) for seed in (0, 1)]
-    evaluate(made, tmp_path / "e")
+    artifacts = [store(tmp_path / str(seed), "mine", [seed, 1, 0, 1, 1, 1], seed=seed) for seed in (0, 1)]
+    evaluate(artifacts, tmp_path / "e")
     (row,) = metrics(tmp_path / "e")["methods"]
     assert row["seeds"] == [0, 1]
     assert row["metrics"]["accuracy"]["value"] == pytest.approx((1 + 5 / 6) / 2)
@@ -162,20 +162,20 @@ def test_seeds_become_one_row_with_their_spread(tmp_path):
 
 
 def test_namesakes_are_told_apart(tmp_path):
-    made = [store(tmp_path / str(k), "mine", [0] * 6, options={"k": k, "same": 1}) for k in (1, 2)]
-    evaluate(made, tmp_path / "e")
+    artifacts = [store(tmp_path / str(k), "mine", [0] * 6, options={"k": k, "same": 1}) for k in (1, 2)]
+    evaluate(artifacts, tmp_path / "e")
     assert [row["label"] for row in metrics(tmp_path / "e")["methods"]] == ["mine k=1", "mine k=2"]
     twins = [store(tmp_path / name, "mine", [0] * 6, shift=shift) for name, shift in (("a", 0), ("b", 9))]
     with pytest.raises(UsageError, match="twice"):
         evaluate([twins[0], twins[0]], tmp_path / "f")
     with pytest.raises(UsageError, match="baseline 'ditto'"):
-        evaluate(made, tmp_path / "f", baseline="ditto")
+        evaluate(artifacts, tmp_path / "f", baseline="ditto")
 
 
 def test_pictures_are_the_same_bytes(tmp_path):
-    base, mine = store(tmp_path / "base", "fedavg", [0] * 6), store(tmp_path / "mine", "mine", [1] * 6)
+    base, other = store(tmp_path / "base", "fedavg", [0] * 6), store(tmp_path / "mine", "mine", [1] * 6)
     for out in ("e", "f"):
-        evaluate([base, mine], tmp_path / out)
+        evaluate([base, other], tmp_path / out)
     first, second = ((tmp_path / out / "accuracy.png").read_bytes() for out in ("e", "f"))
     assert first == second
     assert first.startswith(b"\x89PNG")
@@ -195,8 +195,8 @@ def test_what_attention_comes_to_by_hand():
     first[0, 1, [0, 2]] = [0.9, 0.1]  # was not sent the fourth
     second = np.zeros((2, 4, 3))
     second[0, :3] = [[0.2, 0.3, 0.5], [0.4, 0.6, 0.0], [0.6, 0.0, 0.4]]  # the third was sent no other's
-    one, nobody = by_round(first, second, [7, 8], np.asarray([0, 0, 1, 1]))
-    assert (one["round"], one["clients"], nobody["clients"]) == (7, 3, 0)
+    one, empty = by_round(first, second, [7, 8], np.asarray([0, 0, 1, 1]))
+    assert (one["round"], one["clients"], empty["clients"]) == (7, 3, 0)
     assert [one[name] for name in ("own", "attended", "global")] == pytest.approx([0.4, 0.3, 0.3])
     assert one["largest"] == pytest.approx(0.7)
     entropy = [0.5 * math.log(2) + 0.5 * math.log(4), -0.9 * math.log(0.9) - 0.1 * math.log(0.1)]
@@ -204,8 +204,8 @@ def test_what_attention_comes_to_by_hand():
     assert one["entropy_if_even"] == pytest.approx((math.log(3) + math.log(2)) / 2)
     assert one["own_group"] == pytest.approx((0.5 + 0.9) / 2)
     assert one["own_group_if_even"] == pytest.approx((1 / 3 + 1 / 2) / 2)
-    assert math.isnan(nobody["own"])
-    assert math.isnan(nobody["entropy"])
+    assert math.isnan(empty["own"])
+    assert math.isnan(empty["entropy"])
     assert "own_group" not in by_round(first, second, [7, 8], None)[0]
     rows = pairs(first, second, [7, 8], ["a", "b", "c", "d"])
     assert [7, "b", 1, "c", 0.1] in rows
@@ -215,43 +215,43 @@ def test_what_attention_comes_to_by_hand():
 
 def drawn(monkeypatch):
     """What is drawn by client, instead of the picture."""
-    seen = []
+    drawn_pictures = []
 
     def by_client(names, accuracy, baseline, title, metric):
-        seen.append((names, {label: values.tolist() for label, values in accuracy.items()}, baseline, title))
+        drawn_pictures.append((names, {label: values.tolist() for label, values in accuracy.items()}, baseline, title))
         return draw(names, accuracy, baseline, title, metric)
 
     draw = pictures.by_client
     monkeypatch.setattr(pictures, "by_client", by_client)
-    return seen
+    return drawn_pictures
 
 
 def test_few_clients_are_drawn_one_by_one(tmp_path, monkeypatch):
     """Seeds averaged, and clients without test samples left out."""
-    seen = drawn(monkeypatch)
-    made = [
+    drawn_pictures = drawn(monkeypatch)
+    artifacts = [
         store(tmp_path / f"{name}{seed}", name, guesses, seed=seed)
         for seed in (0, 1)
         for name, guesses in (("fedavg", [0] * 6), ("mine", [0, 1, 0, seed, 1, 1]))
     ]
-    evaluate(made, tmp_path / "e")
-    ((names, accuracy, baseline, title),) = seen
+    evaluate(artifacts, tmp_path / "e")
+    ((names, accuracy, baseline, title),) = drawn_pictures
     assert names == ["client 0", "client 2"]
     assert accuracy == {"fedavg": [0.5, 0.0], "mine": [(0.75 + 1) / 2, 1.0]}
     assert (baseline, title) == ("fedavg", "Accuracy by client, test split, mean of 2 seeds")
 
 
 def test_clients_that_are_others_under_each_seed_are_ranked(tmp_path, monkeypatch):
-    seen = drawn(monkeypatch)
-    made = [store(tmp_path / str(seed), "mine", [0] * 6, seed=seed, shift=10 * seed) for seed in (0, 1)]
-    evaluate(made, tmp_path / "e")
-    assert seen == []
+    drawn_pictures = drawn(monkeypatch)
+    artifacts = [store(tmp_path / str(seed), "mine", [0] * 6, seed=seed, shift=10 * seed) for seed in (0, 1)]
+    evaluate(artifacts, tmp_path / "e")
+    assert drawn_pictures == []
 
 
 def test_clients_have_their_names_in_tables_and_pictures(small, tmp_path, monkeypatch):
-    seen = drawn(monkeypatch)
+    drawn_pictures = drawn(monkeypatch)
     evaluate([small.fedavg, small.knn], tmp_path / "e")
     names = [row["name"] for row in csv.DictReader((small.p / "clients.csv").open())]
     rows = list(csv.DictReader((tmp_path / "e" / "clients.csv").open()))
     assert [row["name"] for row in rows] == names * 2
-    assert seen[0][0] == names
+    assert drawn_pictures[0][0] == names

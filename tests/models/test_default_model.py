@@ -46,8 +46,8 @@ def test_the_request_names_the_model_that_fits(split, tmp_path, model):
         lambda: compare([p], tmp_path / "c", methods=["local"], settings=FEW),
     ):
         assert step().request["settings"]["model"] == model
-    held = open_artifact(tmp_path / "c" / "seed-0" / "local").manifest
-    assert held.fingerprint == open_artifact(tmp_path / "m").manifest.fingerprint
+    manifest = open_artifact(tmp_path / "c" / "seed-0" / "local").manifest
+    assert manifest.fingerprint == open_artifact(tmp_path / "m").manifest.fingerprint
 
 
 def test_text_is_for_an_lstm():
@@ -80,14 +80,14 @@ def test_every_model_is_checked_as_it_is_built(name):
     if name == "torchvision":
         pytest.skip("a family; its members need torchvision")
     for shape, tokens in (((3, 32, 32), False), ((1, 4, 4), False), ((5,), False), ((12, 2), False), ((12,), True)):
-        said = [refusal(models.create, name, shape, 3, 0, tokens=tokens)]
-        said.append(refusal(models.outline, name, shape, 3, tokens=tokens))
-        assert said[0] == said[1]
+        messages = [refusal(models.create, name, shape, 3, 0, tokens=tokens)]
+        messages.append(refusal(models.outline, name, shape, 3, tokens=tokens))
+        assert messages[0] == messages[1]
 
 
-def refusal(act, *given, **named):
+def refusal(act, *args, **kwargs):
     try:
-        act(*given, **named)
+        act(*args, **kwargs)
     except UsageError as error:
         return error.message
     return None

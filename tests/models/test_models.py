@@ -63,9 +63,9 @@ def test_representation_and_logits(name, kind, shape):
     net.eval()
     with torch.no_grad():
         z, logits = net.features(x), net(x)
-    said = {"the input": x[0].numel(), "the last layer's input": net.head.in_features}
+    sizes = {"the input": x[0].numel(), "the last layer's input": net.head.in_features}
     fact = registry.card("models", name).facts["REPRESENTATION"]
-    assert z.shape == (4, said[fact] if fact in said else int(fact))
+    assert z.shape == (4, sizes[fact] if fact in sizes else int(fact))
     assert logits.shape == (4, CLASSES)
     torch.testing.assert_close(net.head(z), logits)
     for row in range(4):  # no sample sees another
@@ -90,11 +90,11 @@ def test_the_engine_trains_it_as_plain_pytorch_would(name, kind, shape):
     """One epoch of clients with five samples and with one, against gradient descent written out; threads agree."""
     data, net = world(kind, shape), models.create(name, shape, CLASSES, 0)
     plan = LocalSGD(epochs=1, batch_size=8, lr=[0.01])
-    found = []
+    trained = []
     for threads in (1, 2):
         engine = Engine(net, data, seed=0, threads=threads, mode="loop")
-        found.append(next(engine.local_sgd([0, 1, 2], parameters.of(net), plan, ("sgd", 0))).params)
-    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+        trained.append(next(engine.local_sgd([0, 1, 2], parameters.of(net), plan, ("sgd", 0))).params)
+    assert all(torch.equal(trained[0][key], trained[1][key]) for key in trained[0])
     # Five samples make BatchNorm's gradients uncertain to some percent in float32; test_operators has doubles.
     allowed = 0.1 if has_batch_norm(net) else 1e-3
     start = {key: value for key, value in parameters.of(net).items() if value.is_floating_point()}
@@ -105,10 +105,10 @@ def test_the_engine_trains_it_as_plain_pytorch_would(name, kind, shape):
         with torch.no_grad():
             for value in plain.parameters():
                 value -= 0.01 * value.grad
-        due = torch.cat([(plain.state_dict()[key] - value).flatten() for key, value in start.items()])
-        done = torch.cat([(found[0][key][place] - value).flatten() for key, value in start.items()])
-        assert due.norm() > 0
-        assert (done - due).norm() <= allowed * due.norm()
+        expected = torch.cat([(plain.state_dict()[key] - value).flatten() for key, value in start.items()])
+        actual = torch.cat([(trained[0][key][place] - value).flatten() for key, value in start.items()])
+        assert expected.norm() > 0
+        assert (actual - expected).norm() <= allowed * expected.norm()
 
 
 @pytest.mark.parametrize(("name", "kind", "shape"), [case for case in CASES if GREY not in case.values])
@@ -147,11 +147,11 @@ def test_size_of_resnet_18():
 
 def test_resnet_18_keeps_the_resolution_of_small_images_at_first():
     for side, first in ((28, 28), (32, 32), (64, 16)):
-        seen = []
+        sizes = []
         net = models.create("resnet-18", (1, side, side), 2, 0)
-        net.body.layer1.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].shape[-1]))
+        net.body.layer1.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(inputs[0].shape[-1]))
         net(torch.rand(1, 1, side, side))
-        assert seen == [first]
+        assert sizes == [first]
 
 
 def test_size_of_alexnet():
@@ -222,7 +222,7 @@ def test_the_gru_is_the_recurrence():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "tokens", "said", "fix"),
+    ("name", "shape", "tokens", "message", "fix"),
     [
         ("cnn", (80,), True, "takes images, not tokens of 80", "--model gru or --model lstm"),
         ("cnn", (5,), None, "takes images, not features of 5", "--model gru or --model logistic or --model lstm"),
@@ -237,15 +237,15 @@ def test_the_gru_is_the_recurrence():
         ("alexnet", (1, 24, 24), False, "takes images of at least 25x25", "--model mlp"),
     ],
 )
-def test_what_does_not_fit_is_refused(name, shape, tokens, said, fix):
+def test_what_does_not_fit_is_refused(name, shape, tokens, message, fix):
     with pytest.raises(UsageError) as error:
         models.create(name, shape, 3, 0, tokens=tokens)
-    assert said in error.value.message
+    assert message in error.value.message
     assert fix in "\n".join(error.value.fix)
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "fix"),
+    ("name", "message", "fix"),
     [
         ("ccn", "unknown model 'ccn'", "did you mean 'cnn'?"),
         ("resnet50", "unknown model 'resnet50'", "--model torchvision:resnet50"),
@@ -259,10 +259,10 @@ def test_what_does_not_fit_is_refused(name, shape, tokens, said, fix):
         ("torchvision:vit_h_14", "does not take images of 3x32x32: 224x224 would do", "--model resnet-18"),
     ],
 )
-def test_names(name, said, fix):
+def test_names(name, message, fix):
     with pytest.raises(UsageError) as error:
         models.create(name, COLOUR, 3, 0)
-    assert said in error.value.message
+    assert message in error.value.message
     assert fix in "\n".join(error.value.fix)
 
 
@@ -270,17 +270,17 @@ def test_names(name, said, fix):
 def test_a_torchvision_network_in_two_parts_is_the_same_network(member):
     net = models.create(f"torchvision:{member}", COLOUR, 5, 0)
     extra = {"aux_logits": False, "init_weights": False} if member == "googlenet" else {}
-    whole = getattr(torchvision().models, member)(num_classes=5, **extra).eval()
-    assert count(whole) == count(net)
+    original = getattr(torchvision().models, member)(num_classes=5, **extra).eval()
+    assert count(original) == count(net)
     state = {name.removeprefix("body."): value for name, value in net.state_dict().items() if name.startswith("body.")}
-    (head,) = {name.rpartition(".")[0] for name in whole.state_dict() if name not in state}
+    (head,) = {name.rpartition(".")[0] for name in original.state_dict() if name not in state}
     state |= {f"{head}.weight": net.head.weight, f"{head}.bias": net.head.bias}
-    whole.load_state_dict(state)
+    original.load_state_dict(state)
     x = torch.rand(2, *COLOUR)
     with torch.no_grad():
-        torch.testing.assert_close(net.eval()(x), whole(x))
+        torch.testing.assert_close(net.eval()(x), original(x))
         # The engine's forms of convolutions compute the same.
-        torch.testing.assert_close(operators.tuned(net, COLOUR)(x), whole(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(operators.tuned(net, COLOUR)(x), original(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("member", ["alexnet", "efficientnet_b0", "convnext_tiny"])

@@ -30,8 +30,8 @@ def stack(*seeds):
     return {name: torch.stack([model(seed)[name] for seed in seeds]) for name in DEFAULT}
 
 
-def storage(kind, folder, *, fresh=True):
-    return InMemoryRows() if kind == "memory" else RowFile(folder / "table-0.rows", 0, fresh=fresh)
+def storage(kind, folder, *, is_new=True):
+    return InMemoryRows() if kind == "memory" else RowFile(folder / "table-0.rows", 0, fresh=is_new)
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -44,9 +44,9 @@ def test_it_is_a_dictionary_of_models(kind, tmp_path):
         plain.update({int(ids[0]): model(seed), int(ids[1]): model(seed + 1)})
         if seed % 7 == 0:
             table.keep()
-        asked = draw.integers(0, 5, 3)
-        expected = {name: torch.stack([plain[int(client)][name] for client in asked]) for name in DEFAULT}
-        assert worlds.same(table[asked], expected)
+        clients = draw.integers(0, 5, 3)
+        expected = {name: torch.stack([plain[int(client)][name] for client in clients]) for name in DEFAULT}
+        assert worlds.same(table[clients], expected)
     assert table.written.tolist() == [client for client in plain if plain[client] is not DEFAULT]
 
 
@@ -64,14 +64,14 @@ def test_only_what_changed_takes_room(tmp_path):
 def test_a_kept_table_is_found_as_it_was(tmp_path):
     table = ModelTable(DEFAULT, 4, storage("file", tmp_path))
     table[[0, 1]] = stack(1, 2)
-    held = dict(reversed(table.pack().items()))  # a checkpoint gives names back in an order of its own
+    packed = dict(reversed(table.pack().items()))  # a checkpoint gives names back in an order of its own
     table.keep()
     table[[0, 2]] = stack(3, 4)  # lost with the process that was killed here
     table[[0]] = stack(5)
-    found = ModelTable.unpack(held, storage("file", tmp_path, fresh=False))
-    assert worlds.same(found[[0, 1, 2]], {k: torch.stack([model(1)[k], model(2)[k], DEFAULT[k]]) for k in DEFAULT})
-    found[[3, 0]] = stack(6, 7)
-    assert worlds.same(found[[0, 1, 3]], stack(7, 2, 6))
+    restored = ModelTable.unpack(packed, storage("file", tmp_path, is_new=False))
+    assert worlds.same(restored[[0, 1, 2]], {k: torch.stack([model(1)[k], model(2)[k], DEFAULT[k]]) for k in DEFAULT})
+    restored[[3, 0]] = stack(6, 7)
+    assert worlds.same(restored[[0, 1, 3]], stack(7, 2, 6))
 
 
 def test_rows_that_a_checkpoint_needs_are_checked(tmp_path):
@@ -79,17 +79,17 @@ def test_rows_that_a_checkpoint_needs_are_checked(tmp_path):
     table[[0, 1, 2]] = stack(1, 2, 3)
     table.keep()
     table[[0]] = stack(4)
-    held, path = table.pack(), tmp_path / "table-0.rows"
+    packed, path = table.pack(), tmp_path / "table-0.rows"
     content, size = path.read_bytes(), 24 + 8
     for row in range(4):
         place = row * size + 5
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        found = storage("file", tmp_path, fresh=False)
+        row_file = storage("file", tmp_path, is_new=False)
         if row == 0:  # what client 0 held before
-            assert worlds.same(ModelTable.unpack(held, found)[[0]], stack(4))
+            assert worlds.same(ModelTable.unpack(packed, row_file)[[0]], stack(4))
         else:
             with pytest.raises(InputError, match=f"row {row} is not what was written"):
-                ModelTable.unpack(held, found)
+                ModelTable.unpack(packed, row_file)
 
 
 def test_a_row_is_hashed_when_a_checkpoint_asks_and_after_it_was_written(tmp_path, monkeypatch):
@@ -156,8 +156,8 @@ def test_newcomers_answer_in_place_of_the_default():
     assert table.unwritten(np.asarray([4, 3, 0])).tolist() == [4, 0]
     parts = [SimpleNamespace(clients=np.asarray([0]), params=stack(8))]
     parts.append(SimpleNamespace(clients=np.asarray([4]), params=stack(9)))
-    found = table.replaced(np.asarray([4, 3, 0]), parts)
-    assert worlds.same(found, stack(9, 1, 8))
+    actual = table.replaced(np.asarray([4, 3, 0]), parts)
+    assert worlds.same(actual, stack(9, 1, 8))
     assert table.written.tolist() == [3]
 
 
@@ -175,8 +175,8 @@ def test_rows_are_found_whatever_the_order_of_names():
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_a_snapshot_stays_as_it_was(kind, tmp_path):
     """Whatever is written, kept, read back and released around it, as a plain copy would."""
-    held = storage(kind, tmp_path)
-    table, plain = ModelTable(DEFAULT, 5, held), dict.fromkeys(range(5), DEFAULT)
+    rows = storage(kind, tmp_path)
+    table, plain = ModelTable(DEFAULT, 5, rows), dict.fromkeys(range(5), DEFAULT)
     draw, snapshots = np.random.default_rng(0), []
     for seed in range(60):
         client = int(draw.integers(5))
@@ -189,9 +189,9 @@ def test_a_snapshot_stays_as_it_was(kind, tmp_path):
         if len(snapshots) == 3:
             snapshots.pop(int(draw.integers(3)))[0].release()
         if seed % 13 == 12:  # killed and resumed
-            kept = [one.pack() for one in (table, *(snapshot for snapshot, _ in snapshots))]
-            table = ModelTable.unpack(kept[0], held if kind == "file" else InMemoryRows())
-            snapshots = [(table.remembered(k), copy) for k, (_, copy) in zip(kept[1:], snapshots, strict=True)]
+            packed = [one.pack() for one in (table, *(snapshot for snapshot, _ in snapshots))]
+            table = ModelTable.unpack(packed[0], rows if kind == "file" else InMemoryRows())
+            snapshots = [(table.remembered(k), copy) for k, (_, copy) in zip(packed[1:], snapshots, strict=True)]
         for one, copy in [(table, plain), *snapshots]:
             assert worlds.same(one[range(5)], {n: torch.stack([copy[c][n] for c in range(5)]) for n in DEFAULT})
             assert one.written.tolist() == [c for c in range(5) if copy[c] is not DEFAULT]
@@ -213,13 +213,13 @@ def test_a_checkpoint_knows_the_rows_of_its_snapshots(tmp_path):
     table[[0]] = stack(1)
     best = table.snapshot()
     table[[0]] = stack(2)
-    held = table.pack(), best.pack()
+    packed = table.pack(), best.pack()
     table.keep()
     best.release()
     for seed in range(3, 9):
         table[[0, 1]] = stack(seed, seed)
-    resumed = ModelTable.unpack(held[0], storage("file", tmp_path, fresh=False))
-    assert worlds.same(resumed.remembered(held[1])[[0]], stack(1))
+    resumed = ModelTable.unpack(packed[0], storage("file", tmp_path, is_new=False))
+    assert worlds.same(resumed.remembered(packed[1])[[0]], stack(1))
     assert worlds.same(resumed[[0]], stack(2))
 
 

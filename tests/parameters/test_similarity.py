@@ -33,30 +33,30 @@ def table(count=5, seed=0):
 
 
 def vector(models, client):
-    held = models[[client]]
-    return np.append(held["a"].numpy().ravel(), held["b"].numpy()).astype(float)
+    model = models[[client]]
+    return np.append(model["a"].numpy().ravel(), model["b"].numpy()).astype(float)
 
 
 @pytest.mark.parametrize("room", [1, 2, 9])
 def test_every_receiver_gets_its_own_mean(room):
     models, weights = table(), np.asarray([[1.0, 0, 3, 0, 0], [0, 0, 0, 0, 2], [1, 1, 1, 1, 1]])
-    held, seen = models[range(5)], []
-    for rows, made in mixing.mixed(models, weights, room):
+    plain, receivers = models[range(5)], []
+    for rows, means in mixing.mixed(models, weights, room):
         for place, receiver in enumerate(range(rows.start, rows.stop)):
-            seen.append(receiver)
+            receivers.append(receiver)
             w = torch.from_numpy(weights[receiver] / weights[receiver].sum())
             for name in NAMES:
-                expected = (held[name].double() * w.view(-1, *[1] * (held[name].ndim - 1))).sum(0).float()
-                torch.testing.assert_close(made[name][place], expected)
-            assert made["steps"][place] == held["steps"][w > 0].max()
-            assert made["steps"].dtype == torch.int64
-    assert seen == [0, 1, 2]
+                expected = (plain[name].double() * w.view(-1, *[1] * (plain[name].ndim - 1))).sum(0).float()
+                torch.testing.assert_close(means[name][place], expected)
+            assert means["steps"][place] == plain["steps"][w > 0].max()
+            assert means["steps"].dtype == torch.int64
+    assert receivers == [0, 1, 2]
 
 
 def test_the_mean_of_one_is_itself_to_the_bit():
     models = table()
-    ((_, made),) = mixing.mixed(models, 7.0 * np.eye(5), 9)
-    assert worlds.same(made, models[range(5)])
+    ((_, mean),) = mixing.mixed(models, 7.0 * np.eye(5), 9)
+    assert worlds.same(mean, models[range(5)])
 
 
 @pytest.mark.parametrize("room", [1, 2, 9])
@@ -66,12 +66,12 @@ def test_inner_products_by_hand(room):
     shift = np.append(np.full(6, 0.5), -1.0)
     rows = [vector(models, i) - shift for i in ids]
     expected = [[a @ b for b in rows] for a in rows]
-    found = similarity.gram(models, ids, NAMES, room, origin)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    actual = similarity.gram(models, ids, NAMES, room, origin)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
     distance = [[((a - b) ** 2).sum() for b in rows] for a in rows]
-    np.testing.assert_allclose(similarity.squared_distances(found), distance, atol=1e-6)
+    np.testing.assert_allclose(similarity.squared_distances(actual), distance, atol=1e-6)
     cosine = [[a @ b / math.sqrt((a @ a) * (b @ b)) for b in rows] for a in rows]
-    np.testing.assert_allclose(similarity.cosines(found), cosine, rtol=1e-6)
+    np.testing.assert_allclose(similarity.cosines(actual), cosine, rtol=1e-6)
 
 
 def test_cosines_with_nothing_are_zero():
@@ -98,20 +98,20 @@ def test_single_linkage_is_the_best_split(seed):
     def across(far):
         return alike[np.ix_(far, ~far)].max()
 
-    found = similarity.bipartition(alike, "single")
+    split = similarity.bipartition(alike, "single")
     every = (np.asarray((False, *rest)) for rest in itertools.product([False, True], repeat=6) if any(rest))
-    assert across(found) == pytest.approx(min(across(far) for far in every))
-    assert not found[0]
+    assert across(split) == pytest.approx(min(across(far) for far in every))
+    assert not split[0]
 
 
 @pytest.mark.parametrize("linkage", ["single", "complete"])
 def test_clear_groups_are_split_wherever_they_stand(linkage):
     group = np.asarray([0, 1, 1, 0, 1, 0, 0])
     alike = np.where(group[:, None] == group, 0.8, -0.2) + 0.01 * np.random.default_rng(0).normal(size=(7, 7))
-    kept = alike.copy()
+    original = alike.copy()
     assert similarity.bipartition(alike, linkage).tolist() == group.astype(bool).tolist()
     assert similarity.bipartition(np.ones((2, 2)), linkage).tolist() == [False, True]
-    np.testing.assert_array_equal(alike, kept)
+    np.testing.assert_array_equal(alike, original)
 
 
 def test_complete_linkage_does_not_chain():
@@ -122,27 +122,27 @@ def test_complete_linkage_does_not_chain():
 
 
 def test_losses_of_one_model_on_the_samples_of_many():
-    made = worlds.run()
-    data, rows = made.federation, [made.federation.rows(c, "train") for c in (3, 5, 0)]
-    found = made.loss_per_group(made.init, rows)
-    for value, part in zip(found, rows, strict=True):
+    run = worlds.run()
+    data, rows = run.federation, [run.federation.rows(c, "train") for c in (3, 5, 0)]
+    losses = run.loss_per_group(run.init, rows)
+    for value, part in zip(losses, rows, strict=True):
         if len(part):
-            loss = functional.cross_entropy(worlds.logits(made.init, data.x[part]), data.y[part])
+            loss = functional.cross_entropy(worlds.logits(run.init, data.x[part]), data.y[part])
             assert value == pytest.approx(float(loss), rel=1e-5)
-    assert np.isnan(found[1])
-    assert np.isnan(made.loss_per_group(made.init, rows[1:2])).all()
+    assert np.isnan(losses[1])
+    assert np.isnan(run.loss_per_group(run.init, rows[1:2])).all()
 
 
 def test_initial_models_are_the_common_one_and_others():
-    made = worlds.run()
-    drawn = made.initial_models(3)
-    assert worlds.same(parameters.pick(drawn, 0), made.init)
+    run = worlds.run()
+    drawn = run.initial_models(3)
+    assert worlds.same(parameters.pick(drawn, 0), run.init)
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert not torch.equal(drawn["head.weight"][a], drawn["head.weight"][b])
-    made.draw_model = None
-    assert worlds.same(parameters.pick(made.initial_models(1), 0), made.init)
+    run.draw_model = None
+    assert worlds.same(parameters.pick(run.initial_models(1), 0), run.init)
     with pytest.raises(ComputationError, match="one set"):
-        made.initial_models(2)
+        run.initial_models(2)
 
 
 def test_precision_and_recall_by_hand():
@@ -154,8 +154,8 @@ def test_precision_and_recall_by_hand():
     precision, recall = neighbourhood.precision_recall(table, cluster)
     assert precision == pytest.approx((1 / 2 + 1 + 0) / 3)  # the others have no neighbours
     assert recall == pytest.approx((1 / 2 + 1 + 0 + 0 + 0) / 5)  # the last is alone
-    nobody = neighbourhood.precision_recall(np.zeros((2, 2), bool), np.asarray([0, 1]))
-    assert all(math.isnan(value) for value in nobody)
+    undefined = neighbourhood.precision_recall(np.zeros((2, 2), bool), np.asarray([0, 1]))
+    assert all(math.isnan(value) for value in undefined)
     own = neighbourhood.together(cluster)
     assert neighbourhood.precision_recall(own, cluster) == (1, 1)
 
@@ -171,7 +171,7 @@ def test_graphs_survive_their_packing(monkeypatch, remembered):
     graph, everybody = torch.zeros(0, 11, 2, dtype=torch.uint8), np.arange(11)
     for neighbours, cohort in zip(rounds, (everybody, everybody, everybody[1::2]), strict=True):
         graph = peers.recorded(graph, cohort, [np.flatnonzero(neighbours[i]) for i in cohort])
-    kept = rounds if remembered == 11 else rounds[2:]
+    expected = rounds if remembered == 11 else rounds[2:]
     assert graph.dtype == torch.uint8
-    assert graph.shape == (len(kept), 11, 2)
-    np.testing.assert_array_equal(neighbourhood.adjacency(graph.numpy(), 11), kept)
+    assert graph.shape == (len(expected), 11, 2)
+    np.testing.assert_array_equal(neighbourhood.adjacency(graph.numpy(), 11), expected)

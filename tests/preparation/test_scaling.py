@@ -37,26 +37,26 @@ def train_rows(partition, client):
 
 
 def test_each_client_by_its_own_training_samples():
-    given = clients()
-    found, book = applied(given, Codebook(), scaling())
-    assert found.x.dtype == np.float32
+    data = clients()
+    scaled, book = applied(data, Codebook(), scaling())
+    assert scaled.x.dtype == np.float32
     assert [scale.client for scale in book.scales] == ["a", "b", "c"]
     assert book.mean == book.sd == ()
     for client in (0, 1, 3):
-        train, rows = given.x[train_rows(given, client)], slice(*given.offsets[[3 * client, 3 * client + 3]])
-        expected = (given.x[rows, 0] - train[:, 0].mean()) / train[:, 0].std()
-        np.testing.assert_allclose(found.x[rows, 0], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(found.x[rows, 2], given.x[rows, 2])  # a word stays 0 or 1
-    assert not found.x[given.offsets[3] : given.offsets[6], 1].any()  # a constant becomes 0
+        train, rows = data.x[train_rows(data, client)], slice(*data.offsets[[3 * client, 3 * client + 3]])
+        expected = (data.x[rows, 0] - train[:, 0].mean()) / train[:, 0].std()
+        np.testing.assert_allclose(scaled.x[rows, 0], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(scaled.x[rows, 2], data.x[rows, 2])  # a word stays 0 or 1
+    assert not scaled.x[data.offsets[3] : data.offsets[6], 1].any()  # a constant becomes 0
     assert book.scales[1].sd[1] == 0
 
 
 def test_no_other_sample_and_no_other_client_matters():
-    given, other = clients(), clients()
-    own = np.zeros(len(given.x), dtype=np.bool_)
-    own[train_rows(given, 0)] = True
+    data, other = clients(), clients()
+    own = np.zeros(len(data.x), dtype=np.bool_)
+    own[train_rows(data, 0)] = True
     other.x[~own] += 100
-    books = [applied(partition, Codebook(), scaling())[1] for partition in (given, other)]
+    books = [applied(partition, Codebook(), scaling())[1] for partition in (data, other)]
     assert books[0].scales[0] == books[1].scales[0]
     assert books[0].scales[1] != books[1].scales[1]
 
@@ -67,30 +67,30 @@ def test_a_new_client_is_scaled_by_its_own_samples_too():
 
 
 def test_medians_are_of_all_training_samples_of_clients_that_are_not_new():
-    given = clients(np.asarray([False, False, False, True]))
-    given.x[0, 0] = np.nan
-    seen = np.concatenate([given.x[1:6, 0], given.x[11:15, 0]])
-    _, book = applied(given, Codebook(), scaling(fill=True))
-    assert book.median[0] == pytest.approx(np.median(seen))
-    filled = np.concatenate([[np.median(seen)], given.x[1:6, 0]])
+    data = clients(np.asarray([False, False, False, True]))
+    data.x[0, 0] = np.nan
+    values = np.concatenate([data.x[1:6, 0], data.x[11:15, 0]])
+    _, book = applied(data, Codebook(), scaling(fill=True))
+    assert book.median[0] == pytest.approx(np.median(values))
+    filled = np.concatenate([[np.median(values)], data.x[1:6, 0]])
     assert book.scales[0].mean[0] == pytest.approx(filled.mean())
 
 
 def test_scales_that_are_known_are_taken():
     known = {"b": Scale(np.asarray([1.0, 2.0, 0.0]), np.asarray([2.0, 4.0, 1.0]))}
-    given = clients()
-    found, book = applied(given, Codebook(), scaling(scales=known))
+    data = clients()
+    scaled, book = applied(data, Codebook(), scaling(scales=known))
     assert book.scales[1].mean == (1.0, 2.0, 0.0)
-    rows = slice(*given.offsets[[3, 6]])
-    np.testing.assert_allclose(found.x[rows, 1], (given.x[rows, 1] - 2) / 4, rtol=1e-6)
-    assert book.scales[0] == applied(given, Codebook(), scaling())[1].scales[0]
+    rows = slice(*data.offsets[[3, 6]])
+    np.testing.assert_allclose(scaled.x[rows, 1], (data.x[rows, 1] - 2) / 4, rtol=1e-6)
+    assert book.scales[0] == applied(data, Codebook(), scaling())[1].scales[0]
 
 
 def test_a_client_without_training_samples_is_named():
-    given = clients(sizes=((6, 2, 3), (0, 2, 2), (0, 0, 0), (5, 1, 1)))
+    data = clients(sizes=((6, 2, 3), (0, 2, 2), (0, 0, 0), (5, 1, 1)))
     with pytest.raises(InputError, match="client 'b' has no training samples to standardize its features by"):
-        applied(given, Codebook(), scaling())
-    found, book = applied(given, Codebook(), scaling(by_client=False))
+        applied(data, Codebook(), scaling())
+    scaled, book = applied(data, Codebook(), scaling(by_client=False))
     assert len(book.mean) == 3
     assert book.scales == ()
-    assert np.isfinite(found.x).all()
+    assert np.isfinite(scaled.x).all()

@@ -54,13 +54,13 @@ def test_the_best_of_those_that_are_shown_to_be_better():
         row("bad", 0.5, -0.3, [-0.4, -0.2], 0.001),
         BASE,
     ]
-    found = conclusion(methods, "fedavg")
-    assert found["sentence"] == (
+    actual = conclusion(methods, "fedavg")
+    assert actual["sentence"] == (
         "best: knn-per, +6.3 points [1.9, 11.5] over fedavg; 5 of 6 clients better off, 1 worse; "
         "worst client 83 to 93 %; 2 of 4 methods shown to be better; the best of several looks a little too good"
     )
-    assert (found["best"], found["better"], found["worse"]) == ("knn-per", ["knn-per", "ditto"], ["bad"])
-    assert (found["correction"], found["compared"]) == ("Holm", 4)
+    assert (actual["best"], actual["better"], actual["worse"]) == ("knn-per", ["knn-per", "ditto"], ["bad"])
+    assert (actual["correction"], actual["compared"]) == ("Holm", 4)
 
 
 def test_one_of_many_may_be_luck():
@@ -68,11 +68,11 @@ def test_one_of_many_may_be_luck():
     methods = [BASE, *(row(f"m{k}", 0.8, 0.0, [-0.1, 0.1], 0.9) for k in range(19))]
     lucky = row("lucky", 0.9, 0.1, [0.01, 0.19], 0.03)
     assert conclusion([BASE, lucky], "fedavg")["best"] == "lucky"
-    found = conclusion([*methods, lucky], "fedavg")
-    assert found["sentence"] == (
+    actual = conclusion([*methods, lucky], "fedavg")
+    assert actual["sentence"] == (
         "no method is shown to be better than fedavg; the highest gain is that of lucky, +10.0 points [1.0, 19.0]"
     )
-    assert found["best"] is None
+    assert actual["best"] is None
 
 
 def test_what_is_said_of_many_clients_and_of_no_baseline():
@@ -117,28 +117,28 @@ def test_few_clients_have_a_worst_and_no_decile():
 )
 def test_a_rise_over_the_last_third(accuracy, expected):
     rounds = 5 * np.arange(1, len(accuracy) + 1)
-    found = convergence.rise(rounds, accuracy)
-    assert found == (None if expected is None else (pytest.approx(expected), 30))
+    actual = convergence.rise(rounds, accuracy)
+    assert actual == (None if expected is None else (pytest.approx(expected), 30))
 
 
 def test_scatter_is_no_rise():
     draw = np.random.default_rng(0)
-    told = sum(convergence.rise(range(30), 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
-    assert told / 300 < 0.06
+    rises = sum(convergence.rise(range(30), 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
+    assert rises / 300 < 0.06
 
 
 def test_a_run_that_ends_early_says_so(pfl, small, tmp_path):
     words = ("--model", "logistic", "--rounds", 6, "--lr", 0.01, "--eval-every", 1, "--participation", 1)
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", *words)
-    said = next(line for line in ran.err.splitlines() if "still rose" in line)
-    assert said.startswith("validation accuracy still rose over the last 3 rounds, fedavg by ")
-    assert said.endswith(" points: try --rounds 12")
+    notice = next(line for line in ran.err.splitlines() if "still rose" in line)
+    assert notice.startswith("validation accuracy still rose over the last 3 rounds, fedavg by ")
+    assert notice.endswith(" points: try --rounds 12")
     for method in ("fedavg", "fedavg-plus"):
         personalize(method, tmp_path / "b", tmp_path / method)
     ran = pfl("evaluate", tmp_path / "fedavg", tmp_path / "fedavg-plus", "-o", tmp_path / "e")
     (warning,) = json.loads((tmp_path / "e" / "metrics.json").read_text())["warnings"]
-    risen = said.removesuffix(" points: try --rounds 12").rsplit(" ", 1)[1]
-    assert warning == said.replace(f"fedavg by {risen}", f"fedavg by {risen}, fedavg-plus by {risen}")
+    risen = notice.removesuffix(" points: try --rounds 12").rsplit(" ", 1)[1]
+    assert warning == notice.replace(f"fedavg by {risen}", f"fedavg by {risen}, fedavg-plus by {risen}")
     assert warning in ran.err
     assert warning in (tmp_path / "e" / "table.md").read_text()
     assert (tmp_path / "e" / "table.csv").is_file()
@@ -165,10 +165,10 @@ def test_processor_seconds_count_worker_processes(small, tmp_path, jobs):
     assert (spent > 0) == bool(jobs)
     assert backbone["processor_seconds"] > spent
     personalize("fedavg", tmp_path / "b", tmp_path / "m")
-    made = open_artifact(tmp_path / "m").manifest.made
-    assert made["processor_seconds_inputs"] == backbone["processor_seconds"]
-    assert made["processor_seconds"] > 0
-    assert not math.isnan(made["processor_seconds"])
+    personalized = open_artifact(tmp_path / "m").manifest.made
+    assert personalized["processor_seconds_inputs"] == backbone["processor_seconds"]
+    assert personalized["processor_seconds"] > 0
+    assert not math.isnan(personalized["processor_seconds"])
 
 
 def rows_of(**learned):

@@ -29,8 +29,8 @@ FEW = {"model": "mlp", "rounds": 4, "participation": 0.5}
 
 @pytest.fixture
 def axis():
-    figure, found = pyplot.subplots()
-    yield found
+    figure, axes = pyplot.subplots()
+    yield axes
     pyplot.close(figure)
 
 
@@ -66,14 +66,14 @@ def test_the_attention_of_chosen_rounds(pfl, grouped, tmp_path):
     assert {row["round"] for row in rows} == {"3", "6"}
     state = load_file(tmp_path / "m" / "state.safetensors")
     names = codebook.read(open_artifact(tmp_path / "m")).client_names(6)
-    found = {(row["round"], row["client"], row["layer"], row["attends_to"]): float(row["weight"]) for row in rows}
+    weights = {(row["round"], row["client"], row["layer"], row["attends_to"]): float(row["weight"]) for row in rows}
     for number, place in ((3, 0), (6, 3)):
         for i, j in itertools.permutations(range(6), 2):
             weight = float(state["attention/first"][place, i, j])
-            assert found[str(number), names[i], "1", names[j]] == pytest.approx(weight, rel=1e-6)
+            assert weights[str(number), names[i], "1", names[j]] == pytest.approx(weight, rel=1e-6)
         for i, slot in itertools.product(range(6), range(3)):
             weight = float(state["attention/second"][place, i, slot])
-            assert found.get((str(number), names[i], "2", attention.SLOTS[slot]), 0.0) == pytest.approx(weight)
+            assert weights.get((str(number), names[i], "2", attention.SLOTS[slot]), 0.0) == pytest.approx(weight)
     assert len({row["client"] for row in rows}) == 6
     pfl("show", tmp_path / "m", "--attention", tmp_path / "all.csv")
     with (tmp_path / "all.csv").open(newline="") as file:
@@ -82,7 +82,7 @@ def test_the_attention_of_chosen_rounds(pfl, grouped, tmp_path):
         means = list(csv.DictReader(file))
     assert [row["round"] for row in means] == ["3", "4", "5", "6"]
     assert float(means[0]["own_group_if_even"]) == pytest.approx(2 / 5)
-    own = sum(found["3", names[i], "1", names[j]] for i, j in itertools.permutations(range(6), 2) if (i - j) % 2 == 0)
+    own = sum(weights["3", names[i], "1", names[j]] for i, j in itertools.permutations(range(6), 2) if (i - j) % 2 == 0)
     assert float(means[0]["own_group"]) == pytest.approx(own / 6, rel=1e-5)
 
 
@@ -90,7 +90,7 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
     personalize("fedham", grouped, tmp_path / "m", settings=FEW, options={"warmup": 2})
     personalize("gossip", grouped, tmp_path / "g", settings=FEW)
     x, y = ("--plot", tmp_path / "x.png"), ("--attention", tmp_path / "x.csv")
-    for words, said in [
+    for words, message in [
         ((tmp_path / "m", *x, "--plot-rounds", "2"), "holds no attention of round 2"),
         ((tmp_path / "m", *y, "--plot-rounds", "5"), "it holds that of rounds 3 to 4"),
         ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last are not whole numbers"),
@@ -101,7 +101,7 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
     ]:
         ran = pfl("show", *words)
         assert ran.code == 2
-        assert said in ran.err
+        assert message in ran.err
     assert not (tmp_path / "x.png").exists()
     assert not (tmp_path / "x.csv").exists()
 
@@ -148,8 +148,8 @@ def test_attention_is_that_of_each_clients_last_round():
     first = np.zeros((2, 3, 3))
     first[0, 0], first[1, 1] = [0, 0.5, 0.5], [1, 0, 0]
     took = np.asarray([[True, True, False], [False, True, False]])
-    found = attention._last(first, took)
-    np.testing.assert_array_equal(found, [[0, 0.5, 0.5], [1, 0, 0], [np.nan] * 3])
+    actual = attention._last(first, took)
+    np.testing.assert_array_equal(actual, [[0, 0.5, 0.5], [1, 0, 0], [np.nan] * 3])
 
 
 def test_means_of_attention_by_hand(axis):
@@ -228,12 +228,12 @@ def test_few_clients_are_called_by_their_names(axis):
 
 def test_many_clients_are_drawn_together(monkeypatch):
     """A field of several clients shows whom any of them has."""
-    shown = []
-    monkeypatch.setattr("matplotlib.axes.Axes.imshow", lambda self, image, **style: shown.append((image, style)))
+    images = []
+    monkeypatch.setattr("matplotlib.axes.Axes.imshow", lambda self, image, **style: images.append((image, style)))
     graph = np.zeros((2500, 2500), dtype=bool)
     graph[0, 2499] = graph[1200, 1201] = True
     neighbours.neighbours(graph, [{"round": 1, "neighbours": 0.0}], "many", np.arange(2500) // 1250)
-    ((image, style),) = shown
+    ((image, style),) = images
     assert image.shape == (834, 834)
     assert np.argwhere(image).tolist() == [[0, 833], [400, 400]]
     assert (image[0, 833], image[400, 400]) == (2, 1)

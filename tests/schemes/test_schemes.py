@@ -79,9 +79,9 @@ def test_dirichlet_shares_have_the_moments_of_the_paper():
 def test_each_client_holds_n_classes_evenly_dealt(n):
     y = np.repeat(Y, 10)  # enough of each class for every holder
     parts = split("classes", clients=10, of=samples(y), n=n)
-    held = [set(y[part].tolist()) for part in parts]
-    assert all(len(labels) == n for labels in held)
-    holders = [sum(label in labels for labels in held) for label in range(5)]
+    classes = [set(y[part].tolist()) for part in parts]
+    assert all(len(labels) == n for labels in classes)
+    holders = [sum(label in labels for labels in classes) for label in range(5)]
     assert sum(holders) == 10 * n
     assert max(holders) - min(holders) <= 2
     with pytest.raises(UsageError, match="n=6"):
@@ -203,12 +203,12 @@ def test_pachinko_has_the_moments_of_dirichlet_multinomials(alpha, beta):
         pool = {c: {c * below + f: list(range(n)) for f in range(below)} for c in range(above)}
         pachinko._client(pool, n, pachinko.Config(alpha, beta), np.random.default_rng(seed))
         counts.append([[n - len(pool[c].get(c * below + f, ())) for f in range(below)] for c in range(above)])
-    found = np.asarray(counts)
-    coarse = found.sum(axis=2)
+    counted = np.asarray(counts)
+    coarse = counted.sum(axis=2)
     expected = n / above * (1 - 1 / above) * (n + above * alpha) / (1 + above * alpha)
     assert coarse.var(axis=0).mean() == pytest.approx(expected, rel=0.08)
     # Below a coarse label with s samples the same holds with n = s.
-    spread = (found - coarse[:, :, None] / below) ** 2
+    spread = (counted - coarse[:, :, None] / below) ** 2
     within = coarse / below * (1 - 1 / below) * (coarse + below * beta) / (1 + below * beta)
     assert spread.mean() == pytest.approx(within.mean(), rel=0.08)
 
@@ -216,11 +216,11 @@ def test_pachinko_has_the_moments_of_dirichlet_multinomials(alpha, beta):
 def test_pachinko_is_as_uneven_as_in_the_paper():
     """CIFAR-100's 60,000 images, 200 clients of 300: the authors' clients hold 8 / 51 / 75 classes (min/median/max)."""
     parts = split("pachinko", clients=200, of=samples(CIFAR, (), coarse=CIFAR // 5))
-    held = [len(np.unique(CIFAR[part])) for part in parts]
+    class_counts = [len(np.unique(CIFAR[part])) for part in parts]
     assert {len(part) for part in parts} == {300}
-    assert np.median(held) == pytest.approx(51, abs=5)
-    assert max(held) == pytest.approx(75, abs=10)
-    assert min(held) < 30
+    assert np.median(class_counts) == pytest.approx(51, abs=5)
+    assert max(class_counts) == pytest.approx(75, abs=10)
+    assert min(class_counts) < 30
 
 
 def test_coarse_labels_concentrate_as_alpha_falls():
@@ -267,8 +267,8 @@ def test_rotations_by_hand(groups, degrees):
     x, y = np.asarray([[[1, 2], [3, 4]]], np.uint8), np.asarray([1])
     for group, angle in enumerate(degrees):
         cfg = clusters.Config(groups=groups)
-        found, label = clusters.transform(x, y, group, 2, cfg, np.random.default_rng(0))
-        assert found[0].tolist() == turned[angle]
+        actual, label = clusters.transform(x, y, group, 2, cfg, np.random.default_rng(0))
+        assert actual[0].tolist() == turned[angle]
         assert label.tolist() == [1]
 
 

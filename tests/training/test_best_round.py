@@ -60,30 +60,30 @@ def test_the_first_round_of_the_highest_accuracy_is_best():
 @pytest.mark.parametrize("method", METHODS)
 def test_the_state_of_the_best_round_is_kept_as_it_was(method):
     """For every method: what is kept is what a run that stops there ends with, and answers the same."""
-    made = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
+    run = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
     state, best = None, None
     for t in range(4):
-        state = worlds.play(method, made, first=t, last=t + 1, state=state)
+        state = worlds.play(method, run, first=t, last=t + 1, state=state)
         best = better(best, state, row(t + 1, validation_accuracy=(0.1, 0.5, 0.4, 0.2)[t]), shared=False)
     assert best.round == 2
     stopped = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
     expected = worlds.play(method, stopped, last=2)
     assert worlds.same(best.state, expected)
-    for split, p in worlds.answers(method, made, best.state).items():
+    for split, p in worlds.answers(method, run, best.state).items():
         assert np.array_equal(p, worlds.answers(method, stopped, expected)[split])
     assert state_files.tables(best.state).keys() == state_files.tables(state).keys()
     assert methods.load(method).has_rounds
 
 
 def test_only_a_round_that_is_better_changes_what_is_kept():
-    made = worlds.run("ditto")
-    state, best = worlds.play("ditto", made, last=1), None
+    run = worlds.run("ditto")
+    state, best = worlds.play("ditto", run, last=1), None
     best = better(best, state, row(1, 0.5), shared=False)
     assert len(state["personal"]._snapshots) == 1
     assert better(best, state, row(2, 0.5), shared=False) is best
     best = better(best, state, row(3, 0.6), shared=False)
     assert len(state["personal"]._snapshots) == 1  # the rows of the former best are free again
-    assert personal.accuracy(made, ditto, best.state) == personal.accuracy(made, ditto, state)
+    assert personal.accuracy(run, ditto, best.state) == personal.accuracy(run, ditto, state)
 
 
 def rounds(folder):
@@ -126,8 +126,8 @@ def test_a_run_reports_what_one_of_so_many_rounds_would(method, small, tmp_path,
 @pytest.mark.parametrize("method", CASES)
 def test_interrupted_and_resumed_it_reports_the_same(method, small, tmp_path, monkeypatch):
     settings, options = {**SETTINGS, "rounds": 9, "report": "best"}, METHOD_OPTIONS.get(method)
-    whole = tmp_path / "whole"
-    personalize(method, small.p, whole, options=options, settings=settings)
+    uninterrupted = tmp_path / "whole"
+    personalize(method, small.p, uninterrupted, options=options, settings=settings)
     code = importlib.import_module(f"pflcli.methods.{method.replace('-', '_')}")
     train = code.train_round
     for stop in (5, 8):  # after the best round so far, and once more with a best round from the checkpoint
@@ -142,9 +142,9 @@ def test_interrupted_and_resumed_it_reports_the_same(method, small, tmp_path, mo
             personalize(method, small.p, tmp_path / "again", options=options, settings=settings)
     monkeypatch.setattr(code, "train_round", train)
     personalize(method, small.p, tmp_path / "again", options=options, settings=settings)
-    same_files(tmp_path / "again", whole)
-    assert rounds(tmp_path / "again") == rounds(whole)
-    one, other = (open_artifact(path).manifest.summary for path in (tmp_path / "again", whole))
+    same_files(tmp_path / "again", uninterrupted)
+    assert rounds(tmp_path / "again") == rounds(uninterrupted)
+    one, other = (open_artifact(path).manifest.summary for path in (tmp_path / "again", uninterrupted))
     assert one == other
 
 
@@ -170,8 +170,8 @@ def test_a_backbone_is_the_global_model_of_its_best_round(small, tmp_path, pfl):
     metrics = json.loads((tmp_path / "ev" / "metrics.json").read_bytes())
     assert metrics["reported"] == "best round by validation"
     assert [method["metrics"]["reported_round"]["value"] for method in metrics["methods"]] == [number, number]
-    shown = pfl("show", tmp_path / "ev")
-    assert "best round" in shown.out
+    display = pfl("show", tmp_path / "ev")
+    assert "best round" in display.out
 
 
 def test_an_evaluation_says_of_which_rounds_it_is(small, tmp_path):

@@ -37,7 +37,7 @@ def begun(model, path, classes=4, say=silent, shape=SHAPE):
 
 
 @pytest.mark.parametrize(
-    ("model", "theirs", "extra"),
+    ("model", "torchvision_name", "extra"),
     [
         ("mobilenet-v2", "mobilenet_v2", {}),
         ("torchvision:mobilenet_v2", "mobilenet_v2", {}),
@@ -46,9 +46,9 @@ def begun(model, path, classes=4, say=silent, shape=SHAPE):
         ("torchvision:densenet121", "densenet121", {}),
     ],
 )
-def test_names_of_torchvision_are_known(tmp_path, model, theirs, extra):
+def test_names_of_torchvision_are_known(tmp_path, model, torchvision_name, extra):
     torch.manual_seed(3)
-    net = getattr(torchvision().models, theirs)(num_classes=4, **extra).eval()
+    net = getattr(torchvision().models, torchvision_name)(num_classes=4, **extra).eval()
     torch.save(net.state_dict(), tmp_path / "w.pt")
     x = torch.rand(2, *SHAPE)
     with torch.no_grad():
@@ -68,32 +68,32 @@ def test_our_own_names_and_half_precision(tmp_path, model):
     shape = (8, 4)
     state = parameters.of(models.create(model, shape, 4, seed=9))
     save_file({name: value.half() for name, value in state.items()}, tmp_path / "w.safetensors")
-    found = begun(model, tmp_path / "w.safetensors", shape=shape).state_dict()
-    assert all(value.dtype == torch.float32 for value in found.values())
-    assert all(torch.equal(found[name], value.half().float()) for name, value in state.items())
+    actual = begun(model, tmp_path / "w.safetensors", shape=shape).state_dict()
+    assert all(value.dtype == torch.float32 for value in actual.values())
+    assert all(torch.equal(actual[name], value.half().float()) for name, value in state.items())
 
 
-@pytest.mark.parametrize("held", ["other classes", "no head"])
-def test_a_head_that_does_not_fit_starts_anew(tmp_path, held):
+@pytest.mark.parametrize("misfit", ["other classes", "no head"])
+def test_a_head_that_does_not_fit_starts_anew(tmp_path, misfit):
     net = torchvision().models.mobilenet_v2(num_classes=9)
-    state = {k: v for k, v in net.state_dict().items() if held == "other classes" or not k.startswith("classifier")}
+    state = {k: v for k, v in net.state_dict().items() if misfit == "other classes" or not k.startswith("classifier")}
     torch.save(state, tmp_path / "w.pth")
-    said = []
-    found = begun("mobilenet-v2", tmp_path / "w.pth", say=said.append).state_dict()
+    lines = []
+    actual = begun("mobilenet-v2", tmp_path / "w.pth", say=lines.append).state_dict()
     own = models.create("mobilenet-v2", SHAPE, 4, seed=0).state_dict()
-    had = "9 classes" if held == "other classes" else "no head"
-    assert said == [f"the head starts anew: {tmp_path / 'w.pth'} has {had}, the data 4 classes"]
-    assert torch.equal(found["head.weight"], own["head.weight"])
-    assert torch.equal(found["body.0.0.0.weight"], net.features[0][0].weight)
+    stored_head = "9 classes" if misfit == "other classes" else "no head"
+    assert lines == [f"the head starts anew: {tmp_path / 'w.pth'} has {stored_head}, the data 4 classes"]
+    assert torch.equal(actual["head.weight"], own["head.weight"])
+    assert torch.equal(actual["body.0.0.0.weight"], net.features[0][0].weight)
 
 
 def test_counters_of_batch_norm_may_be_missing(tmp_path):
     net = torchvision().models.resnet18(num_classes=4)
     state = {name: value for name, value in net.state_dict().items() if not name.endswith("num_batches_tracked")}
     torch.save(state, tmp_path / "w.pt")
-    found = begun("torchvision:resnet18", tmp_path / "w.pt").state_dict()
-    assert torch.equal(found["body.bn1.running_var"], net.bn1.running_var)
-    assert found["body.bn1.num_batches_tracked"] == 0
+    actual = begun("torchvision:resnet18", tmp_path / "w.pt").state_dict()
+    assert torch.equal(actual["body.bn1.running_var"], net.bn1.running_var)
+    assert actual["body.bn1.num_batches_tracked"] == 0
 
 
 def damage(change):
@@ -127,11 +127,11 @@ MISFITS = {
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_what_does_not_fit_is_named(tmp_path, case):
-    make, said = MISFITS[case]
+    make, message = MISFITS[case]
     torch.save(make(), tmp_path / "w.pt")
     with pytest.raises(InputError) as error:
         begun("mlp", tmp_path / "w.pt", shape=(6,))
-    assert error.value.message.endswith(said)
+    assert error.value.message.endswith(message)
 
 
 def test_batch_norm_weights_do_not_fit_group_norm(tmp_path):
@@ -200,11 +200,11 @@ def trained(small, tmp_path):
 
 
 def test_the_backbone_begins_with_the_weights(small, tmp_path, trained):
-    held = load_file(tmp_path / "b0" / "weights.safetensors")
-    assert all(torch.equal(held[name], value) for name, value in trained.state_dict().items())
+    start = load_file(tmp_path / "b0" / "weights.safetensors")
+    assert all(torch.equal(start[name], value) for name, value in trained.state_dict().items())
     after = load_file(tmp_path / "b1" / "weights.safetensors")
-    moved = sum(float((after[name] - value).norm()) for name, value in held.items())
-    assert 0 < moved < sum(float(value.norm()) for value in held.values())
+    moved = sum(float((after[name] - value).norm()) for name, value in start.items())
+    assert 0 < moved < sum(float(value.norm()) for value in start.values())
 
 
 def test_the_same_weights_are_the_same_request(small, tmp_path, trained):
@@ -221,18 +221,18 @@ def test_the_same_weights_are_the_same_request(small, tmp_path, trained):
 
 
 def test_methods_begin_where_the_backbone_began(tmp_path, trained):
-    class Heard(Execution().reporter.__class__):
-        said: list[str] = []  # noqa: RUF012
+    class Recorder(Execution().reporter.__class__):
+        lines: list[str] = []  # noqa: RUF012
 
         def say(self, text):
-            self.said.append(text)
+            self.lines.append(text)
 
-    personalize("fedavg", tmp_path / "b1", tmp_path / "f", execution=Execution(reporter=Heard()))
-    assert f"fedavg: taking the 1 rounds of {tmp_path / 'b1'}" in Heard.said
+    personalize("fedavg", tmp_path / "b1", tmp_path / "f", execution=Execution(reporter=Recorder()))
+    assert f"fedavg: taking the 1 rounds of {tmp_path / 'b1'}" in Recorder.lines
     # A method that trains anew, with no step to take, is left with the weights.
     personalize("fedavg", tmp_path / "b1", tmp_path / "f0", settings={"rounds": 0})
-    held = load_file(tmp_path / "f0" / "state.safetensors")
-    assert all(torch.equal(held[f"global/{name}"], value) for name, value in trained.state_dict().items())
+    state = load_file(tmp_path / "f0" / "state.safetensors")
+    assert all(torch.equal(state[f"global/{name}"], value) for name, value in trained.state_dict().items())
 
 
 def test_the_command_line(pfl, small, tmp_path):
@@ -255,10 +255,10 @@ def test_a_method_answers_the_same_from_its_own_backbone(method, small, tmp_path
     train_global(small.p, tmp_path / "b", method=method, settings=settings)
     personalize(method, tmp_path / "b", tmp_path / "from-backbone")
     personalize(method, small.p, tmp_path / "from-partition", settings=settings)
-    made = [open_artifact(tmp_path / name) for name in ("from-backbone", "from-partition")]
-    ours, theirs = (predictions.read(one, "test").parts["p"] for one in made)
-    np.testing.assert_array_equal(ours, theirs)
-    assert made[0].manifest.summary["bytes_up"] == made[1].manifest.summary["bytes_up"]
+    artifacts = [open_artifact(tmp_path / name) for name in ("from-backbone", "from-partition")]
+    from_backbone, from_partition = (predictions.read(one, "test").parts["p"] for one in artifacts)
+    np.testing.assert_array_equal(from_backbone, from_partition)
+    assert artifacts[0].manifest.summary["bytes_up"] == artifacts[1].manifest.summary["bytes_up"]
 
 
 def test_all_methods_of_a_comparison_begin_with_the_weights(small, tmp_path, trained):
@@ -270,15 +270,15 @@ def test_all_methods_of_a_comparison_begin_with_the_weights(small, tmp_path, tra
         options={"fedavg-plus": {"epochs": 0}, "ditto": {"newcomer_epochs": 0}, "knn-per": {"weight": 0.0}},
         weights=tmp_path / "w.pt",
     )
-    made = {
+    artifacts = {
         name: open_artifact(tmp_path / "c" / "seed-0" / name) for name in ("fedavg", "ditto", "fedavg-plus", "knn-per")
     }
     digest = initial.read(tmp_path / "w.pt").digest
-    assert {one.manifest.request["weights"] for one in made.values()} == {digest}
-    ours = {name: predictions.read(one, "test").parts["p"] for name, one in made.items()}
+    assert {one.manifest.request["weights"] for one in artifacts.values()} == {digest}
+    answers = {name: predictions.read(one, "test").parts["p"] for name, one in artifacts.items()}
     personalize("fedavg", tmp_path / "b0", tmp_path / "f0")
     expected = predictions.read(open_artifact(tmp_path / "f0"), "test").parts["p"]
-    for name, p in ours.items():
+    for name, p in answers.items():
         np.testing.assert_allclose(p, expected, atol=1e-6, err_msg=name)
     request = open_artifact(tmp_path / "c" / "comparison").manifest.request
     assert request["weights"] == digest

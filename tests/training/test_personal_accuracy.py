@@ -39,23 +39,23 @@ def rows(folder, name="rounds.csv"):
         return list(csv.DictReader(file))
 
 
-def measured(method, made, state):
-    return personal_accuracy.accuracy(made, methods.load(method), state)
+def measured(method, run, state):
+    return personal_accuracy.accuracy(run, methods.load(method), state)
 
 
 @pytest.mark.parametrize("method", METHODS + ADAPT)
 def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
-    made = worlds.run(method, participation=0.5)
-    state = worlds.play(method, made)
-    p = np.split(worlds.answers(method, made, state)["validation"], np.cumsum(made.federation.sizes("validation"))[:-1])
-    who = personal_accuracy.owners(made, methods.load(method), state)
-    assert len(who)
+    run = worlds.run(method, participation=0.5)
+    state = worlds.play(method, run)
+    p = np.split(worlds.answers(method, run, state)["validation"], np.cumsum(run.federation.sizes("validation"))[:-1])
+    owners = personal_accuracy.owners(run, methods.load(method), state)
+    assert len(owners)
     right = [
-        p[c].argmax(axis=1) == made.federation.y[made.federation.block(c, "validation")].numpy() for c in who.tolist()
+        p[c].argmax(axis=1) == run.federation.y[run.federation.block(c, "validation")].numpy() for c in owners.tolist()
     ]
-    before, losses, trained = dict(made.traffic), list(made.losses), set(made.trained)
-    assert measured(method, made, state) == np.concatenate(right).mean()
-    assert (made.traffic, made.losses, made.trained, made.sealed) == (before, losses, trained, False)
+    before, losses, trained = dict(run.traffic), list(run.losses), set(run.trained)
+    assert measured(method, run, state) == np.concatenate(right).mean()
+    assert (run.traffic, run.losses, run.trained, run.sealed) == (before, losses, trained, False)
 
 
 @pytest.mark.parametrize(
@@ -63,59 +63,59 @@ def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
 )
 def test_a_table_of_models_by_hand(method, options):
     """Every sample of those that took part, under the row of the table, and nothing but matrix products."""
-    made = worlds.run(method, participation=0.5, rounds=2, options=options)
-    state = worlds.play(method, made)
-    held = state[methods.load(method).PERSONAL_MODELS]
-    took = sorted({c for t in range(2) for c in made.cohort(t).tolist()})
+    run = worlds.run(method, participation=0.5, rounds=2, options=options)
+    state = worlds.play(method, run)
+    models = state[methods.load(method).PERSONAL_MODELS]
+    took = sorted({c for t in range(2) for c in run.cohort(t).tolist()})
     right = []
     for c in took:
-        answer = worlds.probabilities(parameters.pick(held[[c]], 0), made.federation, c, "validation").argmax(axis=1)
-        right += (answer == made.federation.y[made.federation.block(c, "validation")].numpy()).tolist()
-    assert took == held.written.tolist()
-    assert measured(method, made, state) == sum(right) / len(right)
+        answer = worlds.probabilities(parameters.pick(models[[c]], 0), run.federation, c, "validation").argmax(axis=1)
+        right += (answer == run.federation.y[run.federation.block(c, "validation")].numpy()).tolist()
+    assert took == models.written.tolist()
+    assert measured(method, run, state) == sum(right) / len(right)
 
 
 def test_clients_that_never_took_part_do_not_count():
     """Their models are still the common one, which here would spoil whatever it answers."""
-    made = worlds.run("gossip", rounds=1, participation=0.5)
-    state = worlds.play("gossip", made)
-    before = measured("gossip", made, state)
-    state["model"].default = {name: torch.full_like(value, torch.nan) for name, value in made.init.items()}
-    assert personal_accuracy.owners(made, methods.load("gossip"), state).tolist() == made.cohort(0).tolist()
-    assert 0 <= before == measured("gossip", made, state)
+    run = worlds.run("gossip", rounds=1, participation=0.5)
+    state = worlds.play("gossip", run)
+    before = measured("gossip", run, state)
+    state["model"].default = {name: torch.full_like(value, torch.nan) for name, value in run.init.items()}
+    assert personal_accuracy.owners(run, methods.load("gossip"), state).tolist() == run.cohort(0).tolist()
+    assert 0 <= before == measured("gossip", run, state)
 
 
 def test_as_long_as_clients_share_one_model_it_is_that_of_all():
-    made = worlds.run("lg-fedavg", options={"warmup": 3})
-    state = worlds.play("lg-fedavg", made)
-    assert measured("lg-fedavg", made, state) == made.accuracy({**state["body"], **state["head"]}, "validation")
+    run = worlds.run("lg-fedavg", options={"warmup": 3})
+    state = worlds.play("lg-fedavg", run)
+    assert measured("lg-fedavg", run, state) == run.accuracy({**state["body"], **state["head"]}, "validation")
 
 
 def test_samples_that_were_learned_from_measure_nothing():
     options = {"warmup": 1, "ham_split": "validation", "answer": "final", "self_share": 0.3}
-    made = worlds.run("fedham", participation=1.0, options=options)
-    assert math.isnan(measured("fedham", made, worlds.play("fedham", made)))
+    run = worlds.run("fedham", participation=1.0, options=options)
+    assert math.isnan(measured("fedham", run, worlds.play("fedham", run)))
 
 
 def test_portions_do_not_change_it(monkeypatch):
-    made = worlds.run("panm", participation=1.0)
-    state = worlds.play("panm", made)
-    whole = measured("panm", made, state)
+    run = worlds.run("panm", participation=1.0)
+    state = worlds.play("panm", run)
+    expected = measured("panm", run, state)
     monkeypatch.setattr(personal_accuracy, "CHUNK", 2)
-    assert measured("panm", made, state) == whole
+    assert measured("panm", run, state) == expected
 
 
 def test_a_round_that_is_due_says_it_and_progress_shows_it(small, tmp_path):
     personalize("gossip", small.p, tmp_path / "g", settings=FEW)
-    found = rows(tmp_path / "g")
-    assert [bool(row["personal_accuracy"]) for row in found] == [False, True, True]
-    assert list(found[0]) == [
+    table = rows(tmp_path / "g")
+    assert [bool(row["personal_accuracy"]) for row in table] == [False, True, True]
+    assert list(table[0]) == [
         "round", "clients", "lr", "loss", "validation_accuracy", "personal_accuracy", "bytes_up", "bytes_down",
         "bytes_peer", "seconds",
     ]  # fmt: skip
     row = {"loss": 0.5, "validation_accuracy": math.nan}
-    shown = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
-    assert round_table.note(shown) == "loss 0.500, personal accuracy 0.250"
+    last_rows = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
+    assert round_table.note(last_rows) == "loss 0.500, personal accuracy 0.250"
     assert round_table.note([row]) == "loss 0.500"
 
 
@@ -148,8 +148,8 @@ def test_interrupted_it_goes_on_with_the_same_rows(small, tmp_path, method):
         with pytest.raises(KeyboardInterrupt):
             personalize(method, small.p, tmp_path / "m", settings=settings, execution=Execution(reporter=Stop(after)))
     personalize(method, small.p, tmp_path / "m", settings=settings)
-    whole, resumed = ([{**row, "seconds": ""} for row in rows(tmp_path / name)] for name in ("whole", "m"))
-    assert whole == resumed
+    uninterrupted, resumed = ([{**row, "seconds": ""} for row in rows(tmp_path / name)] for name in ("whole", "m"))
+    assert uninterrupted == resumed
     for name in open_artifact(tmp_path / "whole").manifest.files:
         assert name == "rounds.csv" or (tmp_path / "m" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -171,28 +171,28 @@ def test_clients_that_adapt_after_the_rounds_are_measured_where_asked_and_nothin
 
 def test_what_setup_sends_and_takes_is_row_0(small, tmp_path):
     personalize("fedhealth", small.p, tmp_path / "f", settings=FEW)
-    found = rows(tmp_path / "f")
-    assert [row["round"] for row in found] == ["0", "1", "2", "3"]
+    table = rows(tmp_path / "f")
+    assert [row["round"] for row in table] == ["0", "1", "2", "3"]
     summary = open_artifact(tmp_path / "f").manifest.summary
     assert summary["rounds"] == 3
     for link in ("bytes_up", "bytes_down"):
-        assert int(found[0][link]) > 0
-        assert sum(int(row[link]) for row in found) == summary[link]
-    assert float(found[0]["seconds"]) > 0
-    assert found[0]["clients"] == "6"
+        assert int(table[0][link]) > 0
+        assert sum(int(row[link]) for row in table) == summary[link]
+    assert float(table[0]["seconds"]) > 0
+    assert table[0]["clients"] == "6"
     # Behind a link each of the six has its share of the bytes, and waits for all of what the server computes.
     link = Link(up=1, down=1)
-    sent = (int(found[0]["bytes_up"]) + int(found[0]["bytes_down"])) / 6
-    assert link.seconds(found[0], 2) == pytest.approx(float(found[0]["seconds"]) + 8e-6 * sent)
-    assert found[0]["lr"] == found[0]["validation_accuracy"] == ""
+    sent_bytes = (int(table[0]["bytes_up"]) + int(table[0]["bytes_down"])) / 6
+    assert link.seconds(table[0], 2) == pytest.approx(float(table[0]["seconds"]) + 8e-6 * sent_bytes)
+    assert table[0]["lr"] == table[0]["validation_accuracy"] == ""
 
 
 def test_the_setup_of_a_backbone_is_not_counted_twice(small, tmp_path):
     train_global(small.p, tmp_path / "b", method="fedhealth", settings=FEW)
     personalize("fedhealth", tmp_path / "b", tmp_path / "f")
     assert not (tmp_path / "f" / "rounds.csv").exists()
-    sent, total = (open_artifact(tmp_path / name).manifest.summary for name in ("b", "f"))
-    assert {link: sent[link] for link in ("bytes_up", "bytes_down")} == {
+    backbone, total = (open_artifact(tmp_path / name).manifest.summary for name in ("b", "f"))
+    assert {link: backbone[link] for link in ("bytes_up", "bytes_down")} == {
         link: total[link] for link in ("bytes_up", "bytes_down")
     }
     assert rows(tmp_path / "b")[0]["round"] == "0"
@@ -207,12 +207,12 @@ def test_methods_without_such_models_have_no_such_column(small):
 def test_what_a_method_declares_is_there():
     """A table, or a cluster for every client; or it comes with the first round that needs it."""
     for method in METHODS:
-        made = worlds.run(method)
-        held = worlds.play(method, made).get(methods.load(method).PERSONAL_MODELS)
-        if isinstance(held, ModelTable):
-            assert len(held) == len(made.clients)
-        elif held is not None:
-            assert held.shape == (len(made.clients),)
+        run = worlds.run(method)
+        models = worlds.play(method, run).get(methods.load(method).PERSONAL_MODELS)
+        if isinstance(models, ModelTable):
+            assert len(models) == len(run.clients)
+        elif models is not None:
+            assert models.shape == (len(run.clients),)
         else:
             assert method == "fedbn"  # whose network here has no normalization
 
@@ -233,8 +233,8 @@ def test_neighbours_of_every_round_against_the_truth(grouped):
     cluster = partitions.cluster(open_artifact(grouped / "p")).tolist()
     assert cluster == partitions.read(open_artifact(grouped / "p")).cluster.tolist()
     assert len(graphs) == 6
-    found = rows(grouped / "panm", "neighbours.csv")
-    for number, (row, bits) in enumerate(zip(found, graphs, strict=True), start=1):
+    table = rows(grouped / "panm", "neighbours.csv")
+    for number, (row, bits) in enumerate(zip(table, graphs, strict=True), start=1):
         bags = [[j for j in range(8) if bits[i, j // 8] >> (7 - j % 8) & 1] for i in range(8)]
         alike = [[j for j in range(8) if j != i and cluster[j] == cluster[i]] for i in range(8)]
         hits = [len({*bag} & {*same}) for bag, same in zip(bags, alike, strict=True)]
@@ -243,7 +243,7 @@ def test_neighbours_of_every_round_against_the_truth(grouped):
         shares = [hit / len(bag) for hit, bag in zip(hits, bags, strict=True) if bag]
         assert float(row["precision"]) == pytest.approx(sum(shares) / len(shares))
         assert float(row["recall"]) == pytest.approx(sum(h / len(a) for h, a in zip(hits, alike, strict=True)) / 8)
-    assert float(found[-1]["neighbours"]) > 0
+    assert float(table[-1]["neighbours"]) > 0
 
 
 def test_without_true_clusters_neighbours_are_only_counted(small, tmp_path):
@@ -267,22 +267,22 @@ def test_the_last_rounds_are_tested_and_change_nothing(tmp_path, method, options
         out = tmp_path / str(last)
         settings = {**FEW, "participation": 1.0, "rounds": 4, "test_last": last}
         personalize(method, tmp_path / "p", out, options=options, settings=settings)
-    plain, asked = (rows(tmp_path / str(last)) for last in (0, 2))
+    plain, tested = (rows(tmp_path / str(last)) for last in (0, 2))
     assert "test_accuracy" not in plain[0]
-    shown = [row.pop("test_accuracy") for row in asked]
-    for row in (*plain, *asked):
+    accuracies = [row.pop("test_accuracy") for row in tested]
+    for row in (*plain, *tested):
         row.pop("seconds")
-    assert plain == asked
-    assert shown[:2] == ["", ""]
+    assert plain == tested
+    assert accuracies[:2] == ["", ""]
     states = [load((tmp_path / str(last) / "state.safetensors").read_bytes()) for last in (0, 2)]
     assert all(np.array_equal(states[0][name], value) for name, value in states[1].items())
     evaluate([tmp_path / "2"], tmp_path / "e")
     metrics = json.loads((tmp_path / "e" / "metrics.json").read_text())["methods"][0]["metrics"]
-    found = metrics["last_rounds_accuracy"]
-    assert found["value"] == pytest.approx(np.mean([float(value) for value in shown[2:]]))
-    assert found["n"] == 2
+    last_rounds = metrics["last_rounds_accuracy"]
+    assert last_rounds["value"] == pytest.approx(np.mean([float(value) for value in accuracies[2:]]))
+    assert last_rounds["n"] == 2
     # All clients took part, so the last round's answers are those that are stored.
-    assert float(shown[-1]) == pytest.approx(metrics["accuracy"]["value"])
+    assert float(accuracies[-1]) == pytest.approx(metrics["accuracy"]["value"])
     evaluate([tmp_path / "0"], tmp_path / "e0")
     metrics = json.loads((tmp_path / "e0" / "metrics.json").read_text())["methods"][0]["metrics"]
     assert "last_rounds_accuracy" not in metrics
@@ -295,12 +295,12 @@ def test_clients_that_adapt_are_tested_as_adapted_or_not_at_all(tmp_path, every)
     personalize("fedbabu", tmp_path / "p", tmp_path / "m", settings=settings)
     evaluate([tmp_path / "m"], tmp_path / "e")
     metrics = json.loads((tmp_path / "e" / "metrics.json").read_text())["methods"][0]["metrics"]
-    shown = [row["test_accuracy"] for row in rows(tmp_path / "m")]
+    accuracies = [row["test_accuracy"] for row in rows(tmp_path / "m")]
     if every:
-        assert float(shown[-1]) == pytest.approx(metrics["accuracy"]["value"])
-        assert metrics["last_rounds_accuracy"]["value"] == pytest.approx(np.mean([*map(float, shown[-2:])]))
+        assert float(accuracies[-1]) == pytest.approx(metrics["accuracy"]["value"])
+        assert metrics["last_rounds_accuracy"]["value"] == pytest.approx(np.mean([*map(float, accuracies[-2:])]))
     else:
-        assert not any(shown)
+        assert not any(accuracies)
         assert "last_rounds_accuracy" not in metrics
 
 
@@ -312,8 +312,8 @@ def test_a_method_on_a_backbone_is_not_given_its_tests(tmp_path):
         methods=["fedavg", "fedavg-plus"],
         settings={**FEW, "rounds": 2, "test_last": 1},
     )
-    found = json.loads((tmp_path / "c" / "comparison" / "metrics.json").read_text())["methods"]
-    assert {method["label"]: "last_rounds_accuracy" in method["metrics"] for method in found} == {
+    evaluated = json.loads((tmp_path / "c" / "comparison" / "metrics.json").read_text())["methods"]
+    assert {method["label"]: "last_rounds_accuracy" in method["metrics"] for method in evaluated} == {
         "fedavg": True,
         "fedavg-plus": False,
     }
@@ -321,15 +321,15 @@ def test_a_method_on_a_backbone_is_not_given_its_tests(tmp_path):
 
 @pytest.mark.parametrize("method", registry.names("methods"))
 def test_training_samples_are_answered_if_asked_and_nothing_else_changes(method):
-    plain, asked = (worlds.run(method, participation=0.5, answer_train=answer) for answer in (False, True))
+    plain, answering = (worlds.run(method, participation=0.5, answer_train=answer) for answer in (False, True))
     state = worlds.play(method, plain)
-    assert worlds.same(state, worlds.play(method, asked))
-    ours, theirs = (worlds.answers(method, made, state) for made in (plain, asked))
-    assert theirs.keys() == {*ours, "train"}
-    assert len(theirs["train"]) == asked.federation.sizes("train").sum()
-    np.testing.assert_allclose(theirs["train"].sum(axis=1), 1, atol=1e-4)
-    for split, p in ours.items():
-        np.testing.assert_allclose(theirs[split], p, atol=1e-6)
+    assert worlds.same(state, worlds.play(method, answering))
+    expected, actual = (worlds.answers(method, run, state) for run in (plain, answering))
+    assert actual.keys() == {*expected, "train"}
+    assert len(actual["train"]) == answering.federation.sizes("train").sum()
+    np.testing.assert_allclose(actual["train"].sum(axis=1), 1, atol=1e-4)
+    for split, p in expected.items():
+        np.testing.assert_allclose(actual[split], p, atol=1e-6)
 
 
 def test_accuracy_on_training_samples(pfl, tmp_path):
