@@ -24,7 +24,7 @@ from pflcli.commands.tune import tune
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")
 LEVELS = {"MUST", "MUST+", "MAY", "OLD"}
-NAMED = ("kind", "schema", "fingerprint", "request", "inputs", "code", "files", "summary", "made", "seal")
+KEYS = ("kind", "schema", "fingerprint", "request", "inputs", "code", "files", "summary", "made", "seal")
 BELONGING = r"_(std_over_seeds|low|high|p|p_corrected|by_chance|by_chance_high)$"
 TABLE = "who,outcome,age,city\n" + "".join(f"{'ab'[i % 2]},{'ny'[i % 3 == 0]},{i},{'XY'[i > 9]}\n" for i in range(20))
 
@@ -65,22 +65,22 @@ def described(name, rows):
     return rows[max(fitting, key=lambda row: len(re.sub(r"\{\w+\}", "", row)))] if fitting else None
 
 
-def check(where, names, rows, fresh):
+def check(where, names, rows, is_new):
     """Every name is described, and every name that must be there is."""
     assert {row[0] for row in rows.values()} <= LEVELS
     for name in names:
         row = described(name, rows)
         assert row, f"{where}: {name} is not on the page"
-        assert not (fresh and row[0] == "OLD"), f"{where}: the page says that {name} is not written any more"
+        assert not (is_new and row[0] == "OLD"), f"{where}: the page says that {name} is not written any more"
     for name, row in rows.items():
-        if row[0] == "MUST" or (fresh and row[0] == "MUST+"):
-            assert any(re.fullmatch(pattern(name), held) for held in names), f"{where}: {name} is missing"
+        if row[0] == "MUST" or (is_new and row[0] == "MUST+"):
+            assert any(re.fullmatch(pattern(name), present) for present in names), f"{where}: {name} is missing"
 
 
 def check_array(where, row, shape, dtype):
-    _, wanted, types, _ = row
-    if wanted != "any":
-        dimensions = [] if wanted == "()" else wanted.strip("()").split(",")
+    _, documented, types, _ = row
+    if documented != "any":
+        dimensions = [] if documented == "()" else documented.strip("()").split(",")
         rank = len(dimensions)
         assert len(shape) >= rank - 1 if dimensions[-1:] == [" ..."] else len(shape) == rank, f"{where}: {shape}"
     if types != "any":
@@ -92,18 +92,18 @@ def arrays(path):
     if path.suffix == ".safetensors":
         with safe_open(path, "numpy") as file:
             return {name: (file.get_tensor(name).shape, str(file.get_tensor(name).dtype)) for name in file.keys()}  # noqa: SIM118
-    found = {}
+    listed = {}
     with h5py.File(path) as file:
 
         def add(name, item):
             if isinstance(item, h5py.Dataset):
-                found[name] = item.shape, "UTF-8" if item.dtype.kind in "SO" else str(item.dtype)
+                listed[name] = item.shape, "UTF-8" if item.dtype.kind in "SO" else str(item.dtype)
 
         file.visititems(add)
         for name, value in file.attrs.items():
-            held = np.asarray(value)
-            found[f"@{name}"] = held.shape, "UTF-8" if held.dtype.kind in "SO" else str(held.dtype)
-    return found
+            array = np.asarray(value)
+            listed[f"@{name}"] = array.shape, "UTF-8" if array.dtype.kind in "SO" else str(array.dtype)
+    return listed
 
 
 def check_cells(where, rows, cells):
@@ -120,8 +120,8 @@ def runs(small, tmp_path_factory):
     at = tmp_path_factory.mktemp("page") / "runs"
     at.mkdir()
     names = {"p": "p", "b": "b", "e": "e", "d": "d", "knn-per": "knn", "fedavg": "fedavg", "evaluation": "ev"}
-    for name, here in {**names, "sweep": "sw", "updated": "ud"}.items():
-        (at / name).symlink_to(getattr(small, here))
+    for name, attribute in {**names, "sweep": "sw", "updated": "ud"}.items():
+        (at / name).symlink_to(getattr(small, attribute))
     (at.parent / "visits.csv").write_text(TABLE)
     import_data(at.parent / "visits.csv", at / "data", client="who", label="outcome", standardize=True)
     mlp = {"model": "mlp", "rounds": 1}
@@ -155,93 +155,93 @@ def listing(folder, name):
         else:
             lines.append(f"  {path.name}")
         if path.suffix in (".h5", ".safetensors"):
-            held = sorted(arrays(path).items())
-            width = max((len(item) for item, _ in held), default=0)
-            lines += [f"    {item:{width}}  {shape}  {dtype}" for item, (shape, dtype) in held]
+            entries = sorted(arrays(path).items())
+            width = max((len(item) for item, _ in entries), default=0)
+            lines += [f"    {item:{width}}  {shape}  {dtype}" for item, (shape, dtype) in entries]
     return "\n".join(lines)
 
 
 def test_every_kind_has_a_section_and_a_row():
     assert set(re.findall(r"^\| \[(\w+)\]", PAGE, flags=re.M)) == set(kinds.schemas())
     assert set(kinds.schemas()) <= set(TOP)
-    assert set(table(TOP["manifest.json"], "key")) == set(NAMED)
+    assert set(table(TOP["manifest.json"], "key")) == set(KEYS)
     for kind, schema in kinds.schemas().items():
         assert schema == 1, f"{kind}: say on the page what the new schema changes"
 
 
 def test_golden_artifacts_are_as_the_page_says():
     folders = [path.parent for path in (ROOT / "tests" / "golden").rglob("manifest.json")]
-    assert {examine(folder, fresh=False) for folder in folders} == set(kinds.schemas())
+    assert {examine(folder, is_new=False) for folder in folders} == set(kinds.schemas())
 
 
 def test_new_artifacts_are_as_the_page_says(runs):
-    found = [path.parent for path in runs.glob("*/manifest.json")] + [runs / "c" / "comparison"]
-    assert {examine(folder, fresh=True) for folder in found} == set(kinds.schemas())
-    held = {path.name for folder in found for path in folder.iterdir()}
-    assert {"rounds.csv", "neighbours.csv", "attention.csv", "validation.h5"} <= held
+    folders = [path.parent for path in runs.glob("*/manifest.json")] + [runs / "c" / "comparison"]
+    assert {examine(folder, is_new=True) for folder in folders} == set(kinds.schemas())
+    files = {path.name for folder in folders for path in folder.iterdir()}
+    assert {"rounds.csv", "neighbours.csv", "attention.csv", "validation.h5"} <= files
 
 
-def examine(folder, fresh):
+def examine(folder, is_new):
     """Compare a folder with the page, and return its kind."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     kind, where = manifest["kind"], f"{folder.name} ({manifest['kind']})"
-    check(where, manifest, table(TOP["manifest.json"], "key"), fresh)
+    check(where, manifest, table(TOP["manifest.json"], "key"), is_new)
     assert set(manifest["files"]) | {"manifest.json"} == {path.name for path in folder.iterdir()}
-    check(where, [*manifest["files"], "manifest.json"], table(TOP[kind], "file"), fresh)
+    check(where, [*manifest["files"], "manifest.json"], table(TOP[kind], "file"), is_new)
     common = table(TOP["manifest.json"].split("decide what")[1], "key")
     keys = [f"{group}.{key}" for group in ("request", "summary", "made") for key in manifest[group]]
-    check(where, keys, {**common, **below(kind, "manifest.json")}, fresh)
+    check(where, keys, {**common, **below(kind, "manifest.json")}, is_new)
     roles = {item["role"] for item in manifest["inputs"]}
-    said = sections(TOP[kind], "###")[f"{kind}: manifest.json"]
-    assert all(re.sub(r"^.*, seed \d+$", "LABEL, seed N", role) in re.findall(r"`([^`]*)`", said) for role in roles)
+    section = sections(TOP[kind], "###")[f"{kind}: manifest.json"]
+    assert all(re.sub(r"^.*, seed \d+$", "LABEL, seed N", role) in re.findall(r"`([^`]*)`", section) for role in roles)
     for name in manifest["files"]:
-        examine_file(kind, folder / name, fresh)
+        examine_file(kind, folder / name, is_new)
     return kind
 
 
-def examine_file(kind, path, fresh):
+def examine_file(kind, path, is_new):
     where = f"{path.parent.name}/{path.name}"
     if path.suffix in (".h5", ".safetensors"):
-        shown = {"initial.safetensors": "weights.safetensors"}.get(path.name, path.name)
+        heading = {"initial.safetensors": "weights.safetensors"}.get(path.name, path.name)
         body = sections(TOP[kind], "###")
-        rows = table(body.get(f"{kind}: {shown}") or body[f"{kind}: {{table}}.safetensors"], "name")
-        held = arrays(path)
-        check(where, held, rows, fresh)
-        for name, (shape, dtype) in held.items():
+        rows = table(body.get(f"{kind}: {heading}") or body[f"{kind}: {{table}}.safetensors"], "name")
+        content = arrays(path)
+        check(where, content, rows, is_new)
+        for name, (shape, dtype) in content.items():
             check_array(f"{where}: {name}", described(name, rows), shape, dtype)
     elif path.suffix == ".csv":
         cells, rows = pd.read_csv(path), below(kind, path.name)
-        check(where, cells.columns, rows, fresh)
+        check(where, cells.columns, rows, is_new)
         check_cells(where, rows, cells)
         if path.name == "table.csv" and kind not in ("sweep", "tuning"):
             metrics = table(TOP["metrics.json"], "metric")
             for column in set(cells.columns) - set(rows):
                 assert column in metrics or re.sub(BELONGING, "", column) in metrics, f"{where}: {column}"
     elif path.suffix == ".json":
-        held = json.loads(path.read_text(encoding="utf-8"))
-        check(where, held, below(kind, path.name), fresh)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        check(where, content, below(kind, path.name), is_new)
         if path.name == "metrics.json" and kind != "sweep":
-            examine_metrics(where, held, fresh)
+            examine_metrics(where, content, is_new)
 
 
-def examine_metrics(where, held, fresh):
+def examine_metrics(where, content, is_new):
     metrics = table(TOP["metrics.json"], "metric")
-    for row in held["methods"]:
-        said = re.findall(r"`(\w+)`", TOP["metrics.json"])
-        check(where, row["metrics"], metrics, fresh)
-        assert set(row) <= {*said}, f"{where}: {set(row) - {*said}}"
+    for row in content["methods"]:
+        documented_keys = re.findall(r"`(\w+)`", TOP["metrics.json"])
+        check(where, row["metrics"], metrics, is_new)
+        assert set(row) <= {*documented_keys}, f"{where}: {set(row) - {*documented_keys}}"
         for name, facts in row["metrics"].items():
             assert metrics[name][1] == facts["unit"], f"{where}: {name}"
             same = re.sub(r" \d+ rounds", " rounds", facts["weighting"]) == metrics[name][2]
             assert same or name.startswith("simulated"), f"{where}: {name}"
-            assert set(facts) <= {*said}, f"{where}: {name} has {set(facts) - {*said}}"
+            assert set(facts) <= {*documented_keys}, f"{where}: {name} has {set(facts) - {*documented_keys}}"
 
 
 def test_listings_are_real(runs):
     """To renew one, paste what the failure shows."""
-    shown = re.findall(r"^```text\n(runs/(\S+)\n.*?)\n?```$", PAGE, flags=re.M | re.S)
-    assert len(shown) == len(kinds.schemas())
-    for text, name in shown:
+    listings = re.findall(r"^```text\n(runs/(\S+)\n.*?)\n?```$", PAGE, flags=re.M | re.S)
+    assert len(listings) == len(kinds.schemas())
+    for text, name in listings:
         assert text.rstrip("\n") == listing(runs / name, f"runs/{name}")
 
 

@@ -48,19 +48,19 @@ def chain(root: Path, source: Path, **options) -> Path:
     return root
 
 
-MADE = ("data", "p", "b", "e", "d", "knn")
+ARTIFACTS = ("data", "p", "b", "e", "d", "knn")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def artifacts(tmp_path_factory) -> Path:
     """A chain that is only read."""
     root = tmp_path_factory.mktemp("made")
     return chain(root, table(root / "visits.csv"))
 
 
-def test_every_artifact_knows_the_names_when_its_ancestors_are_gone(made, tmp_path):
-    for kind in MADE:
-        shutil.copytree(made / kind, tmp_path / kind / "alone")
+def test_every_artifact_knows_the_names_when_its_ancestors_are_gone(artifacts, tmp_path):
+    for kind in ARTIFACTS:
+        shutil.copytree(artifacts / kind, tmp_path / kind / "alone")
         known = codebook.read(open_artifact(tmp_path / kind / "alone"))
         assert known.classes == ("no", "yes"), kind
         assert known.features == ("age", "pulse"), kind
@@ -68,9 +68,9 @@ def test_every_artifact_knows_the_names_when_its_ancestors_are_gone(made, tmp_pa
         assert set(known.clients) == (set() if kind == "data" else set(CLIENTS)), kind
 
 
-def test_clients_are_named_in_tables(made):
+def test_clients_are_named_in_tables(artifacts):
     for kind in ("p", "d"):
-        rows = list(csv.DictReader((made / kind / "clients.csv").open()))
+        rows = list(csv.DictReader((artifacts / kind / "clients.csv").open()))
         assert [(row["client"], row["name"]) for row in rows] == [
             (str(i), name) for i, name in enumerate(sorted(CLIENTS))
         ]
@@ -99,60 +99,60 @@ def test_datasets_that_come_with_pfl_name_their_classes(tmp_path):
     assert codebook.read(open_artifact(tmp_path / "q")).classes == ()
 
 
-def test_a_damaged_codebook_is_an_error(made, tmp_path, pfl):
-    shutil.copytree(made / "p", tmp_path / "p")
+def test_a_damaged_codebook_is_an_error(artifacts, tmp_path, pfl):
+    shutil.copytree(artifacts / "p", tmp_path / "p")
     (tmp_path / "p" / "codebook.json").write_text("{}")
     ran = pfl("train-global", tmp_path / "p", "-o", tmp_path / "b", "--model", "mlp")
     assert (ran.code, "codebook.json is not what was written" in ran.err) == (3, True)
 
 
-def test_reversed_classes_are_refused_and_both_sides_named(pfl, made, tmp_path):
+def test_reversed_classes_are_refused_and_both_sides_named(pfl, artifacts, tmp_path):
     """``diseased`` comes before ``healthy`` as ``no`` before ``yes``: the numbers mean the opposite."""
     source = table(tmp_path / "again.csv", words=("healthy", "diseased"))
     import_data(source, tmp_path / "data", client="hospital", label="ill")
     partition(str(tmp_path / "data"), tmp_path / "p")
     for words in ([], ["-n"]):
-        ran = pfl("extract", made / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e", *words)
+        ran = pfl("extract", artifacts / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e", *words)
         assert ran.code == 3
         assert "differ in their classes: diseased, healthy against no, yes" in ran.err
         assert str(tmp_path / "p") in ran.err
-        assert str(made / "b") in ran.err
+        assert str(artifacts / "b") in ran.err
         assert not (tmp_path / "e").exists()
     personalize("local", tmp_path / "p", tmp_path / "local", settings={"model": "mlp"})
-    ran = pfl("evaluate", made / "knn", tmp_path / "local", "-o", tmp_path / "ev")
+    ran = pfl("evaluate", artifacts / "knn", tmp_path / "local", "-o", tmp_path / "ev")
     assert (ran.code, "no, yes against diseased, healthy" in ran.err) == (3, True)
 
 
-def test_other_clients_are_refused_and_named(pfl, made, tmp_path):
+def test_other_clients_are_refused_and_named(pfl, artifacts, tmp_path):
     source = table(tmp_path / "again.csv", clients=("basel", "bern"))
     import_data(source, tmp_path / "data", client="hospital", label="ill")
     partition(str(tmp_path / "data"), tmp_path / "p")
-    extract(made / "b", tmp_path / "e", partition=tmp_path / "p")
-    ran = pfl("update-datastore", made / "d", tmp_path / "e", "-o", tmp_path / "d", "-n")
+    extract(artifacts / "b", tmp_path / "e", partition=tmp_path / "p")
+    ran = pfl("update-datastore", artifacts / "d", tmp_path / "e", "-o", tmp_path / "d", "-n")
     assert ran.code == 3
     assert "differ in their clients: " in ran.err
     assert "against basel, bern" in ran.err
 
 
-def test_other_features_are_refused(pfl, made, tmp_path):
+def test_other_features_are_refused(pfl, artifacts, tmp_path):
     source = table(tmp_path / "again.csv", features=("pulse", "age"))
     import_data(source, tmp_path / "data", client="hospital", label="ill")
     partition(str(tmp_path / "data"), tmp_path / "p")
-    ran = pfl("extract", made / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e")
+    ran = pfl("extract", artifacts / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e")
     assert (ran.code, "differ in their features: pulse, age against age, pulse" in ran.err) == (3, True)
 
 
-def test_pictures_name_clients_and_classes(monkeypatch, made, tmp_path):
+def test_pictures_name_clients_and_classes(monkeypatch, artifacts, tmp_path):
     from pflcli.evaluation import artifact_plots
 
     drawn = {}
-    monkeypatch.setattr(artifact_plots, "holdings", lambda *given: drawn.update(holdings=given) or b"")
-    monkeypatch.setattr(artifact_plots, "neighbours", lambda *given: drawn.update(neighbours=given) or b"")
-    artifact_plots.partition(open_artifact(made / "p"))
+    monkeypatch.setattr(artifact_plots, "holdings", lambda *args: drawn.update(holdings=args) or b"")
+    monkeypatch.setattr(artifact_plots, "neighbours", lambda *args: drawn.update(neighbours=args) or b"")
+    artifact_plots.partition(open_artifact(artifacts / "p"))
     _, title, _, _, names, classes = drawn["holdings"]
     assert title == "visits.csv, natural, 3 clients"
     assert (sorted(names), classes) == (sorted(CLIENTS), ("no", "yes"))
-    personalize("gossip", made / "p", tmp_path / "g", settings={"model": "mlp", "rounds": 1, "lr": 0.01})
+    personalize("gossip", artifacts / "p", tmp_path / "g", settings={"model": "mlp", "rounds": 1, "lr": 0.01})
     artifact_plots.predictions(open_artifact(tmp_path / "g"))
     assert drawn["neighbours"][2] == "visits.csv: gossip, 3 clients, after 1 round"
     assert sorted(drawn["neighbours"][4]) == sorted(CLIENTS)

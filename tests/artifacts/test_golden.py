@@ -28,8 +28,8 @@ def test_there_is_one_for_every_version():
 def test_every_kind_is_whole_and_read(at):
     for kind in kinds.schemas():
         assert show(at / kind, lineage=True, verify=True)["kind"] == kind
-    held = partition.read(open_artifact(at / "partition"))
-    assert held.sizes.sum() == 80
+    stored = partition.read(open_artifact(at / "partition"))
+    assert stored.sizes.sum() == 80
     assert set(tensors(open_artifact(at / "backbone"))) >= {"head.weight", "body.1.weight"}
     own = dataset.read(open_artifact(at / "dataset"))
     assert (own.features, own.classes, own.x.shape, set(own.owner)) == (
@@ -41,8 +41,8 @@ def test_every_kind_is_whole_and_read(at):
     z = embeddings.read(open_artifact(at / "embeddings"))["test"]
     packed = datastore.read(open_artifact(at / "datastore"))
     stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train)
-    found = stores.search(range(4), z.z, z.offsets, 2)
-    assert np.isfinite(found.distance).any()
+    neighbours = stores.search(range(4), z.z, z.offsets, 2)
+    assert np.isfinite(neighbours.distance).any()
 
 
 @pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)

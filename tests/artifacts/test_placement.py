@@ -56,13 +56,13 @@ STEPS = [
 ]
 
 
-def dying(done, survived, name, step, raised=Killed):
+def dying(steps_done, survived, name, step, raised=Killed):
     """A step that adds its name to what is done, and raises where there are as many as survive."""
 
     def stepping(*args, **kwargs):
-        if len(done) >= survived:
+        if len(steps_done) >= survived:
             raise raised
-        done.append(name)
+        steps_done.append(name)
         return step(*args, **kwargs)
 
     return stepping
@@ -70,18 +70,18 @@ def dying(done, survived, name, step, raised=Killed):
 
 def die_in_commit(monkeypatch, survived, raised=Killed):
     """Let every step of a commit but the first ``survived`` raise; returns the steps done."""
-    done = []
+    steps_done = []
     commit = ArtifactWriter.commit
 
     def commits(work, *args):
         for where, name in STEPS:
-            monkeypatch.setattr(where, name, dying(done, survived, name, getattr(where, name), raised))
+            monkeypatch.setattr(where, name, dying(steps_done, survived, name, getattr(where, name), raised))
         return commit(work, *args)
 
     monkeypatch.setattr(ArtifactWriter, "commit", commits)
     if raised is Killed:
         monkeypatch.setattr(ArtifactWriter, "__exit__", lambda work, *_: kill(work))
-    return done
+    return steps_done
 
 
 @pytest.mark.parametrize("stands", ["nothing", "an empty folder", "another request", "the same request", "a link"])
@@ -102,7 +102,7 @@ def test_wherever_a_commit_is_killed_the_same_line_ends_it(tmp_path, monkeypatch
         with monkeypatch.context() as patched:
             if not exchange:
                 patched.setattr(placement, "_exchange", lambda one, two: False)
-            done = die_in_commit(patched, survived)
+            steps_done = die_in_commit(patched, survived)
             try:
                 make(out, spec(), Execution(force=force), other)
                 killed = False
@@ -110,31 +110,31 @@ def test_wherever_a_commit_is_killed_the_same_line_ends_it(tmp_path, monkeypatch
                 pass
         if force and exchange:
             open_artifact(out).verify()  # the old one or the new one
-        whole = done.count("_write") > 0
+        is_written = steps_done.count("_write") > 0
         if killed:
             notes, remains = Notes(), placement.leftovers(out)
-            make(out, spec(), Execution(force=force, reporter=notes), unwanted if whole else other)
+            make(out, spec(), Execution(force=force, reporter=notes), unwanted if is_written else other)
             assert [path for path in remains if not any(str(path) in line for line in notes.said)] == []
-        assert listing(folder) == ["out"], done
-        assert listing(out) == ["b.txt", "manifest.json"], done
+        assert listing(folder) == ["out"], steps_done
+        assert listing(out) == ["b.txt", "manifest.json"], steps_done
         open_artifact(out).verify()
         assert make(out, spec(), Execution(), unwanted).decision == Decision.UP_TO_DATE
         survived += 1
     assert survived > 5
-    assert ("_exchange" in done) == force
+    assert ("_exchange" in steps_done) == force
 
 
 @pytest.mark.parametrize(("renames", "force"), [(0, False), (0, True), (1, True)])
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_rename_that_is_refused_loses_nothing(tmp_path, monkeypatch, tree, renames, force, exchange):
-    out, done, rename = tmp_path / "out", [], Path.rename
+    out, renamed, rename = tmp_path / "out", [], Path.rename
     if force:
         make(out, spec(alpha=7), Execution(), build)
     before = tree(tmp_path)
 
     def busy(path, target):
-        done.append(path)
-        if len(done) == renames + 1:
+        renamed.append(path)
+        if len(renamed) == renames + 1:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         return rename(path, target)
 
@@ -162,10 +162,10 @@ def test_what_is_missing_since_a_kill_says_where_it_is_and_what_to_type(tmp_path
         make(out, spec(alpha=7), Execution(), build)
     with monkeypatch.context() as patched:
         patched.setattr(placement, "_exchange", lambda one, two: False)
-        done = die_in_commit(patched, survived)
+        steps_done = die_in_commit(patched, survived)
         with pytest.raises(Killed):
             make(out, spec(), Execution(force=force), other)
-    assert not out.exists(), done
+    assert not out.exists(), steps_done
     for line in (["show", out], ["show", out / "manifest.json"], ["train-global", out, "-o", tmp_path / "x"]):
         ran = pfl(*line)
         assert ran.code == InputError.exit_code
@@ -187,10 +187,10 @@ REMOVING = [(os, "unlink"), (os, "rmdir"), (Path, "rename")]  # also what shutil
 
 def dies(monkeypatch, survived):
     """Let every removal or rename but the first ``survived`` raise."""
-    done = []
+    steps_done = []
     for where, name in REMOVING:
-        monkeypatch.setattr(where, name, dying(done, survived, name, getattr(where, name)))
-    return done
+        monkeypatch.setattr(where, name, dying(steps_done, survived, name, getattr(where, name)))
+    return steps_done
 
 
 @pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "renamed"])
@@ -215,7 +215,7 @@ def test_wherever_tidying_is_killed_it_is_finished_and_deletes_nothing_else(tmp_
         folder.mkdir()
         out = begin(folder)
         with monkeypatch.context() as patched:
-            done = dies(patched, survived)
+            steps_done = dies(patched, survived)
             if not same:
                 patched.setattr(ArtifactWriter, "__exit__", lambda work, *_: kill(work))
                 patched.setattr(locks, "acquire", lambda handle: True)  # a killed process lets go of its locks
@@ -227,7 +227,7 @@ def test_wherever_tidying_is_killed_it_is_finished_and_deletes_nothing_else(tmp_
         if killed:
             ended = make(out, again, FORCE, unwanted if same else other).decision
         assert not same or ended == Decision.UP_TO_DATE
-        assert listing(folder) == ["out", "out.replaced-7"], done
+        assert listing(folder) == ["out", "out.replaced-7"], steps_done
         assert listing(folder / "out.replaced-7") == ["notes.txt"]
         assert listing(out) == ["a.txt" if same else "b.txt", "manifest.json"]
         open_artifact(out).verify()
@@ -284,10 +284,10 @@ def test_killed_while_it_discards_what_failed(tmp_path, monkeypatch):
     survived, raised = 0, Killed
     steps = [step for step in STEPS if step[1] in ("rmtree", "unlink")]
     while raised is Killed:
-        out, done = tmp_path / str(survived), []
+        out, steps_done = tmp_path / str(survived), []
         with monkeypatch.context() as patched:
             for where, name in steps:
-                patched.setattr(where, name, dying(done, survived, name, getattr(where, name)))
+                patched.setattr(where, name, dying(steps_done, survived, name, getattr(where, name)))
             with pytest.raises((Killed, ComputationError)) as error:
                 make(out, spec(), Execution(), failing)
         raised, survived = error.type, survived + 1
@@ -356,16 +356,16 @@ def test_a_name_that_is_too_long_for_what_is_to_be_beside_it(tmp_path, force):
 # What force must not delete
 
 
-@pytest.mark.parametrize("thing", ["notes.txt", "b"])
-def test_force_never_deletes_what_the_manifest_does_not_list(tmp_path, tree, thing):
+@pytest.mark.parametrize("name", ["notes.txt", "b"])
+def test_force_never_deletes_what_the_manifest_does_not_list(tmp_path, tree, name):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
-    (out / thing).mkdir() if thing == "b" else (out / thing).touch()
+    (out / name).mkdir() if name == "b" else (out / name).touch()
     before = tree(tmp_path)
     for force in (True, False):
         with pytest.raises(ConflictError) as error:
             make(out, spec(alpha=7), Execution(force=force), unwanted)
-        assert f"{thing}" in error_text(error)
+        assert f"{name}" in error_text(error)
         assert "move" in error_text(error)
     assert tree(tmp_path) == before
 
@@ -387,11 +387,11 @@ def test_what_is_put_there_while_it_is_computed_stays(tmp_path):
 def test_a_damaged_manifest_lists_what_can_still_be_read(tmp_path):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
-    whole = (out / "manifest.json").read_bytes()
-    (out / "manifest.json").write_bytes(whole[:50])
+    content = (out / "manifest.json").read_bytes()
+    (out / "manifest.json").write_bytes(content[:50])
     with pytest.raises(ConflictError, match=r"a\.txt"):
         make(out, spec(alpha=7), FORCE, unwanted)
-    (out / "manifest.json").write_bytes(whole[:-20])
+    (out / "manifest.json").write_bytes(content[:-20])
     make(out, spec(alpha=7), FORCE, build)
 
 

@@ -127,12 +127,12 @@ def a_partial_folder_beside_an_artifact(at):
 
 
 @pytest.mark.parametrize(
-    "thing", [a_folder, a_web_application, a_file, a_partial_folder, a_partial_folder_beside_an_artifact]
+    "create", [a_folder, a_web_application, a_file, a_partial_folder, a_partial_folder_beside_an_artifact]
 )
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_what_pfl_did_not_make_is_never_touched(tmp_path, tree, thing, force, dry_run):
-    thing(tmp_path / "out")
+def test_what_pfl_did_not_make_is_never_touched(tmp_path, tree, create, force, dry_run):
+    create(tmp_path / "out")
     before = tree(tmp_path)
     with pytest.raises(ConflictError, match=r"not.* pfl"):
         make(tmp_path / "out", spec(), Execution(force=force, dry_run=dry_run), build)
@@ -224,7 +224,7 @@ def test_a_failed_replacement_leaves_the_old(tmp_path, tree):
     assert listing(tmp_path) == ["out"]
 
 
-def unfinished(out, asked, *states):
+def unfinished(out, request, *states):
     """Interrupt a build after it has kept some checkpoints."""
 
     def failing(work):
@@ -233,7 +233,7 @@ def unfinished(out, asked, *states):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(out, asked, Execution(), failing)
+        make(out, request, Execution(), failing)
 
 
 def test_the_same_request_resumes_from_the_last_checkpoint(tmp_path):
@@ -241,14 +241,14 @@ def test_the_same_request_resumes_from_the_last_checkpoint(tmp_path):
     unfinished(out, spec(), b"one", b"two")
     assert listing(tmp_path) == ["out.partial"]
     assert decide(out, spec(), force=False)[0] == Decision.RESUME
-    found = []
+    checkpoints = []
 
     def resumed(work):
-        found.append(work.saved())
+        checkpoints.append(work.saved())
         return build(work)
 
     assert make(out, spec(), Execution(), resumed).decision == Decision.RESUME
-    assert found == [b"two"]
+    assert checkpoints == [b"two"]
     assert listing(tmp_path) == ["out"]
     assert listing(out) == ["a.txt", "manifest.json"]
 
@@ -295,33 +295,33 @@ def test_another_request_neither_resumes_nor_discards(tmp_path, tree):
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("asked", [spec(), spec(alpha=0.1)])
-def test_force_begins_anew(tmp_path, asked):
+@pytest.mark.parametrize("new_spec", [spec(), spec(alpha=0.1)])
+def test_force_begins_anew(tmp_path, new_spec):
     out = tmp_path / "out"
     unfinished(out, spec(), b"one")
-    found = []
+    checkpoints = []
 
-    def fresh(work):
-        found.append(work.saved())
+    def build_anew(work):
+        checkpoints.append(work.saved())
         return build(work)
 
-    assert make(out, asked, FORCE, fresh).decision == Decision.NEW
-    assert found == [None]
+    assert make(out, new_spec, FORCE, build_anew).decision == Decision.NEW
+    assert checkpoints == [None]
     assert listing(out) == ["a.txt", "manifest.json"]
 
 
 def test_an_unfinished_run_is_known_as_one_while_it_is_discarded(tmp_path, monkeypatch):
     unfinished(tmp_path / "out", spec(), b"one")
-    gone, unlink = [], Path.unlink
+    removed, unlink = [], Path.unlink
 
     def watched(self, *args):
-        gone.append(self.name)
+        removed.append(self.name)
         unlink(self, *args)
 
     (tmp_path / "out.partial" / "a.txt").touch()
     monkeypatch.setattr(Path, "unlink", watched)
     with ArtifactWriter(tmp_path / "out", spec(alpha=0.1), force=True):
-        assert gone == ["a.txt"]
+        assert removed == ["a.txt"]
 
 
 def test_a_failed_computation_is_not_resumed(tmp_path):
@@ -346,9 +346,9 @@ def test_two_writers(tmp_path, force):
     out = tmp_path / "out"
     with ArtifactWriter(out, spec()) as first:
         first.write("a.txt", b"first")
-        for asked in (spec(), spec(alpha=0.1)) if force else (spec(),):
+        for request in (spec(), spec(alpha=0.1)) if force else (spec(),):
             with pytest.raises(ConflictError, match="another pfl"):
-                ArtifactWriter(out, asked, force=force)
+                ArtifactWriter(out, request, force=force)
         assert (first.folder / "a.txt").read_bytes() == b"first"
         first.commit({}, {})
     open_artifact(out).verify()
@@ -544,10 +544,10 @@ def test_verify_finds_a_flipped_byte_in_every_file(small_copy, name):
     artifact.verify()
     for file in artifact.manifest.files:
         path = artifact.path / file
-        whole = path.read_bytes()
-        assert len(whole) == artifact.manifest.files[file]["bytes"]
-        for place in (0, len(whole) // 2, len(whole) - 1):
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        content = path.read_bytes()
+        assert len(content) == artifact.manifest.files[file]["bytes"]
+        for place in (0, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
             with pytest.raises(InputError, match=file) as error:
                 show(artifact.path, verify=True)
             assert "--force" in error_text(error)
@@ -556,7 +556,7 @@ def test_verify_finds_a_flipped_byte_in_every_file(small_copy, name):
         path.unlink()
         with pytest.raises(InputError, match=file):
             artifact.verify()
-        path.write_bytes(whole)
+        path.write_bytes(content)
     artifact.verify()
 
 
@@ -573,8 +573,8 @@ def test_verify_finds_a_flipped_byte_in_every_file(small_copy, name):
 )
 def test_a_damaged_file_is_not_used(small_copy, tmp_path, name, file, use):
     path = getattr(small_copy, name) / file
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(InputError, match=file):
         use(small_copy, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -603,8 +603,8 @@ def test_a_fingerprint_is_that_of_request_inputs_and_code():
 
 
 def test_a_fingerprint_knows_no_path_and_no_order_of_words():
-    here, there = (Input("source", "partition", "a" * 64, path) for path in ("../p", "/elsewhere"))
-    assert spec(inputs=[here]).fingerprint == spec(inputs=[there]).fingerprint
+    near, far = (Input("source", "partition", "a" * 64, path) for path in ("../p", "/elsewhere"))
+    assert spec(inputs=[near]).fingerprint == spec(inputs=[far]).fingerprint
     forth, back = ArtifactSpec("partition", {"a": 1, "b": 2}), ArtifactSpec("partition", {"b": 2, "a": 1})
     assert forth.fingerprint == back.fingerprint
 
@@ -662,8 +662,8 @@ def test_lineage_outlives_a_move_of_the_whole(small_copy, tmp_path):
 
 def test_lineage_finds_an_input_that_got_another_name(small_copy):
     small_copy.b.rename(small_copy.root / "backbone")
-    found = ancestor(open_artifact(small_copy.d), "backbone")
-    assert found.path == small_copy.root / "backbone"
+    backbone = ancestor(open_artifact(small_copy.d), "backbone")
+    assert backbone.path == small_copy.root / "backbone"
 
 
 def test_a_damaged_neighbour_is_of_no_concern(small_copy):
@@ -702,10 +702,10 @@ def test_an_input_that_is_gone(small_copy):
     assert show(small_copy.d)["kind"] == "datastore"
 
 
-@pytest.mark.parametrize("given", NAMES)
-def test_what_is_of_the_wrong_kind_is_told_so(small, tmp_path, given):
-    at = getattr(small, given)
-    if given != "e":
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_of_the_wrong_kind_is_told_so(small, tmp_path, name):
+    at = getattr(small, name)
+    if name != "e":
         with pytest.raises(PflError) as error:
             open_artifact(at, "embeddings")
         assert isinstance(error.value, InputError)

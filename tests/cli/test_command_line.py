@@ -73,12 +73,12 @@ def test_every_command_explains_itself(pfl, name, flag):
     assert (ran.code, ran.err) == (0, "")
     doc = APP[name].help or ""
     assert len(doc.split(".")[0].split()) >= 3
-    shown = " ".join(ran.out.split())
-    assert doc.split(".")[0] in shown
+    help_text = " ".join(ran.out.split())
+    assert doc.split(".")[0] in help_text
     for param in APP[name].params:
         assert param.help, f"{name} {param.name} has no help"
         for opt in param.opts:
-            assert opt in shown or param.param_type_name == "argument", opt
+            assert opt in help_text or param.param_type_name == "argument", opt
 
 
 def test_pfl_explains_itself(pfl):
@@ -228,9 +228,9 @@ def test_a_list_is_tab_separated_when_piped(pfl, group):
     assert heading[0] == "name"
     assert [row[0] for row in rows] == registry.names(group)
     assert {len(row) for row in rows} == {len(heading)}
-    told = strict(pfl("list", group, "--json").out)
-    assert [[str(value) for value in entry.values()] for entry in told] == rows
-    assert [list(entry) for entry in told] == [heading] * len(rows)
+    entries = strict(pfl("list", group, "--json").out)
+    assert [[str(value) for value in entry.values()] for entry in entries] == rows
+    assert [list(entry) for entry in entries] == [heading] * len(rows)
 
 
 def test_a_list_of_everything(pfl):
@@ -253,16 +253,16 @@ def test_one_of_a_list_shows_its_options(pfl, group, name):
 
 def test_a_list_says_which_data_is_there(pfl, tmp_path):
     (tmp_path / "fashion_mnist.npz").touch()
-    found = {
+    available = {
         entry["name"]: entry["found"] for entry in strict(pfl("list", "datasets", "--json", "--root", tmp_path).out)
     }
-    assert (found["writers"], found["fashion-mnist"]) == ("with pfl", "fashion_mnist.npz")
-    assert found["cifar10"] == "no: --root with cifar-10-batches-py or cifar10_12k.npz"
-    assert found["v-mnist"] == "no: --root with mnist and fashion-mnist and cifar10"
+    assert (available["writers"], available["fashion-mnist"]) == ("with pfl", "fashion_mnist.npz")
+    assert available["cifar10"] == "no: --root with cifar-10-batches-py or cifar10_12k.npz"
+    assert available["v-mnist"] == "no: --root with mnist and fashion-mnist and cifar10"
     (tmp_path / "cifar10_12k.npz").touch()
     (tmp_path / "train-images-idx3-ubyte.gz").touch()
-    found = {entry["name"]: entry["found"] for entry in listing("datasets", tmp_path)}
-    assert found["v-mnist"] == "train-images-idx3-ubyte*, fashion_mnist.npz, cifar10_12k.npz"
+    available = {entry["name"]: entry["found"] for entry in listing("datasets", tmp_path)}
+    assert available["v-mnist"] == "train-images-idx3-ubyte*, fashion_mnist.npz, cifar10_12k.npz"
 
 
 def test_show_says_what_it_is(pfl, small):
@@ -307,7 +307,7 @@ def test_a_dry_run_says_so_in_json(pfl, small, tmp_path):
 
 
 @pytest.fixture
-def asked(pfl, tmp_path):
+def request_of(pfl, tmp_path):
     """What a partition would be, under a configuration file."""
 
     def run(text, *words):
@@ -319,7 +319,7 @@ def asked(pfl, tmp_path):
     return run
 
 
-def test_a_file_gives_defaults_and_what_is_typed_wins(asked):
+def test_a_file_gives_defaults_and_what_is_typed_wins(request_of):
     text = """
     [partition]
     scheme = "dirichlet"
@@ -331,31 +331,33 @@ def test_a_file_gives_defaults_and_what_is_typed_wins(asked):
     [train-global]
     rounds = 9
     """
-    found = asked(text, "writers")
-    assert found["scheme"] == "dirichlet"
-    assert (found["clients"], found["min_samples"], found["seed"]) == (4, 3, 7)
-    assert found["fractions"] == [0.5, 0.25, 0.25]
-    assert found["options"] == {"alpha": 2.0}
-    found = asked(text, "writers", "--clients", 5, "--set", "alpha=0.7", "--fractions", "0.6,0.2,0.2", "--seed", 0)
-    assert (found["clients"], found["min_samples"], found["seed"]) == (5, 3, 0)
-    assert found["fractions"] == [0.6, 0.2, 0.2]
-    assert found["options"] == {"alpha": 0.7}
+    request = request_of(text, "writers")
+    assert request["scheme"] == "dirichlet"
+    assert (request["clients"], request["min_samples"], request["seed"]) == (4, 3, 7)
+    assert request["fractions"] == [0.5, 0.25, 0.25]
+    assert request["options"] == {"alpha": 2.0}
+    request = request_of(
+        text, "writers", "--clients", 5, "--set", "alpha=0.7", "--fractions", "0.6,0.2,0.2", "--seed", 0
+    )
+    assert (request["clients"], request["min_samples"], request["seed"]) == (5, 3, 0)
+    assert request["fractions"] == [0.6, 0.2, 0.2]
+    assert request["options"] == {"alpha": 0.7}
 
 
-def test_typed_options_stand_beside_those_of_the_file(asked):
+def test_typed_options_stand_beside_those_of_the_file(request_of):
     text = '[partition]\nscheme = "clusters"\nclients = 8\nset = { groups = 2, kind = "labels" }\n'
-    assert asked(text, "writers")["options"] == {"groups": 2, "kind": "labels", "alpha": None}
-    found = asked(text, "writers", "--set", "groups=4")["options"]
-    assert found == {"groups": 4, "kind": "labels", "alpha": None}
+    assert request_of(text, "writers")["options"] == {"groups": 2, "kind": "labels", "alpha": None}
+    options = request_of(text, "writers", "--set", "groups=4")["options"]
+    assert options == {"groups": 4, "kind": "labels", "alpha": None}
 
 
-def test_a_file_may_have_a_table_for_every_command(asked):
+def test_a_file_may_have_a_table_for_every_command(request_of):
     text = "".join(f"[{name}]\n" for name in APP)
-    assert asked(f"{text}[train-global.x]\nrounds = 9\n", "writers")["clients"] is None
+    assert request_of(f"{text}[train-global.x]\nrounds = 9\n", "writers")["clients"] is None
 
 
-def test_a_file_names_the_dataset(asked):
-    assert asked('[partition]\ndataset = "writers"\n')["dataset"] == "writers"
+def test_a_file_names_the_dataset(request_of):
+    assert request_of('[partition]\ndataset = "writers"\n')["dataset"] == "writers"
 
 
 def test_a_key_is_written_as_the_option_is(pfl, small, tmp_path):

@@ -39,26 +39,30 @@ def terminal(width, lines):
     """What a terminal of this width shows of some command lines."""
     import json
 
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    parent_end, child_end = pty.openpty()
+    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     words = json.dumps([[str(word) for word in line] for line in lines])
     process = subprocess.Popen(
-        [sys.executable, "-c", _RUN, words], stdin=theirs, stdout=theirs, stderr=theirs, env={**env, "TERM": "xterm"}
+        [sys.executable, "-c", _RUN, words],
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
+        env={**env, "TERM": "xterm"},
     )
-    os.close(theirs)
-    shown = b""
+    os.close(child_end)
+    output = b""
     while True:
         try:
-            piece = os.read(ours, 65536)
+            piece = os.read(parent_end, 65536)
         except OSError:  # the other side is closed
             break
         if not piece:
             break
-        shown += piece
-    os.close(ours)
-    assert process.wait() == 0, shown.decode()
-    parts = re.split(r"^## .*\n", shown.decode().replace("\r\n", "\n"), flags=re.MULTILINE)[1:]
+        output += piece
+    os.close(parent_end)
+    assert process.wait() == 0, output.decode()
+    parts = re.split(r"^## .*\n", output.decode().replace("\r\n", "\n"), flags=re.MULTILINE)[1:]
     return [part.splitlines() for part in parts]
 
 
@@ -81,12 +85,12 @@ def is_whole(lines, width, artifact, table):
         cells = re.split(r"\s{2,}", line)
         assert cells[0] == row[0]
         assert len(cells) == len(row) - int(left_out.split()[0])
-        whole = iter(row)
-        assert all(cell in whole for cell in cells), (cells, row)
-    said = " ".join(lines)
-    assert (f"{artifact}/table.csv, or pfl show {artifact} --json" in said) == (left_out != "0")
-    assert max(map(len, lines)) <= width or any(len(word) > width / 2 for word in said.split())
-    assert "no method is shown to be better than fedavg" in said or "best: " in said
+        remaining = iter(row)
+        assert all(cell in remaining for cell in cells), (cells, row)
+    text = " ".join(lines)
+    assert (f"{artifact}/table.csv, or pfl show {artifact} --json" in text) == (left_out != "0")
+    assert max(map(len, lines)) <= width or any(len(word) > width / 2 for word in text.split())
+    assert "no method is shown to be better than fedavg" in text or "best: " in text
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -94,15 +98,15 @@ def test_tables_keep_names_and_numbers_whole(small, compared, width):
     comparison, again = compared
     evaluation = ["evaluate", small.fedavg, small.knn, "-o", small.ev]
     lists = [["list", "methods"], ["list", "datasets"], ["list", "methods", "fedham"], ["list"]]
-    shown = terminal(width, [again, ["show", comparison], evaluation, ["show", small.ev], *lists])
-    for part, artifact in zip(shown[:4], (comparison, comparison, small.ev, small.ev), strict=True):
+    outputs = terminal(width, [again, ["show", comparison], evaluation, ["show", small.ev], *lists])
+    for part, artifact in zip(outputs[:4], (comparison, comparison, small.ev, small.ev), strict=True):
         opened = open_artifact(artifact)
         is_whole(part, width, artifact, tables.of(read(opened), opened.kind))
-    for part in shown[4:]:
-        assert max(map(len, part)) <= max(width, 120 if part is shown[6] else 0)  # docstrings are 120 wide
+    for part in outputs[4:]:
+        assert max(map(len, part)) <= max(width, 120 if part is outputs[6] else 0)  # docstrings are 120 wide
     from pflcli import registry
 
-    names = {line.split("  ")[0] for line in shown[4]}
+    names = {line.split("  ")[0] for line in outputs[4]}
     assert {*registry.names("methods")} <= names
 
 
@@ -111,17 +115,17 @@ ROWS = [["fedavg-plus", "79.8 ± 0.6", "-", "two words"], ["local", "+1.0 [-1, +
 
 
 def test_columns_give_way_in_the_stated_order():
-    gone = []
+    previous = []
     for width in range(80, 0, -1):
         lines, left_out = fitted(HEADING, ROWS, width, ["bottom decile %", "note"])
         assert left_out == ["bottom decile %", "note"][: len(left_out)]
-        assert len(left_out) >= len(gone)
-        gone = left_out
+        assert len(left_out) >= len(previous)
+        previous = left_out
         text = "\n".join(lines)
         assert all(cell in text for cell in ("fedavg-plus", "79.8 ± 0.6", "+1.0 [-1, +3]"))
         if width >= 26:
             assert max(map(len, lines)) <= width
-    assert gone == ["bottom decile %", "note"]
+    assert previous == ["bottom decile %", "note"]
 
 
 def test_texts_wrap_between_words_and_nothing_is_lost():

@@ -64,7 +64,7 @@ def pair(out, methods=PAIR, seeds=(0, 1), **kwargs):
 
 
 @pytest.fixture(scope="module")
-def whole(small, tmp_path_factory):
+def finished(small, tmp_path_factory):
     """The comparison of two methods under two seeds beside its partition; only to be read."""
     out = tmp_path_factory.mktemp("whole") / "c"
     shutil.copytree(small.p, out.parent / "p")
@@ -73,14 +73,14 @@ def whole(small, tmp_path_factory):
 
 
 @pytest.fixture
-def made(whole, tmp_path):
+def folder(finished, tmp_path):
     """A copy of it that a test may change."""
-    shutil.copytree(whole.parent, tmp_path / "mine")
+    shutil.copytree(finished.parent, tmp_path / "mine")
     return tmp_path / "mine" / "c"
 
 
 @pytest.fixture
-def fresh(small, tmp_path):
+def new_folder(small, tmp_path):
     """Where a comparison is to be made, beside its partition."""
     shutil.copytree(small.p, tmp_path / "p")
     return tmp_path / "c"
@@ -115,23 +115,23 @@ def numbers(methods):
 # What is made
 
 
-def test_every_run_is_an_ordinary_artifact(small, whole, tmp_path):
-    assert folders(whole) == [
+def test_every_run_is_an_ordinary_artifact(small, finished, tmp_path):
+    assert folders(finished) == [
         "comparison", "seed-0/backbone", "seed-0/fedavg", "seed-0/local", "seed-1/backbone", "seed-1/fedavg",
         "seed-1/local",
     ]  # fmt: skip
-    assert show(whole / "comparison", lineage=True, verify=True)["verified"] == 5
+    assert show(finished / "comparison", lineage=True, verify=True)["verified"] == 5
     train_global(small.p, tmp_path / "b", settings=FEW, seed=1)
     personalize("fedavg", tmp_path / "b", tmp_path / "fedavg", seed=1)
     personalize("local", small.p, tmp_path / "local", settings=FEW, seed=1)
     for name in PAIR:
-        one, two = (open_artifact(at / name) for at in (whole / "seed-1", tmp_path))
+        one, two = (open_artifact(at / name) for at in (finished / "seed-1", tmp_path))
         assert one.manifest.fingerprint == two.manifest.fingerprint
         assert one.read("predictions.h5") == two.read("predictions.h5")
 
 
-def test_fedavg_goes_on_from_the_backbone(whole):
-    facts = open_artifact(whole / "seed-1" / "fedavg").manifest
+def test_fedavg_goes_on_from_the_backbone(finished):
+    facts = open_artifact(finished / "seed-1" / "fedavg").manifest
     assert [item.kind for item in facts.inputs] == ["backbone"]
     assert facts.made["seconds_inputs"] > 0
     assert facts.summary["rounds"] == 2
@@ -142,21 +142,23 @@ def test_options_of_fedavg_train_the_backbone_that_all_stand_on(small, tmp_path)
     plan = {"options": options, "settings": FEW}
     compare([small.p], tmp_path, methods=["fedavg", "fedavg-plus", "fedavg@sgd"], **plan)
     (at,) = tmp_path.glob("seed-*")
-    made = {name: open_artifact(at / name).manifest for name in ("backbone", "fedavg", "fedavg-plus", "fedavg@sgd")}
-    assert {name: item.request["options"].get("server") for name, item in made.items()} == {
+    manifests = {
+        name: open_artifact(at / name).manifest for name in ("backbone", "fedavg", "fedavg-plus", "fedavg@sgd")
+    }
+    assert {name: item.request["options"].get("server") for name, item in manifests.items()} == {
         "backbone": "adam", "fedavg": "adam", "fedavg-plus": None, "fedavg@sgd": "sgd",
     }  # fmt: skip
     for name in ("fedavg", "fedavg-plus"):
-        assert made[name].inputs[0].fingerprint == made["backbone"].fingerprint
+        assert manifests[name].inputs[0].fingerprint == manifests["backbone"].fingerprint
 
 
-def test_only_what_a_method_needs_is_made(fresh):
-    pair(fresh, ["local"], (3,))
-    assert folders(fresh) == ["comparison", "seed-3/local"]
-    pair(fresh, ["local", "fedavg-plus"], (3,))
-    assert folders(fresh) == ["comparison", "seed-3/backbone", "seed-3/fedavg-plus", "seed-3/local"]
-    pair(fresh, ["local", "fedavg-plus", "knn-per"], (3,))
-    assert {"seed-3/embeddings", "seed-3/datastore", "seed-3/knn-per"} < {*folders(fresh)}
+def test_only_what_a_method_needs_is_made(new_folder):
+    pair(new_folder, ["local"], (3,))
+    assert folders(new_folder) == ["comparison", "seed-3/local"]
+    pair(new_folder, ["local", "fedavg-plus"], (3,))
+    assert folders(new_folder) == ["comparison", "seed-3/backbone", "seed-3/fedavg-plus", "seed-3/local"]
+    pair(new_folder, ["local", "fedavg-plus", "knn-per"], (3,))
+    assert {"seed-3/embeddings", "seed-3/datastore", "seed-3/knn-per"} < {*folders(new_folder)}
 
 
 def test_all_stands_for_every_method(small, tmp_path):
@@ -168,56 +170,56 @@ def test_all_stands_for_every_method(small, tmp_path):
 # What the table says
 
 
-def test_the_numbers_are_those_of_evaluate(whole, tmp_path):
-    evaluate([whole / f"seed-{seed}" / name for seed in (0, 1) for name in PAIR], tmp_path / "e")
-    theirs = read(open_artifact(tmp_path / "e"))
-    found = metrics(whole)
-    assert numbers(found["methods"]) == numbers(theirs["methods"])
-    assert found["failed"] == {}
-    ours = (whole / "comparison" / "clients.csv").read_text().splitlines()
-    assert sorted(ours) == sorted((tmp_path / "e" / "clients.csv").read_text().splitlines())
+def test_the_numbers_are_those_of_evaluate(finished, tmp_path):
+    evaluate([finished / f"seed-{seed}" / name for seed in (0, 1) for name in PAIR], tmp_path / "e")
+    evaluated = read(open_artifact(tmp_path / "e"))
+    compared = metrics(finished)
+    assert numbers(compared["methods"]) == numbers(evaluated["methods"])
+    assert compared["failed"] == {}
+    client_rows = (finished / "comparison" / "clients.csv").read_text().splitlines()
+    assert sorted(client_rows) == sorted((tmp_path / "e" / "clients.csv").read_text().splitlines())
 
 
-def test_a_row_is_the_mean_and_deviation_over_seeds(whole, tmp_path):
+def test_a_row_is_the_mean_and_deviation_over_seeds(finished, tmp_path):
     each = []
     for seed in (0, 1):
-        evaluate([whole / f"seed-{seed}" / "local"], tmp_path / str(seed))
+        evaluate([finished / f"seed-{seed}" / "local"], tmp_path / str(seed))
         each.append(read(open_artifact(tmp_path / str(seed)))["methods"][0]["metrics"])
-    row = next(m for m in metrics(whole)["methods"] if m["label"] == "local")
+    row = next(m for m in metrics(finished)["methods"] if m["label"] == "local")
     for name in ("accuracy", "accuracy_mean", "bottom_decile", "worst", "log_loss"):
         values = [one[name]["value"] for one in each]
         assert row["metrics"][name]["value"] == pytest.approx(np.mean(values))
         assert row["metrics"][name]["std_over_seeds"] == pytest.approx(abs(values[0] - values[1]) / np.sqrt(2))
 
 
-def test_the_best_stands_first_in_every_file(whole):
-    found = metrics(whole)
-    scores = [m["metrics"]["accuracy"]["value"] for m in found["methods"]]
-    labels = [m["label"] for m in found["methods"]]
+def test_the_best_stands_first_in_every_file(finished):
+    compared = metrics(finished)
+    scores = [m["metrics"]["accuracy"]["value"] for m in compared["methods"]]
+    labels = [m["label"] for m in compared["methods"]]
     assert scores == sorted(scores, reverse=True)
-    assert open_artifact(whole / "comparison").manifest.summary["best"] == labels[0]
-    lines = (whole / "comparison" / "table.md").read_text().splitlines()
+    assert open_artifact(finished / "comparison").manifest.summary["best"] == labels[0]
+    lines = (finished / "comparison" / "table.md").read_text().splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")] == labels
-    assert lines[2 + len(labels) + 1] == found["conclusion"]["sentence"]
-    with (whole / "comparison" / "table.csv").open(newline="") as file:
+    assert lines[2 + len(labels) + 1] == compared["conclusion"]["sentence"]
+    with (finished / "comparison" / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == labels
-    for row, method in zip(rows, found["methods"], strict=True):
+    for row, method in zip(rows, compared["methods"], strict=True):
         for name, metric in method["metrics"].items():
             assert float(row[name]) == pytest.approx(metric["value"], rel=1e-5)
             assert float(row[f"{name}_std_over_seeds"]) == pytest.approx(metric["std_over_seeds"], rel=1e-5)
-    low, high = next(m["metrics"]["gain"]["interval"] for m in found["methods"] if m["label"] == "local")
+    low, high = next(m["metrics"]["gain"]["interval"] for m in compared["methods"] if m["label"] == "local")
     row = next(row for row in rows if row["method"] == "local")
     assert (float(row["gain_low"]), float(row["gain_high"])) == pytest.approx((low, high), rel=1e-5)
-    assert (whole / "comparison" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert (finished / "comparison" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_gains_may_be_measured_against_another(made):
+def test_gains_may_be_measured_against_another(folder):
     with pytest.raises(ConflictError, match="another request") as error:
-        pair(made, baseline="local")
+        pair(folder, baseline="local")
     assert error.value.fix[0] == 'baseline: "fedavg" -> "local"'
-    pair(made, baseline="local", execution=FORCE)
-    gains = {m["label"]: m["metrics"]["gain"]["value"] for m in metrics(made)["methods"]}
+    pair(folder, baseline="local", execution=FORCE)
+    gains = {m["label"]: m["metrics"]["gain"]["value"] for m in metrics(folder)["methods"]}
     assert gains["local"] == 0.0
     assert gains["fedavg"] != 0.0
 
@@ -225,11 +227,11 @@ def test_gains_may_be_measured_against_another(made):
 # Typed again
 
 
-def test_typed_again_it_is_up_to_date(made, tree, untrained):
-    before = tree(made)
+def test_typed_again_it_is_up_to_date(folder, tree, untrained):
+    before = tree(folder)
     for methods, seeds in ((PAIR, (0, 1)), (PAIR[::-1], (1, 0))):
-        assert pair(made, methods, seeds).decision == "up to date"
-    after = tree(made)
+        assert pair(folder, methods, seeds).decision == "up to date"
+    after = tree(folder)
     for name in ("comparison", "comparison/manifest.json"):  # newer than its inputs, for make
         assert after[name][1] > before[name][1]
         assert after.pop(name)[0] == before.pop(name)[0]
@@ -244,131 +246,133 @@ def test_typed_again_it_is_up_to_date(made, tree, untrained):
         (["fedavg-plus", *PAIR], (0, 1, 2), "replace: adds fedavg-plus, seed 2"),
     ],
 )
-def test_what_comes_later_finds_the_rest_there(made, tree, methods, seeds, says):
-    before = tree(made)
+def test_what_comes_later_finds_the_rest_there(folder, tree, methods, seeds, says):
+    before = tree(folder)
     reporter = Listener()
-    assert pair(made, methods, seeds, execution=Execution(reporter=reporter)).decision == "replace"
+    assert pair(folder, methods, seeds, execution=Execution(reporter=reporter)).decision == "replace"
     assert says in reporter.said
-    after = tree(made)
-    kept = {name: content for name, content in before.items() if name.count("/") == 2}
-    assert {name.split("/")[1] for name in kept} == {"backbone", *PAIR}
-    assert kept.items() <= after.items()
-    assert {(m["label"], *m["seeds"]) for m in metrics(made)["methods"]} == {(m, *sorted(seeds)) for m in methods}
+    after = tree(folder)
+    run_files = {name: content for name, content in before.items() if name.count("/") == 2}
+    assert {name.split("/")[1] for name in run_files} == {"backbone", *PAIR}
+    assert run_files.items() <= after.items()
+    assert {(m["label"], *m["seeds"]) for m in metrics(folder)["methods"]} == {(m, *sorted(seeds)) for m in methods}
 
 
-def test_what_a_table_holds_need_not_be_typed_again(made, tree):
+def test_what_a_table_holds_need_not_be_typed_again(folder, tree):
     """More methods and seeds join what is there, with the options that each was compared with."""
     options = {"local": {"epochs": "1"}, "fedavg@slow": {"lr": "0.01"}}
-    pair(made, [*PAIR, "fedavg@slow"], options=options, execution=FORCE)
-    before = tree(made)
+    pair(folder, [*PAIR, "fedavg@slow"], options=options, execution=FORCE)
+    before = tree(folder)
     reporter = Listener()
-    pair(made, ["fedavg-plus"], (0,), execution=Execution(reporter=reporter))
-    assert reporter.said[0] == f"{made}/comparison also holds fedavg, local, fedavg@slow, which stay"
+    pair(folder, ["fedavg-plus"], (0,), execution=Execution(reporter=reporter))
+    assert reporter.said[0] == f"{folder}/comparison also holds fedavg, local, fedavg@slow, which stay"
     assert "replace: adds fedavg-plus" in reporter.said
-    seeds = {m["label"]: m["seeds"] for m in metrics(made)["methods"]}
+    seeds = {m["label"]: m["seeds"] for m in metrics(folder)["methods"]}
     assert seeds == {name: [0, 1] for name in [*PAIR, "fedavg@slow", "fedavg-plus"]}
-    pair(made, ["local"], (2,))
-    facts = open_artifact(made / "comparison").manifest.request
+    pair(folder, ["local"], (2,))
+    facts = open_artifact(folder / "comparison").manifest.request
     assert facts["seeds"] == [0, 1, 2]
     assert facts["methods"]["local"]["options"]["epochs"] == 1
     assert facts["methods"]["fedavg@slow"]["settings"] == {"lr": 0.01}
-    assert open_artifact(made / "seed-2" / "fedavg@slow").manifest.request["settings"]["lr"] == 0.01
-    after = tree(made)
+    assert open_artifact(folder / "seed-2" / "fedavg@slow").manifest.request["settings"]["lr"] == 0.01
+    after = tree(folder)
     assert all(after[name] == before[name] for name in before if name.startswith("seed") and "/" in name[7:])
 
 
-def test_a_table_takes_up_another_metric(made, tree, untrained):
-    before = tree(made)
+def test_a_table_takes_up_another_metric(folder, tree, untrained):
+    before = tree(folder)
     reporter = Listener()
-    assert pair(made, metrics=["auroc", "f1"], execution=Execution(reporter=reporter)).decision == "replace"
+    assert pair(folder, metrics=["auroc", "f1"], execution=Execution(reporter=reporter)).decision == "replace"
     assert "replace: adds metric auroc,f1" in reporter.said
-    assert {name.split("/")[0] for name, content in tree(made).items() if before.get(name) != content} == {"comparison"}
-    values = [method["metrics"]["auroc"]["value"] for method in metrics(made)["methods"]]
+    assert {name.split("/")[0] for name, content in tree(folder).items() if before.get(name) != content} == {
+        "comparison"
+    }
+    values = [method["metrics"]["auroc"]["value"] for method in metrics(folder)["methods"]]
     assert values == sorted(values, reverse=True)
-    assert pair(made).decision == "up to date"  # what the table shows need not be typed again
+    assert pair(folder).decision == "up to date"  # what the table shows need not be typed again
     with pytest.raises(ConflictError, match="another request"):
-        pair(made, metrics=["f1"])
-    assert pair(made, metrics=["accuracy"], execution=FORCE).decision == "replace"
-    assert "metric" not in metrics(made)
+        pair(folder, metrics=["f1"])
+    assert pair(folder, metrics=["accuracy"], execution=FORCE).decision == "replace"
+    assert "metric" not in metrics(folder)
 
 
-def test_a_table_that_was_moved_aside_by_a_run_that_was_killed_is_joined_too(made):
+def test_a_table_that_was_moved_aside_by_a_run_that_was_killed_is_joined_too(folder):
     """Without an exchange of names in one step, there is a moment when it has no other place."""
-    (made / "comparison").rename(made / "comparison.replaced-77")
-    pair(made, ["fedavg-plus"], (0,))
-    assert {m["label"] for m in metrics(made)["methods"]} == {*PAIR, "fedavg-plus"}
-    assert not (made / "comparison.replaced-77").exists()
-    (made / "comparison").rename(made / "comparison.replaced-78")
-    pair(made, ["local"], (0,))
-    assert {m["label"] for m in metrics(made)["methods"]} == {*PAIR, "fedavg-plus"}
+    (folder / "comparison").rename(folder / "comparison.replaced-77")
+    pair(folder, ["fedavg-plus"], (0,))
+    assert {m["label"] for m in metrics(folder)["methods"]} == {*PAIR, "fedavg-plus"}
+    assert not (folder / "comparison.replaced-77").exists()
+    (folder / "comparison").rename(folder / "comparison.replaced-78")
+    pair(folder, ["local"], (0,))
+    assert {m["label"] for m in metrics(folder)["methods"]} == {*PAIR, "fedavg-plus"}
 
 
-def test_a_part_of_a_table_is_up_to_date(made, tree, untrained):
-    before = tree(made)
-    assert pair(made, ["local"], (1,)).decision == "up to date"
-    assert {name: content for name, (content, _) in tree(made).items()} == {
+def test_a_part_of_a_table_is_up_to_date(folder, tree, untrained):
+    before = tree(folder)
+    assert pair(folder, ["local"], (1,)).decision == "up to date"
+    assert {name: content for name, (content, _) in tree(folder).items()} == {
         name: content for name, (content, _) in before.items()
     }
 
 
-def test_other_options_of_a_method_are_a_conflict_of_that_method(pfl, made, tree, untrained):
-    before = tree(made)
-    line = ("compare", made.parent / "p", "-o", made, *WORDS, "--methods", "local,fedavg-plus", "--seeds", "0,1")
+def test_other_options_of_a_method_are_a_conflict_of_that_method(pfl, folder, tree, untrained):
+    before = tree(folder)
+    line = ("compare", folder.parent / "p", "-o", folder, *WORDS, "--methods", "local,fedavg-plus", "--seeds", "0,1")
     ran = pfl(*line, "--set", "local.epochs=1", "--set", "local.lr=0.5")
     assert ran.code == 4
     assert ran.err.splitlines() == [
-        f"pfl: {made}/comparison compares the same with other options",
+        f"pfl: {folder}/comparison compares the same with other options",
         "     local: epochs: 0 -> 1",
         "     local: lr: null -> 0.5",
         "     --methods local@other --set local@other.KEY=VALUE adds a variant, --force replaces what differs",
     ]
-    assert tree(made) == before
+    assert tree(folder) == before
 
 
-def test_a_seed_on_another_partition_is_refused(made, small):
-    partition("writers", made.parent / "fewer", clients=5, seed=7)
+def test_a_seed_on_another_partition_is_refused(folder, small):
+    partition("writers", folder.parent / "fewer", clients=5, seed=7)
     with pytest.raises(ConflictError, match="is another partition") as error:
-        compare([made.parent / "fewer"], made, methods=["local"], settings=FEW)
+        compare([folder.parent / "fewer"], folder, methods=["local"], settings=FEW)
     assert error.value.fix[0] == "clients: 6 -> 5"
 
 
-def test_another_request_is_refused_before_anything_is_made(made, tree, untrained):
-    before = tree(made)
+def test_another_request_is_refused_before_anything_is_made(folder, tree, untrained):
+    before = tree(folder)
     more = {**FEW, "rounds": 3}
     for execution in (Execution(), Execution(dry_run=True)):
         with pytest.raises(ConflictError, match="seed-0/backbone exists") as error:
-            compare([made.parent / "p"], made, methods=PAIR, seeds=(0, 1), settings=more, execution=execution)
+            compare([folder.parent / "p"], folder, methods=PAIR, seeds=(0, 1), settings=more, execution=execution)
         assert error.value.fix == ("settings.rounds: 2 -> 3", "--force replaces it")
-    assert tree(made) == before
+    assert tree(folder) == before
 
 
-def test_force_replaces_what_differs_and_nothing_else(made, tree):
-    before = tree(made)
+def test_force_replaces_what_differs_and_nothing_else(folder, tree):
+    before = tree(folder)
     options = {"local": {"epochs": "1"}}
     with pytest.raises(ConflictError, match="other options"):
-        pair(made, options=options)
-    pair(made, options=options, execution=FORCE)
-    after = tree(made)
+        pair(folder, options=options)
+    pair(folder, options=options, execution=FORCE)
+    after = tree(folder)
     changed = {name.split("/")[1] for name in before if name.count("/") == 2 and after[name] != before[name]}
     assert changed == {"local"}
-    assert open_artifact(made / "seed-1" / "local").manifest.request["options"]["epochs"] == 1
+    assert open_artifact(folder / "seed-1" / "local").manifest.request["options"]["epochs"] == 1
 
 
-def test_what_nobody_needs_any_more_is_not_made_again(made, untrained):
-    shutil.rmtree(made / "seed-0" / "backbone")
-    shutil.rmtree(made / "comparison")
-    assert pair(made).decision == "new"
-    assert not (made / "seed-0" / "backbone").exists()
+def test_what_nobody_needs_any_more_is_not_made_again(folder, untrained):
+    shutil.rmtree(folder / "seed-0" / "backbone")
+    shutil.rmtree(folder / "comparison")
+    assert pair(folder).decision == "new"
+    assert not (folder / "seed-0" / "backbone").exists()
 
 
-def test_what_is_needed_again_is_made_again(made, tree):
-    before = tree(made)
-    shutil.rmtree(made / "seed-0" / "backbone")
+def test_what_is_needed_again_is_made_again(folder, tree):
+    before = tree(folder)
+    shutil.rmtree(folder / "seed-0" / "backbone")
     reporter = Listener()
-    pair(made, [*PAIR, "fedavg-plus"], execution=Execution(reporter=reporter))
+    pair(folder, [*PAIR, "fedavg-plus"], execution=Execution(reporter=reporter))
     assert reporter.said[0] == "3 methods, 2 seeds: 3 artifacts to make, 5 up to date"
     name = "seed-0/backbone/weights.safetensors"
-    assert tree(made)[name][0] == before[name][0]
+    assert tree(folder)[name][0] == before[name][0]
 
 
 # Failures
@@ -380,11 +384,11 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
     for _ in range(2):
         ran = pfl(*line, "--set", "fedavg-plus.lr=1e9")
         assert (ran.code, ran.out) == (5, f"{out}/comparison\n")
-        said = ran.err[ran.err.index("pfl: ") :].splitlines()
-        assert said[0] == "pfl: 2 of 6 runs failed; the table holds the others"
-        for seed, told in zip((0, 1), said[1:3], strict=True):
-            assert told.startswith(f"     seed {seed}, fedavg-plus: the parameters of all clients ")
-        assert said[3:] == ["     a smaller --lr may help"]
+        lines = ran.err[ran.err.index("pfl: ") :].splitlines()
+        assert lines[0] == "pfl: 2 of 6 runs failed; the table holds the others"
+        for seed, reason in zip((0, 1), lines[1:3], strict=True):
+            assert reason.startswith(f"     seed {seed}, fedavg-plus: the parameters of all clients ")
+        assert lines[3:] == ["     a smaller --lr may help"]
         assert numbers(metrics(out)["methods"]).keys() == {"fedavg", "local"}
         assert metrics(out)["failed"] == {"fedavg-plus": [0, 1]}
         assert "`fedavg-plus` failed under seed 0, 1." in (out / "comparison" / "table.md").read_text()
@@ -394,7 +398,7 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
     assert len(metrics(out)["methods"]) == 3
 
 
-def test_what_fails_under_one_seed_costs_what_needs_it(fresh, small, monkeypatch):
+def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkeypatch):
     def fail(source, out, *, seed, **kwargs):
         if seed == 1 and not kwargs["execution"].dry_run:
             raise ComputationError("fedavg, round 2: client 3 became non-finite", "a smaller --lr may help")
@@ -402,7 +406,7 @@ def test_what_fails_under_one_seed_costs_what_needs_it(fresh, small, monkeypatch
 
     monkeypatch.setattr(chain_steps, "train_global", fail)
     with pytest.raises(IncompleteError) as error:
-        pair(fresh, ["fedavg", "knn-per", "local"])
+        pair(new_folder, ["fedavg", "knn-per", "local"])
     assert error.value.message == "2 of 6 runs failed; the table holds the others"
     assert error.value.fix == (
         "seed 1, backbone: fedavg, round 2: client 3 became non-finite",
@@ -410,39 +414,39 @@ def test_what_fails_under_one_seed_costs_what_needs_it(fresh, small, monkeypatch
         "a smaller --lr may help",
     )
     assert error.value.outcome.summary["failed"] == {"fedavg": [1], "knn-per": [1]}
-    seeds = {m["label"]: m["seeds"] for m in metrics(fresh)["methods"]}
+    seeds = {m["label"]: m["seeds"] for m in metrics(new_folder)["methods"]}
     assert seeds == {"fedavg": [0], "knn-per": [0], "local": [0, 1]}
 
 
-def test_a_bug_in_one_method_costs_no_other(fresh, monkeypatch):
+def test_a_bug_in_one_method_costs_no_other(new_folder, monkeypatch):
     monkeypatch.setattr(local, "personalize", lambda run, state, clients: 1 / 0)
     with pytest.raises(IncompleteError, match="1 of 2 runs failed") as error:
-        pair(fresh, seeds=(0,))
+        pair(new_folder, seeds=(0,))
     assert error.value.fix == ("seed 0, local: a bug: ZeroDivisionError: division by zero",)
-    assert folders(fresh) == ["comparison", "seed-0/backbone", "seed-0/fedavg"]
+    assert folders(new_folder) == ["comparison", "seed-0/backbone", "seed-0/fedavg"]
 
 
 @pytest.mark.parametrize(
     "error",
     [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("CUDA out of memory")],
 )
-def test_a_method_that_needs_more_memory_than_there_is_costs_no_other(fresh, monkeypatch, error):
+def test_a_method_that_needs_more_memory_than_there_is_costs_no_other(new_folder, monkeypatch, error):
     def fail(run, state, clients):
         raise error
 
     monkeypatch.setattr(local, "personalize", fail)
     with pytest.raises(IncompleteError, match="1 of 2 runs failed") as failed:
-        pair(fresh, seeds=(0,))
+        pair(new_folder, seeds=(0,))
     assert failed.value.fix[0] == "seed 0, local: out of memory"
     assert "--batch-size" in failed.value.fix[1]
 
 
-def test_where_all_fails_there_is_no_table(fresh, monkeypatch):
+def test_where_all_fails_there_is_no_table(new_folder, monkeypatch):
     monkeypatch.setattr(local, "personalize", lambda run, state, clients: 1 / 0)
     with pytest.raises(ComputationError, match="all runs failed") as error:
-        pair(fresh, ["local"], (0,))
+        pair(new_folder, ["local"], (0,))
     assert error.value.fix == ("seed 0, local: a bug: ZeroDivisionError: division by zero",)
-    assert folders(fresh) == []
+    assert folders(new_folder) == []
 
 
 def test_a_damaged_partition_is_an_input_error(small, tmp_path):
@@ -463,20 +467,20 @@ def choosy(monkeypatch):
     monkeypatch.setattr(local, "setup", refuse, raising=False)
 
 
-def test_of_all_methods_those_that_do_not_suit_the_data_are_left_out(fresh, choosy):
+def test_of_all_methods_those_that_do_not_suit_the_data_are_left_out(new_folder, choosy):
     reporter = Listener()
     for decision in ("new", "up to date"):
-        assert pair(fresh, ["all"], execution=Execution(reporter=reporter)).decision == decision
+        assert pair(new_folder, ["all"], execution=Execution(reporter=reporter)).decision == decision
         assert reporter.said.count("local is left out: the clusters are not known") == 1
         reporter.said.clear()
-    manifest = open_artifact(fresh / "comparison").manifest
+    manifest = open_artifact(new_folder / "comparison").manifest
     assert list(manifest.request["methods"]) == ["fedavg"]
     assert manifest.summary["failed"] == {}
 
 
-def test_a_method_that_is_named_and_does_not_suit_the_data_fails(fresh, choosy):
+def test_a_method_that_is_named_and_does_not_suit_the_data_fails(new_folder, choosy):
     with pytest.raises(IncompleteError) as error:
-        pair(fresh, seeds=(0,))
+        pair(new_folder, seeds=(0,))
     assert error.value.fix == ("seed 0, local: the clusters are not known",)
 
 
@@ -484,24 +488,24 @@ def test_a_method_that_is_named_and_does_not_suit_the_data_fails(fresh, choosy):
 
 
 @pytest.mark.parametrize("after", [1, 3, 6])
-def test_interrupted_it_goes_on_where_it_stopped(fresh, whole, after):
+def test_interrupted_it_goes_on_where_it_stopped(new_folder, finished, after):
     with pytest.raises(KeyboardInterrupt):
-        pair(fresh, execution=Execution(reporter=Listener(after)))
-    assert not (fresh / "comparison").exists()
-    pair(fresh)
-    assert folders(fresh) == folders(whole)
-    assert numbers(metrics(fresh)["methods"]) == numbers(metrics(whole)["methods"])
+        pair(new_folder, execution=Execution(reporter=Listener(after)))
+    assert not (new_folder / "comparison").exists()
+    pair(new_folder)
+    assert folders(new_folder) == folders(finished)
+    assert numbers(metrics(new_folder)["methods"]) == numbers(metrics(finished)["methods"])
     for seed in ("seed-0", "seed-1"):
         for name in PAIR:
             file = f"{seed}/{name}/predictions.h5"
-            assert (fresh / file).read_bytes() == (whole / file).read_bytes()
+            assert (new_folder / file).read_bytes() == (finished / file).read_bytes()
 
 
-def test_it_tidies_up_for_a_step_that_was_killed_before_it_could(made, untrained):
-    shutil.rmtree(made / "comparison")
-    draft = made / "seed-0" / "local" / drafts.NAME
+def test_it_tidies_up_for_a_step_that_was_killed_before_it_could(folder, untrained):
+    shutil.rmtree(folder / "comparison")
+    draft = folder / "seed-0" / "local" / drafts.NAME
     draft.write_bytes(drafts.content(ArtifactSpec("predictions", {}), force=False))
-    pair(made)
+    pair(folder)
     assert not draft.exists()
 
 
@@ -517,8 +521,8 @@ def test_killed_it_is_resumed_by_the_same_line(spawn, pfl, small, tmp_path, numb
         assert time.monotonic() < patience, "no checkpoint came"
         time.sleep(0.002)
     process.send_signal(number)
-    told, err = process.communicate(timeout=60)
-    assert told == ""
+    stdout, err = process.communicate(timeout=60)
+    assert stdout == ""
     assert saved.exists(), "it had ended before the signal came"
     line = ["pfl", "compare", str(small.p), "-o", str(out), *map(str, words)]
     if number == signal.SIGINT:
@@ -533,13 +537,13 @@ def test_killed_it_is_resumed_by_the_same_line(spawn, pfl, small, tmp_path, numb
 # Dry runs and the command line
 
 
-def test_a_dry_run_touches_nothing(pfl, made, tree, untrained):
-    before = tree(made)
+def test_a_dry_run_touches_nothing(pfl, folder, tree, untrained):
+    before = tree(folder)
     line = (
         "compare",
-        made.parent / "p",
+        folder.parent / "p",
         "-o",
-        made,
+        folder,
         *WORDS,
         "--methods",
         "fedavg,knn-per,local",
@@ -548,9 +552,9 @@ def test_a_dry_run_touches_nothing(pfl, made, tree, untrained):
         "-n",
     )
     ran = pfl(*line)
-    assert (ran.code, ran.out) == (0, f"{made}/comparison\n")
+    assert (ran.code, ran.out) == (0, f"{folder}/comparison\n")
     assert ran.err.splitlines() == [
-        f"would make comparison {made}/comparison (replace: adds knn-per, seed 2)",
+        f"would make comparison {folder}/comparison (replace: adds knn-per, seed 2)",
         "\tseed 0\tseed 1\tseed 2",
         "backbone\tup to date\tup to date\tnew",
         "embeddings\tnew\tnew\tnew",
@@ -564,10 +568,10 @@ def test_a_dry_run_touches_nothing(pfl, made, tree, untrained):
     assert facts["summary"]["plan"][3] == {
         "seed": 0,
         "step": "fedavg",
-        "path": f"{made}/seed-0/fedavg",
+        "path": f"{folder}/seed-0/fedavg",
         "decision": "up to date",
     }
-    assert tree(made) == before
+    assert tree(folder) == before
 
 
 def test_a_dry_run_makes_no_folder(pfl, small, tmp_path):
@@ -576,13 +580,24 @@ def test_a_dry_run_makes_no_folder(pfl, small, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_result_is_one_json_object(pfl, whole):
-    line = ("compare", whole.parent / "p", "-o", whole, *WORDS, "--methods", "fedavg,local", "--seeds", "0,1", "--json")
+def test_the_result_is_one_json_object(pfl, finished):
+    line = (
+        "compare",
+        finished.parent / "p",
+        "-o",
+        finished,
+        *WORDS,
+        "--methods",
+        "fedavg,local",
+        "--seeds",
+        "0,1",
+        "--json",
+    )
     ran = pfl(*line)
-    manifest = open_artifact(whole / "comparison").manifest
+    manifest = open_artifact(finished / "comparison").manifest
     assert ran.code == 0
     assert json.loads(ran.out) == {
-        "path": f"{whole}/comparison",
+        "path": f"{finished}/comparison",
         "kind": "comparison",
         "decision": "up to date",
         "fingerprint": manifest.fingerprint,
@@ -593,8 +608,8 @@ def test_the_result_is_one_json_object(pfl, whole):
     assert manifest.request["methods"]["local"]["settings"] == {}
     assert "up to date" in ran.err
     assert pfl(*line[:-1], "-q").err == ""
-    shown = pfl("show", whole / "comparison")
-    assert [*shown.out.splitlines(), *shown.err.splitlines()] == pfl(*line[:-1]).err.splitlines()[1:]
+    displayed = pfl("show", finished / "comparison")
+    assert [*displayed.out.splitlines(), *displayed.err.splitlines()] == pfl(*line[:-1]).err.splitlines()[1:]
 
 
 def test_a_file_sets_options_of_methods(pfl, small, tmp_path):
@@ -612,11 +627,11 @@ def test_a_file_sets_options_of_methods(pfl, small, tmp_path):
     assert request["methods"]["fedavg-plus"]["options"]["trainable"] == "head."
 
 
-def test_a_training_setting_of_one_method_is_its_own(made):
+def test_a_training_setting_of_one_method_is_its_own(folder):
     with pytest.raises(ConflictError, match="other options"):
-        pair(made, options={"fedavg": {"lr": "0.2"}})
-    pair(made, options={"fedavg": {"lr": "0.2"}}, execution=FORCE)
-    own, shared = (open_artifact(made / "seed-0" / name).manifest for name in ("fedavg", "backbone"))
+        pair(folder, options={"fedavg": {"lr": "0.2"}})
+    pair(folder, options={"fedavg": {"lr": "0.2"}}, execution=FORCE)
+    own, shared = (open_artifact(folder / "seed-0" / name).manifest for name in ("fedavg", "backbone"))
     assert (own.request["settings"]["lr"], shared.request["settings"]["lr"]) == (0.2, 0.1)
     assert [item.kind for item in own.inputs] == ["partition"]
 
@@ -626,9 +641,11 @@ def test_several_partitions_are_several_seeds(pfl, small, tmp_path):
     sources = (tmp_path / "p1", small.p)
     ran = pfl("compare", *sources, "-o", tmp_path / "c", *WORDS, "--methods", "local")
     assert ran.code == 0
-    found = [open_artifact(tmp_path / "c" / f"seed-{seed}" / "local").manifest for seed in (0, 1)]
-    assert [m.request["seed"] for m in found] == [0, 1]
-    assert [m.inputs[0].fingerprint for m in found] == [open_artifact(p).manifest.fingerprint for p in sources[::-1]]
+    manifests = [open_artifact(tmp_path / "c" / f"seed-{seed}" / "local").manifest for seed in (0, 1)]
+    assert [m.request["seed"] for m in manifests] == [0, 1]
+    assert [m.inputs[0].fingerprint for m in manifests] == [
+        open_artifact(p).manifest.fingerprint for p in sources[::-1]
+    ]
     assert metrics(tmp_path / "c")["methods"][0]["seeds"] == [0, 1]
     with pytest.raises(UsageError, match="--seeds needs a single partition"):
         compare(sources, tmp_path / "d", seeds=(0, 1))
@@ -686,10 +703,10 @@ def test_what_is_wrong_is_said_before_anything_is_made(pfl, places, untrained, c
     assert not places["out"].exists()
 
 
-def test_without_fedavg_there_are_no_gains(fresh):
+def test_without_fedavg_there_are_no_gains(new_folder):
     reporter = Listener()
-    pair(fresh, ["local"], (0,), execution=Execution(reporter=reporter))
-    assert "gain" not in metrics(fresh)["methods"][0]["metrics"]
+    pair(new_folder, ["local"], (0,), execution=Execution(reporter=reporter))
+    assert "gain" not in metrics(new_folder)["methods"][0]["metrics"]
     assert any("fedavg, which is not compared" in line for line in reporter.said)
 
 
@@ -698,13 +715,13 @@ def test_without_fedavg_there_are_no_gains(fresh):
 
 def test_progress_goes_by_the_time_that_steps_take(tmp_path):
     """Two seeds of a step that takes 3 s and one that takes 1 s: what is known after the first tells of the second."""
-    now, shown = [0.0], []
+    now, updates = [0.0], []
 
     class Screen(Listener):
         @contextmanager
         def progress(self, label, total, completed=0):
             def advance(steps, note):
-                shown.append((now[0], (shown[-1][1] if shown else 0.0) + steps, note))
+                updates.append((now[0], (updates[-1][1] if updates else 0.0) + steps, note))
 
             assert (label, total) == ("compare", 100)
             yield advance
@@ -722,61 +739,63 @@ def test_progress_goes_by_the_time_that_steps_take(tmp_path):
                     now[0] += 0.75 if each.name == "slow" else 0.25
                     advance(1, "loss 1.0")
                 progress.say(f"{each.name}: all well")
-    at = {round(when, 2): percent for when, percent, _ in shown}
+    at = {round(when, 2): percent for when, percent, _ in updates}
     assert at[1.5] == pytest.approx(100 * 1.5 / 12)  # half of the first of four that are held to be alike
     assert at[4.0] == pytest.approx(50)  # both have been measured once
     assert at[5.5] == pytest.approx(100 * 5.5 / 8)
     assert at[8.0] == pytest.approx(100)
-    assert [percent for _, percent, _ in shown] == sorted(percent for _, percent, _ in shown)
-    assert shown[1][2] == "seed 0, slow, 1/4, loss 1.0"
+    assert [percent for _, percent, _ in updates] == sorted(percent for _, percent, _ in updates)
+    assert updates[1][2] == "seed 0, slow, 1/4, loss 1.0"
     assert reporter.said[:2] == ["seed 0, slow: all well", "seed 0, slow: finished in 3.0 s"]
 
 
 def test_a_resumed_step_is_not_taken_for_a_fast_one():
     """What was there before took no time now: 90 of 100 rounds are there, the next 5 take 5 s, so 5 s are left."""
-    now, shown = [0.0], [0.0]
+    now, updates = [0.0], [0.0]
 
     class Screen(Listener):
         @contextmanager
         def progress(self, label, total, completed=0):
-            yield lambda steps, note: shown.append(shown[-1] + steps)
+            yield lambda steps, note: updates.append(updates[-1] + steps)
 
     step = plan.Step(0, "backbone", ("partition",), train_global, 100.0)
     progress = OverallProgress(Screen(), [step], clock=lambda: now[0])
     with progress.overall(), progress.step(step), progress.progress("fedavg", 100, 90) as advance:
         now[0] = 5.0
         advance(5, "")
-        assert shown[-1] == pytest.approx(50)
+        assert updates[-1] == pytest.approx(50)
 
 
-def test_an_option_set_to_what_it_is_anyway_makes_no_other_request(made, untrained):
+def test_an_option_set_to_what_it_is_anyway_makes_no_other_request(folder, untrained):
     options = {"local": {"epochs": "0"}, "fedavg": {"rounds": "2"}}
-    assert pair(made, options=options).decision == "up to date"
+    assert pair(folder, options=options).decision == "up to date"
 
 
 # Variants of one method
 
 
-def test_variants_of_a_method_are_rows_of_their_own(fresh, small):
+def test_variants_of_a_method_are_rows_of_their_own(new_folder, small):
     compare(
-        [fresh.parent / "p"],
-        fresh,
+        [new_folder.parent / "p"],
+        new_folder,
         methods=["fedavg", "local", "local@longer"],
         options={"local@longer": {"epochs": "7"}},
         settings=FEW,
     )
-    assert {m["label"] for m in metrics(fresh)["methods"]} == {"fedavg", "local", "local@longer"}
+    assert {m["label"] for m in metrics(new_folder)["methods"]} == {"fedavg", "local", "local@longer"}
     epochs = [
-        open_artifact(fresh / "seed-0" / name).manifest.request["options"]["epochs"]
+        open_artifact(new_folder / "seed-0" / name).manifest.request["options"]["epochs"]
         for name in ("local", "local@longer")
     ]
     assert epochs == [0, 7]
-    methods = {open_artifact(fresh / "seed-0" / name).manifest.request["method"] for name in ("local", "local@longer")}
+    methods = {
+        open_artifact(new_folder / "seed-0" / name).manifest.request["method"] for name in ("local", "local@longer")
+    }
     assert methods == {"local"}
 
 
 @pytest.mark.parametrize(
-    ("methods", "said"),
+    ("methods", "message"),
     [
         (["local", "local"], "named twice"),
         (["local@"], "a variant is named by"),
@@ -784,14 +803,14 @@ def test_variants_of_a_method_are_rows_of_their_own(fresh, small):
         (["locl@a"], "locl"),
     ],
 )
-def test_variants_that_cannot_be(fresh, methods, said):
-    with pytest.raises(UsageError, match=said):
-        compare([fresh.parent / "p"], fresh, methods=methods, settings=FEW)
+def test_variants_that_cannot_be(new_folder, methods, message):
+    with pytest.raises(UsageError, match=message):
+        compare([new_folder.parent / "p"], new_folder, methods=methods, settings=FEW)
 
 
 def test_variants_stand_beside_all():
-    found = plan.resolve_variants(
+    variants = plan.resolve_variants(
         ["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, resolved_settings.settings({}, {})
     )
-    assert [entrant.name for entrant in found] == [*registry.names("methods"), "panm@grad"]
-    assert (found[-1].method, found[-1].options["metric"]) == ("panm", "grad")
+    assert [entrant.name for entrant in variants] == [*registry.names("methods"), "panm@grad"]
+    assert (variants[-1].method, variants[-1].options["metric"]) == ("panm", "grad")

@@ -31,7 +31,7 @@ COLUMNS = {"client": "who", "label": "class"}
 
 
 @pytest.fixture
-def put(tmp_path):
+def write_file(tmp_path):
     """Write a file and return its path."""
 
     def write(content, name="table.csv"):
@@ -83,49 +83,51 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("case", SPELLINGS)
-def test_a_table_however_it_is_spelled(put, take, case):
+def test_a_table_however_it_is_spelled(write_file, take, case):
     content, options = SPELLINGS[case]
-    found = take(put(content), **COLUMNS, **options)
-    holds(found, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
+    dataset = take(write_file(content), **COLUMNS, **options)
+    holds(dataset, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
 
 
-def test_a_suffix_says_tabs(put, take):
-    found = take(put(PLAIN.replace(",", "\t"), "table.TSV"), **COLUMNS)
-    holds(found, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
+def test_a_suffix_says_tabs(write_file, take):
+    dataset = take(write_file(PLAIN.replace(",", "\t"), "table.TSV"), **COLUMNS)
+    holds(dataset, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
 
 
-def test_cells_in_quotes_hold_anything(put, take):
+def test_cells_in_quotes_hold_anything(write_file, take):
     content = 'who,class,"a, b"\n"St. Mary\'s, ""North""",x,1\n"two\nlines",y,2\nürsüla,x,3\n'
-    found = take(put(content), **COLUMNS)
-    holds(found, [[1], [2], [3]], [0, 1, 0], ["x", "y"], ['St. Mary\'s, "North"', "two\nlines", "ürsüla"], ["a, b"])
-    found = take(put(content), **COLUMNS, features='"a, b"')
-    assert found.features == ("a, b",)
+    dataset = take(write_file(content), **COLUMNS)
+    holds(dataset, [[1], [2], [3]], [0, 1, 0], ["x", "y"], ['St. Mary\'s, "North"', "two\nlines", "ürsüla"], ["a, b"])
+    dataset = take(write_file(content), **COLUMNS, features='"a, b"')
+    assert dataset.features == ("a, b",)
 
 
-def test_random_numbers_come_back_as_float32_prints_them(put, take):
+def test_random_numbers_come_back_as_float32_prints_them(write_file, take):
     x = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32) * np.float32([1e-20, 1, 1e20])
     lines = [",".join([f"c{i % 7}", str(i % 3), *(repr(float(value)) for value in row)]) for i, row in enumerate(x)]
-    found = take(put("\n".join(["who,class,a,b,c", *lines]) + "\n"), **COLUMNS)
-    np.testing.assert_array_equal(found.x, x)
+    dataset = take(write_file("\n".join(["who,class,a,b,c", *lines]) + "\n"), **COLUMNS)
+    np.testing.assert_array_equal(dataset.x, x)
 
 
-def test_features_are_taken_in_the_order_asked_for(put, take):
-    assert take(put(PLAIN), **COLUMNS, features="b, a").x.tolist() == np.float32(X)[:, ::-1].tolist()
-    assert take(put(PLAIN), **COLUMNS, features=["b"]).features == ("b",)
+def test_features_are_taken_in_the_order_asked_for(write_file, take):
+    assert take(write_file(PLAIN), **COLUMNS, features="b, a").x.tolist() == np.float32(X)[:, ::-1].tolist()
+    assert take(write_file(PLAIN), **COLUMNS, features=["b"]).features == ("b",)
 
 
-def test_what_is_no_number_is_left_out_and_said(pfl, put, tmp_path):
-    path = put(",who,city,class,a,day,empty,yes\n0,ann,Rome,1,1,2020-01-02,,True\n1,bob,Oslo,0,2,2020-01-03,,False\n")
+def test_what_is_no_number_is_left_out_and_said(pfl, write_file, tmp_path):
+    path = write_file(
+        ",who,city,class,a,day,empty,yes\n0,ann,Rome,1,1,2020-01-02,,True\n1,bob,Oslo,0,2,2020-01-03,,False\n"
+    )
     ran = pfl("import", path, "--client", "who", "--label", "class", "-o", tmp_path / "d")
     assert ran.code == 0
     assert "left out, not numbers: city, day, empty\n" in ran.err
-    found = datasets.read(open_artifact(tmp_path / "d"))
-    holds(found, [[1, 1], [2, 0]], [1, 0], ["0", "1"], ["ann", "bob"], ["a", "yes"])
+    dataset = datasets.read(open_artifact(tmp_path / "d"))
+    holds(dataset, [[1, 1], [2, 0]], [1, 0], ["0", "1"], ["ann", "bob"], ["a", "yes"])
 
 
-def test_truths_are_numbers(put, take):
-    found = take(put("who,class,a,b\nx,1,True,TRUE\ny,2,False,\nz,2,True,FALSE\n"), **COLUMNS, missing="drop")
-    holds(found, [[1, 1], [1, 0]], [0, 1], ["1", "2"], ["x", "z"], ["a", "b"])
+def test_truths_are_numbers(write_file, take):
+    dataset = take(write_file("who,class,a,b\nx,1,True,TRUE\ny,2,False,\nz,2,True,FALSE\n"), **COLUMNS, missing="drop")
+    holds(dataset, [[1, 1], [1, 0]], [0, 1], ["1", "2"], ["x", "z"], ["a", "b"])
 
 
 LABELS = {
@@ -143,25 +145,25 @@ LABELS = {
 
 
 @pytest.mark.parametrize("case", LABELS)
-def test_labels_become_classes_and_keep_their_names(put, take, case):
+def test_labels_become_classes_and_keep_their_names(write_file, take, case):
     labels, classes, y = LABELS[case]
     lines = [f"w,{label},{i}" for i, label in enumerate(labels)]
-    found = take(put("\n".join(["who,class,a", *lines]) + "\n"), **COLUMNS)
-    assert (found.classes, found.y.tolist()) == (classes, y)
+    dataset = take(write_file("\n".join(["who,class,a", *lines]) + "\n"), **COLUMNS)
+    assert (dataset.classes, dataset.y.tolist()) == (classes, y)
 
 
-def test_integers_beyond_64_bits_lack_values_too(put, take):
-    path = put("who,class,a\nx,1,123456789012345678901234567890\ny,0,NA\nz,0,7\n")
+def test_integers_beyond_64_bits_lack_values_too(write_file, take):
+    path = write_file("who,class,a\nx,1,123456789012345678901234567890\ny,0,NA\nz,0,7\n")
     assert take(path, **COLUMNS, missing="drop").x.tolist() == [[np.float32(1.2345678901234568e29)], [7]]
 
 
-def test_clients_keep_their_names(put, take):
-    found = take(put("who,class,a\n007,0,1\n7,1,2\nNA,0,3\n123456789012345678901,0,3\n"), **COLUMNS)
-    assert found.owner.tolist() == ["007", "7", "NA", "123456789012345678901"]
+def test_clients_keep_their_names(write_file, take):
+    dataset = take(write_file("who,class,a\n007,0,1\n7,1,2\nNA,0,3\n123456789012345678901,0,3\n"), **COLUMNS)
+    assert dataset.owner.tolist() == ["007", "7", "NA", "123456789012345678901"]
 
 
-def test_nobody_holds_the_samples(pfl, put, take, tmp_path):
-    path = put("class,a\n" + "".join(f"{i % 2},{i / 10}\n" for i in range(40)))
+def test_nobody_holds_the_samples(pfl, write_file, take, tmp_path):
+    path = write_file("class,a\n" + "".join(f"{i % 2},{i / 10}\n" for i in range(40)))
     assert take(path, client="none", label="class").owner is None
     ran = pfl("partition", tmp_path / "out", "-o", tmp_path / "p")
     assert (ran.code, "--scheme dirichlet" in ran.err) == (2, True)
@@ -235,9 +237,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_with_a_table_is_said(put, tmp_path, case):
+def test_what_is_wrong_with_a_table_is_said(write_file, tmp_path, case):
     content, options, *words = BAD[case]
-    refused(put(content), words, tmp_path, **{**COLUMNS, **options})
+    refused(write_file(content), words, tmp_path, **{**COLUMNS, **options})
 
 
 def refused(path, words, tmp_path, **options):
@@ -246,15 +248,15 @@ def refused(path, words, tmp_path, **options):
         with pytest.raises(PflError) as error:
             import_data(path, tmp_path / "out", execution=execution, **options)
         assert isinstance(error.value, InputError | UsageError)
-        told = "\n".join([error.value.message, *error.value.fix])
+        message = "\n".join([error.value.message, *error.value.fix])
         for word in words:
-            assert word in told
+            assert word in message
         assert not (tmp_path / "out").exists()
         assert not (tmp_path / "out.partial").exists()
 
 
-def test_samples_that_lack_a_value_are_dropped(pfl, put, tmp_path):
-    path = put("who,class,a,b\nw,0,1,2\n,1,1,2\nx,,1,2\ny,1,,2\nz,1,5,6\nz,1,inf,nan\n")
+def test_samples_that_lack_a_value_are_dropped(pfl, write_file, tmp_path):
+    path = write_file("who,class,a,b\nw,0,1,2\n,1,1,2\nx,,1,2\ny,1,,2\nz,1,5,6\nz,1,inf,nan\n")
     ran = pfl("import", path, "--client", "who", "--label", "class", "--missing", "drop", "-o", tmp_path / "d")
     assert "4 of 6 samples lack a value and are left out" in ran.err
     holds(datasets.read(open_artifact(tmp_path / "d")), [[1, 2], [5, 6]], [0, 1], ["0", "1"], ["w", "z"], ["a", "b"])
@@ -264,23 +266,25 @@ def test_samples_that_lack_a_value_are_dropped(pfl, put, tmp_path):
 # What a user is told
 
 
-def said(pfl, path, tmp_path, *words):
+def import_notes(pfl, path, tmp_path, *words):
     ran = pfl("import", path, "--client", "who", "--label", "class", "-o", tmp_path / "d", *words)
     assert ran.code == 0, ran.err
     return ran.err
 
 
-def test_the_summary(pfl, put, tmp_path):
-    err = said(pfl, put(PLAIN), tmp_path)
+def test_the_summary(pfl, write_file, tmp_path):
+    err = import_notes(pfl, write_file(PLAIN), tmp_path)
     assert "3 samples of 2 classes, 2 features, 2 clients with 1 / 1.5 / 2 samples (min / median / max)\n" in err
     assert "classes: no 2, yes 1\n" in err
     assert "features: a, b\n" in err
-    assert said(pfl, put(PLAIN), tmp_path, "-f", "-q") == ""
+    assert import_notes(pfl, write_file(PLAIN), tmp_path, "-f", "-q") == ""
 
 
-def test_many_classes_and_features_are_summed_up(pfl, put, tmp_path):
+def test_many_classes_and_features_are_summed_up(pfl, write_file, tmp_path):
     lines = [",".join(["w", f"k{i:02}", *["1"] * 30]) for i in range(20)]
-    err = said(pfl, put("\n".join([",".join(["who", "class", *(f"f{i}" for i in range(30))]), *lines])), tmp_path)
+    err = import_notes(
+        pfl, write_file("\n".join([",".join(["who", "class", *(f"f{i}" for i in range(30))]), *lines])), tmp_path
+    )
     assert "k11 1, ... (20 in all)\n" in err
     assert "f11, ... (30 in all)\n" in err
 
@@ -295,33 +299,33 @@ def test_many_classes_and_features_are_summed_up(pfl, put, tmp_path):
         ("16777217,16777216,5", "1,1,1", "'a' is known to 7 digits only", ""),
     ],
 )
-def test_hints(pfl, put, tmp_path, a, b, words, standardized):
+def test_hints(pfl, write_file, tmp_path, a, b, words, standardized):
     cells = zip(a.split(","), b.split(","), strict=True)
-    path = put("who,class,a,b\n" + "".join(f"w,{i % 2},{x},{y}\n" for i, (x, y) in enumerate(cells)))
-    err = said(pfl, path, tmp_path)
+    path = write_file("who,class,a,b\n" + "".join(f"w,{i % 2},{x},{y}\n" for i, (x, y) in enumerate(cells)))
+    err = import_notes(pfl, path, tmp_path)
     assert words in err
     assert words or err.splitlines()[-1].startswith("features:")
-    err = said(pfl, path, tmp_path, "--standardize", "-f")
+    err = import_notes(pfl, path, tmp_path, "--standardize", "-f")
     assert standardized in err
     assert err.splitlines()[-1] == "standardized by `pfl partition`, by training samples"
 
 
-def test_features_are_standardized_by_training_samples(put, take, tmp_path):
+def test_features_are_standardized_by_training_samples(write_file, take, tmp_path):
     values = np.random.default_rng(1).normal([5, 1e9, 0.1], [2, 1e3, 0], (200, 3))
     lines = [",".join(["w", str(i % 2), *map(repr, map(float, row))]) for i, row in enumerate(values)]
-    path = put("\n".join(["who,class,a,b,constant", *lines]) + "\n")
-    found = take(path, **COLUMNS, standardize=True)
-    assert (found.x.dtype, found.standardize) == (np.float64, True)
-    np.testing.assert_array_equal(found.x, values)
-    held, known = cut(tmp_path / "out", tmp_path / "p")
-    train = held.x[: held.offsets[1]]
+    path = write_file("\n".join(["who,class,a,b,constant", *lines]) + "\n")
+    dataset = take(path, **COLUMNS, standardize=True)
+    assert (dataset.x.dtype, dataset.standardize) == (np.float64, True)
+    np.testing.assert_array_equal(dataset.x, values)
+    stored, known = cut(tmp_path / "out", tmp_path / "p")
+    train = stored.x[: stored.offsets[1]]
     np.testing.assert_allclose(train[:, :2].mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(train[:, :2].std(axis=0), 1, atol=1e-6)
-    np.testing.assert_array_equal(held.x[:, 2], 0)
-    np.testing.assert_allclose(known.mean, values[held.sample[: held.offsets[1]]].mean(axis=0))
+    np.testing.assert_array_equal(stored.x[:, 2], 0)
+    np.testing.assert_allclose(known.mean, values[stored.sample[: stored.offsets[1]]].mean(axis=0))
     assert known.sd[2] == 0
     mean, sd = np.asarray(known.mean), np.asarray(known.sd)
-    np.testing.assert_allclose((held.x * sd + mean)[:, :2], values[held.sample, :2], rtol=1e-6)
+    np.testing.assert_allclose((stored.x * sd + mean)[:, :2], values[stored.sample, :2], rtol=1e-6)
     assert not take(path, **COLUMNS).standardize
 
 
@@ -352,9 +356,9 @@ def test_parquet(tmp_path, take):
         words=["p", "q", "r"],
         __index_level_0__=pa.array([0, 1, 2]),
     )
-    found = take(path, client="who", label="kind")
+    dataset = take(path, client="who", label="kind")
     x = [[0.5, 1, 1, 1.25], [1.5, 2, 0, 2.5], [-1, 3, 1, 3]]
-    holds(found, x, [0, 1, 0], ["x", "y"], ["1152921504606846977", "5", "1152921504606846977"], ["a", "b", "c", "d"])
+    holds(dataset, x, [0, 1, 0], ["x", "y"], ["1152921504606846977", "5", "1152921504606846977"], ["a", "b", "c", "d"])
 
 
 def test_what_pandas_writes(tmp_path, take):
@@ -365,21 +369,21 @@ def test_what_pandas_writes(tmp_path, take):
     holds(take(tmp_path / "table.csv", **COLUMNS), [[1.5], [2.5], [3.5]], [1, 0, 1], ["0", "1"], [*"aba"], ["a"])
 
 
-WHO, KIND = ["u", "v", "u"], [0, 1, 0]
+IDS, KIND = ["u", "v", "u"], [0, 1, 0]
 BAD_PARQUET = {
-    "a column": ({"who": WHO, "clas": KIND, "a": KIND}, {}, "has no column 'class'", "did you mean 'clas'?"),
-    "a null": ({"who": WHO, "class": KIND, "a": [1, None, 2]}, {}, "row 2 (of 1 to 3), column 'a': no value"),
+    "a column": ({"who": IDS, "clas": KIND, "a": KIND}, {}, "has no column 'class'", "did you mean 'clas'?"),
+    "a null": ({"who": IDS, "class": KIND, "a": [1, None, 2]}, {}, "row 2 (of 1 to 3), column 'a': no value"),
     "no client": ({"who": [1, None, 2], "class": KIND, "a": KIND}, {}, "row 2 (of 1 to 3), column 'who': no value"),
-    "no label": ({"who": WHO, "class": [0.0, 1.0, None], "a": KIND}, {}, "row 3 (of 1 to 3), column 'class': no value"),
-    "infinity": ({"who": WHO, "class": KIND, "a": [1, 2, float("inf")]}, {}, "row 3", "column 'a': inf is not finite"),
+    "no label": ({"who": IDS, "class": [0.0, 1.0, None], "a": KIND}, {}, "row 3 (of 1 to 3), column 'class': no value"),
+    "infinity": ({"who": IDS, "class": KIND, "a": [1, 2, float("inf")]}, {}, "row 3", "column 'a': inf is not finite"),
     "a date": (
-        {"who": WHO, "class": KIND, "a": pa.array(KIND, pa.timestamp("s"))},
+        {"who": IDS, "class": KIND, "a": pa.array(KIND, pa.timestamp("s"))},
         {"features": "a"},
         "row 1 (of 1 to 3), column 'a': '1970-01-01 00:00:00' is not a number",
         "a date",
     ),
-    "lists": ({"who": WHO, "class": KIND, "a": [[1], [2], [3]]}, {"features": "a"}, "'[1]' is not a number"),
-    "labels of lists": ({"who": WHO, "class": [[1], [2], [3]], "a": KIND}, {}, "column 'class' holds list"),
+    "lists": ({"who": IDS, "class": KIND, "a": [[1], [2], [3]]}, {"features": "a"}, "'[1]' is not a number"),
+    "labels of lists": ({"who": IDS, "class": [[1], [2], [3]], "a": KIND}, {}, "column 'class' holds list"),
 }
 
 
@@ -389,17 +393,17 @@ def test_what_is_wrong_with_parquet_is_said(tmp_path, case):
     refused(parquet(tmp_path / "table.parquet", **columns), words, tmp_path, **COLUMNS, **options)
 
 
-def test_damaged_parquet(tmp_path, put):
-    path = parquet(tmp_path / "table.parquet", who=WHO * 900, a=np.arange(2700), **{"class": KIND * 900})
+def test_damaged_parquet(tmp_path, write_file):
+    path = parquet(tmp_path / "table.parquet", who=IDS * 900, a=np.arange(2700), **{"class": KIND * 900})
     os.truncate(path, path.stat().st_size // 2)
     refused(path, ["cannot be read as Parquet"], tmp_path, **COLUMNS)
-    refused(put("nothing of the kind", "text.parquet"), ["cannot be read as Parquet"], tmp_path, **COLUMNS)
+    refused(write_file("nothing of the kind", "text.parquet"), ["cannot be read as Parquet"], tmp_path, **COLUMNS)
 
 
-def test_parquet_without_pyarrow(tmp_path, monkeypatch, put):
+def test_parquet_without_pyarrow(tmp_path, monkeypatch, write_file):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    refused(put("", "table.parquet"), ["needs pyarrow", "pip install 'pflcli[parquet]'"], tmp_path, **COLUMNS)
+    refused(write_file("", "table.parquet"), ["needs pyarrow", "pip install 'pflcli[parquet]'"], tmp_path, **COLUMNS)
 
 
 # Arrays
@@ -439,9 +443,9 @@ ARRAYS = {
 @pytest.mark.parametrize("case", ARRAYS)
 def test_arrays(tmp_path, take, write, name, case):
     x, kind = ARRAYS[case]
-    found = take(write(tmp_path / name, x=x, y=[3, 1, 3, 2], owner=["b", "a", "b", "ä"]))
+    dataset = take(write(tmp_path / name, x=x, y=[3, 1, 3, 2], owner=["b", "a", "b", "ä"]))
     expected = x if kind == "pixels" else x.astype(np.float32)
-    holds(found, expected, [2, 0, 2, 1], ["1", "2", "3"], ["b", "a", "b", "ä"])
+    holds(dataset, expected, [2, 0, 2, 1], ["1", "2", "3"], ["b", "a", "b", "ä"])
 
 
 @BOTH
@@ -505,25 +509,25 @@ def test_what_is_wrong_with_arrays_is_said(tmp_path, write, name, case):
     refused(write(tmp_path / name, **arrays), words, tmp_path, **options)
 
 
-def test_nothing_is_unpickled(tmp_path, put):
+def test_nothing_is_unpickled(tmp_path, write_file):
     path = npz(tmp_path / "d.npz", x=ONE, y=np.asarray(["a", None], dtype=object))
     refused(path, ["array 'y' holds Python objects, which pfl does not unpickle", "y.tolist()"], tmp_path)
     np.save(tmp_path / "one.npy", ONE)
-    refused(put((tmp_path / "one.npy").read_bytes(), "one.npz"), ["is one array, not an NPZ file"], tmp_path)
+    refused(write_file((tmp_path / "one.npy").read_bytes(), "one.npz"), ["is one array, not an NPZ file"], tmp_path)
 
 
 def test_rows_that_lack_a_value_are_dropped_from_arrays(tmp_path, take):
     x = np.float32([[1, 2], [np.nan, 4], [5, 6], [7, 8]])
-    found = take(npz(tmp_path / "d.npz", x=x, y=[0, 1, np.nan, 1], owner=[*"abcd"]), missing="drop")
-    holds(found, x[[0, 3]], [0, 1], ["0", "1"], ["a", "d"])
+    dataset = take(npz(tmp_path / "d.npz", x=x, y=[0, 1, np.nan, 1], owner=[*"abcd"]), missing="drop")
+    holds(dataset, x[[0, 3]], [0, 1], ["0", "1"], ["a", "d"])
 
 
 @pytest.mark.parametrize(("write", "name", "form"), [(npz, "d.npz", "NPZ"), (hdf5, "d.h5", "HDF5")])
-def test_damaged_arrays(tmp_path, put, write, name, form):
+def test_damaged_arrays(tmp_path, write_file, write, name, form):
     path = write(tmp_path / name, x=np.ones((500, 9)), y=np.arange(500))
     os.truncate(path, path.stat().st_size // 2)
     refused(path, [f"cannot be read as {form}"], tmp_path)
-    refused(put("no such thing", name), [f"cannot be read as {form}"], tmp_path)
+    refused(write_file("no such thing", name), [f"cannot be read as {form}"], tmp_path)
 
 
 def test_ragged_rows_of_hdf5(tmp_path):
@@ -537,10 +541,10 @@ def test_ragged_rows_of_hdf5(tmp_path):
 def test_series_are_standardized_by_channel(tmp_path, take):
     x = DRAW.normal([0, 50], [1, 9], (30, 4, 2))
     take(npz(tmp_path / "d.npz", x=x, y=np.arange(30) % 2, owner=np.zeros(30)), standardize=True)
-    held, known = cut(tmp_path / "out", tmp_path / "p")
-    train = x[held.sample[: held.offsets[1]]]
+    stored, known = cut(tmp_path / "out", tmp_path / "p")
+    train = x[stored.sample[: stored.offsets[1]]]
     np.testing.assert_allclose(known.mean, train.mean(axis=(0, 1)))
-    np.testing.assert_allclose(held.x, (x[held.sample] - known.mean) / train.std(axis=(0, 1)), atol=1e-5)
+    np.testing.assert_allclose(stored.x, (x[stored.sample] - known.mean) / train.std(axis=(0, 1)), atol=1e-5)
 
 
 # Folders of images
@@ -570,11 +574,11 @@ def test_a_folder_of_grey_images(album, take):
 def test_a_folder_of_colour_images(tmp_path, take):
     places = ["0/10/1.png", "0/9/1.png", "1/9/1.jpg"]
     x = [image(tmp_path / "album" / place, DRAW.integers(0, 256, (6, 4, 3), dtype=np.uint8)) for place in places]
-    found = take(tmp_path / "album")
-    assert (found.y.tolist(), found.classes, found.owner.tolist()) == ([1, 0, 0], ["9", "10"], ["0", "0", "1"])
-    np.testing.assert_array_equal(found.x[:2], x[:2])
+    dataset = take(tmp_path / "album")
+    assert (dataset.y.tolist(), dataset.classes, dataset.owner.tolist()) == ([1, 0, 0], ["9", "10"], ["0", "0", "1"])
+    np.testing.assert_array_equal(dataset.x[:2], x[:2])
     with Image.open(tmp_path / "album" / places[2]) as jpg:
-        np.testing.assert_array_equal(found.x[2], np.asarray(jpg))
+        np.testing.assert_array_equal(dataset.x[2], np.asarray(jpg))
 
 
 def test_images_that_nobody_holds(album, take):
@@ -585,11 +589,11 @@ def test_images_that_nobody_holds(album, take):
 def test_resized(album, take):
     root, x = album
     image(root / "bob/dog/large.png", np.full((40, 60), 7, np.uint8))
-    found = take(root, resize=3)
-    assert found.x.shape == (5, 3, 3)
-    assert (found.x[4] == 7).all()
+    dataset = take(root, resize=3)
+    assert dataset.x.shape == (5, 3, 3)
+    assert (dataset.x[4] == 7).all()
     half = Image.fromarray(x[0]).resize((3, 3), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(found.x[0], np.asarray(half))
+    np.testing.assert_array_equal(dataset.x[0], np.asarray(half))
 
 
 def test_other_modes(tmp_path, take):
@@ -599,8 +603,8 @@ def test_other_modes(tmp_path, take):
     palette = Image.fromarray(colours).quantize(256)
     (root / "a/y").mkdir()
     palette.save(root / "a/y/palette.png")
-    found = take(root)
-    np.testing.assert_array_equal(found.x, [colours, np.asarray(palette.convert("RGB"))])
+    dataset = take(root)
+    np.testing.assert_array_equal(dataset.x, [colours, np.asarray(palette.convert("RGB"))])
     turned = Image.fromarray(colours)
     exif = turned.getexif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees to the right
@@ -690,8 +694,8 @@ def test_one_class_of_images(tmp_path):
         ("model.pkl", "no form that pfl imports (.csv, .tsv, .parquet, .npz, .h5, .hdf5, or a folder of images)"),
     ],
 )
-def test_other_forms(put, tmp_path, name, words):
-    refused(put("", name), [words], tmp_path)
+def test_other_forms(write_file, tmp_path, name, words):
+    refused(write_file("", name), [words], tmp_path)
 
 
 def test_what_is_not_there(tmp_path, small):
@@ -710,11 +714,11 @@ def line(path, out, *words):
     return ("import", path, "--client", "who", "--label", "class", "-o", out, *words)
 
 
-def test_again_and_otherwise(pfl, put, tmp_path, tree):
+def test_again_and_otherwise(pfl, write_file, tmp_path, tree):
     def contents():  # that it is up to date makes it newer than its inputs
         return {name: content for name, (content, _) in tree(out).items()}
 
-    path, out = put(PLAIN), tmp_path / "d"
+    path, out = write_file(PLAIN), tmp_path / "d"
     assert pfl(*line(path, out)).out == f"{out}\n"
     before = contents()
     ran = pfl(*line(path, out))
@@ -724,7 +728,7 @@ def test_again_and_otherwise(pfl, put, tmp_path, tree):
     assert contents() == before
     ran = pfl(*line(path, out, "--standardize"))
     assert (ran.code, 'standardize: false -> "by training samples"' in ran.err) == (4, True)
-    put(PLAIN + "cid,no,1,1\n", "renamed.csv")
+    write_file(PLAIN + "cid,no,1,1\n", "renamed.csv")
     ran = pfl(*line(path, out))
     assert (ran.code, "sha256: " in ran.err) == (4, True)
     assert pfl(*line(path, out, "--force")).code == 0
@@ -732,23 +736,23 @@ def test_again_and_otherwise(pfl, put, tmp_path, tree):
     assert open_artifact(out).manifest.made["source"] == "renamed.csv"
 
 
-def test_json_and_a_dry_run(pfl, put, tmp_path, tree):
-    path, out = put(PLAIN), tmp_path / "d"
+def test_json_and_a_dry_run(pfl, write_file, tmp_path, tree):
+    path, out = write_file(PLAIN), tmp_path / "d"
     before = tree(tmp_path)
     dry = json.loads(pfl(*line(path, out, "-n", "--json")).out)
     assert tree(tmp_path) == before
-    made = json.loads(pfl(*line(path, out, "--json")).out)
-    assert (dry.pop("decision"), made.pop("decision")) == ("dry run: new", "new")
-    assert dry == made
-    assert made["kind"] == "dataset"
-    assert made["summary"]["classes"] == {"no": 2, "yes": 1}
+    outcome = json.loads(pfl(*line(path, out, "--json")).out)
+    assert (dry.pop("decision"), outcome.pop("decision")) == ("dry run: new", "new")
+    assert dry == outcome
+    assert outcome["kind"] == "dataset"
+    assert outcome["summary"]["classes"] == {"no": 2, "yes": 1}
     assert "would make dataset" in pfl(*line(path, tmp_path / "e", "-n")).err
 
 
-def test_the_hash_is_the_files(put, tmp_path):
+def test_the_hash_is_the_files(write_file, tmp_path):
     import hashlib
 
-    path = put(PLAIN)
+    path = write_file(PLAIN)
     import_data(path, tmp_path / "d", **COLUMNS)
     manifest = open_artifact(tmp_path / "d").manifest
     assert manifest.request["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -765,8 +769,8 @@ def test_a_moved_image_is_another_request(album, tmp_path):
     assert import_data(tmp_path / "elsewhere", tmp_path / "c").fingerprint == first
 
 
-def test_the_same_file_gives_the_same_bytes(put, tmp_path):
-    path = put(PLAIN)
+def test_the_same_file_gives_the_same_bytes(write_file, tmp_path):
+    path = write_file(PLAIN)
     for out in ("a", "b"):
         import_data(path, tmp_path / out, **COLUMNS)
     one, two = (open_artifact(tmp_path / out) for out in ("a", "b"))
@@ -774,8 +778,8 @@ def test_the_same_file_gives_the_same_bytes(put, tmp_path):
     assert one.read("samples.h5") == two.read("samples.h5")
 
 
-def test_a_file_of_defaults(pfl, put, tmp_path):
-    path = put(PLAIN)
+def test_a_file_of_defaults(pfl, write_file, tmp_path):
+    path = write_file(PLAIN)
     (tmp_path / "pfl.toml").write_text('[import]\nclient = "who"\nlabel = "class"\nfeatures = ["b", "a"]\n')
     ran = pfl("import", path, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "d", "--json")
     assert json.loads(ran.out)["summary"]["features"] == ["b", "a"]
@@ -785,7 +789,7 @@ def test_a_file_of_defaults(pfl, put, tmp_path):
 
 
 @pytest.fixture
-def own(tmp_path, put):
+def own(tmp_path, write_file):
     """Three hospitals whose patients fall ill for different reasons, imported."""
     draw = np.random.default_rng(5)
     rows = ["hospital,age,pressure,outcome"]
@@ -794,7 +798,7 @@ def own(tmp_path, put):
         rows.append(
             f"hôp {i % 3},{draw.normal(50 + 20 * ill, 3):.3f},{draw.normal(120 + 30 * ill * (i % 3), 4):.3f},{ill}"
         )
-    path = put("\n".join(rows) + "\n")
+    path = write_file("\n".join(rows) + "\n")
     import_data(path, tmp_path / "own", client="hospital", label="outcome", standardize=True)
     return tmp_path / "own"
 
@@ -818,14 +822,14 @@ def test_the_chain_over_a_table_of_ones_own(pfl, own, tmp_path):
 
 def test_a_partition_holds_what_was_imported(own, tmp_path):
     partition(str(own), tmp_path / "p", seed=3)
-    held, source = partitions.read(open_artifact(tmp_path / "p")), datasets.read(open_artifact(own))
-    assert held.names == ["hôp 0", "hôp 1", "hôp 2"]
+    stored, source = partitions.read(open_artifact(tmp_path / "p")), datasets.read(open_artifact(own))
+    assert stored.names == ["hôp 0", "hôp 1", "hôp 2"]
     known = codebook.read(open_artifact(tmp_path / "p"))
-    np.testing.assert_allclose(held.x, (source.x[held.sample] - known.mean) / known.sd, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(held.y, source.y[held.sample])
-    owner = np.repeat(held.names, held.sizes.sum(axis=1))
-    np.testing.assert_array_equal(owner, source.owner[held.sample])
-    assert sorted(held.sample) == list(range(90))
+    np.testing.assert_allclose(stored.x, (source.x[stored.sample] - known.mean) / known.sd, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(stored.y, source.y[stored.sample])
+    owner = np.repeat(stored.names, stored.sizes.sum(axis=1))
+    np.testing.assert_array_equal(owner, source.owner[stored.sample])
+    assert sorted(stored.sample) == list(range(90))
 
 
 def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
@@ -842,7 +846,7 @@ def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (("{own}", "--root", "x"), 2, "--root and --download have no use"),
         (("{own}", "--download"), 2, "--root and --download have no use"),
@@ -852,22 +856,22 @@ def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
         (("writters",), 2, "did you mean 'writers'?"),
     ],
 )
-def test_what_cannot_be_partitioned(pfl, own, small, tmp_path, words, code, told):
+def test_what_cannot_be_partitioned(pfl, own, small, tmp_path, words, code, message):
     places = {"own": own, "table": tmp_path / "table.csv", "small": small.root}
     ran = pfl("partition", *(word.format(**places) for word in words), "-o", tmp_path / "out")
     assert (ran.code, ran.out) == (code, "")
-    assert told in ran.err
+    assert message in ran.err
 
 
 def test_a_known_name_is_not_a_folder(pfl, own, tmp_path, monkeypatch):
     own.rename(tmp_path / "writers")
     monkeypatch.chdir(tmp_path)
-    known, mine = (
+    by_name, by_path = (
         json.loads(pfl("partition", name, "-n", "--json", "-o", "p").out)["request"]
         for name in ("writers", "./writers")
     )
-    assert (known["dataset"], known["samples"]) == ("writers", 5486)
-    assert (mine["dataset"], mine["samples"]) == ("imported", 90)
+    assert (by_name["dataset"], by_name["samples"]) == ("writers", 5486)
+    assert (by_path["dataset"], by_path["samples"]) == ("imported", 90)
 
 
 def test_a_damaged_dataset_is_not_used(own, tmp_path):

@@ -51,38 +51,38 @@ def read(path):
 
 
 def test_medians_and_scale_are_those_of_training_samples_of_clients_that_train(own):
-    raw, (held, known) = datasets.read(open_artifact(own / "data")), read(own / "p")
+    raw, (stored, known) = datasets.read(open_artifact(own / "data")), read(own / "p")
     assert known.features == raw.features == FEATURES
-    train = np.concatenate([np.arange(*held.offsets[3 * c : 3 * c + 2]) for c in np.flatnonzero(~held.new)])
-    x = raw.x[held.sample]
+    train = np.concatenate([np.arange(*stored.offsets[3 * c : 3 * c + 2]) for c in np.flatnonzero(~stored.new)])
+    x = raw.x[stored.sample]
     assert np.isnan(x[:, 1]).any()
     median = np.nanmedian(x[train, 1])
     filled = np.where(np.isnan(x[:, 1]), median, x[:, 1])
     assert known.median[1] == median
     assert known.mean[1] == pytest.approx(filled[train].mean())
     assert known.sd[1] == pytest.approx(filled[train].std())
-    np.testing.assert_allclose(held.x[:, 1], (filled - known.mean[1]) / known.sd[1], atol=1e-5)
-    np.testing.assert_array_equal(held.x[:, 2], np.isnan(x[:, 1]))
-    np.testing.assert_array_equal(held.x[:, 3:], x[:, 3:])
+    np.testing.assert_allclose(stored.x[:, 1], (filled - known.mean[1]) / known.sd[1], atol=1e-5)
+    np.testing.assert_array_equal(stored.x[:, 2], np.isnan(x[:, 1]))
+    np.testing.assert_array_equal(stored.x[:, 3:], x[:, 3:])
     assert (known.mean[3:], known.sd[3:]) == ((0.0,) * 5, (1.0,) * 5)
 
 
 def test_no_other_sample_moves_what_is_trained_on(own):
     """A law: training samples stay bit for bit the same when test samples or new clients' samples change."""
-    held, _ = read(own / "p")
-    train = np.concatenate([np.arange(*held.offsets[3 * c : 3 * c + 2]) for c in np.flatnonzero(~held.new)])
+    stored, _ = read(own / "p")
+    train = np.concatenate([np.arange(*stored.offsets[3 * c : 3 * c + 2]) for c in np.flatnonzero(~stored.new)])
     lines = (own / "patients.csv").read_text().splitlines()
-    others = np.setdiff1d(np.arange(len(held.y)), train)
-    for row in held.sample[others].tolist():
+    others = np.setdiff1d(np.arange(len(stored.y)), train)
+    for row in stored.sample[others].tolist():
         cells = lines[row + 1].split(",")
         lines[row + 1] = ",".join([*cells[:2], "999", "?", *cells[4:]])
     (own / "changed.csv").write_text("\n".join(lines) + "\n")
     import_data(own / "changed.csv", own / "d2", **COLUMNS, missing="median", standardize=True, categorical="cp,sex")
     partition(str(own / "d2"), own / "p2", new_clients=0.34)
     changed, _ = read(own / "p2")
-    np.testing.assert_array_equal(changed.sample, held.sample)
-    np.testing.assert_array_equal(changed.x[train], held.x[train])
-    assert (changed.x[others, 0] != held.x[others, 0]).all()
+    np.testing.assert_array_equal(changed.sample, stored.sample)
+    np.testing.assert_array_equal(changed.x[train], stored.x[train])
+    assert (changed.x[others, 0] != stored.x[others, 0]).all()
 
 
 def test_new_data_are_read_like_the_old(own):
@@ -94,11 +94,11 @@ def test_new_data_are_read_like_the_old(own):
     (own / "new.csv").write_text("\n".join(",".join(row) for row in turned) + "\n")
     import_data(own / "new.csv", own / "new", like=own / "p")
     partition(str(own / "new"), own / "q", seed=1)
-    held, known = read(own / "q")
+    stored, known = read(own / "q")
     for field in codebook.INPUTS:
         assert getattr(known, field) == getattr(old, field), field
-    assert held.x[:, 0].mean() > 2
-    assert not held.x[:, 4].any()
+    assert stored.x[:, 0].mean() > 2
+    assert not stored.x[:, 4].any()
     train_global(own / "p", own / "b", settings={"rounds": 1, "lr": 0.01})
     assert extract(own / "b", own / "e", partition=own / "q").decision == "new"
 
@@ -154,8 +154,8 @@ def test_reversed_words_keep_their_classes(own):
     """New data whose first row is ill and whose words stand in another order mean the same."""
     path = patients(own / "new.csv", words=("yes", "no"))
     import_data(path, own / "new", like=own / "p")
-    found = datasets.read(open_artifact(own / "new"))
-    assert (found.classes, found.y[:2].tolist()) == (["no", "yes"], [1, 0])
+    dataset = datasets.read(open_artifact(own / "new"))
+    assert (dataset.classes, dataset.y[:2].tolist()) == (["no", "yes"], [1, 0])
     path.write_text("\n".join(line for line in path.read_text().splitlines() if ",no," not in line) + "\n")
     import_data(path, own / "one", like=own / "p")
     assert set(datasets.read(open_artifact(own / "one")).y) == {1}
@@ -165,9 +165,9 @@ def test_columns_of_few_words_become_features(pfl, tmp_path):
     path = patients(tmp_path / "d.csv", holes=False)
     ran = pfl("import", path, "--client", "hospital", "--label", "ill", "-o", tmp_path / "d")
     assert "words, one feature for each: sex (female, male)\n" in ran.err
-    found = datasets.read(open_artifact(tmp_path / "d"))
-    assert found.features == ("age", "chol", "cp", "sex=female", "sex=male")
-    assert found.x[:4, 3:].tolist() == [[0, 1], [1, 0], [1, 0], [1, 0]]
+    dataset = datasets.read(open_artifact(tmp_path / "d"))
+    assert dataset.features == ("age", "chol", "cp", "sex=female", "sex=male")
+    assert dataset.x[:4, 3:].tolist() == [[0, 1], [1, 0], [1, 0], [1, 0]]
     import_data(path, tmp_path / "e", **COLUMNS, categorical="none")
     assert datasets.read(open_artifact(tmp_path / "e")).features == ("age", "chol", "cp")
     with pytest.raises(InputError, match=r"column 'age' holds .* different words, where 1 to 200 are meant"):
@@ -204,8 +204,8 @@ def test_arrays_with_names_of_classes(tmp_path):
     y, owner = [2, 0, 2, 0, 2, 0], list("aabbcc")
     np.savez(tmp_path / "d.npz", x=x, y=y, owner=owner, classes=["run", "sit", "walk"])
     import_data(tmp_path / "d.npz", tmp_path / "d")
-    found = datasets.read(open_artifact(tmp_path / "d"))
-    assert (found.classes, found.y.tolist()) == (["run", "sit", "walk"], y)
+    dataset = datasets.read(open_artifact(tmp_path / "d"))
+    assert (dataset.classes, dataset.y.tolist()) == (["run", "sit", "walk"], y)
     np.savez(tmp_path / "words.npz", x=x, y=["walk", "run"] * 3, owner=owner, classes=["run", "sit", "walk"])
     import_data(tmp_path / "words.npz", tmp_path / "w")
     assert datasets.read(open_artifact(tmp_path / "w")).y.tolist() == y
@@ -231,11 +231,11 @@ def test_gaps_of_series_are_filled_channel_by_channel(tmp_path):
     np.savez(tmp_path / "d.npz", x=x, y=np.arange(30) % 2, owner=np.zeros(30))
     import_data(tmp_path / "d.npz", tmp_path / "d", missing="median")
     partition(str(tmp_path / "d"), tmp_path / "p")
-    held, known = read(tmp_path / "p")
+    stored, known = read(tmp_path / "p")
     assert known.features == ("channel 0", "channel 0 missing", "channel 1")
-    row = held.sample.tolist().index(3)
-    assert held.x[row, 1, 1] == 1
-    assert held.x[row, 1, 0] == np.float32(np.nanmedian(x[held.sample[: held.offsets[1]], :, 0]))
+    row = stored.sample.tolist().index(3)
+    assert stored.x[row, 1, 1] == 1
+    assert stored.x[row, 1, 0] == np.float32(np.nanmedian(x[stored.sample[: stored.offsets[1]], :, 0]))
 
 
 def test_a_packed_file_says_what_to_do(tmp_path):
@@ -267,8 +267,8 @@ def test_an_old_dataset_is_not_standardized_twice(tmp_path):
 
     golden = Path(__file__).parents[1] / "golden" / "schema-1" / "dataset"
     partition(str(golden), tmp_path / "p", execution=Execution())
-    held, known = read(tmp_path / "p")
-    np.testing.assert_array_equal(held.x, datasets.read(open_artifact(golden)).x[held.sample])
+    stored, known = read(tmp_path / "p")
+    np.testing.assert_array_equal(stored.x, datasets.read(open_artifact(golden)).x[stored.sample])
     assert known.mean == codebook.read(open_artifact(golden)).mean
     assert len(known.mean) == 2
 

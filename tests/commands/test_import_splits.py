@@ -34,30 +34,30 @@ def read(path):
     return partitions.read(open_artifact(path)), codebook.read(open_artifact(path))
 
 
-def given(words, count=54):
+def listed_splits(words, count=54):
     """The split that the table gives to each of its samples."""
     numbers = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
     return np.asarray([numbers[words[row % len(words)].lower()] for row in range(count)])
 
 
-def splits_of(held):
+def splits_of(stored):
     """The split that a partition gives to each of the samples of its dataset."""
-    found = np.full(len(held.y), -1)
-    for block in range(len(held.offsets) - 1):
-        found[held.sample[held.offsets[block] : held.offsets[block + 1]]] = block % 3
-    return found
+    splits = np.full(len(stored.y), -1)
+    for block in range(len(stored.offsets) - 1):
+        splits[stored.sample[stored.offsets[block] : stored.offsets[block + 1]]] = block % 3
+    return splits
 
 
 def test_a_given_split_is_kept(tmp_path):
     import_data(table(tmp_path / "a.csv"), tmp_path / "data", **COLUMNS, split_column="use")
     dataset = datasets.read(open_artifact(tmp_path / "data"))
     assert dataset.features == ("age", "pulse")
-    np.testing.assert_array_equal(dataset.split, given(CYCLE))
+    np.testing.assert_array_equal(dataset.split, listed_splits(CYCLE))
     for seed in (0, 1):
         partition(str(tmp_path / "data"), tmp_path / f"p{seed}", seed=seed)
-        np.testing.assert_array_equal(splits_of(read(tmp_path / f"p{seed}")[0]), given(CYCLE))
+        np.testing.assert_array_equal(splits_of(read(tmp_path / f"p{seed}")[0]), listed_splits(CYCLE))
     partition(str(tmp_path / "data"), tmp_path / "q", scheme="dirichlet", clients=4)
-    np.testing.assert_array_equal(splits_of(read(tmp_path / "q")[0]), given(CYCLE))
+    np.testing.assert_array_equal(splits_of(read(tmp_path / "q")[0]), listed_splits(CYCLE))
     with pytest.raises(UsageError, match="says of every sample what it is for"):
         partition(str(tmp_path / "data"), tmp_path / "r", fractions=(0.8, 0.2, 0))
 
@@ -66,10 +66,10 @@ def test_without_validation_samples_some_are_drawn_from_those_for_training(tmp_p
     words = ("train", "train", "test")
     import_data(table(tmp_path / "a.csv", words), tmp_path / "data", **COLUMNS, split_column="use")
     partition(str(tmp_path / "data"), tmp_path / "p")
-    held, _ = read(tmp_path / "p")
-    found = splits_of(held)
-    np.testing.assert_array_equal(found == 2, given(words) == 2)
-    assert held.sizes.tolist() == [[10, 2, 6]] * 3
+    stored, _ = read(tmp_path / "p")
+    splits = splits_of(stored)
+    np.testing.assert_array_equal(splits == 2, listed_splits(words) == 2)
+    assert stored.sizes.tolist() == [[10, 2, 6]] * 3
     partition(str(tmp_path / "data"), tmp_path / "q", fractions=(1, 0, 0))
     assert read(tmp_path / "q")[0].sizes.tolist() == [[12, 0, 6]] * 3
     with pytest.raises(UsageError, match="no share to draw test samples from"):
@@ -89,7 +89,7 @@ def test_arrays_may_give_a_split(tmp_path, suffix):
             for name, values in {"x": x, "y": y, "owner": owner, "use": np.char.encode(words)}.items():
                 file[name] = values
     import_data(tmp_path / f"a.{suffix}", tmp_path / "data", split_column="use")
-    np.testing.assert_array_equal(datasets.read(open_artifact(tmp_path / "data")).split, given(CYCLE, 18))
+    np.testing.assert_array_equal(datasets.read(open_artifact(tmp_path / "data")).split, listed_splits(CYCLE, 18))
 
 
 WRONG = {
@@ -105,8 +105,8 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_with_a_split_is_said(tmp_path, case):
-    words, options, told = WRONG[case]
-    with pytest.raises((InputError, UsageError), match=told):
+    words, options, message = WRONG[case]
+    with pytest.raises((InputError, UsageError), match=message):
         import_data(table(tmp_path / "a.csv", words), tmp_path / "d", **{**COLUMNS, "split_column": "use", **options})
 
 
@@ -126,10 +126,10 @@ def test_each_client_is_standardized_by_its_own_training_samples(tmp_path):
     table(tmp_path / "a.csv")
     import_data(tmp_path / "a.csv", tmp_path / "data", **COLUMNS, split_column="use", standardize="client")
     partition(str(tmp_path / "data"), tmp_path / "p")
-    held, book = read(tmp_path / "p")
+    stored, book = read(tmp_path / "p")
     assert [scale.client for scale in book.scales] == ["h0", "h1", "h2"]
     for client in range(3):
-        train = held.x[slice(*held.offsets[3 * client : 3 * client + 2])]
+        train = stored.x[slice(*stored.offsets[3 * client : 3 * client + 2])]
         np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-6)
         np.testing.assert_allclose(train.std(axis=0), 1, atol=1e-6)
 

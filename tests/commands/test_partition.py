@@ -37,102 +37,102 @@ def test_splits_of_clients_of_every_size():
     n = sum(sizes)
     samples = Samples(np.zeros((n, 2), np.float32), np.zeros(n, np.int64), 1)
     parts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
-    made = assembled(samples, parts, (0.6, 0.2, 0.2), seed=0)
-    made.check("here")
-    assert made.sizes.sum(axis=1).tolist() == sizes
-    assert made.sizes.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [1, 1, 1], [3, 1, 1], [6, 2, 2], [60, 20, 20]]
+    result = assembled(samples, parts, (0.6, 0.2, 0.2), seed=0)
+    result.check("here")
+    assert result.sizes.sum(axis=1).tolist() == sizes
+    assert result.sizes.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [1, 1, 1], [3, 1, 1], [6, 2, 2], [60, 20, 20]]
 
 
 def test_the_artifact_holds_the_source_rows(tmp_path):
-    made = partition("writers", tmp_path / "p", scheme="dirichlet", options={"alpha": 0.05}, clients=40)
-    held = artifact.read(open_artifact(tmp_path / "p"))
+    outcome = partition("writers", tmp_path / "p", scheme="dirichlet", options={"alpha": 0.05}, clients=40)
+    stored = artifact.read(open_artifact(tmp_path / "p"))
     source = datasets.load("writers").load(None)
-    np.testing.assert_array_equal(source.x[held.sample], held.x)
-    np.testing.assert_array_equal(source.y[held.sample], held.y)
-    assert len(held.y) == len(source.y) == made.summary["samples"]
-    assert made.summary["empty"] == np.flatnonzero(held.sizes.sum(axis=1) == 0).tolist()
+    np.testing.assert_array_equal(source.x[stored.sample], stored.x)
+    np.testing.assert_array_equal(source.y[stored.sample], stored.y)
+    assert len(stored.y) == len(source.y) == outcome.summary["samples"]
+    assert outcome.summary["empty"] == np.flatnonzero(stored.sizes.sum(axis=1) == 0).tolist()
     filled = partition("writers", tmp_path / "q", scheme="dirichlet", clients=40, min_samples=20)
     assert filled.summary["smallest"] >= 20
 
 
-def blocks_of(held):
+def blocks_of(stored):
     """Each client with its rows in the artifact."""
-    bounds = held.offsets[::3]
-    return [(client, slice(bounds[client], bounds[client + 1])) for client in range(len(held.names))]
+    bounds = stored.offsets[::3]
+    return [(client, slice(bounds[client], bounds[client + 1])) for client in range(len(stored.names))]
 
 
 def test_turned_back_images_are_the_source(tmp_path, source):
     partition("writers", tmp_path / "p", scheme="clusters", options={"groups": 4}, clients=10)
-    held = read(tmp_path / "p")
-    assert held.cluster.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
-    for client, rows in blocks_of(held):
-        back = np.stack([np.rot90(image, -int(held.cluster[client])) for image in held.x[rows]])
-        np.testing.assert_array_equal(back, source.x[held.sample[rows]])
-    np.testing.assert_array_equal(held.y, source.y[held.sample])
-    assert not np.array_equal(held.x, source.x[held.sample])
+    stored = read(tmp_path / "p")
+    assert stored.cluster.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    for client, rows in blocks_of(stored):
+        back = np.stack([np.rot90(image, -int(stored.cluster[client])) for image in stored.x[rows]])
+        np.testing.assert_array_equal(back, source.x[stored.sample[rows]])
+    np.testing.assert_array_equal(stored.y, source.y[stored.sample])
+    assert not np.array_equal(stored.x, source.x[stored.sample])
 
 
 def test_labels_of_a_group_are_one_bijection(tmp_path, source):
-    made = partition("writers", tmp_path / "p", scheme="clusters", options={"groups": 3, "kind": "both"}, clients=9)
-    held = read(tmp_path / "p")
+    outcome = partition("writers", tmp_path / "p", scheme="clusters", options={"groups": 3, "kind": "both"}, clients=9)
+    stored = read(tmp_path / "p")
     maps: dict[int, set] = {group: set() for group in range(3)}
-    for client, rows in blocks_of(held):
-        group = int(held.cluster[client])
-        maps[group] |= set(zip(source.y[held.sample[rows]].tolist(), held.y[rows].tolist(), strict=True))
-        back = np.rot90(held.x[rows], -group, axes=(1, 2))
-        np.testing.assert_array_equal(back, source.x[held.sample[rows]])
+    for client, rows in blocks_of(stored):
+        group = int(stored.cluster[client])
+        maps[group] |= set(zip(source.y[stored.sample[rows]].tolist(), stored.y[rows].tolist(), strict=True))
+        back = np.rot90(stored.x[rows], -group, axes=(1, 2))
+        np.testing.assert_array_equal(back, source.x[stored.sample[rows]])
     for pairs in maps.values():
         assert sorted(a for a, _ in pairs) == sorted(b for _, b in pairs) == list(range(10))
     assert maps[0] == {(label, label) for label in range(10)}
     assert maps[1] != maps[0] != maps[2] != maps[1]
-    assert made.summary["clusters"] == [3, 3, 3]
+    assert outcome.summary["clusters"] == [3, 3, 3]
     rows = list(csv.DictReader((tmp_path / "p" / "clients.csv").open()))
-    assert [int(row["cluster"]) for row in rows] == held.cluster.tolist()
+    assert [int(row["cluster"]) for row in rows] == stored.cluster.tolist()
 
 
 def test_new_clients_are_kept(tmp_path):
-    made = [partition("writers", tmp_path / str(i), new_clients=0.2, seed=seed) for i, seed in enumerate((0, 0, 1))]
+    outcomes = [partition("writers", tmp_path / str(i), new_clients=0.2, seed=seed) for i, seed in enumerate((0, 0, 1))]
     first, again, other = (read(tmp_path / str(i)).new for i in range(3))
     assert first.dtype == np.bool_
-    assert first.sum() == other.sum() == made[0].summary["new_clients"] == 12
+    assert first.sum() == other.sum() == outcomes[0].summary["new_clients"] == 12
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
     rows = list(csv.DictReader((tmp_path / "0" / "clients.csv").open()))
     assert [row["new"] == "1" for row in rows] == first.tolist()
     # The samples are those of the partition without new clients.
     partition("writers", tmp_path / "all")
-    everyone = read(tmp_path / "all")
-    assert everyone.new is everyone.cluster is None
-    np.testing.assert_array_equal(everyone.sample, read(tmp_path / "0").sample)
+    without_new = read(tmp_path / "all")
+    assert without_new.new is without_new.cluster is None
+    np.testing.assert_array_equal(without_new.sample, read(tmp_path / "0").sample)
 
 
 def test_what_is_known_of_each_client_has_one_value_each(small):
-    held = read(small.p)
+    stored = read(small.p)
     with pytest.raises(InputError, match=r"6 clients, new of shape \(5,\)"):
-        dataclasses.replace(held, new=np.zeros(5, dtype=bool)).check("here")
+        dataclasses.replace(stored, new=np.zeros(5, dtype=bool)).check("here")
 
 
 def test_new_clients_are_in_no_cohort():
-    made = worlds.run(participation=0.5)
-    everyone = np.unique(np.concatenate([made.cohort(t) for t in range(200)]))
-    assert everyone.tolist() == [0, 1, 2, 3, 4, 6]  # client 5 is empty
+    run = worlds.run(participation=0.5)
+    participants = np.unique(np.concatenate([run.cohort(t) for t in range(200)]))
+    assert participants.tolist() == [0, 1, 2, 3, 4, 6]  # client 5 is empty
     new = np.asarray([True, False, False, True, False, False, False])
-    made.federation = dataclasses.replace(made.federation, new=new)
-    cohorts = [made.cohort(t) for t in range(200)]
+    run.federation = dataclasses.replace(run.federation, new=new)
+    cohorts = [run.cohort(t) for t in range(200)]
     assert np.unique(np.concatenate(cohorts)).tolist() == [1, 2, 4, 6]
     assert {len(cohort) for cohort in cohorts} == {2}
-    assert made.clients.tolist() == list(range(7))
+    assert run.clients.tolist() == list(range(7))
 
 
 def test_validation_of_the_global_model_sees_seen_clients_only():
-    made = worlds.run()
-    model, data = made.initial_model(), made.federation
+    run = worlds.run()
+    model, data = run.initial_model(), run.federation
     for late in ([], [0], [0, 2, 6]):
         new = np.isin(np.arange(7), late)
-        made.federation = dataclasses.replace(data, new=new)
+        run.federation = dataclasses.replace(data, new=new)
         rows = np.concatenate([data.rows(c, "validation") for c in np.flatnonzero(~new)])
-        guess = made.engine.infer(model, rows)[0].argmax(1)
-        assert made.accuracy(model, "validation") == pytest.approx(float((guess == data.y[rows]).double().mean()))
+        guess = run.engine.infer(model, rows)[0].argmax(1)
+        assert run.accuracy(model, "validation") == pytest.approx(float((guess == data.y[rows]).double().mean()))
 
 
 def test_a_chain_with_new_clients(tmp_path):
@@ -149,9 +149,9 @@ def test_a_chain_with_new_clients(tmp_path):
     assert [row["unseen"] == "1" for row in rows] == new.tolist() * 2
     methods = json.loads((tmp_path / "e" / "metrics.json").read_text())["methods"]
     for method in methods:
-        mine = [row for row in rows if row["method"] == method["label"]]
+        own_rows = [row for row in rows if row["method"] == method["label"]]
         for group, late in (("seen", "0"), ("unseen", "1")):
-            chosen = [row for row in mine if row["unseen"] == late]
+            chosen = [row for row in own_rows if row["unseen"] == late]
             n = np.asarray([int(row["n_test"]) for row in chosen])
             accuracy = np.asarray([float(row["accuracy"]) for row in chosen])
             metric = method["metrics"][f"accuracy_{group}"]
@@ -204,12 +204,12 @@ def test_features_cannot_be_turned(pfl, tmp_path):
 
 
 def test_label_divergence_is_in_the_summary(pfl, tmp_path):
-    found = {}
+    divergences = {}
     for name, options in (("iid", {}), ("classes", {"n": 1})):
-        made = partition("writers", tmp_path / name, scheme=name, options=options, clients=10)
-        found[name] = made.summary["label_divergence"]
-    assert found["iid"]["from_overall"] < found["iid"]["between_clients"] < 0.05
-    assert found["classes"]["between_clients"] == 1.0  # ten clients, ten classes, no label shared
+        outcome = partition("writers", tmp_path / name, scheme=name, options=options, clients=10)
+        divergences[name] = outcome.summary["label_divergence"]
+    assert divergences["iid"]["from_overall"] < divergences["iid"]["between_clients"] < 0.05
+    assert divergences["classes"]["between_clients"] == 1.0  # ten clients, ten classes, no label shared
     alone = partition("writers", tmp_path / "alone", scheme="iid", clients=1)
     assert alone.summary["label_divergence"] == {"from_overall": 0.0, "between_clients": None}
     assert "between_clients: 1.0" in pfl("show", tmp_path / "classes").out
@@ -254,15 +254,15 @@ def published(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["dirichlet", "classes", "iid"])
 def test_published_test_samples_are_the_test_samples(published, tmp_path, scheme):
-    made = partition(
+    outcome = partition(
         "fashion-mnist", tmp_path / "p", scheme=scheme, clients=10, keep_test=True, root=published, min_samples=10
     )
-    held = read(tmp_path / "p")
-    split = np.repeat(np.tile([0, 1, 2], 10), held.sizes.ravel())
-    np.testing.assert_array_equal(split == 2, ~held.x.any(axis=(1, 2)))
-    assert made.summary["test"] == 60
-    of_others = held.sizes[:, :2].sum(axis=1)
-    np.testing.assert_array_equal(held.sizes[:, 1], np.round(0.2 * of_others))
+    stored = read(tmp_path / "p")
+    split = np.repeat(np.tile([0, 1, 2], 10), stored.sizes.ravel())
+    np.testing.assert_array_equal(split == 2, ~stored.x.any(axis=(1, 2)))
+    assert outcome.summary["test"] == 60
+    of_others = stored.sizes[:, :2].sum(axis=1)
+    np.testing.assert_array_equal(stored.sizes[:, 1], np.round(0.2 * of_others))
     part = partition(
         "fashion-mnist", tmp_path / "q", scheme="iid", clients=3, keep_test=True, root=published, part=(1, 2)
     )
@@ -284,9 +284,9 @@ def test_partitions_that_keep_the_test_samples_agree_on_validation_samples(publi
             root=published,
             seed=seed,
         )
-        held = read(out)
-        split = np.repeat(np.tile([0, 1, 2], 2), held.sizes.ravel())
-        sets.append([set(held.sample[split == part]) for part in (0, 1)])
+        stored = read(out)
+        split = np.repeat(np.tile([0, 1, 2], 2), stored.sizes.ravel())
+        sets.append([set(stored.sample[split == part]) for part in (0, 1)])
     (_train, validation), (other, others) = sets
     assert len(validation & others) > 0.7 * len(validation)
     assert len(other & validation) < 0.3 * len(validation)  # by chance it would be 0.8
@@ -301,16 +301,16 @@ def test_what_cannot_be_kept_is_said(published, tmp_path):
 
 def test_new_clients_keep_less_and_nobody_else_does(tmp_path):
     wholes = partition("writers", tmp_path / "1", clients=12, new_clients=0.25)
-    some = {"1": read(wholes.path)}
+    by_capacity = {"1": read(wholes.path)}
     for fraction in ("0.6", "0.2"):
         partition("writers", tmp_path / fraction, clients=12, new_clients=0.25, new_capacity=float(fraction))
-        some[fraction] = read(tmp_path / fraction)
-        assert some[fraction].new.sum() == 3
-    for client, new in enumerate(some["1"].new):
+        by_capacity[fraction] = read(tmp_path / fraction)
+        assert by_capacity[fraction].new.sum() == 3
+    for client, new in enumerate(by_capacity["1"].new):
         for split in range(3):
             rows = [
                 set(part.sample[part.offsets[3 * client + split] :][: part.sizes[client, split]])
-                for part in some.values()
+                for part in by_capacity.values()
             ]
             assert rows[0] >= rows[1] >= rows[2]
             if new and split < 2:

@@ -25,8 +25,8 @@ CLASSES, CLIENTS = 3, 8
 KNOWS = {"fedavg": 1.0, "ditto": 1.5, "local": 0.5}
 
 
-class Heard(type(SILENT)):
-    """Keeps what is said."""
+class Recorder(type(SILENT)):
+    """A reporter that keeps all lines."""
 
     def __init__(self):
         self.lines = []
@@ -43,7 +43,7 @@ def split(draw, sharp, y, first):
 
 
 @pytest.fixture
-def answered(tmp_path):
+def predictions_of(tmp_path):
     """Make predictions of a method; ``labels`` changes those of test samples, ``parts`` adds to what is answered."""
 
     def write(folder, method, labels=lambda y: y, parts=None, **request):
@@ -55,7 +55,7 @@ def answered(tmp_path):
         splits["test"] = predictions.SplitPredictions(test.parts, labels(test.y), test.sample, test.offsets)
         for known in splits.values():
             known.parts.update((parts or (lambda p: {}))(known.parts["p"]))
-        asked = {"method": method, "options": {}, "settings": {"refit": False}, "seed": 0, **request}
+        full_request = {"method": method, "options": {}, "settings": {"refit": False}, "seed": 0, **request}
 
         def build(work):
             predictions.write(work, predictions.Predictions(splits))
@@ -63,15 +63,15 @@ def answered(tmp_path):
             known = {"method": method, "clients": CLIENTS, "rounds": 3, "tuned": {}}
             return {**known, "bytes_up": 10, "bytes_down": 20, "bytes_peer": 0}, {}
 
-        make(tmp_path / folder, ArtifactSpec("predictions", asked), Execution(force=True), build)
+        make(tmp_path / folder, ArtifactSpec("predictions", full_request), Execution(force=True), build)
         return tmp_path / folder
 
     return write
 
 
 @pytest.fixture
-def three(answered):
-    return [answered(method, method) for method in KNOWS]
+def three(predictions_of):
+    return [predictions_of(method, method) for method in KNOWS]
 
 
 def test_it_is_an_ordinary_artifact_of_predictions(small, tmp_path):
@@ -88,14 +88,14 @@ def test_it_is_an_ordinary_artifact_of_predictions(small, tmp_path):
 
 
 def test_answers_are_the_pool_of_what_was_stored(small):
-    knn, fedavg, made = (open_artifact(path) for path in (small.knn, small.fedavg, small.st))
+    knn, fedavg, stacked = (open_artifact(path) for path in (small.knn, small.fedavg, small.st))
     b = load_file(small.st / "state.safetensors")["exponents"]
     parts = [predictions.read(fedavg, "test").parts["p"], predictions.read(knn, "test").parts["knn"]]
-    found, pooled = predictions.read(made, "test"), predictions.tuned(made)["pooled"]
-    of_pool = np.repeat(pooled, np.diff(found.offsets)).astype(bool)
+    actual, pooled = predictions.read(stacked, "test"), predictions.tuned(stacked)["pooled"]
+    of_pool = np.repeat(pooled, np.diff(actual.offsets)).astype(bool)
     expected = np.where(of_pool[:, None], pool.answer(pool.logarithms(parts), b), parts[0])
-    np.testing.assert_allclose(found.parts["p"], expected, atol=1e-6)
-    assert made.manifest.summary["tuned"]["pooled"]["mean"] == pooled.mean()
+    np.testing.assert_allclose(actual.parts["p"], expected, atol=1e-6)
+    assert stacked.manifest.summary["tuned"]["pooled"]["mean"] == pooled.mean()
 
 
 def test_the_order_of_inputs_is_no_part_of_the_request(three, tmp_path):
@@ -104,62 +104,62 @@ def test_the_order_of_inputs_is_no_part_of_the_request(three, tmp_path):
     assert one.request["options"] == {"gate": True, "own": False}
 
 
-def test_labels_of_test_samples_decide_nothing(answered, tmp_path):
+def test_labels_of_test_samples_decide_nothing(predictions_of, tmp_path):
     """Shuffled on disk, they change scores and not one answer."""
-    made = {}
+    stacks = {}
     for name, labels in {"true": lambda y: y, "shuffled": lambda y: np.random.default_rng(1).permutation(y)}.items():
-        inputs = [answered(f"{name}-{method}", method, labels) for method in KNOWS]
+        inputs = [predictions_of(f"{name}-{method}", method, labels) for method in KNOWS]
         stack(inputs, tmp_path / name, own=True)
-        made[name] = open_artifact(tmp_path / name)
-    one, two = (predictions.read(artifact, "test") for artifact in made.values())
+        stacks[name] = open_artifact(tmp_path / name)
+    one, two = (predictions.read(artifact, "test") for artifact in stacks.values())
     assert (one.y != two.y).any()
     np.testing.assert_array_equal(one.parts["p"], two.parts["p"])
-    assert made["true"].manifest.summary == made["shuffled"].manifest.summary
-    assert made["true"].read("state.safetensors") == made["shuffled"].read("state.safetensors")
+    assert stacks["true"].manifest.summary == stacks["shuffled"].manifest.summary
+    assert stacks["true"].read("state.safetensors") == stacks["shuffled"].read("state.safetensors")
 
 
-def test_the_global_model_comes_from_whoever_knows_it(answered, tmp_path):
-    uniform = answered("uniform", "ditto", parts=lambda p: {"global": np.full_like(p, 1 / CLASSES)})
-    made = stack([uniform, answered("local", "local")], tmp_path / "s")
-    assert [*made.summary["exponents"]] == ["ditto", "local", "global"]
+def test_the_global_model_comes_from_whoever_knows_it(predictions_of, tmp_path):
+    uniform = predictions_of("uniform", "ditto", parts=lambda p: {"global": np.full_like(p, 1 / CLASSES)})
+    outcome = stack([uniform, predictions_of("local", "local")], tmp_path / "s")
+    assert [*outcome.summary["exponents"]] == ["ditto", "local", "global"]
     assert "global" in predictions.read(open_artifact(tmp_path / "s"), "test").parts
 
 
-def test_a_gate_needs_a_global_model(answered, tmp_path):
-    inputs = [answered(method, method) for method in ("ditto", "local")]
+def test_a_gate_needs_a_global_model(predictions_of, tmp_path):
+    inputs = [predictions_of(method, method) for method in ("ditto", "local")]
     with pytest.raises(InputError, match="none of ditto, local stores predictions of the global model") as error:
         stack(inputs, tmp_path / "s")
     assert "--no-gate" in error_text(error)
-    made = stack(inputs, tmp_path / "s", gate=False)
-    assert made.summary["tuned"] == {}
-    assert "global" not in made.summary["validation_log_loss"]
+    outcome = stack(inputs, tmp_path / "s", gate=False)
+    assert outcome.summary["tuned"] == {}
+    assert "global" not in outcome.summary["validation_log_loss"]
 
 
-def test_one_input_alone_is_scaled_in_temperature(answered, tmp_path):
-    path = answered("ditto", "ditto")
-    made = stack([path], tmp_path / "s", gate=False)
-    before, after = (predictions.read(open_artifact(at), "test").parts["p"] for at in (path, made.path))
+def test_one_input_alone_is_scaled_in_temperature(predictions_of, tmp_path):
+    path = predictions_of("ditto", "ditto")
+    outcome = stack([path], tmp_path / "s", gate=False)
+    before, after = (predictions.read(open_artifact(at), "test").parts["p"] for at in (path, outcome.path))
     np.testing.assert_array_equal(before.argmax(1), after.argmax(1))
 
 
 def test_own_exponents_are_stored_by_client(three, tmp_path):
-    made = stack(three, tmp_path / "s", own=True)
-    tuned = predictions.tuned(open_artifact(made.path))
+    outcome = stack(three, tmp_path / "s", own=True)
+    tuned = predictions.tuned(open_artifact(outcome.path))
     assert {*tuned} == {"pooled", "exponent ditto", "exponent fedavg", "exponent local"}
     assert all(values.shape == (CLIENTS,) for values in tuned.values())
-    assert "own_ridge" in made.summary
+    assert "own_ridge" in outcome.summary
 
 
-def test_namesakes_are_told_apart(answered, tmp_path):
-    inputs = [answered(f"k{k}", "fedavg", options={"k": k}, parts=lambda p, k=k: {"p": p[::k]}) for k in (1, -1)]
+def test_namesakes_are_told_apart(predictions_of, tmp_path):
+    inputs = [predictions_of(f"k{k}", "fedavg", options={"k": k}, parts=lambda p, k=k: {"p": p[::k]}) for k in (1, -1)]
     assert [*stack(inputs, tmp_path / "s").summary["exponents"]] == ["fedavg k=-1", "fedavg k=1"]
 
 
 def test_it_says_when_it_has_too_little_to_learn_from(three, tmp_path):
-    heard = Heard()
-    stack(three, tmp_path / "s", execution=Execution(reporter=heard))
-    assert any("80 validation samples of 8 clients" in line for line in heard.lines)
-    assert any(line.startswith("stack: exponents ditto ") for line in heard.lines)
+    recorder = Recorder()
+    stack(three, tmp_path / "s", execution=Execution(reporter=recorder))
+    assert any("80 validation samples of 8 clients" in line for line in recorder.lines)
+    assert any(line.startswith("stack: exponents ditto ") for line in recorder.lines)
 
 
 REFUSED = {
@@ -180,10 +180,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_pooled_is_refused_in_words(case, answered, three, tmp_path):
+def test_what_cannot_be_pooled_is_refused_in_words(case, predictions_of, three, tmp_path):
     inputs, kind, words = REFUSED[case]
     with pytest.raises(kind, match=words):
-        stack(inputs(answered, three), tmp_path / "s")
+        stack(inputs(predictions_of, three), tmp_path / "s")
 
 
 def test_another_partition_is_named(small, tmp_path):
@@ -207,6 +207,6 @@ def test_clients_without_validation_samples_are_pooled(tmp_path):
     for method in ("fedavg", "local"):
         personalize(method, tmp_path / "p", tmp_path / method, settings={"model": "mlp", "rounds": 1})
     stack([tmp_path / "fedavg", tmp_path / "local"], tmp_path / "s")
-    made = open_artifact(tmp_path / "s")
-    none = np.diff(predictions.read(made, "validation").offsets) == 0
-    assert predictions.tuned(made)["pooled"][none].all()
+    stacked = open_artifact(tmp_path / "s")
+    none = np.diff(predictions.read(stacked, "validation").offsets) == 0
+    assert predictions.tuned(stacked)["pooled"][none].all()

@@ -54,26 +54,26 @@ def chain(small, tmp_path, capacity, k, weight):
 def test_a_row_is_the_chain_of_commands(small, swept, tmp_path, capacity, k, weight):
     accuracy, n, chosen = chain(small, tmp_path, capacity, k, weight)
 
-    def here(row):
+    def is_point(row):
         return (float(row["capacity"]), int(row["k"])) == (capacity, k)
 
     (row,) = [
         r
         for r in table(swept / "table.csv")
-        if here(r) and r["lambda"] == (weight if weight == TUNED else f"{weight:g}")
+        if is_point(r) and r["lambda"] == (weight if weight == TUNED else f"{weight:g}")
     ]
     assert float(row["accuracy"]) == pytest.approx(scores.weighted_mean(accuracy, n), abs=1e-6)
     assert float(row["accuracy_mean"]) == pytest.approx(np.nanmean(accuracy), abs=1e-6)
     assert float(row["bottom_decile"]) == pytest.approx(scores.bottom_decile(accuracy), abs=1e-6)
     assert float(row["worst"]) == pytest.approx(np.nanmin(accuracy), abs=1e-6)
     if weight == TUNED:
-        mine = [r for r in table(swept / "clients.csv") if here(r)]
-        np.testing.assert_allclose([float(r["accuracy"]) for r in mine], accuracy, atol=1e-6)
-        assert [float(r["lambda"]) for r in mine] == chosen.tolist()
-        assert [int(r["n_test"]) for r in mine] == n.tolist()
-        assert [r["name"] for r in mine] == list(codebook.read(open_artifact(small.e)).clients)
+        client_rows = [r for r in table(swept / "clients.csv") if is_point(r)]
+        np.testing.assert_allclose([float(r["accuracy"]) for r in client_rows], accuracy, atol=1e-6)
+        assert [float(r["lambda"]) for r in client_rows] == chosen.tolist()
+        assert [int(r["n_test"]) for r in client_rows] == n.tolist()
+        assert [r["name"] for r in client_rows] == list(codebook.read(open_artifact(small.e)).clients)
         sizes = np.diff(embeddings.read(open_artifact(small.e))["train"].offsets)
-        assert [int(r["n_train"]) for r in mine] == np.ceil(capacity * sizes).tolist()
+        assert [int(r["n_train"]) for r in client_rows] == np.ceil(capacity * sizes).tolist()
 
 
 def test_no_capacity_is_the_global_model(small, tmp_path):
@@ -99,15 +99,15 @@ def test_threads_change_nothing(small, swept, tmp_path):
 
 
 def test_the_numbers_say_what_they_are(swept):
-    told = json.loads((swept / "metrics.json").read_text())
-    assert len(told["rows"]) == 2 * 2 * 1 * 3
-    assert told["clients"] == 6
-    assert set(told["metrics"]) == set(told["rows"][0]) - {"capacity", "k", "sigma", "lambda"}
+    metrics = json.loads((swept / "metrics.json").read_text())
+    assert len(metrics["rows"]) == 2 * 2 * 1 * 3
+    assert metrics["clients"] == 6
+    assert set(metrics["metrics"]) == set(metrics["rows"][0]) - {"capacity", "k", "sigma", "lambda"}
     best = open_artifact(swept).manifest.summary["best_on_validation"]
-    tuned = [row for row in told["rows"] if row["lambda"] == "tuned"]
+    tuned = [row for row in metrics["rows"] if row["lambda"] == "tuned"]
     top = max(row["validation_accuracy"] for row in tuned)
-    (found,) = [row for row in tuned if {axis: row[axis] for axis in best} == best]
-    assert found["validation_accuracy"] == top
+    (best_row,) = [row for row in tuned if {axis: row[axis] for axis in best} == best]
+    assert best_row["validation_accuracy"] == top
 
 
 @pytest.mark.parametrize("plot", ["capacity", "k", "sigma", "lambda"])

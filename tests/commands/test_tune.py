@@ -42,7 +42,7 @@ def writers(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(writers, tmp_path_factory):
+def finished(writers, tmp_path_factory):
     """A search of three points, one of which diverges; only to be read."""
     out = tmp_path_factory.mktemp("tuned") / "t"
     searched(writers, out)
@@ -50,16 +50,16 @@ def whole(writers, tmp_path_factory):
 
 
 @pytest.fixture
-def mine(whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "t")
+def folder(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "t")
     return tmp_path / "t"
 
 
 @pytest.fixture
-def unchosen(mine):
+def unchosen(folder):
     """The trials without the choice among them, so that nothing is trained again."""
-    shutil.rmtree(mine / "tuning")
-    return mine
+    shutil.rmtree(folder / "tuning")
+    return folder
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def untrained(monkeypatch):
     monkeypatch.setattr(rounds, "prepare", refuse)
 
 
-def found(out):
+def search_result(out):
     return tuning.read(open_artifact(out / "tuning"))
 
 
 def rows(out):
     """The trials without the seconds, which nobody can repeat."""
-    return [{**row, "seconds": 0} for row in found(out)["trials"]]
+    return [{**row, "seconds": 0} for row in search_result(out)["trials"]]
 
 
 def choice(out):
@@ -88,36 +88,36 @@ def choice(out):
 # What is made
 
 
-def test_every_trial_is_what_personalize_makes(writers, whole, tmp_path):
-    good = [row for row in found(whole)["trials"] if not row["problem"]]
+def test_every_trial_is_what_personalize_makes(writers, finished, tmp_path):
+    good = [row for row in search_result(finished)["trials"] if not row["problem"]]
     assert len(good) == 2
     row = good[-1]
     settings = {**FEW, "lr": row["values"]["training.lr"]}
     personalize("ditto", writers, tmp_path / "x", options=SET, settings=settings)
-    same(tmp_path / "x", whole / "tuning" / row["path"])
+    same(tmp_path / "x", finished / "tuning" / row["path"])
     assert row["fingerprint"] == open_artifact(tmp_path / "x").manifest.fingerprint
 
 
-def test_what_diverges_is_a_row_with_its_reason_and_not_the_end(whole):
-    bad = [row for row in found(whole)["trials"] if row["problem"]]
+def test_what_diverges_is_a_row_with_its_reason_and_not_the_end(finished):
+    bad = [row for row in search_result(finished)["trials"] if row["problem"]]
     assert [row["values"]["training.lr"] for row in bad] == [1e30]
     assert all("non-finite" in row["problem"] and row["validation_accuracy"] is None for row in bad)
-    summary = open_artifact(whole / "tuning").manifest.summary
+    summary = open_artifact(finished / "tuning").manifest.summary
     assert (summary["trials"], summary["failed"]) == (3, 1)
-    assert len((whole / "tuning" / "table.md").read_text().splitlines()) == 5
+    assert len((finished / "tuning" / "table.md").read_text().splitlines()) == 5
 
 
-def test_the_best_is_the_first_of_the_highest_accuracy(whole):
-    scored = [row for row in found(whole)["trials"] if not row["problem"]]
+def test_the_best_is_the_first_of_the_highest_accuracy(finished):
+    scored = [row for row in search_result(finished)["trials"] if not row["problem"]]
     best = max(row["validation_accuracy"] for row in scored)
     first = next(row for row in scored if row["validation_accuracy"] == best)
-    assert found(whole)["best"] == first["trial"]
-    assert open_artifact(whole / "tuning").manifest.summary["best"] == first["values"]
+    assert search_result(finished)["best"] == first["trial"]
+    assert open_artifact(finished / "tuning").manifest.summary["best"] == first["values"]
 
 
-def test_the_best_is_taken_by_personalize_and_by_compare(writers, whole, tmp_path, pfl):
-    best = found(whole)["trials"][found(whole)["best"] - 1]
-    config = whole / "tuning" / "best.toml"
+def test_the_best_is_taken_by_personalize_and_by_compare(writers, finished, tmp_path, pfl):
+    best = search_result(finished)["trials"][search_result(finished)["best"] - 1]
+    config = finished / "tuning" / "best.toml"
     ran = pfl("personalize", "ditto", writers, "-o", tmp_path / "x", "--config", config)
     assert ran.code == 0, ran.err
     line = ("--methods", "ditto", "--baseline", "ditto", "--config", config)
@@ -148,8 +148,8 @@ def test_what_a_method_stands_on_is_made_once_beside_its_trials(writers, tmp_pat
 # Made once, and gone on with
 
 
-def test_typed_again_it_is_up_to_date(writers, mine, untrained):
-    assert searched(writers, mine).decision == "up to date"
+def test_typed_again_it_is_up_to_date(writers, folder, untrained):
+    assert searched(writers, folder).decision == "up to date"
 
 
 class Interrupting:
@@ -165,55 +165,55 @@ class Interrupting:
     detail = staticmethod(lambda text: None)
 
     @contextmanager
-    def progress(self, label, total, done=0):
+    def progress(self, label, total, completed=0):
         yield lambda steps, note: None
 
 
-def test_interrupted_and_typed_again_it_chooses_the_same(writers, whole, tmp_path):
+def test_interrupted_and_typed_again_it_chooses_the_same(writers, finished, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         searched(writers, tmp_path / "t", execution=Execution(reporter=Interrupting("trial 3 of 3")))
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "t" / "trials").glob("*/predictions.h5")}
-    assert 1 <= len(made) <= 2
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "t" / "trials").glob("*/predictions.h5")}
+    assert 1 <= len(written) <= 2
     searched(writers, tmp_path / "t")
-    assert all(path.stat().st_mtime_ns == before for path, before in made.items())
-    assert (choice(tmp_path / "t"), rows(tmp_path / "t")) == (choice(whole), rows(whole))
+    assert all(path.stat().st_mtime_ns == before for path, before in written.items())
+    assert (choice(tmp_path / "t"), rows(tmp_path / "t")) == (choice(finished), rows(finished))
 
 
-def test_more_trials_join_those_that_are_there(writers, whole, unchosen):
+def test_more_trials_join_those_that_are_there(writers, finished, unchosen):
     searched(writers, unchosen, trials=1)
-    assert rows(unchosen) == rows(whole)[:1]
+    assert rows(unchosen) == rows(finished)[:1]
     searched(writers, unchosen)
-    assert rows(unchosen) == rows(whole)
+    assert rows(unchosen) == rows(finished)
     with pytest.raises(ConflictError):
         searched(writers, unchosen, trials=2)
     with pytest.raises(ConflictError):
         searched(writers, unchosen, search={"training.lr": [0.1]})
 
 
-def test_no_trial_begins_when_the_time_is_spent(writers, whole, unchosen):
+def test_no_trial_begins_when_the_time_is_spent(writers, finished, unchosen):
     searched(writers, unchosen, minutes=1e-6)
     assert len(rows(unchosen)) == 1
     assert searched(writers, unchosen, minutes=1e-6).decision == "up to date"
     searched(writers, unchosen, minutes=60)
-    assert rows(unchosen) == rows(whole)
+    assert rows(unchosen) == rows(finished)
 
 
-def test_a_dry_run_says_how_many_trials_there_would_be(writers, mine, tmp_path, pfl):
+def test_a_dry_run_says_how_many_trials_there_would_be(writers, folder, tmp_path, pfl):
     line = ("--search", "training.lr=0.1,1.0,1e30", "--set", "lam=0.1", *WORDS, "-n")
     ran = pfl("tune", "ditto", writers, "-o", tmp_path / "t2", *line, "--trials", 2)
     assert "2 trials of ditto of a grid of 3: 0 up to date, 2 to make" in ran.err
     assert not (tmp_path / "t2").exists()
-    shutil.rmtree(mine / "tuning")
-    assert "2 up to date, 1 to make" in pfl("tune", "ditto", writers, "-o", mine, *line).err
+    shutil.rmtree(folder / "tuning")
+    assert "2 up to date, 1 to make" in pfl("tune", "ditto", writers, "-o", folder, *line).err
 
 
-def test_what_another_request_made_is_replaced_when_told_so_and_nothing_else(writers, mine):
-    before = {path: path.stat().st_mtime_ns for path in mine.glob("trials/*/predictions.h5")}
+def test_what_another_request_made_is_replaced_when_told_so_and_nothing_else(writers, folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/predictions.h5")}
     with pytest.raises(ConflictError):
-        searched(writers, mine, settings={**FEW, "rounds": 2})
+        searched(writers, folder, settings={**FEW, "rounds": 2})
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    searched(writers, mine, search={"training.lr": [1.0, 0.1]}, execution=Execution(force=True))
-    assert len(rows(mine)) == 2
+    searched(writers, folder, search={"training.lr": [1.0, 0.1]}, execution=Execution(force=True))
+    assert len(rows(folder)) == 2
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -228,19 +228,19 @@ def shuffled(writers, tmp_path_factory):
     return at
 
 
-def test_the_choice_is_the_same_to_the_byte_when_test_labels_are_shuffled(whole, shuffled):
-    assert choice(shuffled / "t") == choice(whole)
-    assert rows(shuffled / "t") == rows(whole)
+def test_the_choice_is_the_same_to_the_byte_when_test_labels_are_shuffled(finished, shuffled):
+    assert choice(shuffled / "t") == choice(finished)
+    assert rows(shuffled / "t") == rows(finished)
 
 
 @pytest.mark.parametrize("metric", ["log_loss", "balanced_accuracy"])
-def test_by_another_metric_too(writers, whole, shuffled, unchosen, tmp_path, metric):
+def test_by_another_metric_too(writers, finished, shuffled, unchosen, tmp_path, metric):
     shutil.copytree(shuffled / "t" / "trials", tmp_path / "s" / "trials")
     searched(shuffled / "p", tmp_path / "s", metric=metric)
     searched(writers, unchosen, metric=metric)
     assert choice(tmp_path / "s") == choice(unchosen)
     assert rows(tmp_path / "s") == rows(unchosen)
-    assert choice(unchosen) != choice(whole)
+    assert choice(unchosen) != choice(finished)
 
 
 # By another metric
@@ -260,7 +260,7 @@ def test_the_best_is_that_of_the_metric(writers, unchosen, capsys, pfl):
         p = np.take_along_axis(held_out.parts["p"], held_out.y[:, None], axis=1).astype(float)
         losses[row["trial"]] = -np.log(np.maximum(p, 1e-12)).mean()  # clients by samples: the mean over samples
         assert row["validation_log_loss"] == pytest.approx(losses[row["trial"]], abs=1e-6)
-    result = found(unchosen)
+    result = search_result(unchosen)
     assert (result["metric"], result["best"]) == ("log_loss", min(losses, key=losses.get))
     manifest = open_artifact(unchosen / "tuning").manifest
     assert manifest.request["metric"] == "log_loss"
@@ -280,10 +280,12 @@ def test_a_metric_that_no_client_defines_is_no_score(tmp_path):
 
 
 def test_the_samples_that_are_tested_are_not_read_to_choose(writers, unchosen, monkeypatch):
-    read, asked = predictions.read, []
-    monkeypatch.setattr(predictions, "read", lambda artifact, split: (asked.append(split), read(artifact, split))[1])
+    read, splits_read = predictions.read, []
+    monkeypatch.setattr(
+        predictions, "read", lambda artifact, split: (splits_read.append(split), read(artifact, split))[1]
+    )
     searched(writers, unchosen)
-    assert set(asked) == {"validation"}
+    assert set(splits_read) == {"validation"}
 
 
 # Optuna
@@ -339,7 +341,7 @@ def test_a_search_by_optuna_goes_on_where_it_was_interrupted(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "search", "kwargs", "said"),
+    ("method", "search", "kwargs", "message"),
     [
         ("ditto", {"lamb": "1"}, {}, "unknown option 'lamb' for ditto"),
         ("ditto", {"training.lam": "1"}, {}, "unknown training setting 'lam'"),
@@ -367,10 +369,10 @@ def test_a_search_by_optuna_goes_on_where_it_was_interrupted(small, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_searched_is_refused_in_words(writers, tmp_path, method, search, kwargs, said):
+def test_what_cannot_be_searched_is_refused_in_words(writers, tmp_path, method, search, kwargs, message):
     with pytest.raises(UsageError) as error:
         tune(method, writers, tmp_path / "t", search=search, **{"settings": FEW, **kwargs})
-    assert said in error.value.message
+    assert message in error.value.message
     assert not (tmp_path / "t").exists()
 
 

@@ -28,7 +28,7 @@ def rows(*ids):
 
 
 @pytest.mark.parametrize(
-    ("policy", "distinct", "kept", "added"),
+    ("policy", "distinct", "expected", "added"),
     [
         ("fifo", True, [3, 4, 8], 1),  # 4 is there already, 1 is the oldest
         ("fifo", False, [4, 4, 8], 2),
@@ -37,11 +37,11 @@ def rows(*ids):
         ("fixed", True, [1, 3, 4], 0),
     ],
 )
-def test_what_a_store_keeps(policy, distinct, kept, added):
-    found, count = merge(rows(1, 3, 4), rows(4, 8), policy, distinct=distinct)
-    assert (found.sample.tolist(), count) == (kept, added)
-    np.testing.assert_array_equal(found.z[:, 0], found.sample)
-    np.testing.assert_array_equal(found.y, found.sample % 3)
+def test_what_a_store_keeps(policy, distinct, expected, added):
+    actual, count = merge(rows(1, 3, 4), rows(4, 8), policy, distinct=distinct)
+    assert (actual.sample.tolist(), count) == (expected, added)
+    np.testing.assert_array_equal(actual.z[:, 0], actual.sample)
+    np.testing.assert_array_equal(actual.y, actual.sample % 3)
 
 
 def test_a_store_that_more_comes_to_than_it_holds_keeps_the_newest():
@@ -62,7 +62,7 @@ def shift(tmp_path_factory):
     return at
 
 
-def held(path):
+def samples_by_client(path):
     """Return a store's samples and vectors by client, training rows and validation rows apart."""
     packed = datastore.read(open_artifact(path))
     for client, train in enumerate(packed.train):
@@ -75,8 +75,8 @@ def held(path):
 def test_parts_share_no_sample_and_leave_none_out(shift):
     first, second = (partitions.read(open_artifact(shift / name)) for name in ("p1", "p2"))
     assert not set(first.sample) & set(second.sample)
-    whole = partition("writers", shift / "whole", scheme="iid", clients=1)
-    known = partitions.read(open_artifact(whole.path))
+    undivided = partition("writers", shift / "whole", scheme="iid", clients=1)
+    known = partitions.read(open_artifact(undivided.path))
     assert set(first.sample) | set(second.sample) == set(known.sample)
     for part in (first, second):  # a sample's id is its row in the dataset, whatever part was taken
         at = {sample: row for row, sample in enumerate(known.sample)}
@@ -84,17 +84,17 @@ def test_parts_share_no_sample_and_leave_none_out(shift):
 
 
 def test_another_partition_is_embedded_by_the_same_backbone(shift):
-    found = open_artifact(shift / "e2")
-    assert ancestor(found, "partition").path == open_artifact(shift / "p2").path
-    assert ancestor(found, "backbone").path == open_artifact(shift / "b").path
+    embedded = open_artifact(shift / "e2")
+    assert ancestor(embedded, "partition").path == open_artifact(shift / "p2").path
+    assert ancestor(embedded, "backbone").path == open_artifact(shift / "b").path
     assert extract(shift / "b", shift / "e1", partition=shift / "p1").decision == "up to date"
 
 
 def test_growing_to_the_whole_is_building_the_whole(shift, tmp_path):
     update_datastore(shift / "d", shift / "e1", tmp_path / "d", policy="concatenate", first=0.5)
     build_datastore(shift / "e1", tmp_path / "whole")
-    for found, expected in zip(held(tmp_path / "d"), held(tmp_path / "whole"), strict=True):
-        for (sample, y, z), (ids, labels, vectors) in zip(found, expected, strict=True):
+    for actual, expected in zip(samples_by_client(tmp_path / "d"), samples_by_client(tmp_path / "whole"), strict=True):
+        for (sample, y, z), (ids, labels, vectors) in zip(actual, expected, strict=True):
             order = np.argsort(sample)
             np.testing.assert_array_equal(sample[order], ids)
             np.testing.assert_array_equal(y[order], labels)
@@ -105,7 +105,7 @@ def test_fifo_keeps_its_size_and_ends_with_the_new_samples_alone(shift, tmp_path
     update_datastore(shift / "d", shift / "e2", tmp_path / "d1", last=0.1)
     new = embeddings.read(open_artifact(shift / "e2"))
     seed = open_artifact(shift / "b").manifest.request["seed"]
-    before, after = [*held(shift / "d")], [*held(tmp_path / "d1")]
+    before, after = [*samples_by_client(shift / "d")], [*samples_by_client(tmp_path / "d1")]
     for client, (old, now) in enumerate(zip(before, after, strict=True)):
         for split, (ids, *_), (sample, _, z) in zip(("train", "validation"), old, now, strict=True):
             part = new[split]
@@ -119,14 +119,14 @@ def test_fifo_keeps_its_size_and_ends_with_the_new_samples_alone(shift, tmp_path
                 if one in known:
                     np.testing.assert_array_equal(row, known[one])
     update_datastore(tmp_path / "d1", shift / "e2", tmp_path / "d2", first=0.1)
-    for (one, _), (other, _) in zip(held(shift / "d"), held(tmp_path / "d2"), strict=True):
+    for (one, _), (other, _) in zip(samples_by_client(shift / "d"), samples_by_client(tmp_path / "d2"), strict=True):
         assert len(one[0]) == len(other[0])
-    assert {*np.concatenate([train[0] for train, _ in held(tmp_path / "d2")])} & {*new["train"].sample}
+    assert {*np.concatenate([train[0] for train, _ in samples_by_client(tmp_path / "d2")])} & {*new["train"].sample}
 
 
 def test_it_is_the_new_samples_that_are_answered(shift, tmp_path):
-    made = update_datastore(shift / "d", shift / "e2", tmp_path / "d", policy="fixed")
-    assert (made.summary["added"], made.summary["evicted"]) == (0, 0)
+    outcome = update_datastore(shift / "d", shift / "e2", tmp_path / "d", policy="fixed")
+    assert (outcome.summary["added"], outcome.summary["evicted"]) == (0, 0)
     personalize("knn-per", tmp_path / "d", tmp_path / "knn")
     evaluate([tmp_path / "knn"], tmp_path / "ev")
     known = partitions.read(open_artifact(shift / "p2"))
@@ -169,8 +169,8 @@ def test_lambda_is_tuned_on_the_validation_samples_that_have_arrived(shift, tmp_
     update_datastore(shift / "d", shift / "e2", tmp_path / "u", policy="concatenate", first=0, last=0.1)
     personalize("knn-per", tmp_path / "u", tmp_path / "k", options={"k": 3})
     old, new = (embeddings.read(open_artifact(shift / name))["validation"] for name in ("e1", "e2"))
-    weight, found = tuned(tmp_path / "k"), datastore.arrived(open_artifact(tmp_path / "u"))
-    for client, ((_, y, z), _) in enumerate(held(tmp_path / "u")):
+    weight, arrived = tuned(tmp_path / "k"), datastore.arrived(open_artifact(tmp_path / "u"))
+    for client, ((_, y, z), _) in enumerate(samples_by_client(tmp_path / "u")):
         rows = []
         for part, share in ((old, 0.5), (new, 0.1)):
             first, last = part.offsets[client : client + 2]
@@ -184,8 +184,8 @@ def test_lambda_is_tuned_on_the_validation_samples_that_have_arrived(shift, tmp_
         own, logits, label, sample = (
             np.concatenate([getattr(part, name)[at] for part, at in rows]) for name in ("z", "logits", "y", "sample")
         )
-        span = slice(*found.offsets[client : client + 2])
-        assert found.sample[span].tolist() == sample.tolist()
+        span = slice(*arrived.offsets[client : client + 2])
+        assert arrived.sample[span].tolist() == sample.tolist()
         apart = np.sqrt(((own[:, None] - z) ** 2).sum(axis=2))
         near = np.argsort(apart, axis=1)[:, :3]
         share = np.exp(-np.take_along_axis(apart, near, 1))
@@ -215,5 +215,5 @@ def test_validation_samples_come_and_go_as_training_samples_do(shift, tmp_path, 
     come = [
         capacities.count(0.5, n) for n in np.diff(embeddings.read(open_artifact(shift / "e2"))["validation"].offsets)
     ]
-    found = np.diff(datastore.arrived(open_artifact(tmp_path / "u")).offsets).tolist()
-    assert found == (before if policy == "fifo" else [a + b for a, b in zip(before, come, strict=True)])
+    sizes = np.diff(datastore.arrived(open_artifact(tmp_path / "u")).offsets).tolist()
+    assert sizes == (before if policy == "fifo" else [a + b for a, b in zip(before, come, strict=True)])

@@ -40,9 +40,9 @@ def test_emnist_is_stood_upright(folder, tmp_path):
     samples = emnist.load(tmp_path)
     assert samples.classes == 26
     np.testing.assert_array_equal(samples.y, Y)
-    for seen, stored in zip(samples.x, X, strict=True):
-        assert seen[2, 7] == stored[7, 2]
-        np.testing.assert_array_equal(seen, stored.T)
+    for image, stored in zip(samples.x, X, strict=True):
+        assert image[2, 7] == stored[7, 2]
+        np.testing.assert_array_equal(image, stored.T)
 
 
 def test_other_selections_of_emnist(tmp_path):
@@ -56,8 +56,8 @@ def test_other_selections_of_emnist(tmp_path):
 
 
 def test_classes_of_emnist_are_those_of_its_reader():
-    named = torchvision().datasets.EMNIST.classes_split_dict
-    assert {split: tuple(name for name in names if name != "N/A") for split, names in named.items()} == emnist.NAMES
+    classes = torchvision().datasets.EMNIST.classes_split_dict
+    assert {split: tuple(name for name in names if name != "N/A") for split, names in classes.items()} == emnist.NAMES
 
 
 @needs_shared

@@ -140,13 +140,13 @@ def test_missing_values_are_carried_for_six_hours(tmp_path):
     records[180]["PM2.5"] = None
     write_station(tmp_path, "A", records, winds)
     samples = air_quality.load(tmp_path, cfg=air_quality.Config(stride=1))
-    kept = [s for s in range(152) if not s <= 106 < s + 48 and s + 48 not in (20, 180)]
-    assert len(samples.y) == len(kept)
+    starts = [s for s in range(152) if not s <= 106 < s + 48 and s + 48 not in (20, 180)]
+    assert len(samples.y) == len(starts)
     co = list(air_quality.SCALES).index("CO")
-    first = samples.x[kept.index(50)]
-    np.testing.assert_array_equal(first[:6, co], np.repeat(samples.x[kept.index(49)][0, co], 6))
+    first = samples.x[starts.index(50)]
+    np.testing.assert_array_equal(first[:6, co], np.repeat(samples.x[starts.index(49)][0, co], 6))
     np.testing.assert_array_equal(samples.x[0][20], samples.x[0][19])
-    assert samples.x[kept.index(150)][0, 11:].tolist() == [0, 1]
+    assert samples.x[starts.index(150)][0, 11:].tolist() == [0, 1]
 
 
 def test_the_two_layouts_agree(tmp_path):
@@ -162,9 +162,9 @@ def test_the_two_layouts_agree(tmp_path):
         other / "beijing_air.npz", values=values[None], wind_dir=code[None], wind_dir_names=names,
         features=np.asarray(COLUMNS), stations=np.asarray(["A"]),
     )  # fmt: skip
-    mine, theirs = air_quality.load(tmp_path), air_quality.load(other)
-    np.testing.assert_array_equal(mine.x, theirs.x)
-    np.testing.assert_array_equal(mine.y, theirs.y)
+    csv_samples, npz_samples = air_quality.load(tmp_path), air_quality.load(other)
+    np.testing.assert_array_equal(csv_samples.x, npz_samples.x)
+    np.testing.assert_array_equal(csv_samples.y, npz_samples.y)
 
 
 def damage(old, new):
@@ -204,11 +204,11 @@ def test_owners_are_cut_in_order_with_gaps(sizes, gap):
     samples = Samples(np.zeros((n, 2)), np.zeros(n, np.int64), 1, owner, ordered=True, gap=gap)
     split = split_by_time(samples, (0.6, 0.2, 0.2))
     for name, size in zip(np.unique(owner), sizes, strict=True):
-        mine = split[owner == name]
+        own_splits = split[owner == name]
         part, rest = round(0.2 * size), size - 2 * round(0.2 * size)
         expected = np.full(size, LEFT_OUT)
         expected[:rest], expected[rest + gap : rest + part], expected[rest + part + gap :] = 0, 1, 2
-        assert mine.tolist() == expected.tolist()
+        assert own_splits.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("fractions", [(0.8, 0, 0.2), (0.5, 0.5, 0), (1, 0, 0)])
@@ -225,18 +225,18 @@ def test_a_split_that_is_not_wanted_stays_empty(fractions):
 )
 def test_no_window_shares_anything_with_another_split(name, scheme, reach, tmp_path):
     """Kept windows of an owner are at least a stride apart, so rows that are far apart are so in time."""
-    made = partition(name, tmp_path / "p", root=SHARED, scheme=scheme, clients=None if scheme == "natural" else 5)
-    assert made.summary["samples"] > 0
-    held = artifact.read(open_artifact(tmp_path / "p"))
+    outcome = partition(name, tmp_path / "p", root=SHARED, scheme=scheme, clients=None if scheme == "natural" else 5)
+    assert outcome.summary["samples"] > 0
+    stored = artifact.read(open_artifact(tmp_path / "p"))
     module = {"air-quality": air_quality, "shakespeare": shakespeare}[name]
     source = module.load(SHARED)
     stride = module.Config().stride
-    split = np.repeat(np.tile(np.arange(3), len(held.names)), np.diff(held.offsets))
+    split = np.repeat(np.tile(np.arange(3), len(stored.names)), np.diff(stored.offsets))
     of = np.full(len(source.y), -1)
-    of[held.sample] = split
+    of[stored.sample] = split
     for owner in np.unique(source.owner):
-        mine = of[source.owner == owner]
-        ends = {part: np.flatnonzero(mine == part) for part in range(3)}
+        own_splits = of[source.owner == owner]
+        ends = {part: np.flatnonzero(own_splits == part) for part in range(3)}
         for earlier, later in ((0, 1), (1, 2), (0, 2)):
             if len(ends[earlier]) and len(ends[later]):
                 assert (ends[later].min() - ends[earlier].max()) * stride >= reach
@@ -259,10 +259,10 @@ def test_stations_are_chosen_by_name(tmp_path):
     winds = [air_quality.DIRECTIONS[hour % 16] for hour in range(70)]
     for name in ("A", "B"):
         write_station(tmp_path, name, hours(70), winds)
-    whole = air_quality.load(tmp_path)
-    found = air_quality.load(tmp_path, cfg=air_quality.Config(stations=("B",)))
-    assert {*found.owner} == {"B"}
-    np.testing.assert_array_equal(found.x, whole.x[whole.owner == "B"])
+    all_stations = air_quality.load(tmp_path)
+    chosen = air_quality.load(tmp_path, cfg=air_quality.Config(stations=("B",)))
+    assert {*chosen.owner} == {"B"}
+    np.testing.assert_array_equal(chosen.x, all_stations.x[all_stations.owner == "B"])
     with pytest.raises(UsageError, match="no station 'C'"):
         air_quality.load(tmp_path, cfg=air_quality.Config(stations=("A", "C")))
 

@@ -29,11 +29,11 @@ def test_writers_come_with_the_package():
 
 @needs_shared
 def test_all_writers_hold_the_embedded_ones():
-    small, whole = writers.load(None), writers.load(SHARED)
-    assert len(np.unique(whole.owner)) == 627
+    small, full = writers.load(None), writers.load(SHARED)
+    assert len(np.unique(full.owner)) == 627
     for owner in np.unique(small.owner)[::20]:
-        mine, theirs = (s.x[s.owner == owner].reshape(-1, 784) for s in (small, whole))
-        assert sorted(map(bytes, mine)) == sorted(map(bytes, theirs))
+        embedded_images, full_images = (s.x[s.owner == owner].reshape(-1, 784) for s in (small, full))
+        assert sorted(map(bytes, embedded_images)) == sorted(map(bytes, full_images))
 
 
 @needs_shared
@@ -75,11 +75,11 @@ def test_damaged_cifar_batches_are_refused(tmp_path):
 
 
 def test_nothing_is_downloaded_unasked(tmp_path, monkeypatch):
-    asked = []
+    downloads = []
 
     class Reader:
         def __init__(self, root, *, train, download):
-            asked.append(download)
+            downloads.append(download)
             self.data, self.targets = np.zeros((2, 28, 28), np.uint8), [0, 1]
 
     datasets = type("datasets", (), {"FashionMNIST": Reader})
@@ -87,9 +87,9 @@ def test_nothing_is_downloaded_unasked(tmp_path, monkeypatch):
     (tmp_path / "FashionMNIST" / "raw").mkdir(parents=True)
     with pytest.raises(UsageError, match="does not come with pfl"):
         fashion_mnist.load(tmp_path)
-    assert not asked
+    assert not downloads
     fashion_mnist.load(tmp_path, download=True)
-    assert asked == [True, True]
+    assert downloads == [True, True]
     with pytest.raises(UsageError, match="needs a folder"):
         fashion_mnist.load(None, download=True)
 

@@ -43,12 +43,14 @@ def test_the_features_are_those_of_the_recipe():
     for name, word in heart_disease.HOSPITALS.items():
         frame = pd.read_csv(FOLDER / f"processed.{word}.data", header=None, na_values="?")
         frames.append(frame.drop(columns=[10, 11, 12]).dropna().assign(owner=name))
-    whole = pd.concat(frames, ignore_index=True)
-    expected = pd.get_dummies(whole.drop(columns=[13, "owner"]), columns=[2, 6], drop_first=True).to_numpy(np.float64)
+    patients = pd.concat(frames, ignore_index=True)
+    expected = pd.get_dummies(patients.drop(columns=[13, "owner"]), columns=[2, 6], drop_first=True).to_numpy(
+        np.float64
+    )
     assert samples.x.shape == (740, 13)
     np.testing.assert_array_equal(samples.x, expected)
-    np.testing.assert_array_equal(samples.y, whole[13] > 0)
-    assert samples.owner.tolist() == whole["owner"].tolist()
+    np.testing.assert_array_equal(samples.y, patients[13] > 0)
+    assert samples.owner.tolist() == patients["owner"].tolist()
     assert samples.features[-5:] == ("chest pain=2", "chest pain=3", "chest pain=4", "resting ECG=1", "resting ECG=2")
 
 
@@ -57,8 +59,8 @@ def test_the_split_is_flambys_and_stays_so():
     samples = heart_disease.load(None)
     assert hashlib.sha256(np.packbits(samples.is_test).tobytes()).hexdigest()[:16] == "a6fed78b77906174"
     for name, expected in TRAIN_AND_TEST.items():
-        mine = samples.is_test[samples.owner == name]
-        assert (np.sum(~mine), np.sum(mine)) == expected
+        is_test = samples.is_test[samples.owner == name]
+        assert (np.sum(~is_test), np.sum(is_test)) == expected
     other = heart_disease.load(None, cfg=heart_disease.Config(split=44)).is_test
     assert other.sum() == samples.is_test.sum()
     assert (other != samples.is_test).any()
@@ -70,19 +72,19 @@ def test_the_split_is_flambys_and_stays_so():
 def test_each_hospital_is_standardized_by_its_own_training_patients(tmp_path):
     partition("heart-disease", tmp_path / "p", keep_test=True, fractions=(1, 0, 0))
     artifact = open_artifact(tmp_path / "p")
-    found, book = partitions.read(artifact), codebook.read(artifact)
-    assert found.names == list(TRAIN_AND_TEST)
-    assert [tuple(row) for row in found.sizes[:, [0, 2]].tolist()] == list(TRAIN_AND_TEST.values())
-    assert [scale.client for scale in book.scales] == found.names
+    stored, book = partitions.read(artifact), codebook.read(artifact)
+    assert stored.names == list(TRAIN_AND_TEST)
+    assert [tuple(row) for row in stored.sizes[:, [0, 2]].tolist()] == list(TRAIN_AND_TEST.values())
+    assert [scale.client for scale in book.scales] == stored.names
     assert book.mean == ()
     cholesterol = book.features.index("cholesterol")
     for client, scale in enumerate(book.scales):
-        train = found.x[slice(*found.offsets[3 * client : 3 * client + 2])]
+        train = stored.x[slice(*stored.offsets[3 * client : 3 * client + 2])]
         varied = np.asarray(scale.sd) > 0
         np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-5)
         np.testing.assert_allclose(train.std(axis=0), varied, atol=1e-5)
         # Switzerland records no cholesterol.
-        assert varied[cholesterol] == (found.names[client] != "switzerland")
+        assert varied[cholesterol] == (stored.names[client] != "switzerland")
 
 
 @pytest.mark.parametrize("how", ["federation", "none"])
@@ -90,8 +92,8 @@ def test_another_scale_may_be_chosen(tmp_path, how):
     options = {"standardize": how}
     partition("heart-disease", tmp_path / "p", keep_test=True, fractions=(1, 0, 0), options=options)
     artifact = open_artifact(tmp_path / "p")
-    found, book = partitions.read(artifact), codebook.read(artifact)
-    train = np.concatenate([found.x[slice(*found.offsets[3 * c : 3 * c + 2])] for c in range(4)])
+    stored, book = partitions.read(artifact), codebook.read(artifact)
+    train = np.concatenate([stored.x[slice(*stored.offsets[3 * c : 3 * c + 2])] for c in range(4)])
     assert book.scales == ()
     assert bool(book.mean) == (how == "federation")
     if how == "federation":

@@ -84,11 +84,11 @@ def test_every_digit_stands_once_and_keeps_its_label(few, balanced):
     np.testing.assert_array_equal(np.sort(counts), np.sort(v_mnist.sizes(balanced, 120, 30).ravel()))
     used = []
     for variation, source in (("plain", digits), ("fashion", clothes)):
-        mine = np.flatnonzero(np.char.startswith(samples.owner, variation))
-        which = [int(np.flatnonzero((source.x == x).all(axis=(1, 2)))[0]) for x in samples.x[mine]]
-        assert len(set(which)) == len(which)
-        np.testing.assert_array_equal(source.y[which], samples.y[mine])
-        used += which if source is digits else []
+        indices = np.flatnonzero(np.char.startswith(samples.owner, variation))
+        sources = [int(np.flatnonzero((source.x == x).all(axis=(1, 2)))[0]) for x in samples.x[indices]]
+        assert len(set(sources)) == len(sources)
+        np.testing.assert_array_equal(source.y[sources], samples.y[indices])
+        used += sources if source is digits else []
     on_noise = np.flatnonzero(np.char.startswith(samples.owner, "noise"))
     for row in on_noise:  # ink never darkens, and hides what is behind where it is full
         near = [i for i in range(120) if (samples.x[row] >= digits.x[i]).all()]
@@ -102,10 +102,10 @@ def test_backgrounds_are_patches_of_the_images(few):
     """Where there is no ink, the background shows: black digits come out as exact patches."""
     images = v_mnist._grey(cifar10.load(few).x)
     np.testing.assert_array_equal(images, cifar10.load(few).x[..., 0])  # a grey image keeps its values
-    shown = v_mnist.varied("image", np.zeros((20, 28, 28), np.uint8), images)
+    varied = v_mnist.varied("image", np.zeros((20, 28, 28), np.uint8), images)
     patches = {image[r : r + 28, c : c + 28].tobytes() for image in images for r in range(5) for c in range(5)}
-    assert all(patch.tobytes() in patches for patch in shown)
-    assert len({patch.tobytes() for patch in shown}) > 10
+    assert all(patch.tobytes() in patches for patch in varied)
+    assert len({patch.tobytes() for patch in varied}) > 10
 
 
 def test_the_same_files_give_the_same_samples(few):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OF_THE_READER = {"my_method", "my_dataset", "my_scheme", "my_model", "my_kind", "my_command", "my_step"}
-MADE = {".venv-test/bin/python", ".venv-test", "dist/"}
+GENERATED = {".venv-test/bin/python", ".venv-test", "dist/"}
 
 
 def words(text):
@@ -24,9 +24,9 @@ def words(text):
 
 def test_every_file_that_is_named_exists():
     text = re.sub(r"\]\(([^)#]*)[^)]*\)|https?://\S+", r" \1 ", TEXT)
-    named = {word for word in words(text) if not OF_THE_READER & {Path(word).stem}} - MADE
-    assert len(named) > 20
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    paths = {word for word in words(text) if not OF_THE_READER & {Path(word).stem}} - GENERATED
+    assert len(paths) > 20
+    assert [name for name in sorted(paths) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("group", ["method", "dataset", "scheme", "model", "upload step", "metric", "command"])

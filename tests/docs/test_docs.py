@@ -70,8 +70,10 @@ WITH_COMMANDS = [
 
 @pytest.mark.parametrize("path", WITH_COMMANDS)
 def test_every_command_line_that_is_shown_can_be_typed(path):
-    shown = re.findall(r"^[^#\n]*?\bpfl ([a-z-]+)([^\n|)#]*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M)
-    lines = [(name, rest) for name, rest in shown if name in COMMANDS]
+    command_lines = re.findall(
+        r"^[^#\n]*?\bpfl ([a-z-]+)([^\n|)#]*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M
+    )
+    lines = [(name, rest) for name, rest in command_lines if name in COMMANDS]
     assert lines
     for name, rest in lines:
         for option in re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest):
@@ -93,22 +95,22 @@ def test_the_example_method_is_true(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "two_step_fedavg", module)
     spec.loader.exec_module(module)
-    made = worlds.run()
-    made.kind, made.cfg = module.KIND, module.Config()
-    whole = registry.complete(module, "docs/methods.md", methods.Method)
-    monkeypatch.setattr(methods, "load", lambda name: whole)
-    state = worlds.play("two-step-fedavg", made)
-    found = worlds.answers("two-step-fedavg", made, state)
-    assert set(found) == {"validation", "test"}
-    np.testing.assert_allclose(found["test"].sum(axis=1), 1, atol=1e-6)
-    assert made.traffic["up"] == made.traffic["down"] > 0
+    run = worlds.run()
+    run.kind, run.cfg = module.KIND, module.Config()
+    complete = registry.complete(module, "docs/methods.md", methods.Method)
+    monkeypatch.setattr(methods, "load", lambda name: complete)
+    state = worlds.play("two-step-fedavg", run)
+    answers = worlds.answers("two-step-fedavg", run, state)
+    assert set(answers) == {"validation", "test"}
+    np.testing.assert_allclose(answers["test"].sum(axis=1), 1, atol=1e-6)
+    assert run.traffic["up"] == run.traffic["down"] > 0
 
 
 def test_what_a_method_may_call_exists():
     calls = re.findall(r"`run\.(\w+)", PAGES["docs/methods.md"])
     assert len({*calls}) > 12
-    held = {*dir(Run), *(field.name for field in dataclasses.fields(Run))}
-    assert {*calls} <= held
+    members = {*dir(Run), *(field.name for field in dataclasses.fields(Run))}
+    assert {*calls} <= members
 
 
 def test_the_constants_of_a_method_that_the_page_names_exist():
@@ -168,10 +170,10 @@ def test_links_lead_somewhere(name):
         target, _, anchor = link.partition("#")
         if "://" in link:
             continue
-        there = (ROOT / name).parent / target if target else ROOT / name
-        assert there.exists(), f"{name}: {link}"
+        linked = (ROOT / name).parent / target if target else ROOT / name
+        assert linked.exists(), f"{name}: {link}"
         if anchor:
-            assert anchor in anchors(there.read_text(encoding="utf-8")), f"{name}: {link}"
+            assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{name}: {link}"
 
 
 GLOSSARY = PAGES["docs/glossary.md"]
@@ -190,20 +192,20 @@ PACKAGE = ROOT / "pflcli"
 
 
 def test_the_map_has_a_line_for_every_package_and_no_other():
-    shown = re.findall(r"^\| `(pflcli/\S+)` \|", ARCHITECTURE.split("## What is where")[1], flags=re.M)
+    mapped = re.findall(r"^\| `(pflcli/\S+)` \|", ARCHITECTURE.split("## What is where")[1], flags=re.M)
     packages = [f"pflcli/{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")]
-    assert shown == sorted([*packages, *(f"pflcli/{path.name}" for path in PACKAGE.glob("*.py"))])
+    assert mapped == sorted([*packages, *(f"pflcli/{path.name}" for path in PACKAGE.glob("*.py"))])
     assert len(ARCHITECTURE.splitlines()) <= 150
 
 
 def test_every_place_on_the_map_exists():
     table = ARCHITECTURE.split("## Where do I put X?")[1]
-    asked = re.findall(r"^\| an? ([\w ]+?)(?: \||,)", table, flags=re.M)
+    kinds = re.findall(r"^\| an? ([\w ]+?)(?: \||,)", table, flags=re.M)
     groups = ["method", "dataset", "scheme", "model", "metric", "artifact kind", "command", "upload step", "executor"]
-    assert {*groups} <= {*asked}
-    named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?|\w+\.py)`", ARCHITECTURE)
-    assert len(named) > 40
-    for name in named:
+    assert {*groups} <= {*kinds}
+    paths = re.findall(r"`((?:\w+/)+(?:\w+\.py)?|\w+\.py)`", ARCHITECTURE)
+    assert len(paths) > 40
+    for name in paths:
         real = re.sub(r"my_\w+\.py$", "", name)
         spots = [
             ROOT / real,
@@ -235,5 +237,5 @@ def test_no_word_is_used_that_the_glossary_avoids(name):
     assert len(words) > 30
     text = {**PAGES, **HELP}[name].split("\n## Words to avoid\n")[0]
     prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", " ", text, flags=re.S)
-    found = [word for word in words if re.search(rf"\b{re.escape(word)}\b", prose.replace("\n", " "), flags=re.I)]
-    assert found == []
+    avoided = [word for word in words if re.search(rf"\b{re.escape(word)}\b", prose.replace("\n", " "), flags=re.I)]
+    assert avoided == []

@@ -75,5 +75,5 @@ def test_the_published_answers_are_met(hospitals, tmp_path):
     tuned = hospitals.accuracies(tmp_path / "runs" / "fine-tuning")
     means = {method: tuned[method].mean(axis=1) for method in hospitals.FINE_TUNING}
     assert (means["fedavg-plus"] >= means["fedavg"]).all()
-    for method, theirs in hospitals.FINE_TUNING.items():
-        assert means[method].mean() == pytest.approx(theirs, abs=0.02)
+    for method, published in hospitals.FINE_TUNING.items():
+        assert means[method].mean() == pytest.approx(published, abs=0.02)

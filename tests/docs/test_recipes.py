@@ -147,33 +147,33 @@ def typed(table):
 def test_a_recipe_runs_what_the_table_says(recorded, recipe, name, size):
     table = experiments()[0]
     lines = recorded(recipe, *(["--paper"] if size == "paper" else []))
-    asked, asked_own = typed(table[name][size]["partition"])
+    listed, listed_own = typed(table[name][size]["partition"])
     if "shift" in recipe:
-        asked["--clients"] = str(table["knn-per.shift"][size]["clients"])
+        listed["--clients"] = str(table["knn-per.shift"][size]["clients"])
     for line in (line for line in lines if line[0] == "partition"):
         assert line[1] == table[name].get("dataset", "mnist")
         options, own = parsed(line)
-        assert {key: value for key, value in options.items() if key not in FREE} == asked
-        fixed = VARIED if asked_own.keys() & VARIED or "shift" not in recipe else set()
+        assert {key: value for key, value in options.items() if key not in FREE} == listed
+        fixed = VARIED if listed_own.keys() & VARIED or "shift" not in recipe else set()
         assert {k: v for k, v in own.items() if k not in VARIED} == {
-            k: v for k, v in asked_own.items() if k not in fixed
+            k: v for k, v in listed_own.items() if k not in fixed
         }
     training, _ = typed(table[name][size]["training"])
     trained = [line for line in lines if line[0] in ("compare", "train-global")]
     assert trained
     for line in trained:
         options, _ = parsed(line)
-        given = {key: value for key, value in options.items() if key in TRAINING}
+        training_options = {key: value for key, value in options.items() if key in TRAINING}
         if "tables" in recipe and name.startswith("knn-per"):
-            assert given.pop("--refit", False) == table[name][size]["refit"]
-            assert given.pop("--answer-train")
+            assert training_options.pop("--refit", False) == table[name][size]["refit"]
+            assert training_options.pop("--answer-train")
         if "quality" in recipe:
-            given["--rounds"] = training["--rounds"]
+            training_options["--rounds"] = training["--rounds"]
         if name.startswith("fedattn"):
-            share = float(given.pop("--participation"))
-            clients = int(asked.get("--clients", 60))
+            share = float(training_options.pop("--participation"))
+            clients = int(listed.get("--clients", 60))
             assert round(share * clients) == table[name][size]["clients-a-round"]
-        assert given == training
+        assert training_options == training
 
 
 @pytest.mark.parametrize(("recipe", "name"), RECIPES[::4], ids=[recipe for recipe, _ in RECIPES[::4]])
@@ -192,8 +192,10 @@ def test_figures_vary_what_the_papers_vary(recorded):
     alphas = {parsed(line)[1]["alpha"] for line in lines if line[0] == "partition"}
     assert alphas == {"0.1", "0.3", "0.5", "0.7", "1.0"}
     lines = recorded("knn-per/capacity.sh cifar10", "--paper")
-    kept = [(parsed(line)[1]["alpha"], parsed(line)[0]["--new-capacity"]) for line in lines if "--new-capacity" in line]
-    assert len(set(kept)) == 3 * 2
+    varied = [
+        (parsed(line)[1]["alpha"], parsed(line)[0]["--new-capacity"]) for line in lines if "--new-capacity" in line
+    ]
+    assert len(set(varied)) == 3 * 2
     assert len(experiments()[0]["knn-per.capacity"]["paper"]["capacities"]) == 10
     lines = recorded("knn-per/tables.sh cifar10-v2", "--paper")
     assert [parsed(line)[0]["--new-clients"] for line in lines if line[0] == "partition"] == ["0", "0.2"]
