@@ -46,25 +46,25 @@ def main() -> None:
     for name in subjects:
         print(f"{name:20} {wall[name]:9.1f} ms, {cpu[name]:9.1f} ms of CPU")
     for label, times in (("time", wall), ("CPU", cpu)):
-        whole = sum(times[f"pfl {part}"] for part in ("build", "search"))
+        pfl = sum(times[f"pfl {part}"] for part in ("build", "search"))
         faiss = sum(times[f"faiss {part}"] for part in ("build", "search"))
         print(f"{label}: search {times['faiss search'] / times['pfl search']:.1f} times FAISS in a loop, ", end="")
-        print(f"build and search {faiss / whole:.1f} times", end="")
+        print(f"build and search {faiss / pfl:.1f} times", end="")
         if "scikit-learn" in times:
-            print(f", {times['scikit-learn'] / whole:.1f} times scikit-learn", end="")
+            print(f", {times['scikit-learn'] / pfl:.1f} times scikit-learn", end="")
         print(f"; a capacity of the grid {times['pfl grid'] / 101 / faiss:.3f} of a rebuild by FAISS")
     print(f"places in which neighbours agree with FAISS: {world.agreement():.6f}")
 
 
 def measured(subjects: dict[str, Callable[[], None]], repeats: int) -> tuple[dict[str, float], dict[str, float]]:
     """Return median milliseconds of wall clock and of CPU, the subjects in turn, after a first round."""
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+    timings: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
     for _ in range(repeats + 1):
         for name, subject in subjects.items():
             began, spent = time.perf_counter(), time.process_time()
             subject()
-            seen[name].append(((time.perf_counter() - began) * 1e3, (time.process_time() - spent) * 1e3))
-    wall, cpu = ({n: statistics.median(pair[i] for pair in v[1:]) for n, v in seen.items()} for i in (0, 1))
+            timings[name].append(((time.perf_counter() - began) * 1e3, (time.process_time() - spent) * 1e3))
+    wall, cpu = ({n: statistics.median(pair[i] for pair in v[1:]) for n, v in timings.items()} for i in (0, 1))
     return wall, cpu
 
 
@@ -105,8 +105,8 @@ class World:
 
     def part(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Return a client's stored vectors and queries."""
-        rows, asked = self.offsets[client : client + 2], self.bounds[client : client + 2]
-        return self.z[slice(*rows)], self.queries[slice(*asked)]
+        rows, query_bounds = self.offsets[client : client + 2], self.bounds[client : client + 2]
+        return self.z[slice(*rows)], self.queries[slice(*query_bounds)]
 
     def build(self) -> None:
         """Write every client's index to one file."""
@@ -131,12 +131,12 @@ class World:
         """Score 101 capacities x 101 values of lambda from one search."""
         capacities = lambdas = np.linspace(0, 1, 101)
         for client in range(self.args.clients):
-            stored, asked = self.part(client)
+            stored, queries = self.part(client)
             y = self.y[slice(*self.offsets[client : client + 2])]
             span = slice(*self.bounds[client : client + 2])
             place = np.random.default_rng(client).permutation(len(stored))
-            kept = place < np.ceil(capacities * len(stored))[:, None]
-            p = sweep.Ranked.of(stored, y, asked).votes(kept, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
+            in_store = place < np.ceil(capacities * len(stored))[:, None]
+            p = sweep.Ranked.of(stored, y, queries).votes(in_store, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
             sweep.correct(p, self.model[span], self.truth[span], lambdas)
 
     def faiss_build(self) -> None:
@@ -164,8 +164,8 @@ class World:
         from sklearn.neighbors import NearestNeighbors
 
         for client in range(self.args.clients):
-            stored, asked = self.part(client)
-            NearestNeighbors(n_neighbors=self.args.k, algorithm="brute", n_jobs=1).fit(stored).kneighbors(asked)
+            stored, queries = self.part(client)
+            NearestNeighbors(n_neighbors=self.args.k, algorithm="brute", n_jobs=1).fit(stored).kneighbors(queries)
 
     def agreement(self) -> float:
         """Return the share of places in which the neighbours are those that FAISS found."""

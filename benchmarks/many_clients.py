@@ -95,8 +95,8 @@ def commands(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
         ("show --plot fedham", ["show", "m/fedham", "--plot", "fedham.png"]),
         ("compare", ["compare", "p", "-o", "c", "--methods", "fedavg,knn-per,fedavg-plus", *training]),
     ]
-    made = [(name, ["personalize", name, "d", "-o", f"m/{name}"]) for name in methods]
-    return [*chain, *made, *after]
+    personalizations = [(name, ["personalize", name, "d", "-o", f"m/{name}"]) for name in methods]
+    return [*chain, *personalizations, *after]
 
 
 def write(path: Path, clients: int) -> None:

@@ -25,8 +25,8 @@ def step(module: nn.Module, x: torch.Tensor) -> Callable[[], object]:
     """Return a function that runs one forward and backward."""
     x = x.detach().requires_grad_(True)
     draw = torch.ones_like(module(x))
-    wanted = [x, *module.parameters()]
-    return lambda: torch.autograd.grad(module(x), wanted, draw)
+    inputs = [x, *module.parameters()]
+    return lambda: torch.autograd.grad(module(x), inputs, draw)
 
 
 def best(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -82,9 +82,9 @@ def main() -> None:
         for form in able:
             other = copy.deepcopy(conv)
             other.__class__ = forms[form]
-            given = torch.randn(size)
+            images = torch.randn(size)
             functions[form] = step(
-                other, given if form == "stock" else given.contiguous(memory_format=torch.channels_last)
+                other, images if form == "stock" else images.contiguous(memory_format=torch.channels_last)
             )
         times = best(functions, args.repeats)
         cells = "".join(
@@ -97,12 +97,12 @@ def main() -> None:
 
     compiled, y = program.of(copy.deepcopy(net), shape), torch.arange(args.batch) % 10
     assert compiled is not None
-    whole = {
+    steps = {
         "stock": step(net.train(), x),
         "tuned": step(chosen.train(), x),
         "program": lambda: compiled.step(x, y),
     }
-    times = best(whole, args.repeats)
+    times = best(steps, args.repeats)
     print(
         f"whole network, one step: stock {times['stock']:.1f} ms, tuned {times['tuned']:.1f} ms "
         f"({times['stock'] / times['tuned']:.2f} times faster), program.py {times['program']:.1f} ms "

@@ -53,15 +53,15 @@ class Subject:
 def subjects(threads: int, names: list[str]) -> list[Subject]:
     """Return those with these names (all if none), pfl's own mode first."""
     spread, joined, single = (threads, 1), (1, threads), (1, 1)
-    found = [Subject("pfl", "ours", [joined])]
-    found += [Subject(f"pfl-{mode}", "ours", [joined], mode=mode) for mode in MODES if mode != "auto"]
-    found += [
+    listed = [Subject("pfl", "ours", [joined])]
+    listed += [Subject(f"pfl-{mode}", "ours", [joined], mode=mode) for mode in MODES if mode != "auto"]
+    listed += [
         Subject("plain", "plain", [joined, single], "torch"),
         Subject("flower", "flower", [spread, joined], "flwr"),
         Subject("fluke", "fluke", [joined, single], "fluke-fl"),
         Subject("apple", "apple", [spread, joined], "pfl"),
     ]
-    return [subject for subject in found if not names or subject.name in {"pfl", *names}]
+    return [subject for subject in listed if not names or subject.name in {"pfl", *names}]
 
 
 def installed(subject: Subject, python: str) -> bool:
@@ -93,10 +93,10 @@ def tried(subject: Subject, python: str, task: work.Task) -> children.Outcome | 
         return None
 
 
-def arranged(some: list[Subject], pythons: dict[str, str], model: str) -> list[Subject]:
+def arranged(chosen: list[Subject], pythons: dict[str, str], model: str) -> list[Subject]:
     """Return the subjects that run, each with its faster arrangement first."""
     fit, own = [], ""
-    for subject in some:
+    for subject in chosen:
         trials: list[tuple[float, tuple[int, int]]] = []
         for workers, threads in subject.arrangements:
             task = work.Task(model, 1, workers, threads, False, "", subject.mode)
@@ -114,15 +114,15 @@ def arranged(some: list[Subject], pythons: dict[str, str], model: str) -> list[S
     return fit
 
 
-def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
+def measure(model: str, chosen: list[Subject], pythons: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
     """Let the subjects take turns on one model."""
     say(f"{model}: which arrangement is faster")
-    some = arranged(some, pythons, model)
+    chosen = arranged(chosen, pythons, model)
     rates = ceiling.rates(args.threads)
     for turn in range(args.repeats):
         now = ceiling.rates(args.threads)
         rates = ceiling.Arithmetic(max(rates.convolutions, now.convolutions), max(rates.products, now.products))
-        for subject in some:
+        for subject in chosen:
             task = work.Task(model, args.rounds, *subject.arrangements[0], False, "", subject.mode)
             try:
                 outcome = children.run(pythons[subject.module], subject.module, task)
@@ -134,13 +134,13 @@ def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argp
             subject.memory = max(subject.memory, outcome.memory)
             say(f"  turn {turn + 1} {subject.name} {statistics.median(subject.seconds[-1]):.3f} s")
     arithmetic, rows = ceiling.of_round(model), []
-    for subject in some:
+    for subject in chosen:
         median = statistics.median(second for turn in subject.seconds for second in turn)
         ratios = [
-            statistics.median(theirs) / statistics.median(ours)
-            for theirs, ours in zip(subject.seconds, some[0].seconds, strict=True)
+            statistics.median(other) / statistics.median(pfl)
+            for other, pfl in zip(subject.seconds, chosen[0].seconds, strict=True)
         ]
-        shares = [theirs / ours for theirs, ours in zip(subject.processor, some[0].processor, strict=True)]
+        shares = [other / pfl for other, pfl in zip(subject.processor, chosen[0].processor, strict=True)]
         rows.append(
             {
                 "subject": f"pfl ({subject.took})" if subject.took else f"{subject.name} {subject.version}",
@@ -166,18 +166,18 @@ def measure(model: str, some: list[Subject], pythons: dict[str, str], args: argp
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """Return a Markdown table of one model."""
-    setting = work.SETTINGS[found["model"]]
+    setting = work.SETTINGS[result["model"]]
     lines = [
-        f"`{found['model']}`: {setting.cohort} of {setting.clients} clients, {setting.samples} samples, batches of "
-        f"{setting.batch}; ceiling {found['ceiling_seconds']:.3f} s (convolutions {found['convolution_gflops']:.0f}, "
-        f"matrix products {found['product_gflops']:.0f} GFLOP/s)",
+        f"`{result['model']}`: {setting.cohort} of {setting.clients} clients, {setting.samples} samples, batches of "
+        f"{setting.batch}; ceiling {result['ceiling_seconds']:.3f} s (convolutions {result['convolution_gflops']:.0f}, "
+        f"matrix products {result['product_gflops']:.0f} GFLOP/s)",
         "",
         "| subject | workers x threads | s a round | times pfl | processor s | times pfl | of ceiling | peak MB |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in found["subjects"]:
+    for row in result["subjects"]:
         low, high = row["ratios"][0], row["ratios"][-1]
         lines.append(
             f"| {row['subject']} | {row['workers']} | {row['seconds']:.3f} | {row['ratio']:.2f} ({low:.2f}-{high:.2f}) "
@@ -187,7 +187,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def check(model: str, some: list[Subject], pythons: dict[str, str]) -> list[dict[str, Any]]:
+def check(model: str, chosen: list[Subject], pythons: dict[str, str]) -> list[dict[str, Any]]:
     """Compare every subject's model after one round with that of pfl's first mode, and count its batches.
 
     ``difference`` is the largest over all parameters, ``change`` the largest by which the round changed one.
@@ -195,17 +195,17 @@ def check(model: str, some: list[Subject], pythons: dict[str, str]) -> list[dict
     task = work.Task(model, 1, 1, 1, True, "")
     start = {name: value.detach().numpy() for name, value in work.net(task).named_parameters()}
     cut = [min(task.setting.batch, task.setting.samples - first) for first in task.setting.firsts] * task.clients
-    rows, ours = [], start
-    for subject in some:
+    rows, reference = [], start
+    for subject in chosen:
         for workers, threads in subject.arrangements[:1]:
-            asked = work.Task(model, 1, workers, threads, True, "", subject.mode)
-            outcome = tried(subject, pythons[subject.module], asked)
+            one_round = work.Task(model, 1, workers, threads, True, "", subject.mode)
+            outcome = tried(subject, pythons[subject.module], one_round)
             if outcome is None:
                 continue
-            theirs = {name: outcome.parameters[name] for name in start}
-            ours = theirs if ours is start else ours
-            difference = max(float(np.abs(theirs[name] - ours[name]).max()) for name in start)
-            change = max(float(np.abs(theirs[name] - start[name]).max()) for name in start)
+            trained = {name: outcome.parameters[name] for name in start}
+            reference = trained if reference is start else reference
+            difference = max(float(np.abs(trained[name] - reference[name]).max()) for name in start)
+            change = max(float(np.abs(trained[name] - start[name]).max()) for name in start)
             same = not outcome.steps or sorted(outcome.steps) == sorted(cut)
             counted = f"{len(outcome.steps)} batches" if outcome.steps else "batches not seen"
             verdict = "same" if same and difference < 1e-3 * change else "DIFFERENT"
@@ -230,24 +230,24 @@ def main() -> None:
     # So that a subject under way ends with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     pythons = dict.fromkeys(("ours", "plain", "flower", "fluke", "apple"), sys.executable)
-    for given in args.python:
-        name, _, path = given.partition("=")
+    for option in args.python:
+        name, _, path = option.partition("=")
         if not path or name not in {*pythons, "peers"}:
-            parser.error(f"--python {given}: NAME is flower, fluke, apple, or peers for all three")
+            parser.error(f"--python {option}: NAME is flower, fluke, apple, or peers for all three")
         pythons |= dict.fromkeys(PEERS if name == "peers" else [name], path)
-    found = []
+    results = []
     for model in args.models.split(","):
-        some = [
+        chosen = [
             subject
             for subject in subjects(args.threads, [name for name in args.subjects.split(",") if name])
             if installed(subject, pythons[subject.module])
         ]
-        found.append(check(model, some, pythons) if args.check else measure(model, some, pythons, args))
+        results.append(check(model, chosen, pythons) if args.check else measure(model, chosen, pythons, args))
         if not args.check and not args.json:
-            print(table(found[-1]), flush=True)
+            print(table(results[-1]), flush=True)
     if args.json:
-        print(json.dumps({"check" if args.check else "models": found}, indent=1))
-    if args.check and not all(row["same"] for rows in found for row in rows):
+        print(json.dumps({"check" if args.check else "models": results}, indent=1))
+    if args.check and not all(row["same"] for rows in results for row in rows):
         sys.exit(1)
 
 

@@ -39,9 +39,9 @@ def main() -> None:
         subjects = [Subject(args.model, **setting) for setting in settings]
         times: list[list[float]] = [[] for _ in subjects]
         for repeat in range(args.repeats + 1):
-            for subject, seen in zip(subjects, times, strict=True):
-                seen.append(subject.round(repeat))
-        medians = [statistics.median(seen[1:]) for seen in times]
+            for subject, timings in zip(subjects, times, strict=True):
+                timings.append(subject.round(repeat))
+        medians = [statistics.median(timings[1:]) for timings in times]
         print(f"{args.model}, {label}:")
         for setting, seconds in zip(settings, medians, strict=True):
             print(f"  {setting!s:18} {seconds:8.3f} s  {seconds / medians[0]:6.2f} of the first")

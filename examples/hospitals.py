@@ -77,19 +77,22 @@ def published(folder: Path) -> None:
                 table[method].mean(axis=0) * TEST, ranges, within(method, table), strict=True
             )
         ]
-        theirs = np.mean(np.asarray(ranges).T / TEST)
-        print(line([f"`{method}`", *cells, f"{100 * table[method].mean():.1f} ({100 * theirs:.1f})"]))
+        published_mean = np.mean(np.asarray(ranges).T / TEST)
+        print(line([f"`{method}`", *cells, f"{100 * table[method].mean():.1f} ({100 * published_mean:.1f})"]))
     table = accuracies(folder / "fine-tuning")
     means = {method: table[method].mean(axis=1) for method in FINE_TUNING}
-    shown = [f"`{name}` {100 * means[name].mean():.1f} ({100 * theirs:.1f})" for name, theirs in FINE_TUNING.items()]
+    texts = [
+        f"`{name}` {100 * means[name].mean():.1f} ({100 * published_mean:.1f})"
+        for name, published_mean in FINE_TUNING.items()
+    ]
     better = int((means["fedavg-plus"] >= means["fedavg"]).sum())
-    print(f"\nFine-tuning, mean of hospitals in %: {', '.join(shown)}; better or equal in {better} of 5 seeds (5 of 5)")
+    print(f"\nFine-tuning, mean of hospitals in %: {', '.join(texts)}; better or equal in {better} of 5 seeds (5 of 5)")
 
 
-def repeated(folder: Path, splits: int, which: Iterable[str] = STANDARDIZE) -> None:
+def repeated(folder: Path, splits: int, standardizations: Iterable[str] = STANDARDIZE) -> None:
     """Compare all methods over stratified splits, with each way to standardize, and print the tables."""
     tables = {}
-    for standardize in which:
+    for standardize in standardizations:
         at = folder / f"standardize-{standardize}"
         quiet = Execution(threads=1)
         for split in range(splits):
@@ -116,11 +119,11 @@ def summarize(table: Table, baseline: NDArray[np.float64]) -> None:
     """Print accuracy and gain over the baseline by hospital, and how often each is worse off."""
     print(markdown(["method", *HOSPITALS, "mean of hospitals"]))
     for method in METHODS:
-        found = table[method]
-        print(line([f"`{method}`", *(f"{100 * mean:.1f}" for mean in [*found.mean(axis=0), found.mean()])]))
+        accuracy = table[method]
+        print(line([f"`{method}`", *(f"{100 * mean:.1f}" for mean in [*accuracy.mean(axis=0), accuracy.mean()])]))
         if method != "fedavg":
-            print(line(["gain", *gains(found - baseline)]))
-            worse = [float((found[:, place] < baseline[:, place]).mean()) for place in range(len(HOSPITALS))]
+            print(line(["gain", *gains(accuracy - baseline)]))
+            worse = [float((accuracy[:, place] < baseline[:, place]).mean()) for place in range(len(HOSPITALS))]
             print(line(["worse in", *(f"{100 * share:.0f} %" for share in worse), ""]))
 
 

@@ -31,17 +31,17 @@ def deal(labels: NDArray[np.int64]) -> NDArray[np.int64]:
             random.shuffle(rows)
             share = random.dirichlet(np.repeat(ALPHA, CLIENTS)) * (sizes < len(labels) / CLIENTS)
             cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
-            for who, part in enumerate(np.split(rows, cuts)):
-                client[part] = who
-                sizes[who] += len(part)
+            for owner, part in enumerate(np.split(rows, cuts)):
+                client[part] = owner
+                sizes[owner] += len(part)
     return client
 
 
 def main(source: Path, out: Path) -> None:
     """Write the dealt dataset."""
-    with np.load(source) as held:
-        images = np.concatenate([held["x_train"], held["x_test"]])
-        labels = np.concatenate([held["y_train"], held["y_test"]]).astype(np.int64)
+    with np.load(source) as arrays:
+        images = np.concatenate([arrays["x_train"], arrays["x_test"]])
+        labels = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)
     x = images[:, None].astype(np.float32) / 127.5 - 1
     np.savez(out, x=x, label=labels, client=deal(labels))
 

@@ -118,15 +118,15 @@ def mean(runs: list[Run], fact: str) -> float:
 
 def difference(one: list[Run], other: list[Run]) -> str:
     """Return by how many points ``one`` is more accurate, with an interval over clients and seeds."""
-    kept = [run.n > 0 for run in one]
-    gain = [(a.client - b.client)[at] for a, b, at in zip(one, other, kept, strict=True)]
-    weight = [run.n[at].astype(float) for run, at in zip(one, kept, strict=True)]
+    has_samples = [run.n > 0 for run in one]
+    gain = [(a.client - b.client)[at] for a, b, at in zip(one, other, has_samples, strict=True)]
+    weight = [run.n[at].astype(float) for run, at in zip(one, has_samples, strict=True)]
     # A client that has a name in the data, such as a writer, is the same under every seed.
     artifacts = {at: open_artifact(run.path) for at, run in enumerate(one) if run.path is not None}
     samples = {at: (run.sample, run.offsets) for at, run in enumerate(one) if run.sample is not None}
     known = client_identity.identities(artifacts, samples)
-    who = [known[at][chosen] for at, chosen in enumerate(kept)]
-    estimate = gains.mean_gain(gain, weight, who)
+    identities = [known[at][chosen] for at, chosen in enumerate(has_samples)]
+    estimate = gains.mean_gain(gain, weight, identities)
     assert estimate is not None
     low, high = estimate.interval
     return f"{100 * estimate.mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"

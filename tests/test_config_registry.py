@@ -135,7 +135,7 @@ def test_a_file_is_enough(tmp_path, monkeypatch):
     assert error.value.fix[0] == "did you mean 'foo-bar'?"
 
 
-WHOLE = """
+FULL = """
 from dataclasses import dataclass
 
 KIND = "server"
@@ -163,12 +163,12 @@ def method(source):
 
 
 def test_what_a_method_leaves_out_is_filled_in():
-    whole = method(WHOLE)
-    assert (whole.KIND, whole.PERSONAL_MODELS, whole.ADAPTS, whole.has_rounds) == ("server", "", False, True)
-    assert whole.setup(None) == {}
-    assert whole.choices(whole.Config()) == ()
-    assert whole.train_round(None, {"a": 1}, 0) == {"a": 1}
-    assert not method(WHOLE.replace("def train_round", "def _hidden")).has_rounds
+    full = method(FULL)
+    assert (full.KIND, full.PERSONAL_MODELS, full.ADAPTS, full.has_rounds) == ("server", "", False, True)
+    assert full.setup(None) == {}
+    assert full.choices(full.Config()) == ()
+    assert full.train_round(None, {"a": 1}, 0) == {"a": 1}
+    assert not method(FULL.replace("def train_round", "def _hidden")).has_rounds
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_what_a_method_leaves_out_is_filled_in():
 )
 def test_an_unfit_method_is_refused_when_it_is_loaded(old, new, words, fix):
     with pytest.raises(InputError, match=f"example.py: method example.*{words}") as error:
-        method(WHOLE.replace(old, new))
+        method(FULL.replace(old, new))
     assert fix in error.value.fix[0]
 
 

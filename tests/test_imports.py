@@ -67,12 +67,12 @@ def area(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_follow_the_layers(path):
-    here = area(path)
+    importer = area(path)
     for name in imports(ast.parse(path.read_text())):
         if name.startswith("pflcli."):
-            there = name.split(".")[1]
-            if there != "__version__":
-                assert there == here or there in ALLOWED[here], f"{path.name} imports {name}"
+            imported = name.split(".")[1]
+            if imported != "__version__":
+                assert imported == importer or imported in ALLOWED[importer], f"{path.name} imports {name}"
 
 
 def test_the_command_line_imports_nothing_heavy_at_the_top():

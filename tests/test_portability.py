@@ -144,9 +144,9 @@ def test_shared_memory_without_memfd_is_a_file_that_is_removed(tmp_path, monkeyp
         monkeypatch.setattr(os, "getpid", lambda: 2**30)
     arena = Arena()
     layout, views = arena.fill({"x": torch.arange(5.0)}, {"out": torch.zeros(3)})
-    there = attach(layout)
-    there["out"].fill_(2)
-    assert torch.equal(there["x"], torch.arange(5.0))
+    attached = attach(layout)
+    attached["out"].fill_(2)
+    assert torch.equal(attached["x"], torch.arange(5.0))
     assert torch.equal(views["out"], torch.full((3,), 2.0))
     assert len(listing(tmp_path)) == 1
     arena.close()
@@ -170,10 +170,10 @@ def test_the_allocator_is_left_alone_on_macos_and_without_mallopt(monkeypatch):
 def test_free_memory_is_known_or_not_bounded(monkeypatch, how):
     read = Path.read_text
 
-    def without_proc(path, *args, **named):
+    def without_proc(path, *args, **kwargs):
         if path.is_relative_to("/proc") or path.is_relative_to("/sys"):
             raise FileNotFoundError(path)
-        return read(path, *args, **named)
+        return read(path, *args, **kwargs)
 
     def unknown(name):
         raise ValueError("unrecognized configuration name")
@@ -203,8 +203,8 @@ FOREIGN = {
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_scripts_keep_to_old_shells_and_plain_tools(script):
     text = re.sub(r"^\s*#.*$", "", script.read_text(encoding="utf-8"), flags=re.M)
-    for what, pattern in FOREIGN.items():
-        assert re.findall(pattern, text) == [], what
+    for construct, pattern in FOREIGN.items():
+        assert re.findall(pattern, text) == [], construct
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))

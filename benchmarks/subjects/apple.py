@@ -63,7 +63,7 @@ class Rounds(TrainingProcessCallback):
 
 def main() -> None:
     """Train and report."""
-    task = work.Task.given()
+    task = work.Task.from_command_line()
     torch.set_num_threads(task.threads)
     np.random.seed(work.SEED)  # noqa: NPY002, the library draws from it
     setting, net = task.setting, work.net(task)
@@ -93,7 +93,7 @@ def main() -> None:
         callbacks=[rounds],
         send_metrics_to_platform=False,
     )
-    work.report(task, rounds.clock, net.state_dict(), work.Steps.seen)
+    work.report(task, rounds.clock, net.state_dict(), work.Steps.batch_sizes)
 
 
 if __name__ == "__main__":

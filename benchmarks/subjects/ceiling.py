@@ -34,12 +34,12 @@ def of_round(model: str) -> Arithmetic:
     """Count a round's operations, 2 a multiply-add: forward, weight gradients and, past the first layer, inputs'."""
     task = work.Task(model, 0, 1, 1, False, "")
     net, counts = work.net(task).eval(), {nn.Conv2d: 0.0, nn.Linear: 0.0}
-    seen: list[nn.Module] = []
+    modules: list[nn.Module] = []
 
-    def see(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        seen.append(module)
+    def see(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        modules.append(module)
         pixels = out.shape[2] * out.shape[3] if out.ndim == 4 else 1
-        counts[type(module)] += 2 * (2 if len(seen) == 1 else 3) * module.weight.numel() * pixels  # type: ignore[operator,union-attr]
+        counts[type(module)] += 2 * (2 if len(modules) == 1 else 3) * module.weight.numel() * pixels  # type: ignore[operator,union-attr]
 
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):

@@ -30,7 +30,7 @@ client_app, server_app = ClientApp(), ServerApp()
 
 
 @lru_cache(maxsize=1)
-def _kept(text: str) -> tuple[work.Task, nn.Module, list[tuple[Tensor, Tensor]]]:
+def _actor_state(text: str) -> tuple[work.Task, nn.Module, list[tuple[Tensor, Tensor]]]:
     """Return what an actor keeps from client to client."""
     task = work.Task(**json.loads(text))
     torch.set_num_threads(task.threads)
@@ -40,7 +40,7 @@ def _kept(text: str) -> tuple[work.Task, nn.Module, list[tuple[Tensor, Tensor]]]
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client for one local epoch."""
-    task, net, clients = _kept(str(message.content["config"]["task"]))
+    task, net, clients = _actor_state(str(message.content["config"]["task"]))
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = clients[int(context.node_config["partition-id"])]
     optimizer = torch.optim.SGD(net.parameters(), lr=work.LR)
@@ -83,7 +83,7 @@ class Timed(FedAvg):
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Run all rounds and report."""
-    task = work.Task.given()
+    task = work.Task.from_command_line()
     strategy = Timed(task.setting.cohort / task.clients)
     result = strategy.start(
         grid=grid,
@@ -95,10 +95,10 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def main() -> None:
-    """Simulate; the actors import this file by its name, so that they keep what ``_kept`` returns."""
+    """Simulate; the actors import this file by its name, so that they keep what ``_actor_state`` returns."""
     from subjects import flower  # noqa: PLW0406
 
-    task = work.Task.given()
+    task = work.Task.from_command_line()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     run_simulation(
         server_app=flower.server_app,

@@ -37,7 +37,7 @@ class Rounds(FederationObserver):
 
 def main() -> None:
     """Train and report."""
-    task = work.Task.given()
+    task = work.Task.from_command_line()
     torch.set_num_threads(task.threads)
     setting, net = task.setting, work.net(task)
     if task.check:
@@ -63,7 +63,7 @@ def main() -> None:
     rounds = Rounds()
     algorithm.set_callbacks(rounds)
     algorithm.run(task.repeats, setting.cohort / task.clients)
-    work.report(task, rounds.clock, server.model.state_dict(), work.Steps.seen)
+    work.report(task, rounds.clock, server.model.state_dict(), work.Steps.batch_sizes)
 
 
 if __name__ == "__main__":

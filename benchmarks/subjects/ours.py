@@ -38,7 +38,7 @@ def prepared(task: work.Task) -> Run:
 
 def main() -> None:
     """Train and report."""
-    task = work.Task.given()
+    task = work.Task.from_command_line()
     run = prepared(task)
     state, clock = fedavg.setup(run), work.Clock()
     for t in range(task.repeats):

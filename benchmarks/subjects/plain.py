@@ -14,7 +14,7 @@ from subjects import work
 
 def main() -> None:
     """Train and report."""
-    task = work.Task.given()
+    task = work.Task.from_command_line()
     torch.set_num_threads(task.threads)
     net, setting = work.net(task), task.setting
     if task.check:
@@ -36,7 +36,7 @@ def main() -> None:
                 total[name] = total.get(name, 0) + value / len(cohort)
         net.load_state_dict(total)
         clock.end()
-    work.report(task, clock, net.state_dict(), work.Steps.seen)
+    work.report(task, clock, net.state_dict(), work.Steps.batch_sizes)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ def descendants(root: int) -> dict[int, float]:
             pid = int(path.parent.name)
             children.setdefault(int(fields[1]), []).append(pid)
             seconds[pid] = (int(fields[11]) + int(fields[12])) / _TICK
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return {pid: seconds.get(pid, 0.0) for pid in found}
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return {pid: seconds.get(pid, 0.0) for pid in pids}
 
 
 def memory(pid: int) -> int:

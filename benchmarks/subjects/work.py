@@ -69,7 +69,7 @@ class Task:
     mode: str = "auto"
 
     @classmethod
-    def given(cls) -> Task:
+    def from_command_line(cls) -> Task:
         """Return the task on the command line."""
         return cls(**json.loads(sys.argv[1]))
 
@@ -107,13 +107,13 @@ def tensors(task: Task) -> list[tuple[Tensor, Tensor]]:
     images = torch.from_numpy(x)
     images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
     inputs, labels = images.float().div(255).contiguous(), torch.from_numpy(y)
-    size, found = task.setting.samples, []
+    size, batches = task.setting.samples, []
     for client in range(task.clients):
         rows = np.arange(client * size, (client + 1) * size)
         if task.check:
             rows = rows[rng.generator(SEED, "sgd", 0, client).permutation(size)]
-        found.append((inputs[rows], labels[rows]))
-    return found
+        batches.append((inputs[rows], labels[rows]))
+    return batches
 
 
 def net(task: Task) -> Net:
@@ -126,7 +126,7 @@ def net(task: Task) -> Net:
 class Steps:
     """Counts the training batches that a model sees; copies of the model count here too."""
 
-    seen: ClassVar[list[int]] = []
+    batch_sizes: ClassVar[list[int]] = []
 
     @classmethod
     def count(cls, model: nn.Module) -> None:
@@ -134,9 +134,9 @@ class Steps:
         model.register_forward_pre_hook(_see)
 
 
-def _see(model: nn.Module, given: tuple[Tensor, ...]) -> None:
+def _see(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     if torch.is_grad_enabled():
-        Steps.seen.append(len(given[0]))
+        Steps.batch_sizes.append(len(inputs[0]))
 
 
 class Clock:

@@ -20,12 +20,12 @@ PAPERS = {"knn-per": "kNN-Per", "fedham": "FedHAM", "fedattn": "FedAttn", "panm"
 
 def main() -> None:
     """Print what is asked for."""
-    path, *asked = sys.argv[1:]
+    path, *arguments = sys.argv[1:]
     experiments = read(Path(path))
-    if not asked:
+    if not arguments:
         print(markdown(experiments), end="")
         return
-    size, name, key, *changes = asked
+    size, name, key, *changes = arguments
     if name not in experiments:
         paper = name.split(".")[0]
         known = ", ".join(each.removeprefix(f"{paper}.") for each in experiments if each.startswith(f"{paper}."))
@@ -38,19 +38,19 @@ def read(path: Path) -> dict[str, Table]:
     with path.open("rb") as file:
         papers = tomllib.load(file)
     return {
-        f"{paper}.{name}": _whole(papers, experiment)
+        f"{paper}.{name}": _resolved(papers, experiment)
         for paper, experiments in papers.items()
         for name, experiment in experiments.items()
     }
 
 
-def _whole(papers: Mapping[str, Mapping[str, Table]], experiment: Table) -> Table:
+def _resolved(papers: Mapping[str, Mapping[str, Table]], experiment: Table) -> Table:
     if "like" not in experiment:
         return experiment
     paper, name = experiment["like"].split(".")
-    mine = {key: value for key, value in experiment.items() if key != "like"}
-    base = _whole(papers, papers[paper][name])
-    return _merged({key: value for key, value in base.items() if key != "note" or "note" not in mine}, mine)
+    changes = {key: value for key, value in experiment.items() if key != "like"}
+    base = _resolved(papers, papers[paper][name])
+    return _merged({key: value for key, value in base.items() if key != "note" or "note" not in changes}, changes)
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any], key: str = "") -> Table:
@@ -64,10 +64,10 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any], key: str = "") 
 
 def words(experiment: Table, size: str, key: str, changes: Mapping[str, str]) -> list[str]:
     """Return a table's options as they are typed, with ``changes`` (``set.KEY`` for ``--set``), or a key's values."""
-    found = experiment[size].get(key, experiment.get(key))
-    if not isinstance(found, Mapping):
-        return [str(value).lower() for value in (found if isinstance(found, list) else [found])]
-    changed: Table = {**found, **{name: value for name, value in changes.items() if not name.startswith("set.")}}
+    entry = experiment[size].get(key, experiment.get(key))
+    if not isinstance(entry, Mapping):
+        return [str(value).lower() for value in (entry if isinstance(entry, list) else [entry])]
+    changed: Table = {**entry, **{name: value for name, value in changes.items() if not name.startswith("set.")}}
     own = {name.removeprefix("set."): value for name, value in changes.items() if name.startswith("set.")}
     typed: list[str] = []
     for name, value in changed.items():
@@ -91,14 +91,14 @@ def markdown(experiments: Mapping[str, Table]) -> str:
         "chosen here, because the paper does not give it. At the small size all is chosen here.",
     ]
     for name, experiment in experiments.items():
-        paper, _, which = name.partition(".")
-        lines += ["", f"## {PAPERS[paper]}: {which}", ""]
+        paper, _, experiment_name = name.partition(".")
+        lines += ["", f"## {PAPERS[paper]}: {experiment_name}", ""]
         lines += [experiment["note"], ""] if "note" in experiment else []
         lines += ["| setting | `--paper` | where the paper says so | small |", "|---|---|---|---|"]
         full, small = (_flat(experiment[size]) for size in SIZES)
         for key in dict.fromkeys([*full, *small]):
-            shown = (_shown(full.get(key, "")), experiment["cited"].get(key, "chosen here"), _shown(small.get(key, "")))
-            lines.append(f"| {key} | {' | '.join(shown)} |")
+            cells = (_text(full.get(key, "")), experiment["cited"].get(key, "chosen here"), _text(small.get(key, "")))
+            lines.append(f"| {key} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -109,7 +109,7 @@ def _flat(table: Mapping[str, Any]) -> Table:
     return flat
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value).replace(",", ", ")

@@ -110,7 +110,7 @@ def program() -> None:
 
     import trying
 
-    given = trying.arguments(__doc__, 2000, "command lines")
+    args = trying.arguments(__doc__, 2000, "command lines")
     trying.warm()
     trying.heading()
     tally = trying.Tally("command lines")
@@ -122,7 +122,7 @@ def program() -> None:
         trying.inputs(first)
         os.mkfifo(first / "pipe")
         known = {item.name for item in first.iterdir()}
-        for words in lines(given.count, given.seed):
+        for words in lines(args.count, args.seed):
             tally.tried += 1
             if any("\x00" in word for word in words):
                 words = [word.replace("\x00", "") for word in words]  # no system passes these to a program

@@ -118,12 +118,12 @@ class Traced:
         ended, _ = self._run(folder, f"inject=all:signal={number.name}:when={point}")
         where = f"{number.name} at system call {point}, {ended}"
         self.tally.tried += 1
-        standing = trying.content(folder / "out") if (folder / "out" / "manifest.json").exists() else {}
+        existing = trying.content(folder / "out") if (folder / "out" / "manifest.json").exists() else {}
         if ended.hung:
             self.tally.fault("hangs", where)
         elif ended.talks_nonsense():
             self.tally.fault("tracebacks", where)
-        elif standing not in (self.old, self.expected):
+        elif existing not in (self.old, self.expected):
             self.tally.fault("broken", f"out is neither old nor new, {where}")
         again = trying.pfl(self.words, folder)
         where = f"typed again, {again}; {where}"
@@ -139,7 +139,7 @@ class Traced:
 
 
 def main() -> None:
-    asked = trying.arguments(__doc__, 1, "take every COUNT-th system call", only=list(CASES), signals=SIGNALS)
+    args = trying.arguments(__doc__, 1, "take every COUNT-th system call", only=list(CASES), signals=SIGNALS)
     if not shutil.which("strace"):
         sys.exit("strace is not installed, and nothing was tried: apt-get install strace")
     trying.warm()
@@ -148,13 +148,13 @@ def main() -> None:
         trying.inputs(root / "in")
         trying.heading()
         tallies = []
-        for name in asked.only:
+        for name in args.only:
             traced = Traced(name, root)
             points = traced.points()
-            for number in (signal.Signals[name] for name in asked.signals):
-                for point in range(1, points + 1, asked.count):
+            for number in (signal.Signals[name] for name in args.signals):
+                for point in range(1, points + 1, args.count):
                     traced.once(number, point)
-            traced.tally.notes.append(f"{points} system calls, {', '.join(asked.signals)}")
+            traced.tally.notes.append(f"{points} system calls, {', '.join(args.signals)}")
             print(traced.tally.row(), flush=True)
             tallies.append(traced.tally)
     trying.report(tallies)

@@ -55,13 +55,13 @@ class Disk:
     def __init__(self, name: str, root: Path) -> None:
         self.tally, self.root = Tally(name), root
         self.words = [str(word).replace("IN/", f"{root}/in/") for word in COMMANDS[name]] + ["-o", "out"]
-        whole = root / "whole" / name.replace(" ", "_")
-        whole.mkdir(parents=True)
-        ended = trying.pfl(self.words, whole)
+        reference = root / "whole" / name.replace(" ", "_")
+        reference.mkdir(parents=True)
+        ended = trying.pfl(self.words, reference)
         if ended.code:
             raise SystemExit(f"{name}: {ended}")
-        self.expected = trying.content(whole / "out")
-        self.bytes = sum(path.stat().st_size for path in whole.rglob("*"))
+        self.expected = trying.content(reference / "out")
+        self.bytes = sum(path.stat().st_size for path in reference.rglob("*"))
         self.refused = 0
 
     def once(self, options: str) -> None:
@@ -79,12 +79,12 @@ class Disk:
     def _fill(self, folder: Path, options: str, old: dict[str, str]) -> None:
         used = os.statvfs(folder)
         key, room = options.split("=")
-        taken = (used.f_blocks - used.f_bfree) * used.f_bsize if key == "size" else used.f_files - used.f_ffree
-        remount(folder, f"{key}={int(room) + taken}")
+        in_use = (used.f_blocks - used.f_bfree) * used.f_bsize if key == "size" else used.f_files - used.f_ffree
+        remount(folder, f"{key}={int(room) + in_use}")
         self.tally.tried += 1
         ended = trying.pfl(self.words, folder)
         where = f"{options}, {ended}"
-        standing = trying.content(folder / "out") if (folder / "out" / "manifest.json").exists() else {}
+        existing = trying.content(folder / "out") if (folder / "out" / "manifest.json").exists() else {}
         compared = "compare" in self.words
         self.refused += bool(ended.code)
         if ended.hung or ended.seconds > 4 * trying.PATIENCE:  # of which no time is spent on waiting for room
@@ -93,7 +93,7 @@ class Disk:
             self.tally.fault("tracebacks", where)
         elif ended.code not in (0, 3, *([5] if compared else [])) or (ended.code and "pfl: " not in ended.err):
             self.tally.fault("broken", where)
-        if not compared and standing != (old if ended.code else self.expected):
+        if not compared and existing != (old if ended.code else self.expected):
             self.tally.fault("broken", f"out is not what it should be: {where}")
         remount(folder, ROOMY)
         again = trying.pfl(self.words, folder)
@@ -106,7 +106,7 @@ class Disk:
 
 
 def main() -> None:
-    asked = trying.arguments(__doc__, 12, "sizes", only=list(COMMANDS))
+    args = trying.arguments(__doc__, 12, "sizes", only=list(COMMANDS))
     with trying.place() as root:
         try:
             mount(root / "disk", ROOMY)
@@ -119,11 +119,11 @@ def main() -> None:
         trying.inputs(root / "in")
         trying.heading()
         tallies = []
-        for name in asked.only:
+        for name in args.only:
             disk = Disk(name, root)
-            for size in np.geomspace(4096, 2 * disk.bytes, asked.count):
+            for size in np.geomspace(4096, 2 * disk.bytes, args.count):
                 disk.once(f"size={int(size) // 4096 * 4096}")
-            for files in range(asked.count):
+            for files in range(args.count):
                 disk.once(f"nr_inodes={files}")
             disk.tally.notes.append(f"no room in {disk.refused}")
             print(disk.tally.row(), flush=True)

@@ -125,14 +125,14 @@ def give(world: World, folder: Path, tally: Tally) -> str:
         if ended.code:
             if ended.code not in REFUSALS or not re.search("^pfl: ", ended.err, re.MULTILINE):
                 tally.fault("broken", where)
-            said = [line for line in ended.err.splitlines() if line.startswith("pfl: ")]
-            return f"exit {ended.code}: " + re.sub(r"\d[\d.e+-]*", "N", said[0] if said else ended.err)
+            error_lines = [line for line in ended.err.splitlines() if line.startswith("pfl: ")]
+            return f"exit {ended.code}: " + re.sub(r"\d[\d.e+-]*", "N", error_lines[0] if error_lines else ended.err)
     answers = open_artifact(folder / "out")
     sizes = partition.read(open_artifact(folder / "p")).sizes
     for place, split in enumerate(("train", "validation", "test")):
         if predictions.has(answers, split):
-            found = predictions.read(answers, split)  # refuses what is no distribution
-            if [*np.diff(found.offsets)] != [*sizes[:, place]] or not np.isfinite(found.parts["p"]).all():
+            stored = predictions.read(answers, split)  # refuses what is no distribution
+            if [*np.diff(stored.offsets)] != [*sizes[:, place]] or not np.isfinite(stored.parts["p"]).all():
                 tally.fault("silent", f"clients have no or other answers on {split}: {world}")
     return ""
 
@@ -158,11 +158,11 @@ def generated(count: int, number: int, folder: Path) -> tuple[Tally, Counter[str
 
 
 def main() -> None:
-    asked = trying.arguments(__doc__, 1000, "federations")
+    args = trying.arguments(__doc__, 1000, "federations")
     trying.warm()
     with trying.place() as root:
-        generated(2, asked.seed, root / "it")  # modules and compiled code come, which takes seconds once
-        tally, refused = generated(asked.count, asked.seed, root / "it")
+        generated(2, args.seed, root / "it")  # modules and compiled code come, which takes seconds once
+        tally, refused = generated(args.count, args.seed, root / "it")
     tally.notes.append(f"{refused.total()} refused in words")
     trying.heading()
     print(tally.row(), flush=True)

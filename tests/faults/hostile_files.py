@@ -48,11 +48,11 @@ class Reader:
 
 @dataclass(frozen=True)
 class Case:
-    """One hostile file: ``put`` makes it at a path."""
+    """One hostile file: ``write`` makes it at a path."""
 
     reader: Reader
-    what: str
-    put: Callable[[Path], object]
+    description: str
+    write: Callable[[Path], object]
 
 
 # Good files
@@ -442,11 +442,11 @@ READERS = [
 
 
 def _socket(path: Path) -> None:
-    here = Path.cwd()
+    previous = Path.cwd()
     os.chdir(path.parent)  # the name of a socket may have 107 bytes
     with socket.socket(socket.AF_UNIX) as end:
         end.bind(path.name)
-    os.chdir(here)
+    os.chdir(previous)
 
 
 NO_FILES: dict[str, Callable[[Path], object]] = {
@@ -496,17 +496,17 @@ MUTATIONS = {"cut": _cut, "flipped": _flip, "spliced": _splice, "extreme": _extr
 def cases(count: int, seed: int = 0, readers: list[Reader] = READERS) -> Iterator[Case]:
     """Yield every file made by hand, then mutations of good ones up to ``count``."""
     draw = random.Random(seed)
-    made = 0
+    by_hand = 0
     for reader in readers:
         hand = {name: lambda path, make=make: path.write_bytes(make()) for name, make in reader.traps.items()}
         any_ = {
             name: lambda path, change=change, good=reader.good: path.write_bytes(change(good(), random.Random(seed)))
             for name, change in ANY.items()
         }
-        for name, put in {**NO_FILES, **any_, **hand}.items():
-            made += 1
-            yield Case(reader, name, put)
-    for at in range(count - made):
+        for name, write in {**NO_FILES, **any_, **hand}.items():
+            by_hand += 1
+            yield Case(reader, name, write)
+    for at in range(count - by_hand):
         reader, (name, change) = readers[at % len(readers)], draw.choice(list(MUTATIONS.items()))
         content = change(reader.good(), draw)
         yield Case(reader, f"{name} {at}", lambda path, content=content: path.write_bytes(content))
@@ -526,7 +526,7 @@ def lay(case: Case, folder: Path) -> list[str]:
             (folder / f"{stem}-images-idx3-ubyte").write_bytes(idx((6, 28, 28)))
             (folder / f"{stem}-labels-idx1-ubyte").write_bytes(idx((6,)))
         path.with_suffix("").unlink() if path.suffix == ".gz" else path.unlink()
-    case.put(path)
+    case.write(path)
     return [*case.reader.words, "--out", "out"]
 
 
@@ -541,7 +541,7 @@ def wrong(folder: Path, code: int, err: str) -> tuple[str, str] | None:
     return None
 
 
-def named(case: Case, err: str) -> bool:
+def names_file(case: Case, err: str) -> bool:
     """Whether an error names the file, or the folder in which it was sought."""
     path = Path(case.reader.path)
     return path.name in err or path.name.partition(".")[0] in err or "--root FOLDER" in err or "pictures" in err
@@ -552,16 +552,16 @@ def program() -> None:
 
     import trying
 
-    given = trying.arguments(__doc__, 300, "hostile files", only=[reader.name for reader in READERS])
+    args = trying.arguments(__doc__, 300, "hostile files", only=[reader.name for reader in READERS])
     trying.warm()
     trying.heading()
-    readers = [reader for reader in READERS if reader.name in given.only]
+    readers = [reader for reader in READERS if reader.name in args.only]
     tallies = {reader.name: trying.Tally(reader.name) for reader in readers}
     slowest = dict.fromkeys(tallies, 0.0)
     with trying.place() as root:
         partition = trying.pfl(["partition", "writers", "--clients", "5", "--out", "p"], root)
         assert partition.code == 0, partition
-        for at, case in enumerate(cases(given.count, given.seed, readers)):
+        for at, case in enumerate(cases(args.count, args.seed, readers)):
             folder = root / str(at)
             folder.mkdir()
             tally = tallies[case.reader.name]
@@ -572,11 +572,11 @@ def program() -> None:
             )
             slowest[case.reader.name] = max(slowest[case.reader.name], ended.seconds)
             if ended.hung:
-                tally.fault("hangs", case.what)
+                tally.fault("hangs", case.description)
             elif fault := wrong(folder, ended.code, ended.err):
-                tally.fault(fault[0], f"{case.what}: {fault[1]}")
-            elif ended.code and not named(case, ended.err):
-                tally.fault("silent", f"{case.what}: {ended}")
+                tally.fault(fault[0], f"{case.description}: {fault[1]}")
+            elif ended.code and not names_file(case, ended.err):
+                tally.fault("silent", f"{case.description}: {ended}")
             trying.shutil.rmtree(folder)
     for tally in tallies.values():
         tally.notes.append(f"slowest {slowest[tally.name]:.1f} s")

@@ -217,7 +217,7 @@ class Tries:
             self.tally.fault("tracebacks", where)
         elif ended.code not in (0, *codes):
             self.tally.fault("broken", where)
-        if not trying.gone(command.pid):
+        if not trying.wait_for_end(command.pid):
             self.tally.fault("broken", f"a worker process outlives {where}")
         for name, content in self._artifacts(folder).items():
             if content not in (self.expected.get(name), self.standing.get(name)):
@@ -228,16 +228,16 @@ class Tries:
 
 
 def main() -> None:
-    asked = trying.arguments(__doc__, 300, "kills for each command", only=list(COMMANDS))
+    args = trying.arguments(__doc__, 300, "kills for each command", only=list(COMMANDS))
     trying.warm()
     with trying.place() as root:
         (root / "in").mkdir()
         trying.inputs(root / "in")
         trying.heading()
         tallies = []
-        for name in asked.only:
-            tries, number = Tries(name, root, random.Random(f"{asked.seed} {name}")), 0
-            while tries.tally.tried < asked.count:
+        for name in args.only:
+            tries, number = Tries(name, root, random.Random(f"{args.seed} {name}")), 0
+            while tries.tally.tried < args.count:
                 tries.tally.tried += tries.once(number)
                 number += 1
             tries.tally.notes.append(f"{number} runs, {statistics.median(tries.seconds):.1f} s each")

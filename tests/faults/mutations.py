@@ -37,7 +37,7 @@ from pflcli.commands.personalize import personalize
 PATIENCE = 10.0
 """Seconds after which a command counts as one that hangs."""
 
-MADE = (
+COMMANDS = (
     "import d.npz -o dataset --client none",
     "partition dataset -o partition --scheme iid --clients 3 --fractions 0.5,0.2,0.3",
     "train-global partition -o backbone --model mlp --rounds 1",
@@ -114,8 +114,8 @@ def append(content: bytes, draw: Callable[[str], int]) -> bytes:
 
 def edit(content: bytes, draw: Callable[[str], int]) -> bytes:
     """Change a number, a word or a line of a text, as an editor or a program would."""
-    way = draw("way") % 4
-    pattern = (rb"-?\d+(\.\d+)?(e-?\d+)?", rb"\b[A-Za-z_]+\b", rb"[^\n]*\n", rb"[\[\]{}:,\"]")[way]
+    pattern_number = draw("way") % 4
+    pattern = (rb"-?\d+(\.\d+)?(e-?\d+)?", rb"\b[A-Za-z_]+\b", rb"[^\n]*\n", rb"[\[\]{}:,\"]")[pattern_number]
     places = [*re.finditer(pattern, content)]
     if not places:
         return flip(content, draw)
@@ -145,8 +145,8 @@ def mutated(path: Path, *key: object) -> bytes:
     """Return the file's content with damage that belongs to a key."""
     content = path.read_bytes()
 
-    def draw(what: str) -> int:
-        return number(*key, what)
+    def draw(purpose: str) -> int:
+        return number(*key, purpose)
 
     ways = TEXT if path.suffix in (".json", ".csv", ".md") else BINARY
     return ways[draw("kind") % len(ways)](content, draw) if content else b"\0"
@@ -187,7 +187,7 @@ class Hung(BaseException):
 def run(words: str) -> Ran:
     """Run a command line in this process and in this folder."""
     out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
 
     def hang(*_: object) -> None:
         raise Hung
@@ -204,32 +204,32 @@ def run(words: str) -> Ran:
         code = -1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     return Ran(int(code or 0), out.getvalue(), err.getvalue(), time.monotonic() - began)
 
 
 def answer(ran: Ran, out: Path) -> object:
     """Return what a command has answered: what it printed, and what it made but for times."""
-    made = {}
+    contents = {}
     for path in sorted(out.iterdir()) if out.is_dir() else ():
         text = path.read_bytes()
         if path.name == "rounds.csv":
             text = b"\n".join(line.rpartition(b",")[0] for line in text.splitlines())
         if path.name == "manifest.json":
-            held = json.loads(text)
-            text = json.dumps([held["fingerprint"], held["request"], _timeless(held["summary"])]).encode()
+            manifest = json.loads(text)
+            text = json.dumps([manifest["fingerprint"], manifest["request"], _timeless(manifest["summary"])]).encode()
         if path.name in ("metrics.json", "table.csv", "table.md"):
             text = re.sub(rb'(?m)("seconds"|"processor_seconds").*|.*(?:seconds|CPU|\bs\b).*', b"", text)
-        made[path.name] = text
-    return ran.out, made
+        contents[path.name] = text
+    return ran.out, contents
 
 
 def _timeless(summary: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in summary.items() if "seconds" not in key}
 
 
-def judge(tally: Tally, what: str, ran: Ran, name: str, same: bool, *, resealed: bool = False) -> None:
+def judge(tally: Tally, description: str, ran: Ran, name: str, same: bool, *, resealed: bool = False) -> None:
     """Count how a command ended on a damaged file; ``same`` says whether it answered what it would have."""
     tally.slowest = max(tally.slowest, ran.seconds)
     refused = ran.code == 3 and name in ran.err and "Traceback" not in ran.err
@@ -239,7 +239,7 @@ def judge(tally: Tally, what: str, ran: Ran, name: str, same: bool, *, resealed:
         return
     end = "hung" if ran.code == -1 else "silent" if ran.code == 0 else f"exit {ran.code}"
     tally.ends[end] += 1
-    tally.faults.append(f"{what}: {end}: {ran.err.strip().splitlines()[-1:] or ''}")
+    tally.faults.append(f"{description}: {end}: {ran.err.strip().splitlines()[-1:] or ''}")
 
 
 def says_the_same(path: Path, content: bytes, listed: bytes) -> bool:
@@ -281,13 +281,13 @@ def artifacts(root: Path, name: str, count: int, *, reseal: bool) -> Tally:
         if content == path.read_bytes():
             continue
         tally.tried += 1
-        what = f"{name}/{path.name}, turn {turn}"
+        description = f"{name}/{path.name}, turn {turn}"
         with damaged(path, content, reseal=reseal):
             verified = run(f"show {name} --verify")
             known = name if reseal else path.name
-            judge(tally, f"{what}, verified", verified, known, reseal or says_the_same(path, content, listed))
+            judge(tally, f"{description}, verified", verified, known, reseal or says_the_same(path, content, listed))
             ran = run(reader)
-            judge(tally, what, ran, known, reseal or answer(ran, out) == expected, resealed=reseal)
+            judge(tally, description, ran, known, reseal or answer(ran, out) == expected, resealed=reseal)
         shutil.rmtree(out, ignore_errors=True)
         shutil.rmtree(root / "out.partial", ignore_errors=True)
     return tally
@@ -316,7 +316,7 @@ class Stop:
 
 def unfinished(root: Path, method: str, count: int) -> Tally:
     """Damage what an unfinished run of ``method`` has on disk: its draft, its checkpoint and its table."""
-    tally, out, kept = Tally(f"unfinished {method}"), root / "out", root / "kept"
+    tally, out, copy = Tally(f"unfinished {method}"), root / "out", root / "kept"
     line = f"personalize {method} partition -o out --model mlp --rounds 3 --participation 0.7 --threads 1"
     expected = answer(run(line), out)
     shutil.rmtree(out)
@@ -325,22 +325,22 @@ def unfinished(root: Path, method: str, count: int) -> Tally:
         personalize(
             method, Path("partition"), Path("out"), settings=settings, execution=Execution(reporter=Stop(2), threads=1)
         )
-    (root / "out.partial").rename(kept)
-    files = sorted(path.relative_to(kept) for path in kept.rglob("*") if path.is_file())
+    (root / "out.partial").rename(copy)
+    files = sorted(path.relative_to(copy) for path in copy.rglob("*") if path.is_file())
     assert len(files) >= 3, files
     for turn in range(count):
         file = files[number(method, turn, "file") % len(files)]
-        content = mutated(kept / file, method, turn)
-        if content == (kept / file).read_bytes():
+        content = mutated(copy / file, method, turn)
+        if content == (copy / file).read_bytes():
             continue
-        shutil.copytree(kept, root / "out.partial")
+        shutil.copytree(copy, root / "out.partial")
         (root / "out.partial" / file).write_bytes(content)
         tally.tried += 1
         ran = run(line)
         judge(tally, f"{method}, {file}, turn {turn}", ran, file.name, answer(ran, out) == expected)
         shutil.rmtree(root / "out.partial", ignore_errors=True)
         shutil.rmtree(out, ignore_errors=True)
-    shutil.rmtree(kept)
+    shutil.rmtree(copy)
     return tally
 
 
@@ -350,7 +350,7 @@ def make(root: Path) -> None:
     y = draw.integers(0, 3, 60)
     np.savez(root / "d.npz", x=(draw.normal(size=(60, 4)) + 2 * np.eye(3, 4)[y]).astype(np.float32), y=y)
     with contextlib.chdir(root):
-        for line in MADE:
+        for line in COMMANDS:
             ran = run(line)
             assert ran.code == 0, (line, ran.err)
 
@@ -367,11 +367,11 @@ def tallies(root: Path, count: int, names: list[str], *, resealed: int) -> Itera
 
 
 if __name__ == "__main__":
-    wanted, names = int(sys.argv[1]), sys.argv[2:] or [*READERS, *UNFINISHED]
+    count, names = int(sys.argv[1]), sys.argv[2:] or [*READERS, *UNFINISHED]
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder))
-        whole = True
-        for one in tallies(Path(folder), wanted, names, resealed=wanted):
+        is_clean = True
+        for one in tallies(Path(folder), count, names, resealed=count):
             print(one, *one.faults, sep="\n    ", flush=True)
-            whole = whole and not one.faults
-    sys.exit(not whole)
+            is_clean = is_clean and not one.faults
+    sys.exit(not is_clean)

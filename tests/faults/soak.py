@@ -74,9 +74,9 @@ def turn(number: int, folder: Path, tally: Tally) -> None:
 
 
 def main() -> None:
-    asked = trying.arguments(__doc__, 30, "minutes")
+    args = trying.arguments(__doc__, 30, "minutes")
     trying.warm()
-    tally, seen = Tally(f"soak of {asked.count} minutes"), []
+    tally, measurements = Tally(f"soak of {args.count} minutes"), []
     with trying.place() as root:
         (root / "in").mkdir()
         trying.inputs(root / "in")
@@ -84,18 +84,18 @@ def main() -> None:
         for number in itertools.count():
             turn(number, root / "turn", tally)
             minutes = (time.monotonic() - began) / 60
-            seen.append((minutes, megabytes(), descriptors()))
-            if minutes > asked.count:
+            measurements.append((minutes, megabytes(), descriptors()))
+            if minutes > args.count:
                 break
             if number % 20 == 0:
-                print(f"{minutes:.1f} min: {seen[-1][1]:.0f} MB, {seen[-1][2]} descriptors", flush=True)
-    steady = np.asarray([row for row in seen if row[0] > asked.count / 5])
+                print(f"{minutes:.1f} min: {measurements[-1][1]:.0f} MB, {measurements[-1][2]} descriptors", flush=True)
+    steady = np.asarray([row for row in measurements if row[0] > args.count / 5])
     growth = float(np.polyfit(steady[:, 0], steady[:, 1], 1)[0])
     if growth > LIMIT:
         tally.fault("broken", f"memory grows by {growth:.2f} MB a minute")
     if steady[-1, 2] > steady[0, 2]:
         tally.fault("broken", f"descriptors: {steady[0, 2]:.0f}, then {steady[-1, 2]:.0f}")
-    turns = f"{len(seen)} turns, {steady[0, 1]:.0f} to {steady[-1, 1]:.0f} MB"
+    turns = f"{len(measurements)} turns, {steady[0, 1]:.0f} to {steady[-1, 1]:.0f} MB"
     tally.notes.append(f"{turns}, {growth:+.2f} MB a minute, {steady[-1, 2]:.0f} descriptors")
     trying.heading()
     print(tally.row(), flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import federations
 import pytest
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def test_generated_federations(tmp_path):
@@ -21,7 +21,7 @@ def test_generated_federations(tmp_path):
 
 
 def test_kills_of_a_command():
-    program = [sys.executable, HERE / "kills.py", "2", "--only", "evaluate"]
+    program = [sys.executable, FOLDER / "kills.py", "2", "--only", "evaluate"]
     ended = subprocess.run([*map(str, program)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"\| evaluate \| [2-6] \| 0 \|", ended.stdout)
@@ -37,7 +37,7 @@ def test_program(words):
     name, count = words
     if name == "commits" and not shutil.which("strace"):
         pytest.skip("strace is not installed")
-    program = [sys.executable, HERE / f"{name}.py", count]
+    program = [sys.executable, FOLDER / f"{name}.py", count]
     ended = subprocess.run([*map(str, program)], capture_output=True, text=True, check=False)
     if ended.stderr.startswith("no tmpfs"):
         pytest.skip(ended.stderr)

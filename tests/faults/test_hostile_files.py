@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults.hostile_files import NO_FILES, READERS, Case, lay, named, wrong
+from faults.hostile_files import NO_FILES, READERS, Case, lay, names_file, wrong
 
 SLOW = {"a bomb", "a line without end", "a value in every row", "rows without end", "text without end", "1,000 names"}
 """These take a second each; the program of the same name runs them."""
@@ -13,14 +13,16 @@ SLOW = {"a bomb", "a line without end", "a value in every row", "rows without en
 def test_what_no_file_is_or_declares_too_much_is_refused_by_name(reader, small, tmp_path, pfl, monkeypatch):
     (tmp_path / "p").symlink_to(small.p)
     traps = {name: lambda path, make=make: path.write_bytes(make()) for name, make in reader.traps.items()}
-    no_files = {what: NO_FILES[what] for what in ("a pipe", "a link to /dev/zero", "a terabyte of holes")}
-    for at, (what, put) in enumerate({**no_files, **traps}.items()):
-        if what in SLOW:
+    no_files = {
+        description: NO_FILES[description] for description in ("a pipe", "a link to /dev/zero", "a terabyte of holes")
+    }
+    for at, (description, write) in enumerate({**no_files, **traps}.items()):
+        if description in SLOW:
             continue
-        case, folder = Case(reader, what, put), tmp_path / str(at)
+        case, folder = Case(reader, description, write), tmp_path / str(at)
         folder.mkdir()
         monkeypatch.chdir(folder)
         ran = pfl(*lay(case, folder))
-        assert wrong(folder, ran.code, ran.err) is None, what
-        assert ran.code == 0 or named(case, ran.err), f"{what}: {ran.err}"
-        assert ran.code != 0 or what not in NO_FILES, what
+        assert wrong(folder, ran.code, ran.err) is None, description
+        assert ran.code == 0 or names_file(case, ran.err), f"{description}: {ran.err}"
+        assert ran.code != 0 or description not in NO_FILES, description

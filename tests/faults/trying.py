@@ -54,10 +54,10 @@ class Tally:
     faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
     notes: list[str] = field(default_factory=list)
 
-    def fault(self, kind: str, what: str) -> None:
+    def fault(self, kind: str, detail: str) -> None:
         """Count a fault, and say at once what it was."""
         self.faults[kind] += 1
-        print(f"{kind}: {self.name}: {what}", file=sys.stderr, flush=True)
+        print(f"{kind}: {self.name}: {detail}", file=sys.stderr, flush=True)
 
     def row(self) -> str:
         cells = [self.name, str(self.tried), *(str(self.faults[kind]) for kind in FAULTS), "; ".join(self.notes)]
@@ -113,8 +113,8 @@ def warm() -> None:
     for name in ("faiss", "matplotlib.figure", "matplotlib.backends.backend_agg", "pandas", "h5py", "rich.progress"):
         importlib.import_module(name)
     typer.main.get_command = functools.cache(typer.main.get_command)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), contextlib.suppress(SystemExit):
         main(["partition", "writers", "-o", "nowhere", "--dry-run"])
     gc.collect()
     gc.freeze()  # or forks copy the pages of all that a collection looks at
@@ -199,15 +199,15 @@ class Command:
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         took = time.monotonic() - self._began
-        said = []
+        outputs = []
         for handle in (self._out, self._err):
             os.lseek(handle, 0, os.SEEK_SET)
             with os.fdopen(handle, "rb") as file:
-                said.append(file.read().decode(errors="replace"))
+                outputs.append(file.read().decode(errors="replace"))
         os.close(self._handle)
         with contextlib.suppress(OSError):
             os.close(self._ready)
-        return Ended(os.waitstatus_to_exitcode(status), *said, took, hung)
+        return Ended(os.waitstatus_to_exitcode(status), *outputs, took, hung)
 
 
 def pfl(words: Sequence[object], folder: Path, seconds: float = 120) -> Ended:
@@ -229,7 +229,7 @@ def within(words: Sequence[object], folder: Path) -> Ended:
 
 def children(session: int) -> list[int]:
     """Return the processes of a session that are alive."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -237,11 +237,11 @@ def children(session: int) -> list[int]:
             except OSError:
                 continue
             if int(fields[2]) == session and state != "Z":
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
-def gone(session: int, seconds: float = 5.0) -> bool:
+def wait_for_end(session: int, seconds: float = 5.0) -> bool:
     """Wait for the end of all processes of a session; kills what is left of them."""
     patience = time.monotonic() + seconds
     while left := children(session):
@@ -268,10 +268,10 @@ def content(folder: Path) -> dict[str, str]:
 def _without_seconds(path: Path) -> bytes:
     raw = path.read_bytes()
     if path.name == "manifest.json":
-        kept = json.loads(raw)
-        inputs = [(item["role"], item["fingerprint"]) for item in kept["inputs"]]
-        facts = [kept[key] for key in ("kind", "schema", "fingerprint", "request", "code", "summary")]
-        return json.dumps([*facts, inputs, [*kept["files"]]]).encode()
+        manifest = json.loads(raw)
+        inputs = [(item["role"], item["fingerprint"]) for item in manifest["inputs"]]
+        facts = [manifest[key] for key in ("kind", "schema", "fingerprint", "request", "code", "summary")]
+        return json.dumps([*facts, inputs, [*manifest["files"]]]).encode()
     if path.suffix == ".csv":
         rows = [
             {key: value for key, value in row.items() if "seconds" not in (key or "")}

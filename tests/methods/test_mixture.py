@@ -53,8 +53,8 @@ def test_clean_mixtures_are_told_apart_as_the_literal_equations_do(seed):
     same = np.concatenate([draw.random(20) < 0.9, draw.random(20) < 0.3])
     y = draw.normal(size=40) + 8 * same
     near = np.arange(40) < 20
-    kept = mixture.kept(y, near)
-    assert kept.tolist() == same.tolist() == textbook(y, near).tolist()
+    upper = mixture.kept(y, near)
+    assert upper.tolist() == same.tolist() == textbook(y, near).tolist()
 
 
 def test_the_start_that_is_printed_keeps_the_other_cluster():
@@ -139,11 +139,11 @@ def test_it_always_ends_with_an_upper_set(data, count):
     """Whatever the values: no NaN, no endless loop, and where EM ran, what is kept lies above what is not."""
     y = data.draw(arrays(np.float64, count, elements=VALUES))
     near = data.draw(arrays(np.bool_, count))
-    kept = mixture.kept(y, near)
-    assert kept.shape == (count,)
+    upper = mixture.kept(y, near)
+    assert upper.shape == (count,)
     if count >= 3 and near.any() and not near.all():
-        assert kept.any()
+        assert upper.any()
         values = mixture.finite(y)
-        if not kept.all():
-            assert values[kept].max() > values[~kept].min()
-            assert values[kept].mean() >= values[~kept].mean()
+        if not upper.all():
+            assert values[upper].max() > values[~upper].min()
+            assert values[upper].mean() >= values[~upper].mean()

@@ -24,8 +24,8 @@ def main() -> None:
     """Print both tables in Markdown."""
     folders = [Path(name) for name in sys.argv[1:]]
     late = {folder: path for folder in folders for path in folder.glob("new-clients-0.*")}
-    whole = {folder: folder / "new-clients-0" for folder in folders if (folder / "new-clients-0").is_dir()}
-    show(2, "clients that train", {folder: (whole.get(folder) or late[folder]) for folder in folders}, "seen")
+    without_unseen = {folder: folder / "new-clients-0" for folder in folders if (folder / "new-clients-0").is_dir()}
+    show(2, "clients that train", {folder: (without_unseen.get(folder) or late[folder]) for folder in folders}, "seen")
     show(3, "clients unseen in training", late, "unseen")
 
 
@@ -50,12 +50,12 @@ def metric(metrics: Metrics, name: str, group: str) -> Mapping[str, Any]:
 
 def cell(metrics: Metrics, group: str) -> str:
     """Return accuracy and bottom decile, with the spread over seeds."""
-    text = f"{shown(metric(metrics, 'accuracy', group))} / {shown(metric(metrics, 'bottom_decile', group))}"
+    text = f"{percent(metric(metrics, 'accuracy', group))} / {percent(metric(metrics, 'bottom_decile', group))}"
     trained = metrics.get(f"train_accuracy_{group}")
-    return f"{text} ({shown(trained)})" if trained and group == "unseen" else text
+    return f"{text} ({percent(trained)})" if trained and group == "unseen" else text
 
 
-def shown(value: Mapping[str, Any]) -> str:
+def percent(value: Mapping[str, Any]) -> str:
     """Return percent."""
     spread = value.get("std_over_seeds")
     return f"{100 * value['value']:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")

@@ -21,13 +21,13 @@ def main() -> None:
     """Print the tables in Markdown: a row a method, the best on average first, a column a comparison."""
     folders = [Path(name) for name in sys.argv[1:]]
     runs = {folder: _read(folder) for folder in folders}
-    labels = {label for found in runs.values() for label in found}
+    labels = {label for metrics in runs.values() for label in metrics}
     ordered = sorted(labels, key=lambda label: -statistics.mean(_accuracies(runs, label)))
     tables: dict[str, Callable[[Path, str], str]] = {
         "Accuracy / bottom decile, percent": lambda folder, label: (
-            f"{_shown(runs[folder][label]['accuracy'])} / {_shown(runs[folder][label]['bottom_decile'])}"
+            f"{_percent(runs[folder][label]['accuracy'])} / {_percent(runs[folder][label]['bottom_decile'])}"
         ),
-        "Macro precision, percent": lambda folder, label: _shown(runs[folder][label]["macro_precision"]),
+        "Macro precision, percent": lambda folder, label: _percent(runs[folder][label]["macro_precision"]),
         "Precision / recall of neighbours in the last round": _neighbours,
         "GB sent / seconds": lambda folder, label: (
             f"{runs[folder][label]['megabytes']['value'] / 1000:.1f} / {runs[folder][label]['seconds']['value']:.0f}"
@@ -45,15 +45,15 @@ def main() -> None:
 
 
 def _read(folder: Path) -> dict[str, Metrics]:
-    found = json.loads((folder / "comparison" / "metrics.json").read_text(encoding="utf-8"))
-    return {method["label"]: method["metrics"] for method in found["methods"]}
+    comparison = json.loads((folder / "comparison" / "metrics.json").read_text(encoding="utf-8"))
+    return {method["label"]: method["metrics"] for method in comparison["methods"]}
 
 
 def _accuracies(runs: dict[Path, dict[str, Metrics]], label: str) -> list[float]:
-    return [found[label]["accuracy"]["value"] for found in runs.values() if label in found]
+    return [metrics[label]["accuracy"]["value"] for metrics in runs.values() if label in metrics]
 
 
-def _shown(metric: dict[str, Any]) -> str:
+def _percent(metric: dict[str, Any]) -> str:
     spread = metric.get("std_over_seeds")
     return f"{100 * metric['value']:.1f}" + (f" ± {100 * spread:.1f}" if spread else "")
 

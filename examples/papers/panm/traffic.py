@@ -24,27 +24,27 @@ def main() -> None:
         # FedAvg goes on from the backbone, whose rounds are its own.
         method = {"backbone": "fedavg"}.get(path.parent.name, path.parent.name)
         curves.setdefault(method, []).append(curve(path))
-    whole = statistics.mean(each[-1][0] for each in curves["panm"])
-    print("method", *(f"{share * whole:.0f} MB" for share in BUDGETS), sep=",")
+    total = statistics.mean(each[-1][0] for each in curves["panm"])
+    print("method", *(f"{share * total:.0f} MB" for share in BUDGETS), sep=",")
     for method, seeds in curves.items():
-        cells = [[reached(each, share * whole) for each in seeds] for share in BUDGETS]
+        cells = [[reached(each, share * total) for each in seeds] for share in BUDGETS]
         print(method, *(f"{statistics.mean(cell):.4f}" if None not in cell else "" for cell in cells), sep=",")
 
 
 def curve(path: Path) -> Curve:
     """Return what ``rounds.csv`` holds of the rounds in which accuracy was measured."""
-    sent, points = 0.0, []
+    total_mb, points = 0.0, []
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            sent += sum(int(row[f"bytes_{link}"]) for link in ("up", "down", "peer")) / 1e6
+            total_mb += sum(int(row[f"bytes_{link}"]) for link in ("up", "down", "peer")) / 1e6
             accuracy = row.get("personal_accuracy") or row["validation_accuracy"]
-            points += [(sent, float(accuracy))] if accuracy else []
+            points += [(total_mb, float(accuracy))] if accuracy else []
     return points
 
 
 def reached(points: Curve, megabytes: float) -> float | None:
     """Return the accuracy in the last round within the budget, None if even the first costs more."""
-    within = [accuracy for sent, accuracy in points if sent <= megabytes * (1 + 1e-9)]
+    within = [accuracy for sent_mb, accuracy in points if sent_mb <= megabytes * (1 + 1e-9)]
     return within[-1] if within else None
 
 
