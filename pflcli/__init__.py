@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pflcli.commands.import_data import import_data
     from pflcli.commands.partition import partition
     from pflcli.commands.personalize import personalize
+    from pflcli.commands.predict import predict
     from pflcli.commands.stack import stack
     from pflcli.commands.sweep import sweep
     from pflcli.commands.train_global import train_global
@@ -32,6 +33,7 @@ __all__ = [
     "import_data",
     "partition",
     "personalize",
+    "predict",
     "stack",
     "sweep",
     "train_global",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from pflcli.errors import InputError, PflError
 
@@ -146,26 +146,45 @@ class Npz:
 
     def load(self, name: str) -> Any:
         """Return an array; raises InputError for one of Python objects, or that declares more than it holds."""
-        from numpy.lib import format as npy
-
         member = f"{name}.npy" if f"{name}.npy" in self._zip.namelist() else name
         info = self._zip.getinfo(member)
         what = f"{self.path}: array '{name}'"
         with self._zip.open(info) as file:
-            version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, _, dtype = read(file)
-            if dtype.hasobject:
-                raise InputError(
-                    f"{what} holds Python objects, which pfl does not unpickle",
-                    f"save it as numbers or text: {name}=np.asarray({name}.tolist())",
-                )
-            declared, actual = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
-            if min(shape, default=0) < 0 or declared > actual:
-                raise InputError(f"{what} declares {size(declared)} and holds {size(actual)}")
+            declared = _declared(what, name, file, info.file_size)
         require_room(what, declared, info.compress_size)
+        from numpy.lib import format as npy
+
         with self._zip.open(info) as file:
             return npy.read_array(file, allow_pickle=False)
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """Return the array of an NPY file; raises InputError for Python objects, or one that declares more than it has."""
+    from numpy.lib import format as npy
+
+    with path.open("rb") as file:
+        require_room(str(path), _declared(str(path), "x", file, path.stat().st_size))
+        file.seek(0)
+        array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
+        return array
+
+
+def _declared(what: str, name: str, file: IO[bytes], stored: int) -> int:
+    """Return the bytes that the array in a ``file`` of ``stored`` bytes declares, which are as many as it holds."""
+    from numpy.lib import format as npy
+
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise InputError(
+            f"{what} holds Python objects, which pfl does not unpickle",
+            f"save it as numbers or text: {name}=np.asarray({name}.tolist())",
+        )
+    declared, actual = math.prod(shape) * dtype.itemsize, stored - file.tell()
+    if min(shape, default=0) < 0 or declared > actual:
+        raise InputError(f"{what} declares {size(declared)} and holds {size(actual)}")
+    return int(declared)
 
 
 def read_npz(path: Path, *keys: str) -> list[NDArray[Any]]:

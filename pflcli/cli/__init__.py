@@ -17,6 +17,7 @@ from pflcli.cli import (
     listing,
     partition,
     personalize,
+    predict,
     show,
     stack,
     sweep,
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_CHAIN, _LOOK = "Make artifacts", "Look at them"
+_CHAIN, _USE, _LOOK = "Make artifacts", "Use them", "Look at them"
 app.command("import", cls=import_data.Command, rich_help_panel=_CHAIN)(import_data.command)
 app.command("partition", rich_help_panel=_CHAIN)(partition.command)
 app.command("train-global", rich_help_panel=_CHAIN)(train_global.command)
@@ -48,6 +49,7 @@ app.command("evaluate", rich_help_panel=_CHAIN)(evaluate.command)
 app.command("compare", rich_help_panel=_CHAIN)(compare.command)
 app.command("tune", rich_help_panel=_CHAIN)(tune.command)
 app.command("sweep", rich_help_panel=_CHAIN)(sweep.command)
+app.command("predict", rich_help_panel=_USE)(predict.command)
 app.command("show", rich_help_panel=_LOOK)(show.command)
 app.command("list", rich_help_panel=_LOOK)(listing.command)
 app.command("doctor", rich_help_panel=_LOOK)(doctor.command)

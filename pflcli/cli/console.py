@@ -197,6 +197,14 @@ def lines(texts: Sequence[str]) -> None:
     _put(sys.stdout, *texts)
 
 
+def content(text: bytes) -> None:
+    """Write the bytes of a text file to stdout; on a terminal control characters are shown as Python writes them."""
+    if sys.stdout.isatty():
+        _put(sys.stdout, *text.decode().splitlines())
+    else:
+        sys.stdout.write(text.decode())
+
+
 def facts(values: Mapping[str, Any], indent: str = "") -> None:
     """Print nested facts to stdout, one line per fact."""
     for key, value in values.items():

@@ -110,29 +110,14 @@ def command(
             show_default=False,
         ),
     ] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option(
-            help="Read the arrays of series and images in this order: channels-first or channels-last.",
-            metavar="NAME",
-            show_default="channels-last",
-            autocompletion=lambda: ["channels-first", "channels-last"],
-        ),
-    ] = None,
+    layout: shared.Layout = None,
     resize: Annotated[
         int | None,
         typer.Option(
             help="Resize images to this side length in pixels.", metavar="N", show_default="size of the files"
         ),
     ] = None,
-    delimiter: Annotated[
-        str | None,
-        typer.Option(
-            help="Split columns at this character, such as ';' or tab.",
-            metavar="CHAR",
-            show_default="comma, or tab for .tsv",
-        ),
-    ] = None,
+    delimiter: shared.Delimiter = None,
 ) -> Outcome:
     """Check your own data and convert them for `pfl partition`.
 

@@ -14,7 +14,6 @@ from pflcli import config, methods, parameters, sources
 from pflcli.artifacts import chain, codebook, csv_file
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
@@ -30,6 +29,7 @@ from pflcli.training import absences, answers, hardware, pair_costs, resolved_se
 from pflcli.training import earlier_choices as earlier
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Progress
+from pflcli.training.prepared_run import prepared
 
 
 def personalize(
@@ -188,16 +188,18 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
 
 def _prepared(job: _Job, data: partitions.Partition, execution: Execution) -> Run:
     """Return the run with its samples, lineage, initial weights and earlier choices."""
-    run = rounds.prepare(data, job.method, job.cfg, job.settings, job.seed, execution)
-    answers.provide(run, job.lineage)
-    backbone = job.lineage["backbone"]
-    if backbone is not None and "weights" in job.spec.request:
-        device, first = run.federation.x.device, tensors(backbone, initial.INITIAL, run.init)
-        run.init = {name: value.to(device) for name, value in first.items()}
-    elif job.weights is not None:
-        run.init = initial.begun(job.weights, job.settings, run.init, execution.reporter.say)
-    run.choices = earlier.read(job.earlier_run, job.method.choices(job.cfg))
-    return run
+    return prepared(
+        data,
+        job.method,
+        job.cfg,
+        job.settings,
+        job.seed,
+        job.lineage,
+        execution,
+        begins_with_weights="weights" in job.spec.request,
+        weights=job.weights,
+        earlier_run=job.earlier_run,
+    )
 
 
 def _write_predictions(

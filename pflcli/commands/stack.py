@@ -22,14 +22,12 @@ from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.evaluation import pool
+from pflcli.evaluation.learners import BASE, GLOBAL, VOTES, pooled_answers
 from pflcli.training import state_files
 
 NAME = "stack"
 """The name of the method in the request of a stack."""
-BASE = "fedavg"
-"""The method whose predictions are those of the global model."""
 
-_VOTES, _GLOBAL = "knn", "global"
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 _ONE_PARTITION = "stack predictions of one partition"
 _CLIENTS, _SAMPLES = 5, 200
@@ -193,12 +191,10 @@ def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str
             raise InputError(
                 f"{artifacts[0].path} and {artifact.path} are predictions for different {split} samples", _ONE_PARTITION
             )
-    answers = [parts.get(_VOTES, parts["p"]) for parts in (item.parts for item in stored)]
-    labels = [f"{name}, votes" if _VOTES in item.parts else name for name, item in zip(names, stored, strict=True)]
+    labels = [f"{name}, votes" if VOTES in item.parts else name for name, item in zip(names, stored, strict=True)]
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
-    global_answers = [item.parts[_GLOBAL] for item in stored if _GLOBAL in item.parts]
-    if global_answers and BASE not in methods:
-        answers, labels = [*answers, global_answers[0]], [*labels, _GLOBAL]
+    answers = pooled_answers([item.parts for item in stored], methods)
+    labels += [GLOBAL] * (len(answers) - len(labels))
     return _PoolInputs(tuple(labels), pool.logarithms(answers), tuple(answers), first)
 
 
@@ -207,7 +203,7 @@ def _base(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> int | None:
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
     if BASE in methods:
         return methods.index(BASE)
-    return inputs.names.index(_GLOBAL) if len(inputs.names) > len(methods) else None
+    return inputs.names.index(GLOBAL) if len(inputs.names) > len(methods) else None
 
 
 def _names(artifacts: Sequence[Artifact]) -> list[str]:
@@ -254,7 +250,7 @@ def _gated(
         base_answers = inputs.answers[base]
         parts = {
             "p": np.where(np.repeat(takes_pool, np.diff(split.offsets))[:, None], p, base_answers),
-            _GLOBAL: base_answers,
+            GLOBAL: base_answers,
         }
     return predictions.SplitPredictions(parts, split.y, split.sample, split.offsets)
 

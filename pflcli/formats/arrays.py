@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError, UsageError
-from pflcli.foreign import Npz, require_room, require_short
+from pflcli.foreign import Npz, read_npy, require_room, require_short
 from pflcli.formats import NOBODY, Raw, text, unknown
 
 Arrays = dict[str, NDArray[Any]]
@@ -51,6 +52,44 @@ def read_hdf5(
     with h5py.File(path, "r", locking=False) as file:
         names = _datasets(path.name, file)
         return _raw(path.name, names, lambda name: _numpy(path, file[name]), client, label, features, layout, split)
+
+
+def read_features(path: Path, name: str | None = None, layout: str | None = None) -> Raw:
+    """Read samples alone from an NPY, NPZ or HDF5 file: the array ``name``, else ``x`` or the only one.
+
+    Raises InputError if it does not hold such an array, other kinds if the file is damaged.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return _features_alone(path.name, {path.stem: lambda: read_npy(path)}, name, layout)
+    if suffix == ".npz":
+        with Npz(path) as npz:
+            return _features_alone(path.name, {key: partial(npz.load, key) for key in npz.names}, name, layout)
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        names = _datasets(path.name, file)
+        loads = {key: partial(_numpy, path, file[key]) for key in names}
+        return _features_alone(path.name, loads, name, layout)
+
+
+def _features_alone(
+    where: str, loads: Mapping[str, Callable[[], NDArray[Any]]], name: str | None, layout: str | None
+) -> Raw:
+    """Return the samples of the array ``name``, which ``loads`` reads."""
+    key = name or ("x" if "x" in loads or len(loads) != 1 else next(iter(loads)))
+    if key not in loads:
+        error = unknown(where, "array", key, list(loads))
+        error.fix = (*error.fix, "--features NAME says which array it is")
+        raise error
+    x, remark = _samples(f"{where}: array '{key}'", loads[key](), layout)
+    return Raw(
+        x=x,
+        label=np.full(len(x), "", dtype=np.str_),
+        owner=None,
+        place=lambda row, role, at: f"{where}: {key}[{', '.join(map(str, (row, *at)))}]",
+        remarks=(remark,) if remark else (),
+    )
 
 
 _DEEPEST = 32

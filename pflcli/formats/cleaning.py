@@ -58,7 +58,7 @@ def cleaned(
     rows = np.flatnonzero(~lost)
     if not len(rows):
         raise InputError(f"{name}: every sample lacks a value", *_blamed(raw, x, lost))
-    _bounded(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
+    bounded(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
     y, classes = _classes(raw, rows, like)
     split = None
     if raw.split is not None:
@@ -72,7 +72,7 @@ def cleaned(
         remarks += _hints(x, raw.columns)
     columns = raw.columns
     if missing == "median" and not pictures:
-        x, columns = _with_gaps(x, columns, like)
+        x, columns = with_gaps(x, columns, like)
         remarks += [_filled(columns)] if any(column.gaps for column in columns) else []
         x = x.astype(np.float64)
     if not (standardize or missing == "median"):
@@ -142,7 +142,7 @@ def _losses(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[s
     return lines + _blamed(raw, x, lost)
 
 
-def _with_gaps(
+def with_gaps(
     x: NDArray[np.float64], columns: tuple[Column, ...], like: Like | None
 ) -> tuple[NDArray[np.float64], tuple[Column, ...]]:
     """Return features (n, ..., d + gaps) and columns with one more feature behind each column that lacks values.
@@ -173,7 +173,7 @@ def _filled(columns: tuple[Column, ...]) -> str:
     return f"filled in by `pfl partition`, with a feature that says where: {shown}"
 
 
-def _bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
+def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
     """Raise InputError at the first value, among ``rows`` if given, that float32 cannot hold."""
     if x.dtype.kind != "f":
         return

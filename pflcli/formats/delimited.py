@@ -19,9 +19,13 @@ _LONGEST = 2**24
 class Delimited:
     """A text file of records; the header is line 1, and a blank line is no record."""
 
-    def __init__(self, path: Path, delimiter: str | None) -> None:
-        """Check every line of ``path``; ``delimiter`` is a comma, in TSV a tab, unless given."""
+    def __init__(self, path: Path, delimiter: str | None, fewest: int = 2) -> None:
+        """Check every line of ``path``; ``delimiter`` is a comma, in TSV a tab, unless given.
+
+        Raises InputError for less than ``fewest`` columns, 2 or 1.
+        """
         self.path = path
+        self._fewest = fewest
         self.name = path.name
         given = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter) if delimiter else None
         if given is not None and (len(given) != 1 or given in '"\r\n'):
@@ -68,7 +72,10 @@ class Delimited:
                 f"{self.name}, line 1: '{self._word(self.delimiter)}' does not part the columns of '{header[:40]}'",
                 f"--delimiter {typed}",
             )
-        raise InputError(f"{self.name} has a single column, '{header[:40]}'", "clients, labels and features need more")
+        if self._fewest > 1:
+            raise InputError(
+                f"{self.name} has a single column, '{header[:40]}'", "clients, labels and features need more"
+            )
 
     def _word(self, mark: str) -> str:
         return "tab" if mark == "\t" else mark

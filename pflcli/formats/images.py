@@ -44,6 +44,23 @@ def find(root: Path, client: str | None) -> Found:
     """Find the images; raises InputError if there is none, or one lies at another depth or is no plain file."""
     clients = client != NOBODY
     layout = "CLIENT/LABEL/IMAGE" if clients else "LABEL/IMAGE"
+    images, files = _images(root, f" at {layout}")
+    for path in images:
+        depth = len(path.relative_to(root).parts)
+        if depth != 2 + clients:
+            hint = f"--client {NOBODY} takes LABEL/IMAGE, where nobody holds the images yet" if depth == 2 else ""
+            raise InputError(f"{path} does not lie at {layout}", hint or f"lay the images out as {layout}")
+    return Found(root, images, clients, [path for path in files if path not in set(images)])
+
+
+def find_all(root: Path) -> Found:
+    """Find the images of a folder at any depth; raises InputError if there is none, or one is no plain file."""
+    images, files = _images(root)
+    return Found(root, images, False, [path for path in files if path not in set(images)])
+
+
+def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
+    """Return the images of a folder, sorted, and all its files but hidden ones."""
     # Hidden files are what systems leave behind, such as .DS_Store.
     files = [
         path
@@ -57,13 +74,8 @@ def find(root: Path, client: str | None) -> Found:
         require_file(path)
     if not images:
         some = f", but {files[0].relative_to(root)}" if files else ""
-        raise InputError(f"{root} holds no image{some}", f"images are {', '.join(SUFFIXES)} files at {layout}")
-    for path in images:
-        depth = len(path.relative_to(root).parts)
-        if depth != 2 + clients:
-            hint = f"--client {NOBODY} takes LABEL/IMAGE, where nobody holds the images yet" if depth == 2 else ""
-            raise InputError(f"{path} does not lie at {layout}", hint or f"lay the images out as {layout}")
-    return Found(root, images, clients, [path for path in files if path not in set(images)])
+        raise InputError(f"{root} holds no image{some}", f"images are {', '.join(SUFFIXES)} files{where}")
+    return images, files
 
 
 def read(found: Found, resize: int | None, advance: Callable[[int, str], None]) -> Raw:

@@ -64,15 +64,39 @@ def read(
     )
 
 
+def read_features(table: Table, like: Like | None = None) -> Raw:
+    """Read the features of samples whose clients and classes are not needed: the columns of ``like``, or all numbers.
+
+    Raises InputError for a column that is not there, a cell that is not a number or a word that ``like`` does not know.
+    """
+    _require_distinct(table)
+    named, coded = _choice(table, None, None, like, {})
+    candidates = [at for at, column in enumerate(table.columns) if column] if named is None else named
+    loaded = table.load([at for at in candidates if at in coded], [at for at in candidates if at not in coded])
+    chosen, places, values, _ = _features(table, candidates, loaded, coded, named is None, NOBODY, like)
+    return Raw(
+        x=np.concatenate(values, axis=1),
+        label=np.full(len(values[0]), "", dtype=np.str_),
+        owner=None,
+        place=lambda row, role, at: place_of(table, row, places[at[0]]),
+        columns=tuple(chosen),
+    )
+
+
+def _require_distinct(table: Table) -> None:
+    """Raise InputError for two columns of one name."""
+    twice = [column for column, count in Counter(filter(None, table.columns)).items() if count > 1]
+    if twice:
+        raise InputError(f"{table.name}: two columns are called '{twice[0]}'", "rename one in the first line")
+
+
 def _roles(table: Table, client: str | None, label: str | None, split: str | None) -> dict[str, int]:
     """Return the columns that say of a sample its label, its client and what it is for, by the option that names each.
 
     Raises UsageError for an option that is missing or contradicts another, InputError for a column that is not there.
     """
     columns = table.columns
-    twice = [column for column, count in Counter(filter(None, columns)).items() if count > 1]
-    if twice:
-        raise InputError(f"{table.name}: two columns are called '{twice[0]}'", "rename one in the first line")
+    _require_distinct(table)
     if client is None:
         raise UsageError(
             "--client is missing: which column says whose a sample is?",

@@ -12,20 +12,17 @@ from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.datasets._scaling import Floats, Scale, Scaling, filled, rows_of
 from pflcli.errors import InputError
+from pflcli.preparation.preprocessing import numeric
 
 
 def wish(dataset: datasets.Dataset, book: Codebook) -> Scaling | None:
     """Return what is still to be done to an imported dataset; None if nothing is."""
     if not (dataset.standardize or dataset.fill):
         return None
-    numeric: list[bool] = []
-    for column in book.columns:
-        numeric += [not column.words] * max(1, len(column.words)) + [False] * column.gaps
-    width = dataset.x.shape[-1]
     return Scaling(
         standardize=dataset.standardize,
         fill=dataset.fill,
-        numeric=np.asarray(numeric or [True] * width, dtype=np.bool_),
+        numeric=numeric(book, dataset.x.shape[-1]),
         scale=Scale(np.asarray(book.mean), np.asarray(book.sd)) if book.mean else None,
         median=np.asarray(book.median) if book.median else None,
         by_client=dataset.by_client,

@@ -56,7 +56,7 @@ def answer(run: Run, name: str, method: Method, checkpoints: Checkpoints, execut
                 raise ComputationError(f"{name}: {error.message}", *error.fix) from None
             # Validation samples from which a run has learned are training samples, and are not answered.
             splits = [split for split in predictor.splits if split != "validation" or not run.settings.refit]
-            by_split = {split: _with_global(run, predictor.answer(split), clients, split) for split in splits}
+            by_split = {split: with_global(run, predictor.answer(split), clients, split) for split in splits}
             answers = {**absences.checked(run, clients, by_split), "tuned": predictor.tuned}
             # One append, so that an interruption leaves all answers of these clients or none.
             progress.answers.append((len(clients), _tensors(answers)))
@@ -68,7 +68,7 @@ def _tensors(arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, tor
     return {key: {name: torch.from_numpy(values) for name, values in parts.items()} for key, parts in arrays.items()}
 
 
-def _with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> dict[str, Any]:
+def with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> dict[str, Any]:
     """Add the answer of the backbone, so that ``evaluate`` can tell who is better off than with it."""
     if run.backbone is None or "global" in parts:
         return dict(parts)

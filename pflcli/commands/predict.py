@@ -1,0 +1,90 @@
+"""``pfl predict``: what a client of stored predictions answers for further samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pflcli.artifacts import codebook
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.commands.prediction import answerer as answerers
+from pflcli.commands.prediction import output, personalized
+from pflcli.commands.prediction.answerer import Answerer
+from pflcli.commands.prediction.answering import Answer
+from pflcli.commands.prediction.output import Predicted
+from pflcli.errors import UsageError, closest
+from pflcli.formats import arrays
+from pflcli.preparation.queries import Source
+from pflcli.wording import counted
+
+
+def predict(
+    source: Path | str | Artifact,
+    data: Path | str,
+    *,
+    client: str,
+    out: Path | str | None = None,
+    form: str | None = None,
+    features: str | None = None,
+    layout: str | None = None,
+    delimiter: str | None = None,
+    weights: Path | str | None = None,
+    execution: Execution | None = None,
+) -> Predicted:
+    """Answer the samples of ``data`` as a client of the predictions ``source`` answers its own.
+
+    ``data`` is a table (CSV, TSV, Parquet), an array file (NPY, NPZ, HDF5), a folder of images, or ``-`` for CSV from
+    stdin; ``features``, ``layout`` and ``delimiter`` say how it is read. Samples are preprocessed as those of the
+    partition were: columns by name, words as features, medians for missing values, the client's scale. Stored test
+    samples get the stored answers, to the bit where device and engine are those of ``source``. A client that is not
+    known is answered by the global model. With ``out`` (.csv, .jsonl or .npz) the answers are written to that file;
+    ``form`` is that of what is printed. ``weights`` is the file with which a run began that has no backbone.
+
+    Raises UsageError for an option that does not fit, InputError for samples that the model cannot take, a lineage that
+    is not complete or a client that nothing can answer for, ConflictError if ``out`` exists and may not be replaced.
+    """
+    execution = execution or Execution()
+    path = None if out is None else Path(out)
+    form = output.form_of(path, form)
+    if layout is not None and layout not in arrays.LAYOUTS:
+        raise UsageError(f"unknown --layout '{layout}'", closest(layout, arrays.LAYOUTS))
+    if path is not None:
+        output.require_writable(path, force=execution.force)
+    artifact = open_artifact(source, "predictions")
+    answerer = answerers.opened(artifact, weights)
+    number = personalized.number_of(client, personalized.client_names(artifact))
+    partition, book = answerer.partition, codebook.read(artifact)
+    preprocessing = personalized.preprocessing_of(artifact, partition, book, client)
+    queries = Source(Path(data), features, layout, delimiter).read(preprocessing, execution.reporter)
+    answer = answerer.answer(number, queries.x, execution)
+    predicted = Predicted(
+        answerer.method,
+        client,
+        number is not None,
+        queries.names,
+        tuple(book.class_names(preprocessing.form.classes)),
+        answer.parts,
+        answer.tuned,
+    )
+    _report(answerer, predicted, answer, execution)
+    if path is not None:
+        output.write(path, output.FORMS[form](predicted), force=execution.force)
+    return predicted
+
+
+def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution: Execution) -> None:
+    """Say who has answered, and what a user should know of the answers."""
+    say, path = execution.reporter.say, answerer.artifact.path
+    if predicted.is_known:
+        say(
+            f"{counted(len(predicted.samples), 'sample')}, answered by {predicted.method} for client {predicted.client}"
+        )
+    else:
+        say(
+            f"WARNING: {path} has no client '{predicted.client}': "
+            f"{counted(len(predicted.samples), 'sample')}, answered by the global model"
+        )
+    for name in answerer.changed_code():
+        say(f"WARNING: {name} has changed since {path} was made: answers may differ from those that it holds")
+    for remark in answer.remarks:
+        say(f"WARNING: {remark}")

@@ -1,0 +1,135 @@
+"""Answers as a file: CSV, JSON lines or NPZ, written in one step."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts import csv_file, disk
+from pflcli.artifacts import manifest as manifests
+from pflcli.errors import ConflictError, InputError, UsageError
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What ``predict`` answers for n samples.
+
+    ``samples`` (n,) are their numbers from 0, or the paths of images; ``classes`` (C,) the names of the classes;
+    ``parts`` (n, C) the probabilities ``p`` and those that explain them; ``tuned`` what the client chose by its
+    validation samples. ``is_known`` is false for a client that the predictions do not have.
+    """
+
+    method: str
+    client: str
+    is_known: bool
+    samples: tuple[int | str, ...]
+    classes: tuple[str, ...]
+    parts: Mapping[str, NDArray[np.float32]]
+    tuned: Mapping[str, float]
+
+    @property
+    def p(self) -> NDArray[np.float32]:
+        """The probabilities of classes (n, C)."""
+        return self.parts["p"]
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The most probable class (n,) of each sample, 0..C-1."""
+        return np.asarray(self.p.argmax(axis=1), dtype=np.int64)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return each sample's answer by name; probabilities have the digits that tell a float32 from others."""
+        rows = []
+        for sample, label, p in zip(self.samples, self.labels.tolist(), self.p, strict=True):
+            numbers = [float(str(value)) for value in p]
+            by_class = dict(zip(self.classes, numbers, strict=True))
+            rows.append({"sample": sample, "class": self.classes[label], "probability": numbers[label], "p": by_class})
+        return rows
+
+
+def as_csv(predicted: Predicted) -> bytes:
+    """Return a row per sample: ``sample``, ``class``, ``probability`` and ``p(NAME)`` for each class."""
+    heading = ["sample", "class", "probability", *(f"p({name})" for name in predicted.classes)]
+    rows = ([row["sample"], row["class"], row["probability"], *row["p"].values()] for row in predicted.rows())
+    return csv_file.content(heading, rows)
+
+
+def as_json_lines(predicted: Predicted) -> bytes:
+    """Return a JSON object per sample, a line each: ``sample``, ``class``, ``probability`` and ``p`` by class."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in predicted.rows()).encode()
+
+
+def as_npz(predicted: Predicted) -> bytes:
+    """Return arrays: ``sample``, ``class`` (n,), ``classes`` (C,), ``p`` and further parts (n, C)."""
+    memory = io.BytesIO()
+    labels = np.asarray(predicted.classes)[predicted.labels]
+    arrays: dict[str, Any] = {
+        "sample": np.asarray(predicted.samples),
+        "class": labels,
+        "classes": np.asarray(predicted.classes),
+        **predicted.parts,
+    }
+    np.savez(memory, **arrays)
+    return memory.getvalue()
+
+
+FORMS: dict[str, Callable[[Predicted], bytes]] = {"csv": as_csv, "jsonl": as_json_lines, "npz": as_npz}
+"""How answers are written, by the suffix of the file."""
+TEXTS = ("csv", "jsonl")
+"""Those of ``FORMS`` that can be printed."""
+
+
+def form_of(out: Path | None, form: str | None) -> str:
+    """Return the form of ``FORMS`` of the file ``out``, or of what is printed where that is None.
+
+    Raises UsageError for another suffix, or a ``form`` that is not known or contradicts it.
+    """
+    if form is not None and form not in TEXTS:
+        raise UsageError(f"unknown --format '{form}'", f"choose from: {', '.join(TEXTS)}")
+    if out is None:
+        return form or "csv"
+    suffix = out.suffix.lower().removeprefix(".")
+    if suffix not in FORMS:
+        raise UsageError(f"{out} is of no form that answers are written in", "-o FILE.csv, FILE.jsonl or FILE.npz")
+    if form not in (None, suffix):
+        raise UsageError(f"--format {form} contradicts --out {out}", "leave out --format")
+    return suffix
+
+
+def require_writable(out: Path, *, force: bool) -> None:
+    """Raise ConflictError if a file may not be written to ``out``, InputError if there is no folder for it."""
+    if out.is_dir():
+        raise ConflictError(f"{out} is a folder", f"-o {out / 'answers.csv'}")
+    if not out.parent.is_dir():
+        raise InputError(f"{out.parent} does not exist", f"mkdir -p {out.parent}")
+    if manifests.is_artifact(out.parent):
+        raise ConflictError(f"{out.parent} is an artifact, whose files nothing else may change", "choose another --out")
+    if out.exists() and not force:
+        raise ConflictError(f"{out} exists", "--force replaces it")
+
+
+def write(out: Path, content: bytes, *, force: bool) -> None:
+    """Write a file in one step, so that nobody reads a part of it; raises as ``require_writable`` and if that fails."""
+    require_writable(out, force=force)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        try:
+            with partial.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(out)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk.write_error(f"cannot write {out}", out.parent, error, len(content)) from None

@@ -1,0 +1,111 @@
+"""The state of a method as its predictions hold it, so that clients can answer again without a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.reader import Artifact
+from pflcli.errors import InputError
+from pflcli.fl.run import Run
+from pflcli.methods import Method, State
+from pflcli.parameters import Params
+from pflcli.parameters.model_table import ModelTable
+
+STATE = "state.safetensors"
+_IDS = "clients"
+
+
+def restored(artifact: Artifact, run: Run, method: Method) -> State:
+    """Return the state that a method had when its clients answered, for the clients of ``run``.
+
+    ``run`` may have clients behind those of the predictions; these have the state that ``setup`` gives to a client
+    before its first round. ``setup`` also gives each table its default and all names their order: files are sorted by
+    name, and a sum over layers in another order differs in its last bits.
+    Raises InputError if the files do not fit the method.
+    """
+    count = int(artifact.manifest.summary.get("clients", len(run.clients)))
+    stored = _tensors(artifact, STATE) if STATE in artifact.manifest.files else {}
+    state = _filled(method.setup(run), stored, len(run.clients), count, run.federation.y.device)
+    files = [name for name in artifact.manifest.files if name.endswith(".safetensors") and name != STATE]
+    for file in files:
+        _restore_table(artifact, file, state, run)
+    return state
+
+
+def _tensors(artifact: Artifact, name: str) -> dict[str, Tensor]:
+    """Read the tensors of a file; what a method recorded by round may be nan."""
+    content = artifact.read(name)
+    with artifact.parsing(name):
+        return dict(load(content))
+
+
+def _filled(
+    template: Mapping[str, Any], stored: Mapping[str, Tensor], clients: int, count: int, device: torch.device
+) -> State:
+    """Return the stored tensors, nested and ordered like ``template``, whose tables stay; further ones come last."""
+    state: State = {}
+    for key, value in template.items():
+        inner = {name.removeprefix(f"{key}/"): stored[name] for name in stored if name.startswith(f"{key}/")}
+        if isinstance(value, ModelTable):
+            state[key] = value
+        elif isinstance(value, Mapping):
+            state[key] = _filled(value, inner, clients, count, device)
+        elif key in stored:
+            state[key] = _with_later_clients(stored[key].to(device, copy=True), value, clients, count)
+    known = set(state)
+    for name, value in stored.items():
+        outer, _, rest = name.partition("/")
+        if outer not in known:
+            target = state.setdefault(outer, {}) if rest else state
+            target[rest or outer] = value.to(device, copy=True)
+    return state
+
+
+def _with_later_clients(stored: Tensor, initial: Tensor, clients: int, count: int) -> Tensor:
+    """Return a tensor with a row per client with the rows of ``initial`` for later clients; any other as it is."""
+    is_per_client = stored.ndim and stored.shape[0] == count and initial.shape == (clients, *stored.shape[1:])
+    return torch.cat([stored, initial[count:].to(stored)]) if is_per_client and clients > count else stored
+
+
+def _restore_table(artifact: Artifact, file: str, state: State, run: Run) -> None:
+    """Write the models of a file into the table of its name; raises InputError if they do not fit it."""
+    rows = _tensors(artifact, file)
+    path = artifact.path / file
+    if _IDS not in rows:
+        raise InputError(f"{path} does not say whose models it holds")
+    ids = rows.pop(_IDS).numpy()
+    *outer, last = file.removesuffix(".safetensors").split("-")
+    inner = state
+    for part in outer:
+        inner = inner.setdefault(part, {})
+    if last not in inner:
+        inner[last] = run.table(_default(rows, state))
+    table = inner[last]
+    fits = isinstance(table, ModelTable) and {name: value.shape for name, value in table.default.items()} == {
+        name: value.shape[1:] for name, value in rows.items()
+    }
+    if not fits or (len(ids) and not (ids.min() >= 0 and ids.max() < len(run.clients))):
+        raise InputError(
+            f"{path} does not fit the method as this version of pfl has it", f"{predictions.MADE_BY}, again"
+        )
+    table[ids] = {name: value.to(table.default[name].dtype) for name, value in rows.items()}
+
+
+def _default(rows: Mapping[str, Tensor], state: State) -> Params:
+    """Return the default of a table that the rounds made: the shared parameters of the same names, or zeros."""
+    shared: dict[str, Tensor] = {}
+    for value in state.values():
+        if isinstance(value, Mapping):
+            shared |= {name: inner for name, inner in value.items() if isinstance(inner, Tensor)}
+    return {
+        name: shared[name]
+        if name in shared and shared[name].shape == value.shape[1:]
+        else torch.zeros_like(value[:1])[0]
+        for name, value in rows.items()
+    }

@@ -1,0 +1,336 @@
+"""``pfl predict``: samples from every form of file, preprocessed as at import, and answers in every form."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import shutil
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers import error_text
+from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.import_data import import_data
+from pflcli.commands.partition import partition
+from pflcli.commands.personalize import personalize
+from pflcli.commands.predict import predict
+from pflcli.commands.prediction import output
+from pflcli.commands.stack import stack
+from pflcli.errors import ConflictError, InputError, PflError, UsageError
+
+COLUMNS = ("hospital", "age", "smokes", "pressure", "outcome")
+BRIEF = {"model": "logistic", "rounds": 1}
+ONE = Execution(threads=1)
+
+
+def visits():
+    """Sixty visits to three hospitals, some without a pressure; whether a patient smokes is a word."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(60):
+        sick = draw.random() < 0.5
+        pressure = "" if draw.random() < 0.2 else f"{draw.gauss(120 + 15 * sick, 9):.1f}"
+        words = draw.choice(["never", "often", "daily" if sick else "never"])
+        rows.append(["ABC"[number % 3], f"{draw.gauss(50 + 20 * sick, 8):.1f}", words, pressure, ("no", "yes")[sick]])
+    return rows
+
+
+def table(path, rows, columns=COLUMNS, delimiter=","):
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([columns, *rows])
+    return path
+
+
+@pytest.fixture(scope="module", params=["client", "federation"])
+def clinic(request, tmp_path_factory):
+    """Hospitals' visits, imported with words, medians and a scale, and what ditto answers for them."""
+    at = tmp_path_factory.mktemp(request.param)
+    source = table(at / "visits.csv", visits())
+    import_data(source, at / "data", client="hospital", label="outcome", missing="median", standardize=request.param)
+    partition(str(at / "data"), at / "p")
+    personalize("ditto", at / "p", at / "m", settings=BRIEF, execution=ONE)
+    return at
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Digits of four writers, and what FedAvg, local training and both together answer for them."""
+    at = tmp_path_factory.mktemp("digits")
+    partition("writers", at / "p", clients=4, part=(1, 6))
+    for method in ("fedavg", "local"):
+        personalize(method, at / "p", at / method, settings=BRIEF, execution=ONE)
+    stack([at / "fedavg", at / "local"], at / "stack")
+    return at
+
+
+def hospital_rows(clinic, name="B"):
+    """The visits that are a hospital's test samples, as they stand in the file, and the stored answers to them."""
+    artifact = open_artifact(clinic / "m")
+    split = predictions.read(artifact, "test")
+    client = codebook.read(artifact).clients.index(name)
+    own = slice(*split.offsets[client : client + 2])
+    return [visits()[row] for row in split.sample[own]], split.parts["p"][own]
+
+
+def own_digits(digits, client=1):
+    """A writer's name and its test samples (n, 28, 28)."""
+    data = partitions.read(open_artifact(digits / "p"))
+    return data.names[client], data.x[slice(*data.offsets[3 * client + 2 : 3 * client + 4])]
+
+
+def columns_of(rows, *names):
+    return [[row[COLUMNS.index(name)] for name in names] for row in rows]
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "semicolons", "parquet"])
+def test_a_table_is_preprocessed_as_at_import(clinic, tmp_path, form):
+    """Columns by name and in any order, beside others; words, gaps and scale as they were; a label is not needed."""
+    rows, expected = hospital_rows(clinic)
+    assert any(row[3] == "" for row in visits())
+    names = ("smokes", "pressure", "age", "hospital")
+    cells, delimiter = columns_of(rows, *names), {"tsv": "\t", "semicolons": ";"}.get(form, ",")
+    path = table(tmp_path / ("q.tsv" if form == "tsv" else "q.csv"), cells, names, delimiter)
+    if form == "parquet":
+        pandas = pytest.importorskip("pandas")
+        pytest.importorskip("pyarrow")
+        pandas.read_csv(path).to_parquet(path := tmp_path / "q.parquet")
+    semicolon = ";" if form == "semicolons" else None
+    answers = predict(clinic / "m", path, client="B", delimiter=semicolon, execution=ONE)
+    assert answers.p.tobytes() == expected.tobytes()
+    assert answers.classes == ("no", "yes")
+    assert answers.samples == tuple(range(len(rows)))
+
+
+def test_arrays_hold_the_columns_in_their_order(clinic, tmp_path):
+    rows, expected = hospital_rows(clinic)
+    words = codebook.read(open_artifact(clinic / "m")).columns[1].words
+    x = [[float(age), *(word == smokes for word in words), float(mm or "nan")] for _, age, smokes, mm, _ in rows]
+    np.savez(tmp_path / "q.npz", x=np.asarray(x), y=np.zeros(3))
+    with h5py.File(tmp_path / "q.h5", "w") as file:
+        file["visits"] = np.asarray(x)
+    np.save(tmp_path / "q.npy", np.asarray(x))
+    for name in ("q.npz", "q.h5", "q.npy"):
+        assert predict(clinic / "m", tmp_path / name, client="B", execution=ONE).p.tobytes() == expected.tobytes()
+
+
+def test_images_come_as_arrays_or_as_a_folder(digits, tmp_path):
+    writer, x = own_digits(digits)
+    np.save(tmp_path / "q.npy", x)
+    (tmp_path / "images" / "deep").mkdir(parents=True)
+    for number, image in enumerate(x):
+        Image.fromarray(image).save(tmp_path / "images" / "deep" / f"{number:03}.png")
+    answers = [predict(digits / "local", path, client=writer, execution=ONE) for path in
+               (tmp_path / "q.npy", tmp_path / "images")]  # fmt: skip
+    assert answers[0].p.tobytes() == answers[1].p.tobytes()
+    assert answers[1].samples == tuple(f"deep/{number:03}.png" for number in range(len(x)))
+
+
+def test_a_stack_answers_as_it_did(digits, tmp_path):
+    writer, x = own_digits(digits)
+    np.save(tmp_path / "q.npy", x)
+    split = predictions.read(open_artifact(digits / "stack"), "test")
+    answers = predict(digits / "stack", tmp_path / "q.npy", client=writer, execution=ONE)
+    for part, values in split.parts.items():
+        assert answers.parts[part].tobytes() == values[slice(*split.offsets[1:3])].tobytes()
+    assert set(answers.tuned) == {"pooled"}
+
+
+def test_a_client_that_is_not_known_gets_the_global_model(digits, tmp_path, pfl):
+    _, x = own_digits(digits)
+    np.save(tmp_path / "q.npy", x)
+    split = predictions.read(open_artifact(digits / "fedavg"), "test")
+    ran = pfl("predict", digits / "fedavg", tmp_path / "q.npy", "--client", "w9", "--json", "--threads", 1)
+    facts = json.loads(ran.out)
+    assert ran.code == 0
+    assert "WARNING" in ran.err
+    assert "no client 'w9'" in ran.err
+    assert facts["known"] is False
+    own = split.parts["p"][slice(*split.offsets[1:3])]
+    shown = [[row["p"][name] for name in facts["classes"]] for row in facts["answers"]]
+    np.testing.assert_allclose(shown, own, atol=2e-7)
+    with pytest.raises(InputError) as error:
+        predict(digits / "local", tmp_path / "q.npy", client="w9", execution=ONE)
+    assert "local has no global model" in error_text(error)
+
+
+def test_a_client_without_a_scale_is_refused(clinic, tmp_path):
+    rows, _ = hospital_rows(clinic)
+    path = table(tmp_path / "q.csv", rows)
+    if codebook.read(open_artifact(clinic / "m")).scales:
+        with pytest.raises(InputError) as error:
+            predict(clinic / "m", path, client="Z", execution=ONE)
+        assert "has no scale" in error_text(error)
+    else:
+        assert not predict(clinic / "m", path, client="Z", execution=ONE).is_known
+
+
+def test_answers_in_every_form(clinic, tmp_path, pfl):
+    rows, expected = hospital_rows(clinic)
+    path = table(tmp_path / "q.csv", rows)
+    line = ("predict", clinic / "m", path, "--client", "B", "--threads", 1)
+    printed = pfl(*line)
+    for name in ("a.csv", "a.jsonl", "a.npz"):
+        assert pfl(*line, "-o", tmp_path / name).out == f"{tmp_path / name}\n"
+    assert (tmp_path / "a.csv").read_text() == printed.out
+    assert (tmp_path / "a.jsonl").read_text() == pfl(*line, "--format", "jsonl").out
+    with np.load(tmp_path / "a.npz") as arrays:
+        assert arrays["p"].tobytes() == expected.tobytes()
+        named = arrays["class"].tolist()
+    assert named == [("no", "yes")[label] for label in expected.argmax(axis=1)]
+    cells = list(csv.DictReader(io.StringIO(printed.out)))
+    lines = [json.loads(text) for text in (tmp_path / "a.jsonl").read_text().splitlines()]
+    for number, (cell, row, p) in enumerate(zip(cells, lines, expected, strict=True)):
+        assert list(cell) == ["sample", "class", "probability", "p(no)", "p(yes)"]
+        assert (cell["sample"], cell["class"]) == (str(number), named[number])
+        assert np.asarray([cell["p(no)"], cell["p(yes)"]]).astype(np.float32).tobytes() == p.tobytes()
+        assert row == {
+            "sample": number,
+            "class": cell["class"],
+            "probability": float(cell["probability"]),
+            "p": row["p"],
+        }
+        assert np.asarray([*row["p"].values()], np.float32).tobytes() == p.tobytes()
+
+
+def test_a_file_is_replaced_by_force_alone_and_in_one_step(clinic, tmp_path, pfl, monkeypatch):
+    rows, _ = hospital_rows(clinic)
+    path, out = table(tmp_path / "q.csv", rows), tmp_path / "a.csv"
+    out.write_text("old")
+    line = ("predict", clinic / "m", path, "--client", "B", "-o", out, "--threads", 1)
+    ran = pfl(*line)
+    assert (ran.code, out.read_text()) == (4, "old")
+    assert "--force" in ran.err
+
+    def broken(number):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output.os, "fsync", broken)
+        assert pfl(*line, "--force").code == 3
+    assert out.read_text() == "old"
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["a.csv", "q.csv"]
+    assert pfl(*line, "--force").code == 0
+    assert out.read_text().startswith("sample,class")
+
+
+def test_stdin_is_a_table(clinic, tmp_path, pfl, monkeypatch):
+    rows, _ = hospital_rows(clinic)
+    text = table(tmp_path / "q.csv", rows).read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    ran = pfl("predict", clinic / "m", "-", "--client", "B", "-q", "--threads", 1)
+    answers = predict(clinic / "m", tmp_path / "q.csv", client="B", execution=ONE)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == output.as_csv(answers).decode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.replace(b"smokes", b"smoked"))))
+    ran = pfl("predict", clinic / "m", "-", "--client", "B")
+    assert ran.code == 3
+    assert "pfl: stdin has no column 'smokes'" in ran.err
+
+
+REFUSED = {
+    "a word that is not known": ("age,smokes,pressure\n50,rarely,120\n", "'rarely' is not among the words"),
+    "a column that is missing": ("age,pressure\n50,120\n", "no column 'smokes'"),
+    "a word for a number": ("age,smokes,pressure\nfifty,never,120\n", "line 2"),
+    "infinity": ("age,smokes,pressure\ninf,never,120\n", "not finite"),
+    "no samples": ("age,smokes,pressure\n", "no samples"),
+    "nothing": ("", "is empty"),
+    "a ragged line": ("age,smokes,pressure\n50,never\n", "has 2 cells"),
+    "two columns of one name": ("age,age,smokes,pressure\n5,5,never,1\n", "two columns"),
+    "another delimiter": ("age;smokes;pressure\n50;never;120\n", "--delimiter ';'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_model_cannot_take_is_named(clinic, tmp_path, pfl, case):
+    text, words = REFUSED[case]
+    (tmp_path / "q.csv").write_text(text)
+    ran = pfl("predict", clinic / "m", tmp_path / "q.csv", "--client", "B")
+    assert (ran.code, ran.out) == (3, "")
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
+    writer, x = own_digits(digits)
+    np.save(tmp_path / "small.npy", x[:, :5])
+    np.save(tmp_path / "floats.npy", x.astype(np.float32))
+    np.save(tmp_path / "objects.npy", np.asarray([{}], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "two.npz", a=x, b=x)
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "small.npy").read_bytes()[:200])
+    table(tmp_path / "q.csv", [[1, 2]], ["a", "b"])
+    (tmp_path / "q.txt").write_text("1")
+    cases = {
+        "small.npy": "takes images of shape 28x28; the samples have 5x28",
+        "floats.npy": "the samples are",
+        "objects.npy": "does not unpickle",
+        "two.npz": "--features NAME",
+        "cut.npy": "declares",
+        "q.csv": "which no table holds",
+        "q.txt": "of no form",
+        "p": "is an artifact of pfl",
+        "nowhere.npy": "does not exist",
+    }
+    shutil.copytree(digits / "p", tmp_path / "p")
+    for name, words in cases.items():
+        with pytest.raises(PflError) as error:
+            predict(digits / "local", tmp_path / name, client=writer)
+        assert words in error_text(error), name
+
+
+def test_options_that_do_not_fit_are_refused(digits, tmp_path):
+    writer, x = own_digits(digits)
+    np.save(tmp_path / "q.npy", x)
+    (tmp_path / "folder.csv").mkdir()
+    for error, options in (
+        (UsageError, {"out": tmp_path / "a.txt"}),
+        (UsageError, {"form": "xml"}),
+        (UsageError, {"form": "csv", "out": tmp_path / "a.npz"}),
+        (UsageError, {"layout": "sideways"}),
+        (UsageError, {"delimiter": ";"}),
+        (UsageError, {"weights": tmp_path / "w.txt"}),
+        (InputError, {"features": "z"}),
+        (InputError, {"out": tmp_path / "no" / "a.csv"}),
+        (ConflictError, {"out": tmp_path / "folder.csv"}),
+        (ConflictError, {"out": digits / "p" / "a.csv"}),
+    ):
+        with pytest.raises(error):
+            predict(digits / "local", tmp_path / "q.npy", client=writer, execution=ONE, **options)
+
+
+def test_the_weights_of_a_file_are_needed_again(tmp_path):
+    from safetensors.torch import save_file
+
+    from pflcli import models, parameters
+
+    partition("writers", tmp_path / "p", clients=3, part=(1, 12))
+    save_file(parameters.of(models.create("logistic", (1, 28, 28), 10, 5)), tmp_path / "w.safetensors")
+    personalize("local", tmp_path / "p", tmp_path / "m", settings=BRIEF, weights=tmp_path / "w.safetensors")
+    writer, x = own_digits(tmp_path)
+    np.save(tmp_path / "q.npy", x)
+    with pytest.raises(UsageError) as error:
+        predict(tmp_path / "m", tmp_path / "q.npy", client=writer)
+    assert "--weights FILE" in error_text(error)
+    answers = predict(tmp_path / "m", tmp_path / "q.npy", client=writer, weights=tmp_path / "w.safetensors")
+    split = predictions.read(open_artifact(tmp_path / "m"), "test")
+    assert answers.p.tobytes() == split.parts["p"][slice(*split.offsets[1:3])].tobytes()
+
+
+def test_a_method_that_has_changed_is_named(digits, tmp_path, monkeypatch, pfl):
+    from pflcli import sources
+
+    writer, x = own_digits(digits)
+    np.save(tmp_path / "q.npy", x)
+    monkeypatch.setattr(sources, "code_hash", lambda group, name: "another")
+    ran = pfl("predict", digits / "local", tmp_path / "q.npy", "--client", writer, "--threads", 1)
+    assert ran.code == 0
+    assert "methods/local has changed" in ran.err

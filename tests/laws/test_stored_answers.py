@@ -1,0 +1,62 @@
+"""What a client answers for its stored test samples, sent again as a file, is what was stored: to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pflcli import methods, registry
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.extract import extract
+from pflcli.commands.partition import partition
+from pflcli.commands.personalize import personalize
+from pflcli.commands.prediction import answering, personalized
+from pflcli.commands.train_global import train_global
+
+METHODS = registry.names("methods")
+BRIEF = {"model": "mlp", "rounds": 1, "participation": 0.5}
+ENGINES = {method: ("loop", "stacked")[number % 2] for number, method in enumerate(METHODS)}
+"""One engine for each method, in turn: both are tried by many methods, and the law takes half the time."""
+
+
+PAIR = {16, 17}
+"""The clients that answer after the first sixteen: one of them is unseen."""
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    """Eighteen clients, more than answer at a time, four of them unseen, with all that a method may need."""
+    at = tmp_path_factory.mktemp("chain")
+    writers = {"scheme": "clusters", "options": {"groups": "2"}, "part": (1, 30)}
+    partition("writers", at / "p", clients=18, new_clients=0.2, seed=1, **writers)
+    train_global(at / "p", at / "b", settings=BRIEF)
+    extract(at / "b", at / "e")
+    build_datastore(at / "e", at / "d")
+    return at
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
+    source = chain / "d" if methods.load(method).NEEDS else chain / "p"
+    execution = Execution(engine=ENGINES[method], threads=1)
+    personalize(method, source, tmp_path / "m", settings={} if source.name == "d" else BRIEF, execution=execution)
+    artifact = open_artifact(tmp_path / "m")
+    assert predictions.new(artifact)[[*PAIR]].sum() == 1
+    model, data = personalized.opened(artifact, None), partitions.read(open_artifact(chain / "p"))
+    expected, tuned = predictions.read(artifact, "test"), predictions.tuned(artifact)
+    own = data.x[slice(*data.offsets[3 * 17 + 2 : 3 * 17 + 4])]
+    at = answering.ready(model, 17, own, Execution(threads=1))
+    assert set(at.clients) == PAIR
+    for client in PAIR:  # the other one answers for its own stored samples
+        answer = answering.answered(model, replace(at, client=client))
+        assert answer.parts.keys() == expected.parts.keys()
+        for part, values in expected.parts.items():
+            rows = values[slice(*expected.offsets[client : client + 2])]
+            assert len(rows)
+            assert rows.tobytes() == answer.parts[part].tobytes(), part
+        assert answer.tuned == {name: values[client] for name, values in tuned.items()}
