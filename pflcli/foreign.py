@@ -148,10 +148,10 @@ class Npz:
         """Return an array; raises InputError for one of Python objects, or that declares more than it holds."""
         member = f"{name}.npy" if f"{name}.npy" in self._zip.namelist() else name
         info = self._zip.getinfo(member)
-        what = f"{self.path}: array '{name}'"
+        source = f"{self.path}: array '{name}'"
         with self._zip.open(info) as file:
-            declared = _declared(what, name, file, info.file_size)
-        require_room(what, declared, info.compress_size)
+            declared = _declared(source, name, file, info.file_size)
+        require_room(source, declared, info.compress_size)
         from numpy.lib import format as npy
 
         with self._zip.open(info) as file:
@@ -169,7 +169,7 @@ def read_npy(path: Path) -> NDArray[Any]:
         return array
 
 
-def _declared(what: str, name: str, file: IO[bytes], stored: int) -> int:
+def _declared(source: str, name: str, file: IO[bytes], stored: int) -> int:
     """Return the bytes that the array in a ``file`` of ``stored`` bytes declares, which are as many as it holds."""
     from numpy.lib import format as npy
 
@@ -178,12 +178,12 @@ def _declared(what: str, name: str, file: IO[bytes], stored: int) -> int:
     shape, _, dtype = read(file)
     if dtype.hasobject:
         raise InputError(
-            f"{what} holds Python objects, which pfl does not unpickle",
+            f"{source} holds Python objects, which pfl does not unpickle",
             f"save it as numbers or text: {name}=np.asarray({name}.tolist())",
         )
     declared, actual = math.prod(shape) * dtype.itemsize, stored - file.tell()
     if min(shape, default=0) < 0 or declared > actual:
-        raise InputError(f"{what} declares {size(declared)} and holds {size(actual)}")
+        raise InputError(f"{source} declares {size(declared)} and holds {size(actual)}")
     return int(declared)
 
 

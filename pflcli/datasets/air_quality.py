@@ -62,12 +62,12 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     cfg = cfg or Config()
     stride = cfg.stride
     paths = [] if root is None else [sorted(Path(root).glob(pattern)) for pattern in FILES]
-    found = next((group for group in paths if group), [])
-    if download or not found:
+    files = next((group for group in paths if group), [])
+    if download or not files:
         raise needs_root("air-quality", *FILES, source="download it from https://archive.ics.uci.edu/dataset/501")
-    read = read_npz_stations if found[0].suffix == ".npz" else read_csv_stations
+    read = read_npz_stations if files[0].suffix == ".npz" else read_csv_stations
     x, y, owner = [], [], []
-    records = read(found, tuple(SCALES), DIRECTIONS)
+    records = read(files, tuple(SCALES), DIRECTIONS)
     for station in cfg.stations:
         if station not in records:
             raise UsageError(f"air-quality has no station '{station}'", closest(station, records))
@@ -79,7 +79,7 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
         y.append(level)
         owner += [station] * len(level)
     if not owner:
-        raise InputError(f"{found[0]}: no {HOURS} hours in a row are complete")
+        raise InputError(f"{files[0]}: no {HOURS} hours in a row are complete")
     # Windows use hours from FILL before their start to their target; those of i and j are apart if they start so far.
     gap = -(-(HOURS + 1 + FILL) // stride) - 1
     return Samples(

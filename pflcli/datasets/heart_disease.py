@@ -114,5 +114,5 @@ def _is_test(disease: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
 def _scaling(cfg: Config, width: int) -> Scaling | None:
     if cfg.standardize == "none":
         return None
-    everything = np.ones(width, dtype=np.bool_)
-    return Scaling(standardize=True, fill=False, numeric=everything, by_client=cfg.standardize == "client")
+    all_features = np.ones(width, dtype=np.bool_)
+    return Scaling(standardize=True, fill=False, numeric=all_features, by_client=cfg.standardize == "client")

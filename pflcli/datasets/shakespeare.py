@@ -99,13 +99,13 @@ def _roles(paths: list[Path]) -> _Windows:
 
 
 def _leaf_roles(paths: list[Path]) -> _Windows:
-    for role, given, following, where in users(paths):
-        if given:
-            if not (_strings(given, LENGTH) and _strings(following, 1)):
+    for role, texts, following, where in users(paths):
+        if texts:
+            if not (_strings(texts, LENGTH) and _strings(following, 1)):
                 raise InputError(
                     f"{where}: x is not a list of texts of {LENGTH} characters with the next one each in y"
                 )
-            yield role, tokens("".join(given)).reshape(-1, LENGTH), tokens("".join(following))
+            yield role, tokens("".join(texts)).reshape(-1, LENGTH), tokens("".join(following))
 
 
 def _strings(items: list[Any], length: int) -> bool:

@@ -111,16 +111,16 @@ def rotated(x: NDArray[np.uint8], angle: NDArray[np.float64], chunk: int = 2048)
     middle = np.asarray([height - 1, width - 1]) / 2
     down, right = np.indices((height, width)).reshape(2, -1) - middle[:, None]
     for first in range(0, len(x), chunk):
-        some = np.pad(x[first : first + chunk], ((0, 0), (1, 2), (1, 2))).astype(np.float64)
+        padded = np.pad(x[first : first + chunk], ((0, 0), (1, 2), (1, 2))).astype(np.float64)
         cos, sin = (wave(angle[first : first + chunk])[:, None] for wave in (np.cos, np.sin))
         # Where each pixel comes from, in the padded image: the inverse turn, with rows counted downwards.
         row = np.clip(cos * down + sin * right + middle[0] + 1, 0, height + 1)
         column = np.clip(cos * right - sin * down + middle[1] + 1, 0, width + 1)
         top, left = row.astype(np.int64), column.astype(np.int64)
         low, far = row - top, column - left
-        image = np.arange(len(some))[:, None]
-        upper = some[image, top, left] * (1 - far) + some[image, top, left + 1] * far
-        lower = some[image, top + 1, left] * (1 - far) + some[image, top + 1, left + 1] * far
+        image = np.arange(len(padded))[:, None]
+        upper = padded[image, top, left] * (1 - far) + padded[image, top, left + 1] * far
+        lower = padded[image, top + 1, left] * (1 - far) + padded[image, top + 1, left + 1] * far
         turned[first : first + chunk] = np.rint(upper * (1 - low) + lower * low).reshape(-1, height, width)
     return turned
 
@@ -144,5 +144,5 @@ def _grey(x: NDArray[Any]) -> NDArray[np.uint8]:
     return x if x.ndim == 3 else np.rint(x @ np.asarray([0.299, 0.587, 0.114])).astype(np.uint8)
 
 
-def _draw(*what: str) -> np.random.Generator:
-    return rng.generator(SEED, "v-mnist", *what)
+def _draw(*key: str) -> np.random.Generator:
+    return rng.generator(SEED, "v-mnist", *key)

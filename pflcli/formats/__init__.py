@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pflcli.errors import InputError, closest
 from pflcli.foreign import require_short
 
-NOBODY = "none"
-"""What a user types for the client's column when nobody holds the samples yet."""
+ABSENT = "none"
+"""What a user types for the client's column if samples are not assigned to clients yet."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def unprintable(path: Path) -> None:
         raise InputError(f"the name of {str(path)!a} is not UTF-8", "rename it") from None
 
 
-def unknown(where: str, what: str, name: str, known: Sequence[str]) -> InputError:
+def unknown(where: str, noun: str, name: str, known: Sequence[str]) -> InputError:
     """Return the error for a column or array that is not there, with the nearest one or the first few."""
     near = closest(name, known)
     if not near.startswith("did") and len(known) > 10:
         near = f"choose from: {', '.join(known[:10])}, ... ({len(known)} in all)"
-    return InputError(f"{where} has no {what} '{name}'", near)
+    return InputError(f"{where} has no {noun} '{name}'", near)

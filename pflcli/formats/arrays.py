@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import Npz, read_npy, require_room, require_short
-from pflcli.formats import NOBODY, Raw, text, unknown
+from pflcli.formats import ABSENT, Raw, text, unknown
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -116,33 +116,33 @@ def _datasets(where: str, file: Any) -> list[str]:
     return sorted(names)
 
 
-def _numpy(path: Path, found: Any) -> NDArray[Any]:
+def _numpy(path: Path, dataset: Any) -> NDArray[Any]:
     import h5py
 
-    what = f"{path.name}: array '{found.name.strip('/')}'"
-    if found.external or found.is_virtual:
-        raise InputError(f"{what} lies in other files", "copy it into this one")
-    if found.shape is None:
-        raise InputError(f"{what} is ragged or empty", "store rows of equal length")
-    piece = math.prod(found.chunks or ()) * found.dtype.itemsize  # HDF5 holds one as a whole
-    require_room(what, max(found.nbytes, piece), found.id.get_storage_size())
-    if h5py.check_string_dtype(found.dtype) is not None:
-        return _texts(what, found, path.stat().st_size)
-    if found.dtype.hasobject:
-        raise InputError(f"{what} is ragged or empty", "store rows of equal length")
-    return np.asarray(found[...])
+    source = f"{path.name}: array '{dataset.name.strip('/')}'"
+    if dataset.external or dataset.is_virtual:
+        raise InputError(f"{source} lies in other files", "copy it into this one")
+    if dataset.shape is None:
+        raise InputError(f"{source} is ragged or empty", "store rows of equal length")
+    piece = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize  # HDF5 holds one as a whole
+    require_room(source, max(dataset.nbytes, piece), dataset.id.get_storage_size())
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return _texts(source, dataset, path.stat().st_size)
+    if dataset.dtype.hasobject:
+        raise InputError(f"{source} is ragged or empty", "store rows of equal length")
+    return np.asarray(dataset[...])
 
 
-def _texts(what: str, found: Any, longest: int) -> NDArray[Any]:
+def _texts(source: str, dataset: Any, longest: int) -> NDArray[Any]:
     """Return texts as objects, read a few at a time: each may be as long as the file, and all be one and the same."""
-    texts = np.empty(found.shape, dtype=object)
+    texts = np.empty(dataset.shape, dtype=object)
     if texts.ndim != 1:
         return texts  # of a shape that names nothing
     step = max(8, 2**31 // longest)
     for first in range(0, len(texts), step):
-        texts[first : first + step] = found.asstr()[first : first + step]
+        texts[first : first + step] = dataset.asstr()[first : first + step]
         for word in texts[first : first + step]:
-            require_short(what, word)
+            require_short(source, word)
     return texts
 
 
@@ -157,9 +157,9 @@ def _raw(
     split: str | None,
 ) -> Raw:
     roles = {"features": features or "x", "label": label or "y"}
-    found = [name for name in ("owner", "client") if name in names]
-    if client not in (None, NOBODY) or (client is None and found):
-        roles["client"] = client or found[0]
+    owner_arrays = [name for name in ("owner", "client") if name in names]
+    if client not in (None, ABSENT) or (client is None and owner_arrays):
+        roles["client"] = client or owner_arrays[0]
     if split is not None:
         roles["split-column"] = split
     for role, name in roles.items():
@@ -167,28 +167,28 @@ def _raw(
             error = unknown(where, "array", name, names)
             error.fix = (*error.fix, f"--{role} NAME says which array it is")
             raise error
-    held = {role: load(name) for role, name in roles.items()}
+    loaded = {role: load(name) for role, name in roles.items()}
     for role in ("label", "client", "split-column"):
-        if role in held:
-            held[role] = _flat(f"{where}: array '{roles[role]}'", held[role], role)
-    x, remark = _samples(f"{where}: array '{roles['features']}'", held["features"], layout)
-    if client is None and not found:
+        if role in loaded:
+            loaded[role] = _flat(f"{where}: array '{roles[role]}'", loaded[role], role)
+    x, remark = _samples(f"{where}: array '{roles['features']}'", loaded["features"], layout)
+    if client is None and not owner_arrays:
         others = sorted(set(names) - set(roles.values()) - {_CLASSES})
         raise UsageError(
             "--client is missing: which array says whose a sample is?",
             *([f"--client NAME, one of: {', '.join(others[:10])}"] if others else []),
-            f"--client {NOBODY} where nobody holds the samples yet",
+            f"--client {ABSENT} where nobody holds the samples yet",
         )
     return Raw(
         x=x,
-        label=held["label"],
-        owner=held.get("client"),
+        label=loaded["label"],
+        owner=loaded.get("client"),
         place=lambda row, role, at: (
             f"{where}: {split if role == 'split' else roles[role]}[{', '.join(map(str, (row, *at)))}]"
         ),
         classes=_class_names(where, load(_CLASSES)) if _CLASSES in names and roles["label"] != _CLASSES else (),
         remarks=(remark,) if remark else (),
-        split=held.get("split-column"),
+        split=loaded.get("split-column"),
     )
 
 
@@ -209,34 +209,34 @@ def _class_names(where: str, values: NDArray[Any]) -> tuple[str, ...]:
     return names
 
 
-def _flat(what: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
+def _flat(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
     if values.ndim != 1:
         hint = "y.argmax(axis=1) makes classes of one-hot rows" if role == "label" else ""
         hint = "reshape(-1) makes it so" if values.ndim == 2 and values.shape[1] == 1 else hint
-        raise InputError(f"{what} has shape {values.shape} where ({role} of each sample,) is meant", hint)
+        raise InputError(f"{source} has shape {values.shape} where ({role} of each sample,) is meant", hint)
     try:
-        return text(values, what)
+        return text(values, source)
     except TypeError as error:
-        raise InputError(f"{what}: {error}") from None
+        raise InputError(f"{source}: {error}") from None
 
 
 FIRST, LAST = "channels-first", "channels-last"
 LAYOUTS = (FIRST, LAST)
 
 
-def _samples(what: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
+def _samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
     """Return images (n, H, W) or (n, H, W, 3) as uint8, anything else as numbers, and how series were read.
 
     Raises InputError for what is neither, UsageError for a ``layout`` of what has no channels.
     """
     if x.dtype.kind not in "biuf":
-        raise InputError(f"{what} holds {x.dtype}, not numbers")
+        raise InputError(f"{source} holds {x.dtype}, not numbers")
     if x.ndim < 2:
-        raise InputError(f"{what} has shape {x.shape} where (samples, features) is meant", "x.reshape(-1, 1)")
+        raise InputError(f"{source} has shape {x.shape} where (samples, features) is meant", "x.reshape(-1, 1)")
     if 0 in x.shape[1:]:
-        raise InputError(f"{what} has shape {x.shape}: its samples hold no values")
+        raise InputError(f"{source} has shape {x.shape}: its samples hold no values")
     if layout is not None and not (x.ndim == 4 if x.dtype == np.uint8 else x.ndim == 3):
-        raise UsageError(f"--layout is for series and colour images; {what} has shape {x.shape}", "leave it out")
+        raise UsageError(f"--layout is for series and colour images; {source} has shape {x.shape}", "leave it out")
     if x.ndim == 3 and x.dtype.kind == "f":
         return _series(x, layout)
     if x.ndim == 2 or x.dtype.kind == "f":
@@ -244,15 +244,15 @@ def _samples(what: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[An
     if x.dtype != np.uint8:
         fits = x.dtype.kind == "b" or (x.size and x.min() >= 0 and x.max() <= 255)
         raise InputError(
-            f"{what} has shape {x.shape} and type {x.dtype}: images are uint8, series float32",
+            f"{source} has shape {x.shape} and type {x.dtype}: images are uint8, series float32",
             "x.astype(np.uint8) if they are images" if fits else "x.astype(np.float32) if they are series",
         )
     if layout == FIRST:
         x = x.transpose(0, 2, 3, 1)
     if x.ndim == 4 and x.shape[3] not in (1, 3) and x.shape[1] in (1, 3):
-        raise InputError(f"{what} has shape {x.shape}, channels first, where they come last", f"--layout {FIRST}")
+        raise InputError(f"{source} has shape {x.shape}, channels first, where they come last", f"--layout {FIRST}")
     if x.ndim > 4 or (x.ndim == 4 and x.shape[3] not in (1, 3)):
-        raise InputError(f"{what} has shape {x.shape}: images are (n, H, W) or (n, H, W, 3)")
+        raise InputError(f"{source} has shape {x.shape}: images are (n, H, W) or (n, H, W, 3)")
     return np.ascontiguousarray(x), ""
 
 

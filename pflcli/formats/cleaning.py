@@ -46,7 +46,7 @@ def cleaned(
     lengths = {"features": len(x), "labels": len(label)} | ({} if owner is None else {"clients": len(owner)})
     lengths |= {} if raw.split is None else {"words of the split": len(raw.split)}
     if len(set(lengths.values())) > 1:
-        raise InputError(f"{name}: " + ", ".join(f"{count} {what}" for what, count in lengths.items()))
+        raise InputError(f"{name}: " + ", ".join(f"{count} {role}" for role, count in lengths.items()))
     if not len(label):
         raise InputError(f"{name} holds no samples")
     pictures = x.dtype == np.uint8 and x.ndim > 2
@@ -62,8 +62,10 @@ def cleaned(
     y, classes = _classes(raw, rows, like)
     split = None
     if raw.split is not None:
-        whose = None if owner is None else owner[rows]
-        split = given_split.numbered(raw.split[rows], whose, lambda at: raw.place(int(rows[at]), "split", ()), name)
+        rows_owner = None if owner is None else owner[rows]
+        split = given_split.numbered(
+            raw.split[rows], rows_owner, lambda at: raw.place(int(rows[at]), "split", ()), name
+        )
     remarks = [*raw.remarks, *_losses(raw, x, lost)]
     if len(rows) < len(x):
         x, owner = x[rows], None if owner is None else owner[rows]
@@ -133,12 +135,14 @@ def _losses(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[s
     lines = [f"{lost.sum()} of {len(lost)} samples lack a value and are left out"]
     if raw.owner is not None:
         names, of = np.unique(raw.owner, return_inverse=True)
-        had, gone = np.bincount(of), np.bincount(of, weights=lost).astype(int)
-        losers = [at for at in np.argsort(-gone / had, kind="stable") if 2 * gone[at] > had[at] and names[at]]
-        told = [f"{names[at]} {'all' if gone[at] == had[at] else f'{gone[at]} of'} {had[at]}" for at in losers]
-        if told:
-            more = f", ... ({len(told)} clients in all)" if len(told) > 8 else ""
-            lines.append(f"WARNING: clients lose most of their samples: {', '.join(told[:8])}{more}")
+        sizes, dropped = np.bincount(of), np.bincount(of, weights=lost).astype(int)
+        losers = [at for at in np.argsort(-dropped / sizes, kind="stable") if 2 * dropped[at] > sizes[at] and names[at]]
+        losses = [
+            f"{names[at]} {'all' if dropped[at] == sizes[at] else f'{dropped[at]} of'} {sizes[at]}" for at in losers
+        ]
+        if losses:
+            more = f", ... ({len(losses)} clients in all)" if len(losses) > 8 else ""
+            lines.append(f"WARNING: clients lose most of their samples: {', '.join(losses[:8])}{more}")
     return lines + _blamed(raw, x, lost)
 
 
@@ -169,8 +173,8 @@ def with_gaps(
 
 def _filled(columns: tuple[Column, ...]) -> str:
     names = [column.name for column in columns if column.gaps]
-    shown = ", ".join(names[:10]) + (f", ... ({len(names)} in all)" if len(names) > 10 else "")
-    return f"filled in by `pfl partition`, with a feature that says where: {shown}"
+    listed = ", ".join(names[:10]) + (f", ... ({len(names)} in all)" if len(names) > 10 else "")
+    return f"filled in by `pfl partition`, with a feature that says where: {listed}"
 
 
 def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
@@ -183,8 +187,10 @@ def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
     for row, *at in np.argwhere(np.abs(x) > _LARGEST).tolist():
         if rows is None or row in rows:
             value = x[(row, *at)]
-            what = "is not finite" if np.isinf(value) else "is too large for float32"
-            raise InputError(f"{raw.place(row, 'features', at)}: {value:g} {what}", "mend it, or leave the row out")
+            problem = "is not finite" if np.isinf(value) else "is too large for float32"
+            raise InputError(
+                f"{raw.place(row, 'features', at)}: {value:g} {problem}", "repair it, or leave the row out"
+            )
 
 
 def _classes(raw: Raw, rows: NDArray[np.int64], like: Like | None) -> tuple[NDArray[np.int64], list[str]]:

@@ -27,10 +27,10 @@ class Delimited:
         self.path = path
         self._fewest = fewest
         self.name = path.name
-        given = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter) if delimiter else None
-        if given is not None and (len(given) != 1 or given in '"\r\n'):
+        character = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter) if delimiter else None
+        if character is not None and (len(character) != 1 or character in '"\r\n'):
             raise UsageError(f"--delimiter '{delimiter}' is not one character", "--delimiter ';' or --delimiter tab")
-        self.delimiter = given or ("\t" if path.suffix.lower() == ".tsv" else ",")
+        self.delimiter = character or ("\t" if path.suffix.lower() == ".tsv" else ",")
         self._newlines: str | tuple[str, ...] = ()
         self._records = self._checked()
 
@@ -106,8 +106,10 @@ class Delimited:
         except UnicodeDecodeError as error:
             raise self._not_utf8(error) from None
         except csv.Error as error:
-            what = "a double quote opens and does not close" if _is_open(error) else str(error)
-            raise InputError(f"{self._at(line)}: {what}", 'a double quote within a cell is written twice: ""') from None
+            problem = "a double quote opens and does not close" if _is_open(error) else str(error)
+            raise InputError(
+                f"{self._at(line)}: {problem}", 'a double quote within a cell is written twice: ""'
+            ) from None
 
     def _bounded(self, file: TextIO) -> Iterator[str]:
         """Yield the lines of a file; raises InputError for one without end, or with what is not text."""

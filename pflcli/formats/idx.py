@@ -30,8 +30,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         require_room(str(path), announced, path.stat().st_size)
         raw = file.read(announced + 1)
         if len(raw) != announced:
-            there = f"{len(raw)} are there" if len(raw) < announced else "more are there"
-            raise InputError(f"{path} is damaged: {'x'.join(map(str, shape))} bytes are announced, {there}")
+            actual = f"{len(raw)} are there" if len(raw) < announced else "more are there"
+            raise InputError(f"{path} is damaged: {'x'.join(map(str, shape))} bytes are announced, {actual}")
         return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
@@ -42,11 +42,11 @@ def read_parts(folders: Sequence[Path], stems: tuple[str, str]) -> list[tuple[ND
     holds any; raises InputError if one holds some but not all, or if images and labels do not match.
     """
     for folder in folders:
-        found = {f"{stem}-{kind}": _either(folder / f"{stem}-{kind}") for stem in stems for kind in _KINDS}
-        if not any(found.values()):
+        paths = {f"{stem}-{kind}": _either(folder / f"{stem}-{kind}") for stem in stems for kind in _KINDS}
+        if not any(paths.values()):
             continue
         arrays: list[NDArray[np.uint8]] = []
-        for name, path in found.items():
+        for name, path in paths.items():
             if path is None:
                 raise InputError(f"{folder} lacks {name}, or {name}.gz")
             arrays.append(read_idx(path))

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, require_file, require_room
-from pflcli.formats import NOBODY, Raw, unprintable
+from pflcli.formats import ABSENT, Raw, unprintable
+from pflcli.wording import counted
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP")
@@ -22,7 +23,7 @@ _FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP")
 
 
 @dataclass(frozen=True)
-class Found:
+class ImageFolder:
     """The images of a folder, sorted: ``paths`` lie at ``CLIENT/LABEL/`` or, without ``clients``, at ``LABEL/``."""
 
     root: Path
@@ -40,23 +41,23 @@ class Found:
         return digest.hexdigest()
 
 
-def find(root: Path, client: str | None) -> Found:
+def find(root: Path, client: str | None) -> ImageFolder:
     """Find the images; raises InputError if there is none, or one lies at another depth or is no plain file."""
-    clients = client != NOBODY
+    clients = client != ABSENT
     layout = "CLIENT/LABEL/IMAGE" if clients else "LABEL/IMAGE"
     images, files = _images(root, f" at {layout}")
     for path in images:
         depth = len(path.relative_to(root).parts)
         if depth != 2 + clients:
-            hint = f"--client {NOBODY} takes LABEL/IMAGE, where nobody holds the images yet" if depth == 2 else ""
+            hint = f"--client {ABSENT} takes LABEL/IMAGE, where nobody holds the images yet" if depth == 2 else ""
             raise InputError(f"{path} does not lie at {layout}", hint or f"lay the images out as {layout}")
-    return Found(root, images, clients, [path for path in files if path not in set(images)])
+    return ImageFolder(root, images, clients, [path for path in files if path not in set(images)])
 
 
-def find_all(root: Path) -> Found:
+def find_all(root: Path) -> ImageFolder:
     """Find the images of a folder at any depth; raises InputError if there is none, or one is no plain file."""
     images, files = _images(root)
-    return Found(root, images, False, [path for path in files if path not in set(images)])
+    return ImageFolder(root, images, False, [path for path in files if path not in set(images)])
 
 
 def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
@@ -73,46 +74,46 @@ def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
     for path in images:
         require_file(path)
     if not images:
-        some = f", but {files[0].relative_to(root)}" if files else ""
-        raise InputError(f"{root} holds no image{some}", f"images are {', '.join(SUFFIXES)} files{where}")
+        example = f", but {files[0].relative_to(root)}" if files else ""
+        raise InputError(f"{root} holds no image{example}", f"images are {', '.join(SUFFIXES)} files{where}")
     return images, files
 
 
-def read(found: Found, resize: int | None, advance: Callable[[int, str], None]) -> Raw:
+def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], None]) -> Raw:
     """Read images as uint8 (n, H, W), or (n, H, W, 3) in colour, all to ``resize`` x ``resize`` pixels if given.
 
     Raises InputError for a file that is no image, or that differs in size or colour from the first.
     """
     pixels: list[NDArray[np.uint8]] = []
-    for path in found.paths:
+    for path in folder.paths:
         with parsing(str(path), "an image", "mend it or take it away"):
             image = _pixels(path, resize)
         if not pixels:
-            require_room(f"{found.root} ({len(found.paths)} images)", len(found.paths) * image.nbytes)
+            require_room(f"{folder.root} ({len(folder.paths)} images)", len(folder.paths) * image.nbytes)
         if pixels and image.ndim != pixels[0].ndim:
             kinds = {2: "grey", 3: "in colour"}
             raise InputError(
-                f"{path} is {kinds[image.ndim]}, {found.paths[0]} {kinds[pixels[0].ndim]}",
+                f"{path} is {kinds[image.ndim]}, {folder.paths[0]} {kinds[pixels[0].ndim]}",
                 "make all images grey, or all of them RGB",
             )
         if pixels and image.shape != pixels[0].shape:
             sizes = ["x".join(map(str, shape[1::-1])) for shape in (image.shape, pixels[0].shape)]
             raise InputError(
-                f"{path} has {sizes[0]} pixels (width x height), {found.paths[0]} {sizes[1]}",
+                f"{path} has {sizes[0]} pixels (width x height), {folder.paths[0]} {sizes[1]}",
                 "--resize 32 brings all of them to 32x32",
             )
         pixels.append(image)
         advance(1, "")
-    left = found.others
+    ignored = folder.others
     return Raw(
         x=np.stack(pixels),
-        label=np.asarray([path.parent.name for path in found.paths]),
-        owner=np.asarray([path.parent.parent.name for path in found.paths]) if found.clients else None,
-        place=lambda row, role, at: str(found.paths[row]),
+        label=np.asarray([path.parent.name for path in folder.paths]),
+        owner=np.asarray([path.parent.parent.name for path in folder.paths]) if folder.clients else None,
+        place=lambda row, role, at: str(folder.paths[row]),
         remarks=(
-            f"left out, no images: {len(left)} file{'s' * (len(left) != 1)}, such as {left[0].relative_to(found.root)}",
+            f"left out, no images: {counted(len(ignored), 'file')}, such as {ignored[0].relative_to(folder.root)}",
         )
-        if left
+        if ignored
         else (),
     )
 

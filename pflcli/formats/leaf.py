@@ -18,9 +18,9 @@ from pflcli.foreign import reading, require_short
 def files(root: Path, patterns: tuple[str, ...]) -> list[Path]:
     """Return the files, sorted by name, that match the first of ``patterns`` that matches any."""
     for pattern in patterns:
-        found = sorted(path for path in root.glob(pattern) if path.is_file())
-        if found:
-            return found
+        paths = sorted(path for path in root.glob(pattern) if path.is_file())
+        if paths:
+            return paths
     return []
 
 
@@ -32,14 +32,14 @@ def users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:
     for path in paths:
         with reading(path, "JSON"):
             content = json.loads(path.read_text(encoding="utf-8"))
-        for user, told in _announced(path, content):
+        for user, announced in _announced(path, content):
             require_short(str(path), user)
             data = content["user_data"].get(user)
             if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in "xy"):
                 raise InputError(f"{path}: user_data of {user} has no lists x and y")
-            if not len(data["x"]) == len(data["y"]) == told:
+            if not len(data["x"]) == len(data["y"]) == announced:
                 raise InputError(
-                    f"{path}: {user} has {len(data['x'])} x and {len(data['y'])} y, num_samples says {told}"
+                    f"{path}: {user} has {len(data['x'])} x and {len(data['y'])} y, num_samples says {announced}"
                 )
             yield user, data["x"], data["y"], f"{path}: {user}"
 

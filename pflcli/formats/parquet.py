@@ -40,12 +40,12 @@ class Parquet:
         import pyarrow as pa
 
         chunks: list[Any] = []
-        held = 0
+        loaded_bytes = 0
         for batch in self._file.iter_batches(columns=[self.columns[at]], batch_size=_BATCH):
             chunks += batch.columns[:1]
-            held += batch.nbytes
+            loaded_bytes += batch.nbytes
             # A value that is stored once may stand in every row.
-            require_room(f"{self.name}: column '{self.columns[at]}'", held, self.path.stat().st_size)
+            require_room(f"{self.name}: column '{self.columns[at]}'", loaded_bytes, self.path.stat().st_size)
         return pa.chunked_array(chunks, self._file.schema_arrow.field(self.columns[at]).type)
 
     def _plain(self, at: int, *, as_text: bool) -> Any:

@@ -30,15 +30,15 @@ def read_csv_stations(
 
     Hours that no row tells of are missing altogether. Raises InputError with file and line for what cannot be read.
     """
-    found: dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+    records: dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
     for path in paths:
         with reading(path, "CSV"), path.open(newline="", encoding="utf-8-sig") as file:
             station, values, direction = _station(path, csv.reader(file), features, directions)
             require_short(str(path), station)
-        if station in found:
+        if station in records:
             raise InputError(f"{path}: station {station} stands in another file too")
-        found[station] = values, direction
-    return found
+        records[station] = values, direction
+    return records
 
 
 def _station(
@@ -81,9 +81,9 @@ def _every_hour(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     first = min(read)
     place = np.asarray([(when - first) // _HOUR for when in read])
-    told = np.asarray([values for values, _ in read.values()])
-    values = np.full((span, told.shape[1]), np.nan)
-    values[place] = told
+    measured = np.asarray([values for values, _ in read.values()])
+    values = np.full((span, measured.shape[1]), np.nan)
+    values[place] = measured
     direction = np.full(span, -1, dtype=np.int64)
     direction[place] = [code for _, code in read.values()]
     return values, direction
@@ -94,9 +94,11 @@ def read_npz_stations(
 ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Read the one NPZ file; raises InputError if its arrays do not match each other."""
     path = paths[0]
-    values, wind, names, told, stations = read_npz(path, "values", "wind_dir", "wind_dir_names", "features", "stations")
-    _match(path, values, wind, names, stations, told.tolist(), features)
-    place = [told.tolist().index(feature) for feature in features]
+    values, wind, names, stored_features, stations = read_npz(
+        path, "values", "wind_dir", "wind_dir_names", "features", "stations"
+    )
+    _match(path, values, wind, names, stations, stored_features.tolist(), features)
+    place = [stored_features.tolist().index(feature) for feature in features]
     code = np.asarray([directions.index(name) if name in directions else -1 for name in names.tolist()])
     return {
         str(station): (values[index][:, place].astype(np.float64), code[wind[index]].astype(np.int64))
@@ -110,12 +112,12 @@ def _match(
     wind: NDArray[Any],
     names: NDArray[Any],
     stations: NDArray[Any],
-    told: list[str],
+    stored_features: list[str],
     features: tuple[str, ...],
 ) -> None:
-    missing = [feature for feature in features if feature not in told]
+    missing = [feature for feature in features if feature not in stored_features]
     if missing:
         raise InputError(f"{path} has no feature '{missing[0]}'")
-    sound = values.ndim == 3 and values.shape[0] == len(stations) and values.shape[2] == len(told)
+    sound = values.ndim == 3 and values.shape[0] == len(stations) and values.shape[2] == len(stored_features)
     if not sound or wind.shape != values.shape[:2] or not (wind.min() >= 0 and wind.max() < len(names)):
         raise InputError(f"{path}: values {values.shape} and wind_dir {wind.shape} do not match its stations and names")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError, UsageError
-from pflcli.formats import NOBODY, Column, Like, Raw, text, unknown
+from pflcli.formats import ABSENT, Column, Like, Raw, text, unknown
 from pflcli.formats.table import HINTS, MISSING, Table, listed_columns, place_of
 from pflcli.formats.words import few_words, known_words, one_hot, words_of
 
@@ -36,11 +36,13 @@ def read(
     """
     columns, roles = table.columns, _roles(table, client, label, split)
     keys = list(roles.values())
-    asked, coded = _choice(table, features, categorical, like, roles)
-    candidates = [at for at, column in enumerate(columns) if column and at not in keys] if asked is None else asked
+    selected, coded = _choice(table, features, categorical, like, roles)
+    candidates = (
+        [at for at, column in enumerate(columns) if column and at not in keys] if selected is None else selected
+    )
     others = [at for at in candidates if at not in coded]
     loaded = table.load([*keys, *(at for at in candidates if at in coded)], others)
-    chosen, places, values, skipped = _features(table, candidates, loaded, coded, asked is None, categorical, like)
+    chosen, places, values, skipped = _features(table, candidates, loaded, coded, selected is None, categorical, like)
     remarks = [f"left out, not numbers: {listed_columns(skipped)}"] if skipped else []
     remarks += [
         f"words, one feature for each: {column.name} ({listed_columns(column.words)})"
@@ -70,10 +72,10 @@ def read_features(table: Table, like: Like | None = None) -> Raw:
     Raises InputError for a column that is not there, a cell that is not a number or a word that ``like`` does not know.
     """
     _require_distinct(table)
-    named, coded = _choice(table, None, None, like, {})
-    candidates = [at for at, column in enumerate(table.columns) if column] if named is None else named
+    selected, coded = _choice(table, None, None, like, {})
+    candidates = [at for at, column in enumerate(table.columns) if column] if selected is None else selected
     loaded = table.load([at for at in candidates if at in coded], [at for at in candidates if at not in coded])
-    chosen, places, values, _ = _features(table, candidates, loaded, coded, named is None, NOBODY, like)
+    chosen, places, values, _ = _features(table, candidates, loaded, coded, selected is None, ABSENT, like)
     return Raw(
         x=np.concatenate(values, axis=1),
         label=np.full(len(values[0]), "", dtype=np.str_),
@@ -101,14 +103,14 @@ def _roles(table: Table, client: str | None, label: str | None, split: str | Non
         raise UsageError(
             "--client is missing: which column says whose a sample is?",
             f"--client COL, one of: {listed_columns(columns)}",
-            f"--client {NOBODY} where nobody holds the samples yet",
+            f"--client {ABSENT} where nobody holds the samples yet",
         )
     if label is None:
         raise UsageError(
             "--label is missing: which column holds the class to learn?",
             f"--label COL, one of: {listed_columns(columns)}",
         )
-    owner = {} if client == NOBODY and NOBODY not in columns else {"client": _find(table, client)}
+    owner = {} if client == ABSENT and ABSENT not in columns else {"client": _find(table, client)}
     roles = {"label": _find(table, label), **owner}
     if split is not None:
         roles["split-column"] = _find(table, split)
@@ -138,7 +140,7 @@ def _features(
     for at in candidates:
         series = loaded.pop(at)
         place = f"{table.name}: column '{columns[at]}'"
-        few = categorical != NOBODY and not like
+        few = categorical != ABSENT and not like
         words = words_of(series, place) if at in coded else few_words(series, place) if few else None
         if words is not None:
             column = Column(columns[at], tuple(coded.get(at, ())) or known_words(table, columns[at], words))
@@ -180,14 +182,14 @@ def _choice(
                 raise error
         known = {_find(table, column.name): column.words for column in like.columns}
         return list(known), {at: words for at, words in known.items() if words}
-    asked = None if features is None else _asked(table, "features", features, roles)
-    if categorical is None or categorical == NOBODY:
-        return asked, {}
-    coded = _asked(table, "categorical", categorical, roles)
-    outside = [table.columns[at] for at in coded if asked is not None and at not in asked]
+    selected = None if features is None else _chosen_columns(table, "features", features, roles)
+    if categorical is None or categorical == ABSENT:
+        return selected, {}
+    coded = _chosen_columns(table, "categorical", categorical, roles)
+    outside = [table.columns[at] for at in coded if selected is not None and at not in selected]
     if outside:
         raise UsageError(f"column '{outside[0]}' is in --categorical and not in --features", "name it in both")
-    return asked, {at: () for at in coded}
+    return selected, {at: () for at in coded}
 
 
 def _find(table: Table, column: str) -> int:
@@ -199,16 +201,16 @@ def _find(table: Table, column: str) -> int:
     return table.columns.index(column)
 
 
-def _asked(table: Table, option: str, chosen: str | Sequence[str], roles: Mapping[str, int]) -> list[int]:
+def _chosen_columns(table: Table, option: str, chosen: str | Sequence[str], roles: Mapping[str, int]) -> list[int]:
     names = next(csv.reader([chosen], skipinitialspace=True), []) if isinstance(chosen, str) else list(chosen)
     names = [name.strip() for name in names]
     if not any(names):
         raise UsageError(f"--{option} names no column", f"--{option} COL,COL of: {listed_columns(table.columns)}")
-    taken = {table.columns[at]: role for role, at in roles.items()}
+    role_of = {table.columns[at]: role for role, at in roles.items()}
     for name, count in Counter(names).items():
         if count > 1:
             raise UsageError(f"column '{name}' is twice in --{option}")
-        role = taken.get(name)
+        role = role_of.get(name)
         if role is not None:
             raise UsageError(f"column '{name}' cannot be both --{role} and one of --{option}")
     return [_find(table, name) for name in names]
@@ -240,9 +242,9 @@ def _not_a_number(table: Table, row: int, column: int) -> InputError:
     cell = table.cell(row, column)
     hints = [hint for pattern, hint in HINTS.items() if re.fullmatch(pattern, cell.strip())]
     line = " ".join(cell.split())
-    shown = line if len(line) <= 40 else line[:37] + "..."
+    excerpt = line if len(line) <= 40 else line[:37] + "..."
     return InputError(
-        f"{place_of(table, row, table.columns[column])}: '{shown}' is not a number",
+        f"{place_of(table, row, table.columns[column])}: '{excerpt}' is not a number",
         *(hints or ["mend it, or --categorical with this column makes a feature of 0 and 1 for each word"]),
         "or name the --features to take, without this column",
     )

@@ -20,11 +20,11 @@ def split_by_time(samples: Samples, fractions: tuple[float, float, float]) -> ND
     split = np.full(len(samples.y), LEFT_OUT, dtype=np.int8)
     _, owner = np.unique(np.asarray(samples.owner), return_inverse=True)
     rows = np.argsort(owner, kind="stable")
-    for mine in np.split(rows, np.cumsum(np.bincount(owner))[:-1]):
-        test = round(fractions[2] * len(mine))
-        validation = round(fractions[1] * len(mine))
-        train = max(len(mine) - test - validation, 1)
-        split[mine[:train]] = 0
-        split[mine[train + samples.gap : train + validation]] = 1
-        split[mine[train + validation + samples.gap :]] = 2
+    for own_rows in np.split(rows, np.cumsum(np.bincount(owner))[:-1]):
+        test = round(fractions[2] * len(own_rows))
+        validation = round(fractions[1] * len(own_rows))
+        train = max(len(own_rows) - test - validation, 1)
+        split[own_rows[:train]] = 0
+        split[own_rows[train + samples.gap : train + validation]] = 1
+        split[own_rows[train + validation + samples.gap :]] = 2
     return split

@@ -92,8 +92,8 @@ class Deal:
 
 def _check_fractions(fractions: tuple[float, float, float]) -> None:
     if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
-        shown = ",".join(f"{part:g}" for part in fractions)
-        raise UsageError(f"fractions {shown} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
+        listed = ",".join(f"{part:g}" for part in fractions)
+        raise UsageError(f"fractions {listed} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
 
 
 def part_of(n: int, i: int, parts: int) -> NDArray[np.int64]:
@@ -106,23 +106,23 @@ def assembled(
     samples: Samples, parts: list[NDArray[np.int64]], fractions: tuple[float, float, float], seed: int
 ) -> Partition:
     """Return the partition; where ``samples`` say which of them are test samples, these are."""
-    held: list[NDArray[np.int64]] = []
+    client_rows: list[NDArray[np.int64]] = []
     in_time = split_by_time(samples, fractions) if samples.ordered else None
     for client, part in enumerate(parts):
         if in_time is not None:
-            held += [np.sort(part[in_time[part] == split]) for split in range(len(blocks.SPLITS))]
+            client_rows += [np.sort(part[in_time[part] == split]) for split in range(len(blocks.SPLITS))]
             continue
         if samples.is_test is None:
-            held += within_client.at_random(rng.generator(seed, "split", client).permutation(part), fractions)
+            client_rows += within_client.at_random(rng.generator(seed, "split", client).permutation(part), fractions)
         else:
-            held += within_client.keeping_test(part, fractions, samples.is_test, samples.is_validation)
-    rows = np.concatenate(held)
+            client_rows += within_client.keeping_test(part, fractions, samples.is_test, samples.is_validation)
+    rows = np.concatenate(client_rows)
     x = samples.x[rows]
     return Partition(
         x=x.astype(np.float32) if np.issubdtype(x.dtype, np.floating) and samples.scaling is None else x,
         y=samples.y[rows],
         sample=rows,
-        offsets=blocks.offsets([len(piece) for piece in held]),
+        offsets=blocks.offsets([len(piece) for piece in client_rows]),
         names=_names(samples, parts),
         classes=samples.classes,
     )

@@ -36,10 +36,10 @@ class Earlier:
     @property
     def standardize(self) -> str:
         """By whose training samples features were standardized, or are to be: federation, client, or empty if not."""
-        told = str(self.request.get("standardize") or "")
-        if self.book.scales or "client" in told:
+        option = str(self.request.get("standardize") or "")
+        if self.book.scales or "client" in option:
             return "client"
-        return "federation" if self.book.mean or told else ""
+        return "federation" if self.book.mean or option else ""
 
     @property
     def fill(self) -> bool:

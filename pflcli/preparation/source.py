@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pflcli.errors import UsageError
 from pflcli.foreign import parsing
-from pflcli.formats import NOBODY, Like, Raw, arrays, images, tables
+from pflcli.formats import ABSENT, Like, Raw, arrays, images, tables
 from pflcli.formats.table import Table
 from pflcli.reporter import Reporter
 
@@ -50,7 +50,7 @@ class Source:
                 ("features", self.features),
                 ("split-column", self.split),
             ):
-                if value is not None and (option, value) != ("client", NOBODY):
+                if value is not None and (option, value) != ("client", ABSENT):
                     raise UsageError(
                         f"--{option} is for tables and arrays; a folder says it by its layout", "CLIENT/LABEL/IMAGE"
                     )
@@ -69,9 +69,9 @@ class Source:
 
     def _read(self, reporter: Reporter) -> Raw:
         if self.form == "images":
-            found = images.find(self.path, self.client)
-            with reporter.progress("read", len(found.paths)) as advance:
-                return images.read(found, self.resize, advance)
+            folder = images.find(self.path, self.client)
+            with reporter.progress("read", len(folder.paths)) as advance:
+                return images.read(folder, self.resize, advance)
         if self.form == "csv":
             from pflcli.formats.delimited import Delimited
 

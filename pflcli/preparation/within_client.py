@@ -54,7 +54,7 @@ def with_less(partition: Partition, clients: Rows, fraction: float, seed: int) -
 
     What is kept of a smaller fraction is kept of a larger one too, as in stores of limited capacity; test samples stay.
     """
-    kept: list[Rows] = []
+    remaining: list[Rows] = []
     for client in range(len(partition.names)):
         for place, split in enumerate(blocks.SPLITS):
             first, last = partition.offsets[len(blocks.SPLITS) * client + place :][:2]
@@ -62,12 +62,12 @@ def with_less(partition: Partition, clients: Rows, fraction: float, seed: int) -
             if client in clients and split != "test":
                 order = capacity.arrival_order(seed, split, client, len(rows))
                 rows = rows[capacity.kept_rows(fraction, order)]
-            kept.append(rows)
-    rows = np.concatenate(kept)
+            remaining.append(rows)
+    rows = np.concatenate(remaining)
     return replace(
         partition,
         x=partition.x[rows],
         y=partition.y[rows],
         sample=partition.sample[rows],
-        offsets=blocks.offsets([len(block) for block in kept]),
+        offsets=blocks.offsets([len(block) for block in remaining]),
     )

@@ -78,12 +78,12 @@ def redistribute(parts: list[Indices], minimum: int, rng: np.random.Generator) -
             f"{len(parts)} clients with at least {minimum} samples need {minimum * len(parts)}, there are {total}",
             f"--min-samples {total // len(parts)}",
         )
-    held: list[list[Any]] = [list(part) for part in parts]
-    for taker in sorted(range(len(held)), key=lambda client: len(held[client])):
-        while len(held[taker]) < minimum:
-            giver = max(range(len(held)), key=lambda client: len(held[client]))
-            spare = min(minimum - len(held[taker]), len(held[giver]) - minimum)
-            rng.shuffle(held[giver])
-            held[taker] += held[giver][:spare]
-            held[giver] = held[giver][spare:]
-    return [np.sort(np.asarray(part, dtype=np.int64)) for part in held]
+    rows: list[list[Any]] = [list(part) for part in parts]
+    for taker in sorted(range(len(rows)), key=lambda client: len(rows[client])):
+        while len(rows[taker]) < minimum:
+            giver = max(range(len(rows)), key=lambda client: len(rows[client]))
+            spare = min(minimum - len(rows[taker]), len(rows[giver]) - minimum)
+            rng.shuffle(rows[giver])
+            rows[taker] += rows[giver][:spare]
+            rows[giver] = rows[giver][spare:]
+    return [np.sort(np.asarray(part, dtype=np.int64)) for part in rows]

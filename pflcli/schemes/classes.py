@@ -34,7 +34,7 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
     if cfg.n > len(labels):
         raise UsageError(f"n={cfg.n} classes a client are more than the {len(labels)} there are", f"n={len(labels)}")
     hands = _deal(labels, count, cfg.n, rng)
-    held: list[list[Indices]] = [[] for _ in range(count)]
+    dealt: list[list[Indices]] = [[] for _ in range(count)]
     for label in labels:
         holders = [client for client, hand in enumerate(hands) if label in hand]
         if not holders:
@@ -43,8 +43,8 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
         rows = rng.permutation(np.flatnonzero(y == label))
         cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(int)
         for client, part in zip(holders, np.split(rows, cuts), strict=True):
-            held[client].append(part)
-    return [np.sort(np.concatenate(parts)) for parts in held]
+            dealt[client].append(part)
+    return [np.sort(np.concatenate(parts)) for parts in dealt]
 
 
 def _deal(labels: NDArray[np.int64], count: int, n: int, rng: np.random.Generator) -> list[set[int]]:

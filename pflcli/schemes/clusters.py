@@ -80,12 +80,12 @@ def permutations(groups: int, classes: int, rng: np.random.Generator) -> NDArray
 
     A cluster's permutation does not depend on how many clusters follow it.
     """
-    found = [tuple(range(classes))]
-    while len(found) < groups:
+    chosen = [tuple(range(classes))]
+    while len(chosen) < groups:
         drawn = tuple(rng.permutation(classes).tolist())
-        if drawn not in found:
-            found.append(drawn)
-    return np.asarray(found, dtype=np.int64)
+        if drawn not in chosen:
+            chosen.append(drawn)
+    return np.asarray(chosen, dtype=np.int64)
 
 
 def _turns(group: int, groups: int) -> int:

@@ -32,10 +32,10 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
 
 def deal(y: NDArray[np.int64], count: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
     """Deal the rows of ``y`` (n,) to ``count`` clients, label by label."""
-    held: list[list[Indices]] = [[] for _ in range(count)]
+    dealt: list[list[Indices]] = [[] for _ in range(count)]
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
         sizes = rng.multinomial(len(rows), shares(alpha, count, rng))
         for client, part in enumerate(np.split(rows, np.cumsum(sizes)[:-1])):
-            held[client].append(part)
-    return [np.sort(np.concatenate(parts)) for parts in held]
+            dealt[client].append(part)
+    return [np.sort(np.concatenate(parts)) for parts in dealt]

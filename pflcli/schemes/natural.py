@@ -23,8 +23,8 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
     """Return each owner's samples, in the order of their names."""
     if samples.owner is None:
         raise UsageError("this dataset has no natural clients", "--scheme dirichlet --clients 100")
-    found, place = np.unique(samples.owner, return_inverse=True)
-    if clients is not None and clients > len(found):
-        raise UsageError(f"{clients} clients are more than the {len(found)} owners", f"--clients {len(found)}")
-    chosen = range(len(found)) if clients is None else np.sort(rng.permutation(len(found))[:clients])
+    owners, place = np.unique(samples.owner, return_inverse=True)
+    if clients is not None and clients > len(owners):
+        raise UsageError(f"{clients} clients are more than the {len(owners)} owners", f"--clients {len(owners)}")
+    chosen = range(len(owners)) if clients is None else np.sort(rng.permutation(len(owners))[:clients])
     return [np.flatnonzero(place == index) for index in chosen]

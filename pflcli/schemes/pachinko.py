@@ -54,19 +54,19 @@ def _client(pool: Pool, size: int, cfg: Config, rng: np.random.Generator) -> Ind
     """
     coarse = _Choice(sorted(pool), cfg.alpha, rng)
     fine = {label: _Choice(sorted(pool[label]), cfg.beta, rng) for label in sorted(pool)}
-    held = []
+    client_rows = []
     for _ in range(size):
         above = coarse.draw(rng)
         below = fine[above].draw(rng)
         rows = pool[above][below]
-        held.append(rows.pop())
+        client_rows.append(rows.pop())
         if not rows:
             del pool[above][below]
             fine[above].remove(below)
         if not pool[above]:
             del pool[above]
             coarse.remove(above)
-    return np.sort(np.asarray(held, dtype=np.int64))
+    return np.sort(np.asarray(client_rows, dtype=np.int64))
 
 
 class _Choice:
