@@ -174,12 +174,12 @@ class Engine:
         tasks = [Task(self.mode, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
         widest = max(len(task.clients) for task in tasks)
         self._explain_once(str(strategy.choose(self._resident, plan, self.mode, widest)))
-        losses, done = np.empty(len(clients)), 0
+        losses, trained = np.empty(len(clients)), 0
         with intra_op(1):
             for (first, last), values in zip(spans, self.executor.run(tasks, start, out), strict=True):
                 losses[first:last] = values
-                done += last - first
-                self.on_progress(f"{done} of {len(clients)} clients trained")
+                trained += last - first
+                self.on_progress(f"{trained} of {len(clients)} clients trained")
         return losses
 
     def _explain_once(self, chosen: str) -> None:

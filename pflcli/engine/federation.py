@@ -64,15 +64,15 @@ class Federation:
         return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
 
     @property
-    def seen(self) -> NDArray[np.int64]:
+    def seen_clients(self) -> NDArray[np.int64]:
         """Return the ids of the clients that train a global model."""
         return self.clients if self.new is None else np.flatnonzero(~self.new)
 
     @property
     def participants(self) -> NDArray[np.int64]:
         """Return the ids of the clients that can take part in rounds: seen clients that have training samples."""
-        seen = self.seen
-        return seen[self.sizes("train")[seen] > 0]
+        clients = self.seen_clients
+        return clients[self.sizes("train")[clients] > 0]
 
     @property
     def in_shape(self) -> tuple[int, ...]:

@@ -64,8 +64,8 @@ class Model:
         return self._call(self._net.head, "head.", params, z)
 
     def _call(self, net: Any, prefix: str, params: Params, x: Tensor) -> Tensor:
-        named = ((alias, value) for name, value in params.items() for alias in self._aliases.get(name, ()))
-        own = {alias.removeprefix(prefix): value for alias, value in named if alias.startswith(prefix)}
+        aliased = ((alias, value) for name, value in params.items() for alias in self._aliases.get(name, ()))
+        own = {alias.removeprefix(prefix): value for alias, value in aliased if alias.startswith(prefix)}
         # With tie_weights torch would leave the values of this call in a module that has two names.
         out: Tensor = functional_call(net, own, (x,), tie_weights=False)
         return out
@@ -198,6 +198,6 @@ def widths(sizes: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 def steps_per_epoch(sizes: NDArray[np.int64], size: int, *, join_single: bool) -> NDArray[np.int64]:
     """Return how many minibatches ``batches`` makes of each number of samples (m,)."""
-    full, rest = np.divmod(sizes, size)
-    joined = join_single & (rest == 1) & (full > 0)
-    return np.asarray(full + (rest > 0) - joined)
+    full, remainder = np.divmod(sizes, size)
+    joined = join_single & (remainder == 1) & (full > 0)
+    return np.asarray(full + (remainder > 0) - joined)

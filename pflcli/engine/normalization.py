@@ -48,7 +48,7 @@ def _imagenet(channels: int) -> tuple[list[float], list[float]]:
 def _measured(data: Federation) -> tuple[list[float], list[float]]:
     """Return the mean and standard deviation of each channel, in [0, 1]; the deviation of a constant channel is 1."""
     counts = np.zeros((data.in_shape[0], 256))
-    for client in data.seen:
+    for client in data.seen_clients:
         pixels = data.x[data.block(int(client), "train")].cpu().numpy()
         for channel in range(len(counts)):
             counts[channel] += np.bincount(pixels[:, channel].ravel(), minlength=256)

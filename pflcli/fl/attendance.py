@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pflcli.errors import ComputationError
 
-_NAMED = 10
+_LISTED = 10
 """Most clients that a message names one by one."""
 
 
@@ -21,7 +21,7 @@ class Diverged(ComputationError):
     def __init__(self, clients: Iterable[int], key: tuple[Any, ...]) -> None:
         self.clients = sorted(int(client) for client in clients)
         super().__init__(
-            f"the parameters of {named(self.clients)} became non-finite ({' '.join(map(str, key))})",
+            f"the parameters of {client_list(self.clients)} became non-finite ({' '.join(map(str, key))})",
             "a smaller --lr may help",
         )
 
@@ -30,11 +30,11 @@ class Unanswered(Exception):
     """No selected client of a round answers."""
 
 
-def named(clients: Iterable[object]) -> str:
+def client_list(clients: Iterable[object]) -> str:
     """Return clients by their numbers or names: ``client 3``, or ``clients 3, 5``, at most ten of them."""
     names = [str(client) for client in clients]
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return f"client{'s' * (len(names) != 1)} {shown}"
+    listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    return f"client{'s' * (len(names) != 1)} {listed}"
 
 
 @dataclass

@@ -22,8 +22,8 @@ LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)
 class UploadStep(Protocol):
     """Changes uploads on their way to the server, see ``pflcli.uploads``."""
 
-    def apply(self, params: Stacked, sent: Stacked) -> Stacked:
-        """Return the models (m, ...) that the server receives if clients upload ``params`` and were sent ``sent``."""
+    def apply(self, params: Stacked, downloaded: Stacked) -> Stacked:
+        """Return the uploads (m, ...) that arrive if clients trained ``params`` from the ``downloaded`` models."""
 
     def size(self, params: Params, size: int) -> int:
         """Return the bytes of one upload shaped like ``params``, which took ``size`` bytes before this step."""
@@ -64,42 +64,43 @@ class Channel:
         self.send("down", params, copies=len(clients))
         return params
 
-    def upload(self, params: Stacked, sent: Params | Stacked) -> Stacked:
+    def upload(self, params: Stacked, downloaded: Params | Stacked) -> Stacked:
         """Send trained models to the server, and return the models (m, ...) that it receives.
 
-        Only those of ``params`` (m, ...) travel whose names are in ``sent``. That is the model that the clients were
-        sent, or one per client (m, ...); upload steps compute the clients' updates from it.
+        Only those of ``params`` (m, ...) travel whose names are in ``downloaded``: the model that the clients received,
+        or one per client (m, ...). Upload steps compute the clients' updates from it.
         """
-        received = {name: value for name, value in params.items() if name in sent}
+        received = {name: value for name, value in params.items() if name in downloaded}
         count = len(next(iter(received.values())))
         one = parameters.pick(received, 0)
-        size, start = parameters.size(one), sent if is_stacked(sent, one) else parameters.repeat(sent, count)
+        size = parameters.size(one)
+        start = downloaded if is_stacked(downloaded, one) else parameters.repeat(downloaded, count)
         for step in self.uploads:
             received, size = step.apply(received, start), step.size(one, size)
         self._count("up", size * count)
         return received
 
-    def averaging(self, sent: Params) -> Average:
-        """Return an empty mean, to which uploads of clients that were sent ``sent`` can be added."""
-        return Average(self, sent)
+    def averaging(self, downloaded: Params) -> Average:
+        """Return an empty mean, for uploads of clients that received ``downloaded``."""
+        return Average(self, downloaded)
 
-    def average(self, parts: Iterable[TrainedClients], sent: Params) -> Params:
-        """Upload the models that clients trained from ``sent``, and return their mean, weighted by samples."""
-        mean = self.averaging(sent)
+    def average(self, parts: Iterable[TrainedClients], downloaded: Params) -> Params:
+        """Upload the models trained from the ``downloaded`` one, and return their mean, weighted by samples."""
+        mean = self.averaging(downloaded)
         for part in parts:
             mean.add(part.params, part.weights)
         return mean.value()
 
 
 class Average:
-    """The server's weighted mean of clients' uploads: of the parameters whose names are in ``sent``."""
+    """The server's weighted mean of clients' uploads: of the parameters whose names are in ``downloaded``."""
 
-    def __init__(self, channel: Channel, sent: Params) -> None:
-        self._channel, self._sent, self._mean = channel, sent, parameters.Mean()
+    def __init__(self, channel: Channel, downloaded: Params) -> None:
+        self._channel, self._downloaded, self._mean = channel, downloaded, parameters.Mean()
 
     def add(self, params: Stacked, weights: NDArray[np.float64]) -> None:
         """Upload ``params`` (m, ...) and add them with ``weights`` (m,)."""
-        self._mean.add(self._channel.upload(params, self._sent), weights)
+        self._mean.add(self._channel.upload(params, self._downloaded), weights)
 
     def value(self) -> Params:
         """Return the mean; raises ValueError if nothing with a positive weight was added."""

@@ -72,17 +72,17 @@ def train(run: Run, state: State, cohort: NDArray[np.int64], t: int) -> NDArray[
 
 
 def losses(
-    run: Run, state: State, asked: Mapping[int, NDArray[np.int64]], most: int, t: int
+    run: Run, state: State, contacts: Mapping[int, NDArray[np.int64]], most: int, t: int
 ) -> dict[int, NDArray[np.float64]]:
-    """Return the mean loss of each client's training samples under the models of the clients that it ``asked``.
+    """Return the mean loss of each client's training samples under the models of its ``contacts``.
 
     A client tries all of them on the same samples, at most ``most``. Each model is evaluated once, for all that ask it.
     """
-    rows = [drawn(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in asked]
-    ends = np.cumsum([0, *map(len, asked.values())])
+    rows = [drawn(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in contacts]
+    ends = np.cumsum([0, *map(len, contacts.values())])
     senders, receivers = (
-        np.concatenate([run.clients[:0], *asked.values()]),
-        np.repeat(np.arange(len(asked)), np.diff(ends)),
+        np.concatenate([run.clients[:0], *contacts.values()]),
+        np.repeat(np.arange(len(contacts)), np.diff(ends)),
     )
     loss, order = np.empty(len(senders)), np.argsort(senders, kind="stable")
     models, cuts = np.unique(senders[order], return_index=True)
@@ -90,7 +90,7 @@ def losses(
         loss[askers] = run.loss_per_group(
             parameters.pick(state["sent"][[j]], 0), [rows[receiver] for receiver in receivers[askers]]
         )
-    return {i: loss[first:last] for i, (first, last) in zip(asked, itertools.pairwise(ends), strict=True)}
+    return {i: loss[first:last] for i, (first, last) in zip(contacts, itertools.pairwise(ends), strict=True)}
 
 
 def average(

@@ -14,8 +14,8 @@ class Predictor:
     """Computes a method's predictions for a list of clients.
 
     ``answer(split)`` returns probabilities ``p`` (n, C) of the clients' samples in their order, and optionally (n, C)
-    parts that explain ``p``. ``splits``, of ``run.answered``, are the splits with predictions. ``tuned`` holds values
-    (m,) that each client chose on its validation samples.
+    parts that explain ``p``. ``splits``, out of ``run.predicted_splits``, are those with predictions. ``tuned`` has
+    values (m,) that each client chose on its validation samples.
     """
 
     answer: Callable[[str], Mapping[str, NDArray[np.float32]]]

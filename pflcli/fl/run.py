@@ -90,7 +90,7 @@ class Run(Channel):
         return self.choices[name][clients] if name in self.choices else None
 
     @property
-    def answered(self) -> tuple[str, ...]:
+    def predicted_splits(self) -> tuple[str, ...]:
         """Return the splits for whose samples clients predict."""
         return (*(("train",) if self.settings.answer_train else ()), "validation", "test")
 
@@ -231,7 +231,7 @@ class Run(Channel):
         splits: tuple[str, ...] | None = None,
     ) -> Predictor:
         """Predict by one model for all ``clients``, by a stack or table of their own, or by trained parts (used up)."""
-        splits = splits or self.answered
+        splits = splits or self.predicted_splits
         if isinstance(models, ModelTable):
             models = models[clients]
         if not isinstance(models, dict):
@@ -266,7 +266,7 @@ class Run(Channel):
 
     def accuracy(self, params: Params, split: str) -> float:
         """Return the accuracy of one model over all seen clients' samples of a split (nan if there are none)."""
-        right = self.is_correct(self.federation.seen, params, split)
+        right = self.is_correct(self.federation.seen_clients, params, split)
         return float(right.mean()) if len(right) else float("nan")
 
     def client_losses(

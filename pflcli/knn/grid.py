@@ -33,29 +33,29 @@ class Ranked:
         squared, row = nearest(stored, queries, len(stored))
         return cls(np.sqrt(np.maximum(squared, 0)), row, y[row])
 
-    def within(self, kept: NDArray[np.bool_], k: int) -> tuple[Array, NDArray[np.int64]]:
-        """Return distances and labels (n, k) of the nearest ``kept`` rows (m,); missing ones are inf and -1."""
-        n, count = len(self.row), int(kept.sum())
+    def within(self, mask: NDArray[np.bool_], k: int) -> tuple[Array, NDArray[np.int64]]:
+        """Return distances and labels (n, k) of the nearest rows in ``mask`` (m,); missing ones are inf and -1."""
+        n, count = len(self.row), int(mask.sum())
         depth = min(k, count)
         distance, label = np.full((n, k), np.inf), np.full((n, k), -1)
         if depth:
             # Each query keeps the same number of rows, so the kept positions form a table.
-            positions = np.flatnonzero(kept[self.row]).reshape(n, count)[:, :depth]
+            positions = np.flatnonzero(mask[self.row]).reshape(n, count)[:, :depth]
             distance[:, :depth] = self.distance.ravel()[positions]
             label[:, :depth] = self.label.ravel()[positions]
         return distance, label
 
-    def votes(self, kept: NDArray[np.bool_], ks: Sequence[int], sigmas: Sequence[float], classes: int) -> Array:
-        """Return p_kNN (c, k, s, n, C) for stores that keep the rows ``kept`` (c, m); zeros where a store is empty.
+    def votes(self, mask: NDArray[np.bool_], ks: Sequence[int], sigmas: Sequence[float], classes: int) -> Array:
+        """Return p_kNN (c, k, s, n, C) for stores that keep the rows in ``mask`` (c, m); zeros where a store is empty.
 
         kNN-Per, Eq. 6, Euclidean kernel, for every number of neighbours ``ks`` and every kernel scale ``sigmas``.
         """
-        ks = [min(k, max(1, kept.shape[1])) for k in ks]  # a store has no further neighbours that could vote
+        ks = [min(k, max(1, mask.shape[1])) for k in ks]  # a store has no further neighbours that could vote
         depth = max(ks)
-        distance, label = (np.stack(part) for part in zip(*(self.within(rows, depth) for rows in kept), strict=True))
+        distance, label = (np.stack(part) for part in zip(*(self.within(rows, depth) for rows in mask), strict=True))
         nearest_of_all = distance[..., :1]  # (c, n, 1)
         extra = distance - np.where(np.isfinite(nearest_of_all), nearest_of_all, 0)
-        p = np.zeros((len(kept), len(ks), len(sigmas), distance.shape[1], classes))
+        p = np.zeros((len(mask), len(ks), len(sigmas), distance.shape[1], classes))
         for scale, sigma in enumerate(sigmas):
             weight = np.exp(-extra / sigma)
             total = weight.cumsum(axis=2)
@@ -135,7 +135,7 @@ class Sample:
 def right(
     stored: NDArray[np.float32],
     y: NDArray[np.int64],
-    kept: NDArray[np.bool_],
+    mask: NDArray[np.bool_],
     queries: Sample,
     ks: Sequence[int],
     sigmas: Sequence[float],
@@ -143,15 +143,15 @@ def right(
 ) -> NDArray[np.int64]:
     """Return how many of the ``queries`` are predicted correctly, (c, k, s, l), see ``Ranked`` and ``correct``.
 
-    ``stored`` (m, d) with labels ``y`` (m,) are all samples of a client, of which stores keep the rows ``kept`` (c, m).
+    ``stored`` (m, d) with labels ``y`` (m,) are all samples of a client, of which stores keep those in ``mask`` (c, m).
     """
-    shape = (len(kept), len(ks), len(sigmas), len(lambdas))
+    shape = (len(mask), len(ks), len(sigmas), len(lambdas))
     total = np.zeros(shape, dtype=np.int64)
     step = max(1, _CELLS // max(len(stored), 1))
     for first in range(0, len(queries.y), step):
         span = slice(first, first + step)
         model = queries.model[span]
-        knn = Ranked.of(stored, y, queries.z[span]).votes(kept, ks, sigmas, model.shape[1])
+        knn = Ranked.of(stored, y, queries.z[span]).votes(mask, ks, sigmas, model.shape[1])
         total += correct(knn.reshape(-1, *model.shape), model, queries.y[span], lambdas).reshape(shape)
     return total
 

@@ -70,7 +70,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
         if run.cfg.adaptive:
             alpha[ids] = _adapted(run, ids, local[ids], start, alpha[ids], t)
-        both = {**parameters.repeat(start, len(ids)), **_named(local[ids])}
+        both = {**parameters.repeat(start, len(ids)), **_prefixed(local[ids])}
         for part in run.local_sgd(ids, both, t=t, objective=_loss, own={"alpha": alpha[ids]}):
             local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
             mean.add(part.params, part.weights)
@@ -81,7 +81,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer with each client's local model, mixed into the global one."""
     start, local, alpha = state["global"], state["local"], state["alpha"]
     new = local.unwritten(clients)
-    both = {**parameters.repeat(start, len(new)), **_named(parameters.repeat(start, len(new)))}
+    both = {**parameters.repeat(start, len(new)), **_prefixed(parameters.repeat(start, len(new)))}
     rate, epochs = run.settings.lr_at(run.settings.rounds - 1), run.cfg.newcomer_epochs
     parts = run.local_sgd(new, both, t="newcomer", epochs=epochs, lr=rate, objective=_loss, own={"alpha": alpha[new]})
     trained = (replace(part, params={n: part.params[_LOCAL + n] for n in start}) for part in parts)
@@ -93,7 +93,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return replace(predictor, tuned=chosen)
 
 
-def _named(local: Stacked) -> Stacked:
+def _prefixed(local: Stacked) -> Stacked:
     return {_LOCAL + name: value for name, value in local.items()}
 
 

@@ -112,7 +112,7 @@ def _split(
 
     ``products`` (n, n) are those of the members' last updates, ``largest`` is that norm at its largest so far.
     """
-    cfg, nobody = run.cfg, np.zeros(len(members), dtype=bool)
+    cfg, no_client = run.cfg, np.zeros(len(members), dtype=bool)
     share = run.federation.sizes("train")[members] / max(run.federation.sizes("train")[members].sum(), 1)
     mean = float(np.sqrt(max(share @ products @ share, 0)))
     longest = float(np.sqrt(np.diag(products).max(initial=0)))
@@ -120,10 +120,10 @@ def _split(
     eps1 = (0.4 if cfg.eps1 is None else cfg.eps1) * (longest if relative else 1)
     eps2 = ((0.4 if relative else 1.6) if cfg.eps2 is None else cfg.eps2) * (max(largest, mean) if relative else 1)
     if t < cfg.warmup or len(members) <= 2 or mean >= eps1 or longest <= eps2:
-        return nobody, mean
+        return no_client, mean
     cosine = similarity.cosines(products)
     leaving = similarity.bipartition(cosine, cfg.linkage)
     between = cosine[np.ix_(leaving, ~leaving)]
     within = cosine[(leaving[:, None] == leaving) & ~np.eye(len(leaving), dtype=bool)]
     unlike = not cfg.gap or within.mean() - between.mean() >= cfg.gap
-    return leaving if unlike and np.sqrt((1 - between.max()) / 2) > cfg.gamma else nobody, mean
+    return leaving if unlike and np.sqrt((1 - between.max()) / 2) > cfg.gamma else no_client, mean

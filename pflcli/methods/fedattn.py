@@ -126,11 +126,11 @@ def train_round(run: Run, state: State, t: int) -> State:
     personal = _personal(cfg, theta, neighbours, global_biases, layers)  # (n, d)
     models = {**parameters.repeat(start, len(cohort)), **biases.shaped(personal, start, layers)}
     # As rounded for sending: a bias that does not move has a gradient of zero, which Adam does not raise to a step.
-    sent = biases.flat(models, layers)
+    sent_biases = biases.flat(models, layers)
     _count(run, state, cohort, global_biases)
     right = run.is_correct(cohort, models, "validation")
 
-    mean, received, weight = parameters.Mean(), sent.clone(), torch.zeros(len(cohort), dtype=torch.float64)
+    mean, received, weight = parameters.Mean(), sent_biases.clone(), torch.zeros(len(cohort), dtype=torch.float64)
     representations = torch.zeros(neighbours.z.shape)
     rejected: list[int] = []
     pulls = _pulls(run, neighbours, global_biases, start, layers)
@@ -143,13 +143,13 @@ def train_round(run: Run, state: State, t: int) -> State:
             weight[positions] = torch.from_numpy(part.weights)
             received[positions], representations[positions] = biases.flat(uploaded, layers), z.cpu()
     left_out = run.attendance.diverged | set(rejected)
-    history = _noted(state, sent, len(left_out), right)
+    history = _noted(state, sent_biases, len(left_out), right)
     if rejected and cfg.form == "faithful" and len(rejected) == len(cohort):
         run.attendance.rejected = left_out
         return {**state, "history": history}  # the collapse that this form shows goes on
     if rejected:
         raise Diverged(rejected, ("sgd", t))
-    change = (weight / weight.sum())[:, None] * (sent - received)  # the pseudo-gradient
+    change = (weight / weight.sum())[:, None] * (sent_biases - received)  # the pseudo-gradient
     new_biases = global_biases - change.sum(dim=0)
     state["z"][cohort] = {"z": representations}
     # Read at once, an offset gives what the client sent; read later, that moved with the global biases.
@@ -170,11 +170,13 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         return run.predictor(clients, start)
     layers = biases.layers(start, run.engine.parameters)
     global_biases, neighbours = biases.flat(start, layers), _neighbourhood(run, state, clients, "personalize")
-    sent = _personal(run.cfg, parameters.on_cpu(state["attention"]), neighbours, global_biases, layers)
+    sent_biases = _personal(run.cfg, parameters.on_cpu(state["attention"]), neighbours, global_biases, layers)
     # No samples, no representation; and biases that no model can hold are as good as none.
-    usable = torch.from_numpy(run.federation.sizes("train")[clients] > 0) & sent.float().isfinite().all(dim=1)
-    sent = torch.where(usable[:, None], sent, global_biases)
-    return run.predictor(clients, {**parameters.repeat(start, len(clients)), **biases.shaped(sent, start, layers)})
+    usable = torch.from_numpy(run.federation.sizes("train")[clients] > 0) & sent_biases.float().isfinite().all(dim=1)
+    sent_biases = torch.where(usable[:, None], sent_biases, global_biases)
+    return run.predictor(
+        clients, {**parameters.repeat(start, len(clients)), **biases.shaped(sent_biases, start, layers)}
+    )
 
 
 def _neighbourhood(run: Run, state: State, clients: NDArray[np.int64], t: int | str) -> Neighbourhood:
@@ -257,12 +259,17 @@ def _learned(cfg: Config, state: State, theta: Params, personal: Tensor, change:
     return {"attention": theta_after, "adam": moments}
 
 
-def _noted(state: State, sent: Tensor, rejected: int, right: NDArray[np.bool_]) -> Params:
+def _noted(state: State, sent_biases: Tensor, rejected: int, right: NDArray[np.bool_]) -> Params:
     """Return the history with this round's values."""
     with intra_op(1):
         rho = attention.spectral_radius(state["attention"]["v"]) if "v" in state["attention"] else 1.0
     accuracy = float(right.mean()) if len(right) else -1.0
-    values = {"rho": rho, "largest": float(sent.abs().max()), "rejected": float(rejected), "validation": accuracy}
+    values = {
+        "rho": rho,
+        "largest": float(sent_biases.abs().max()),
+        "rejected": float(rejected),
+        "validation": accuracy,
+    }
     return {name: torch.cat([past, torch.tensor([values[name]])]) for name, past in state["history"].items()}
 
 

@@ -61,15 +61,15 @@ def setup(run: Run) -> State:
         raise UsageError(f"the head of {run.settings.model} is no linear layer with a bias, which feddbe needs")
     memory = start[_WEIGHT].new_zeros(start[_WEIGHT].shape[1])
     size = run.engine.infer(start, np.arange(1), features=True)[1].shape[1]
-    sent = {"mean": start[_WEIGHT].new_zeros(size)}
-    consensus, mean = sent, run.averaging(sent)
+    zero_mean = {"mean": start[_WEIGHT].new_zeros(size)}
+    consensus, mean = zero_mean, run.averaging(zero_mean)
     able = run.federation.participants
     run.download(start, able)
     for part in run.local_sgd(able, start, t=0, name="consensus", may_diverge=True):
-        found = {"mean": run.engine.represent(part.clients, part.params, "train")}
-        finite = np.flatnonzero(part.finite & parameters.finite(found))
+        part_means = {"mean": run.engine.represent(part.clients, part.params, "train")}
+        finite = np.flatnonzero(part.finite & parameters.finite(part_means))
         if len(finite):
-            mean.add({"mean": found["mean"][finite]}, part.weights[finite])
+            mean.add({"mean": part_means["mean"][finite]}, part.weights[finite])
             consensus = mean.value()
     return {"global": start, "consensus": consensus, "memories": run.table({_MEMORY: memory})}
 

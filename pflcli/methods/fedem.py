@@ -59,12 +59,14 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Update the shares of a cohort, train all components on it, average each."""
     cohort, components, shares = run.cohort(t), state["components"], state["shares"].clone()
-    sent = {f"{k}:{name}": value[k] for name, value in components.items() for k in range(run.cfg.components)}
-    run.download(sent, cohort)
-    initial, own = parameters.repeat(sent, len(cohort)), {"share": shares[cohort]}
+    downloaded = {f"{k}:{name}": value[k] for name, value in components.items() for k in range(run.cfg.components)}
+    run.download(downloaded, cohort)
+    initial, own = parameters.repeat(downloaded, len(cohort)), {"share": shares[cohort]}
     shares[cohort] = _shares(run, cohort, components, shares[cohort])
     expected = partial(_expected, count=run.cfg.components)
-    trained = run.average(run.local_sgd(cohort, initial, t=t, objective=expected, own=own, shared=sent), sent)
+    trained = run.average(
+        run.local_sgd(cohort, initial, t=t, objective=expected, own=own, shared=downloaded), downloaded
+    )
     models = [_component(trained, k) for k in range(run.cfg.components)]
     return {"components": parameters.stack(models), "shares": shares}
 
@@ -81,7 +83,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         return {"p": sum((pi[owner, k, None] * p for k, p in enumerate(each)), np.zeros_like(each[0]))}
 
     return Predictor(
-        answer, run.answered, tuned={f"pi_{k + 1}": pi[:, k].astype(np.float64) for k in range(pi.shape[1])}
+        answer, run.predicted_splits, tuned={f"pi_{k + 1}": pi[:, k].astype(np.float64) for k in range(pi.shape[1])}
     )
 
 
@@ -121,6 +123,6 @@ def _expected(model: Model, params: Params, batch: Batch, *, count: int) -> Tens
     trained = [_component(params, k) for k in range(count)]
     # BatchNorm normalises by the batch here too; what it counts meanwhile is dropped.
     buffers = [{name: value.clone() for name, value in one.items() if name not in model.parameters} for one in trained]
-    sent = [{**_component(batch.shared, k), **own_buffers} for k, own_buffers in enumerate(buffers)]
-    q = _answering(batch.own["share"], losses(sent)).detach()
+    downloaded = [{**_component(batch.shared, k), **own_buffers} for k, own_buffers in enumerate(buffers)]
+    q = _answering(batch.own["share"], losses(downloaded)).detach()
     return batch.mean((q * losses(trained)).sum(dim=1))

@@ -121,8 +121,8 @@ class Config:
     @property
     def candidates(self) -> tuple[str, ...]:
         """Return the tables of models that may answer, the last one first where several do as well."""
-        named = {"final": ("models",), "hybrid": ("hybrids",), "best": ("models", "hybrids")}[self.answers]
-        return named if self.variant != "ftl" else ("models",)
+        tables = {"final": ("models",), "hybrid": ("hybrids",), "best": ("models", "hybrids")}[self.answers]
+        return tables if self.variant != "ftl" else ("models",)
 
 
 def choices(cfg: Config) -> tuple[str, ...]:

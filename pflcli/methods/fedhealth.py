@@ -66,18 +66,18 @@ def setup(run: Run) -> State:
 
     If it diverges, it is trained again without the clients on whose samples alone it does; ``public`` are the others.
     """
-    everyone = run.federation.seen
-    rows = run.once("public", lambda: _public(run, everyone))
-    given = {"x": run.federation.x[rows], "y": run.federation.y[rows]}
-    run.send("up", given)
-    run.send("down", {"x": given["x"]}, copies=len(everyone))
+    clients = run.federation.seen_clients
+    rows = run.once("public", lambda: _public(run, clients))
+    public_samples = {"x": run.federation.x[rows], "y": run.federation.y[rows]}
+    run.send("up", public_samples)
+    run.send("down", {"x": public_samples["x"]}, copies=len(clients))
     try:
         return {"global": _cloud(run, rows)}
     except ServerDiverged:
-        sound = np.asarray([client for client in everyone if _trains(run, client)], dtype=np.int64)
-        if len(sound) in (0, len(everyone)):
+        sound = np.asarray([client for client in clients if _trains(run, client)], dtype=np.int64)
+        if len(sound) in (0, len(clients)):
             raise
-    run.attendance.rejected = set(everyone.tolist()) - set(sound.tolist())
+    run.attendance.rejected = set(clients.tolist()) - set(sound.tolist())
     return {"global": _cloud(run, _public(run, sound)), "public": torch.from_numpy(sound)}
 
 
@@ -106,7 +106,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     if "public" in state:
         rows = run.once("sound", lambda: _public(run, state["public"].cpu().numpy()))
     else:
-        rows = run.once("public", lambda: _public(run, run.federation.seen))
+        rows = run.once("public", lambda: _public(run, run.federation.seen_clients))
     aligned = run.rng("aligned").permutation(len(rows))[: run.cfg.aligned]
     tuned = run.local_sgd(
         clients,

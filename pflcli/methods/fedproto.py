@@ -79,8 +79,8 @@ def train_round(run: Run, state: State, t: int) -> State:
         counts += n.sum(axis=0)
     now = zip(means, counts, prototypes["mean"], strict=True)
     rows = [mean.value()["prototype"] if count else before for mean, count, before in now]
-    there = torch.maximum(prototypes["known"], torch.from_numpy(counts > 0).to(prototypes["known"]))
-    return {"models": models, "prototypes": {"mean": torch.stack(rows), "known": there}}
+    known_classes = torch.maximum(prototypes["known"], torch.from_numpy(counts > 0).to(prototypes["known"]))
+    return {"models": models, "prototypes": {"mean": torch.stack(rows), "known": known_classes}}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
@@ -97,7 +97,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         embedded = run.engine.embed_each(clients, own, split)
         return {"p": np.concatenate([probabilities(_closeness(z, prototypes)) for z in embedded])}
 
-    return Predictor(answer, run.answered)
+    return Predictor(answer, run.predicted_splits)
 
 
 def _closeness(z: Tensor, prototypes: Params) -> Tensor:

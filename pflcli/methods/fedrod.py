@@ -66,7 +66,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
-        both = {**parameters.repeat(start, len(ids)), **_named(heads[ids])}
+        both = {**parameters.repeat(start, len(ids)), **_prefixed(heads[ids])}
         for part in run.local_sgd(ids, both, t=t, objective=_loss, own={"offsets": _offsets(run, ids)}):
             heads[part.clients] = _own(part.params)
             mean.add(part.params, part.weights)
@@ -77,7 +77,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer with the generic model and each client's head; heads are linear, so that both together are one head."""
     start, heads = state["global"], state["heads"]
     new = heads.unwritten(clients)
-    both = {**parameters.repeat(start, len(new)), **_named(parameters.repeat(heads.default, len(new)))}
+    both = {**parameters.repeat(start, len(new)), **_prefixed(parameters.repeat(heads.default, len(new)))}
     parts = run.local_sgd(
         new,
         both,
@@ -94,7 +94,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return run.predictor(clients, {**shared, **{name: shared[name] + value for name, value in own.items()}})
 
 
-def _named(heads: Stacked) -> Stacked:
+def _prefixed(heads: Stacked) -> Stacked:
     return {_OWN + name: value for name, value in heads.items()}
 
 

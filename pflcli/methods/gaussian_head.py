@@ -71,8 +71,8 @@ def setup(run: Run) -> State:
     able, classes = run.federation.participants, run.federation.classes
     known = run.embeddings["train"].take(able)
     size = known.z.shape[1]
-    sent = {"prior": torch.full((classes,), 1 / classes), "moment": torch.eye(size)}
-    means, mean = torch.zeros(classes, size), run.averaging(sent)
+    template = {"prior": torch.full((classes,), 1 / classes), "moment": torch.eye(size)}
+    means, mean = torch.zeros(classes, size), run.averaging(template)
     of_classes = [run.averaging({"mean": value}) for value in means]
     counts = training_counts(run, able)
     for n, (first, last) in zip(counts, pairwise(known.offsets), strict=True):
@@ -83,9 +83,9 @@ def setup(run: Run) -> State:
         for c in np.flatnonzero(n):
             value = torch.from_numpy(z[y == c].mean(axis=0)).float()
             of_classes[c].add({"mean": value[None]}, np.asarray([float(n[c])]))
-    shared = mean.value() if len(able) else sent
-    there = np.flatnonzero(counts.sum(axis=0))
-    means[there] = torch.stack([of_classes[c].value()["mean"] for c in there]) if len(there) else means[there]
+    shared = mean.value() if len(able) else template
+    present = np.flatnonzero(counts.sum(axis=0))
+    means[present] = torch.stack([of_classes[c].value()["mean"] for c in present]) if len(present) else means[present]
     return {"shared": run.download({**shared, "means": means}, able)}
 
 
@@ -93,7 +93,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer by each client's Gaussians."""
     assert run.embeddings is not None
     _, own = shrunk_prior(run, clients, state["shared"]["prior"], run.cfg.kappa)
-    parts = {split: run.embeddings[split].take(clients) for split in run.answered}
+    parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
     with intra_op(1):
         whiten, common = _common(run, state)
         means = _means(run, clients, common)
@@ -106,7 +106,9 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         scale = np.repeat(temperature, np.diff(parts[split].offsets))[:, None]
         return {"p": probabilities(torch.from_numpy(logits[split] / scale))}
 
-    return Predictor(answer, run.answered, tuned={"temperature": temperature} if run.cfg.temperature is None else {})
+    return Predictor(
+        answer, run.predicted_splits, tuned={"temperature": temperature} if run.cfg.temperature is None else {}
+    )
 
 
 def _common(run: Run, state: State) -> tuple[Array, Array]:
@@ -123,14 +125,14 @@ def _common(run: Run, state: State) -> tuple[Array, Array]:
 def _means(run: Run, clients: NDArray[np.int64], common: Array) -> list[Array]:
     """Return each client's class means (C, d), shrunk towards those of all."""
     assert run.embeddings is not None
-    known, kappa, found = run.embeddings["train"].take(clients), run.cfg.kappa, []
+    known, kappa, client_means = run.embeddings["train"].take(clients), run.cfg.kappa, []
     for first, last in pairwise(known.offsets):
         z, y = known.z[first:last].astype(np.float64), known.y[first:last]
         counts = np.bincount(y, minlength=len(common))[:, None]
         sums = np.zeros_like(common)
         np.add.at(sums, y, z)
-        found.append(np.where(counts > 0, (sums + kappa * common) / np.maximum(counts + kappa, 1e-12), common))
-    return found
+        client_means.append(np.where(counts > 0, (sums + kappa * common) / np.maximum(counts + kappa, 1e-12), common))
+    return client_means
 
 
 def _logits(part: Embedded, means: list[Array], priors: Array, whiten: Array) -> Array:

@@ -76,7 +76,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     """
     assert run.embeddings is not None
     assert run.stores is not None
-    parts = {split: run.embeddings[split].take(clients) for split in run.answered}
+    parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
     chosen_split = "validation" if run.arrived is None else "arrived"
     if run.arrived is not None:
         parts[chosen_split] = run.arrived.take(clients)
@@ -123,7 +123,7 @@ def interpolated(
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
 
     choice = {"lambda": weight, "sigma": sigma, "decay": decay}
-    return Predictor(answer, run.answered, tuned={name: choice[name] for name in ("lambda", *choices(run.cfg))})
+    return Predictor(answer, run.predicted_splits, tuned={name: choice[name] for name in ("lambda", *choices(run.cfg))})
 
 
 def _each_sample(values: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:

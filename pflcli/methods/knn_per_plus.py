@@ -47,7 +47,7 @@ choices = knn_per.choices
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the backbone on each client, embed its samples with the result, then answer as kNN-Per does."""
-    splits = dict.fromkeys(("train", *run.answered))
+    splits = dict.fromkeys(("train", *run.predicted_splits))
     outputs: dict[str, list[tuple[Tensor, Tensor]]] = {split: [] for split in splits}
     for part in fedavg_plus.fine_tuned(run, clients):
         for split in splits:

@@ -94,10 +94,10 @@ def train_round(run: Run, state: State, t: int) -> State:
         for ids in run.client_chunks(cohort, parameters.size(run.init)):
             old, new = state["model"][ids], state["sent"][ids]
             state["update"][ids] = {name: new[name] - old[name] for name in run.engine.parameters}
-    asked = {int(i): _ids_to_ask(run, bag[i], reachable[reachable != i], int(i), t) for i in cohort}
-    scores = _similarities(run, state, asked, t)
+    contacts = {int(i): _ids_to_ask(run, bag[i], reachable[reachable != i], int(i), t) for i in cohort}
+    scores = _similarities(run, state, contacts, t)
     partners = []
-    for i, ids in asked.items():
+    for i, ids in contacts.items():
         if len(ids):
             bag[i] = _updated(run, bag[i], ids, scores[i], t)
         neighbours = np.flatnonzero(bag[i])
@@ -139,24 +139,24 @@ def _ids_to_ask(run: Run, bag: NDArray[np.bool_], others: NDArray[np.int64], i: 
     return np.concatenate([peers.drawn(draw, near, count) if matching else near, peers.drawn(draw, far, count)])
 
 
-def _updated(run: Run, bag: NDArray[np.bool_], asked: NDArray[np.int64], y: Array, t: int) -> NDArray[np.bool_]:
-    """Return a client's neighbours (m,) after those it ``asked`` were as similar as ``y`` (n,)."""
-    updated, order = bag.copy(), asked[np.argsort(-mixture.finite(y), kind="stable")]
-    updated[asked] = False
+def _updated(run: Run, bag: NDArray[np.bool_], contacts: NDArray[np.int64], y: Array, t: int) -> NDArray[np.bool_]:
+    """Return a client's neighbours (m,), given how similar ``y`` (n,) its ``contacts`` are."""
+    updated, order = bag.copy(), contacts[np.argsort(-mixture.finite(y), kind="stable")]
+    updated[contacts] = False
     if not _matching(run, bag, t):
         updated[order[: _sizes(run)[0]]] = True
         return updated
-    updated[asked[mixture.kept(y, bag[asked], as_printed=run.cfg.em == "poster")]] = True
+    updated[contacts[mixture.matched(y, bag[contacts], as_printed=run.cfg.em == "poster")]] = True
     if not updated.any() and not run.cfg.allow_isolated:
         updated[order[0]] = True
     return updated
 
 
-def _similarities(run: Run, state: State, asked: dict[int, NDArray[np.int64]], t: int) -> dict[int, Array]:
+def _similarities(run: Run, state: State, contacts: dict[int, NDArray[np.int64]], t: int) -> dict[int, Array]:
     """Return how similar to each client those are that it asked."""
     if run.cfg.metric != "loss":
-        return {i: _cosines(run, state, np.asarray([i, *ids])) for i, ids in asked.items() if len(ids)}
-    losses = peers.losses(run, state, asked, _XI, t)
+        return {i: _cosines(run, state, np.asarray([i, *ids])) for i, ids in contacts.items() if len(ids)}
+    losses = peers.losses(run, state, contacts, _XI, t)
     return {i: _SIMILARITY[run.cfg.sim](values) for i, values in losses.items()}
 
 
@@ -171,6 +171,6 @@ def _cosines(run: Run, state: State, ids: NDArray[np.int64]) -> Array:
     """Return the similarity of the first client's gradients with those of the others (n - 1,), Eq. 4."""
     names, centred = run.engine.parameters, run.cfg.metric == "grad-centred"
     last = similarity.vectors(state["update"][ids], names)
-    way = similarity.vectors(state["sent"][ids], names, run.init)
-    cosines = [similarity.to_first(rows, centred=centred) for rows in (last, way)]
+    change = similarity.vectors(state["sent"][ids], names, run.init)
+    cosines = [similarity.to_first(rows, centred=centred) for rows in (last, change)]
     return np.asarray(run.cfg.alpha * cosines[0] + (1 - run.cfg.alpha) * cosines[1])

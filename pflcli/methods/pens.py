@@ -71,24 +71,24 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, cfg = run.cohort(t), run.cfg
     reachable = peers.train(run, state, cohort, t)
     exploring = t < (cfg.t1 or run.settings.rounds // 2)
-    asked, partners = {}, {}
+    contacts, partners = {}, {}
     for i, neighbours in zip(cohort.tolist(), _neighbours(state, cohort), strict=True):
         if exploring or not len(neighbours):
-            asked[i] = peers.drawn(run.rng("asked", t, i), reachable[reachable != i], cfg.n)
+            contacts[i] = peers.drawn(run.rng("asked", t, i), reachable[reachable != i], cfg.n)
         else:
             partners[i] = peers.drawn(run.rng("neighbours", t, i), neighbours, cfg.partners)
-    pairs, chance, taken = ([state[name].cpu().numpy()] for name in ("pairs", "chance", "taken"))
-    for i, loss in peers.losses(run, state, asked, _TRIED, t).items():
+    pairs, chance, chosen = ([state[name].cpu().numpy()] for name in ("pairs", "chance", "taken"))
+    for i, loss in peers.losses(run, state, contacts, _TRIED, t).items():
         best = np.argsort(loss, kind="stable")[: cfg.m]
-        partners[i] = asked[i][best]
-        pairs.append(i * _NEXT + asked[i])
+        partners[i] = contacts[i][best]
+        pairs.append(i * _NEXT + contacts[i])
         chance.append(np.full(len(loss), len(best) / max(len(loss), 1)))
-        taken.append(np.isin(np.arange(len(loss)), best))
+        chosen.append(np.isin(np.arange(len(loss)), best))
         run.send("peer", run.init, copies=len(loss) - len(best))
     run.send("peer", run.init, copies=sum(map(len, partners.values())))
     peers.average(run, state, cohort, [partners[i] for i in cohort.tolist()], uniform=cfg.uniform)
     distinct, index = np.unique(np.concatenate(pairs), return_inverse=True)
-    sums = [np.bincount(index, np.concatenate(values), len(distinct)) for values in (chance, taken)]
+    sums = [np.bincount(index, np.concatenate(values), len(distinct)) for values in (chance, chosen)]
     counts = {
         "pairs": torch.from_numpy(distinct),
         "chance": torch.from_numpy(sums[0]),
@@ -105,7 +105,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 def _neighbours(counts: State, clients: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Return the others that each of ``clients`` took more often than by chance."""
-    pairs, chance, taken = (counts[name].cpu().numpy() for name in ("pairs", "chance", "taken"))
-    often = pairs[taken > chance + 1e-6]  # sums of fractions are not exact
+    pairs, chance, chosen = (counts[name].cpu().numpy() for name in ("pairs", "chance", "taken"))
+    often = pairs[chosen > chance + 1e-6]  # sums of fractions are not exact
     spans = np.searchsorted(often, np.stack([clients, clients + 1], axis=1) * _NEXT)
     return [often[first:last] % _NEXT for first, last in spans]

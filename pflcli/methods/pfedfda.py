@@ -76,9 +76,9 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Train the body of each client of a cohort under its head; average bodies and adapted statistics."""
     cohort, common = run.cohort(t), state["statistics"]
-    sent = run.download({**state["body"], **common}, cohort)
-    mean, rejected = run.averaging(sent), list[int]()
-    for ids in run.client_chunks(cohort, 2 * parameters.size(sent)):
+    downloaded = run.download({**state["body"], **common}, cohort)
+    mean, rejected = run.averaging(downloaded), list[int]()
+    for ids in run.client_chunks(cohort, 2 * parameters.size(downloaded)):
         start = {**parameters.repeat(state["body"], len(ids)), **_heads(run, ids, common)}
         for part in run.local_sgd(ids, start, t=t, trainable="body."):
             fitted = _fitted(run, part.clients, part.params, common, t)
@@ -106,7 +106,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         return {"p": np.concatenate(rows)}
 
     chosen = {"beta": np.asarray([beta for _, beta in fitted])} if run.cfg.beta is None else {}
-    return Predictor(answer, run.answered, tuned=chosen)
+    return Predictor(answer, run.predicted_splits, tuned=chosen)
 
 
 def _heads(run: Run, clients: NDArray[np.int64], common: Params) -> Stacked:
@@ -186,9 +186,9 @@ def _beta(cfg: Config, z: Tensor, y: Tensor, common: Params, prior: Tensor, rng:
         return 0.0
     halves = [np.flatnonzero(fold == half) for half in (0, 1)]
     losses = np.zeros(len(cfg.grid))
-    for asked, known in (halves, halves[::-1]):
-        own = _estimated(z[known], y[known], common, cfg.ridge)
+    for queries, support in (halves, halves[::-1]):
+        own = _estimated(z[support], y[support], common, cfg.ridge)
         for place, beta in enumerate(cfg.grid):
             weight, bias = _head(_interpolated(own, common, beta))
-            losses[place] += float(functional.cross_entropy(z[asked] @ weight.T + bias + prior, y[asked]))
+            losses[place] += float(functional.cross_entropy(z[queries] @ weight.T + bias + prior, y[queries]))
     return float(cfg.grid[int(losses.argmin())])

@@ -103,20 +103,20 @@ def predictive_loss(prior: Prior, model: Model, params: Params, batch: Batch) ->
     """Return the mean of -log p(y) over one half of a batch, given the other: at each node on the way to the class."""
     assert batch.rng is not None
     z = normalize(model.features(params, batch.x).float(), dim=1)
-    given, total = class_tree.halves(batch.y), z.sum() * 0
+    support, total = class_tree.halves(batch.y), z.sum() * 0
     with torch.autocast(z.device.type, enabled=False):  # factors need all digits
         for node in batch.own["tree"]:
             sign = node[batch.y]
-            is_given, is_query = (sign != 0) & given, (sign != 0) & ~given
+            is_given, is_query = (sign != 0) & support, (sign != 0) & ~support
             if is_query.any():
                 posterior = Posterior(prior, z[is_given], sign[is_given], batch.rng)
                 total = total - posterior.log_probability(z[is_query], sign[is_query]).sum()
-    return total / max(1, int((~given).sum()))
+    return total / max(1, int((~support).sum()))
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with each client's tree over its own samples, embedded by the common body."""
-    splits = run.answered
+    splits = run.predicted_splits
     data, embedded = run.federation, []
     for client in clients:
         train_rows = data.rows(int(client), "train")
@@ -125,7 +125,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
     def answer(index: int) -> list[NDArray[np.float32]]:
         client, (z, *query_z) = int(clients[index]), embedded[index]
-        p = _answered(run, z, data.y[data.block(client, "train")], torch.cat(query_z), run.rng("answer", client))
+        p = _probabilities(run, z, data.y[data.block(client, "train")], torch.cat(query_z), run.rng("answer", client))
         return [piece.numpy() for piece in torch.split(p.float().cpu(), [len(part) for part in query_z])]
 
     pieces_of = run.engine.each(answer, len(clients))
@@ -142,7 +142,7 @@ def _embedded(run: Run, body: Params, rows: NDArray[np.int64]) -> Tensor:
     return torch.where(z.isfinite().all(dim=1, keepdim=True), z, 0.0)
 
 
-def _answered(run: Run, z: Tensor, y: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
+def _probabilities(run: Run, z: Tensor, y: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
     """Return the probabilities (q, C) of ``queries`` (q, d), given one client's samples ``z`` (n, d), ``y`` (n,)."""
     classes, labels = run.federation.classes, y.cpu().numpy()
     tree = torch.from_numpy(class_tree.build(z.cpu().numpy(), labels, classes, rng)).to(y.device)

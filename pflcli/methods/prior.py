@@ -46,10 +46,10 @@ class Config:
 def setup(run: Run) -> State:
     """Let clients send how frequent their classes are; return the frequencies of all."""
     able = run.federation.participants
-    sent = {"prior": torch.zeros(run.federation.classes)}
-    mean, counts = run.averaging(sent), training_counts(run, able)
+    template = {"prior": torch.zeros(run.federation.classes)}
+    mean, counts = run.averaging(template), training_counts(run, able)
     if not len(able):
-        return {"shared": {"prior": torch.full_like(sent["prior"], 1 / run.federation.classes)}}
+        return {"shared": {"prior": torch.full_like(template["prior"], 1 / run.federation.classes)}}
     sizes = counts.sum(axis=1)
     mean.add({"prior": torch.from_numpy(counts / sizes[:, None]).float()}, sizes.astype(np.float64))
     return {"shared": run.download(mean.value(), able)}
@@ -60,10 +60,10 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     assert run.embeddings is not None
     prior, own = shrunk_prior(run, clients, state["shared"]["prior"], run.cfg.kappa)
     offsets = run.cfg.strength * (np.log(own) - np.log(prior))  # (m, C)
-    parts = {split: run.embeddings[split].take(clients) for split in run.answered}
+    parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         rows = np.repeat(offsets, np.diff(parts[split].offsets), axis=0)
         return {"p": probabilities(torch.from_numpy(parts[split].logits + rows))}
 
-    return Predictor(answer, run.answered)
+    return Predictor(answer, run.predicted_splits)

@@ -55,7 +55,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, controls = run.cohort(t), state["controls"]
     start, control = run.download(state["global"], cohort), run.download(state["control"], cohort)
     sizes = run.federation.sizes("train")
-    everyone = sizes[run.federation.participants].sum()
+    all_samples = sizes[run.federation.participants].sum()
     count = _steps(run, sizes)
     mean, changes = run.averaging(start), run.averaging(controls.default)
     for ids in run.client_chunks(cohort, 3 * parameters.size(start)):
@@ -69,7 +69,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         controls[ids] = {name: value - drift[name] for name, value in gradients.items()}
         # The change of c_i is the mean of the gradients minus c.
         changes.add({name: value - control[name] for name, value in gradients.items()}, part.weights)
-    model, change, share = mean.value(), changes.value(), float(sizes[cohort].sum() / everyone)
+    model, change, share = mean.value(), changes.value(), float(sizes[cohort].sum() / all_samples)
     for name in run.engine.parameters if run.cfg.server_lr != 1 else ():
         model[name] = start[name] + run.cfg.server_lr * (model[name] - start[name])
     return {"global": model, "control": {n: v + share * change[n] for n, v in control.items()}, "controls": controls}

@@ -107,8 +107,8 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
     kinds = _kinds(in_shape, tokens)
     if not set(kinds) & set(_takes(name)):
         fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_takes(other))]
-        given = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
-        raise UsageError(f"model {name} takes {' or '.join(_takes(name))}, not {given}", " or ".join(fit[:3]))
+        actual = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
+        raise UsageError(f"model {name} takes {' or '.join(_takes(name))}, not {actual}", " or ".join(fit[:3]))
     model = _file(name)
     member = name.partition(":")[2:] if ":" in name else ()
     with torch.random.fork_rng(devices=[]):
@@ -138,6 +138,6 @@ def _shape(in_shape: tuple[int, ...]) -> str:
 def image_shape(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """Return (channels, height, width); raises UsageError if the samples are not images of at least that size."""
     if len(in_shape) != 3 or min(in_shape[1:]) < smallest:
-        wanted = f"images of at least {smallest}x{smallest}"
-        raise UsageError(f"model {name} takes {wanted}, not {_shape(in_shape)}", "--model mlp")
+        required = f"images of at least {smallest}x{smallest}"
+        raise UsageError(f"model {name} takes {required}, not {_shape(in_shape)}", "--model mlp")
     return in_shape

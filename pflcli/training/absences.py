@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import ComputationError
-from pflcli.fl.attendance import Attendance, named
+from pflcli.fl.attendance import Attendance, client_list
 from pflcli.fl.run import Run
 from pflcli.wording import counted
 
@@ -33,8 +33,8 @@ def of_round(attendance: Attendance) -> Row:
 def columns(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with numbers of clients for ``rounds.csv``; a column that is 0 throughout is left out."""
     numbers = [{**row, "diverged": len(row.get("diverged", ()))} for row in rows]
-    shown = {kind for kind in _KINDS if any(row.get(kind) for row in numbers)}
-    return [{key: value for key, value in row.items() if key not in _KINDS or key in shown} for row in numbers]
+    used = {kind for kind in _KINDS if any(row.get(kind) for row in numbers)}
+    return [{key: value for key, value in row.items() if key not in _KINDS or key in used} for row in numbers]
 
 
 def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
@@ -53,13 +53,13 @@ def sentences(facts: Mapping[str, Any]) -> list[str]:
     """Return a summary's absences as sentences, one for each kind."""
     lines = []
     if "diverged" in facts:
-        clients = named(f"{name} ({counted(rounds, 'round')})" for name, rounds in facts["diverged"].items())
+        clients = client_list(f"{name} ({counted(rounds, 'round')})" for name, rounds in facts["diverged"].items())
         lines.append(f"left out of rounds, as their parameters became non-finite: {clients}")
     if "dropped" in facts:
         empty = facts.get("rounds_unanswered", 0)
-        nobody = f"; {counted(empty, 'round')} of which nobody answered" if empty else ""
-        lines.append(f"clients dropped out {counted(facts['dropped'], 'time')}{nobody}")
-    lines += [f"{words}: {named(facts[key])}" for key, words in PERSONAL_MODELS.items() if key in facts]
+        unanswered = f"; {counted(empty, 'round')} of which nobody answered" if empty else ""
+        lines.append(f"clients dropped out {counted(facts['dropped'], 'time')}{unanswered}")
+    lines += [f"{words}: {client_list(facts[key])}" for key, words in PERSONAL_MODELS.items() if key in facts]
     return lines
 
 

@@ -42,13 +42,13 @@ def provide(run: Run, lineage: Mapping[str, Artifact | None]) -> None:
 def answer(run: Run, name: str, method: Method, checkpoints: Checkpoints, execution: Execution) -> None:
     """Let all clients that have not answered yet personalize and answer, some at a time; nothing may be sent."""
     progress = checkpoints.progress
-    done, total = progress.answered, len(run.clients)
+    completed, total = progress.answered_clients, len(run.clients)
     with (
         run.personalizing(),
-        report_within(execution.reporter, run.engine, name, total, done) as advance,
+        report_within(execution.reporter, run.engine, name, total, completed) as advance,
         checkpoints.on_interruption(),
     ):
-        for first in range(done, total, count := at_a_time(run)):
+        for first in range(completed, total, count := at_a_time(run)):
             clients = run.clients[first : first + count]
             try:
                 predictor = method.personalize(run, progress.reported, clients)

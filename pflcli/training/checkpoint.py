@@ -48,7 +48,7 @@ class Progress:
         return {"reported": f"best round by validation: {self.best.round}", "reported_round": self.best.round}
 
     @property
-    def answered(self) -> int:
+    def answered_clients(self) -> int:
         """How many clients have answered."""
         return sum(clients for clients, _ in self.answers)
 
@@ -68,7 +68,7 @@ def pack(run: Run, progress: Progress) -> bytes:
         "rows": json.dumps(progress.rows),
         "traffic": json.dumps(run.traffic),
         "engine": run.engine.mode,
-        "answered": str(progress.answered),
+        "answered": str(progress.answered_clients),
     }
     state = {"state": progress.state, "answers": progress.joined()}
     if progress.best is not None:

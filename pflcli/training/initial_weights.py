@@ -26,7 +26,7 @@ INITIAL = "initial.safetensors"
 """In a backbone that began with weights from a file: these weights, so that methods on it can begin with them too."""
 
 _SAVE = "torch.save(net.state_dict(), FILE)"
-_SHOWN = 3
+_LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -154,4 +154,4 @@ def _shape(value: Tensor) -> str:
 
 
 def _first(words: Sequence[str], separator: str = ", ") -> str:
-    return separator.join(words[:_SHOWN]) + (f"{separator}..." if len(words) > _SHOWN else "")
+    return separator.join(words[:_LISTED]) + (f"{separator}..." if len(words) > _LISTED else "")

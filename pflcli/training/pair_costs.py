@@ -27,22 +27,22 @@ def remarks(name: str, method: Method, cfg: Any, plan: Settings, partition: Arti
     clients, participants = int(partition.manifest.summary["clients"]), len(partitions.able(partition))
     if clients < MANY:
         return []
-    lines, sent = [], method.PAIRS_SENT
-    if sent == "models":
+    lines, pair_content = [], method.PAIRS_SENT
+    if pair_content == "models":
         cohort = max(1, round(plan.participation * participants))
         gigabytes = cohort * participants * resolved_settings.model_bytes(plan, partition) / 1e9
         lines.append(
             f"{name}: {cohort:,} of {participants:,} clients a round are sent up to {participants:,} models each, "
             f"{gigabytes:,.1f} GB"
         )
-    if sent == "public samples":
+    if pair_content == "public samples":
         form, samples = partitions.form(partition), math.ceil(cfg.public * partition.manifest.summary["train"])
         gigabytes = participants * samples * math.prod(form.shape) * np.dtype(form.dtype).itemsize / 1e9
         lines.append(
             f"{name}: {participants:,} clients are sent {samples:,} or more samples each, {gigabytes:,.1f} GB, once"
         )
-    if kept := method.PAIRS_KEPT:
-        gigabytes = clients**2 * kept / 1e9
+    if pair_bytes := method.PAIRS_KEPT:
+        gigabytes = clients**2 * pair_bytes / 1e9
         lines.append(
             f"{name}: a table of all {clients**2:,} pairs of clients may be kept in memory, {gigabytes:,.2f} GB"
         )

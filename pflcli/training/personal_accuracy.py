@@ -34,9 +34,9 @@ def owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int
     """Return the seen clients (n,) that have a model of their own; all of them if they share one, or adapt it."""
     models = state.get(method.PERSONAL_MODELS)
     if models is None:
-        return run.federation.seen
+        return run.federation.seen_clients
     with_model = models.written if isinstance(models, ModelTable) else np.flatnonzero(models.cpu().numpy() >= 0)
-    return np.intersect1d(with_model, run.federation.seen)
+    return np.intersect1d(with_model, run.federation.seen_clients)
 
 
 def column(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
@@ -78,10 +78,10 @@ def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "vali
     right: list[NDArray[np.bool_]] = []
     with run.personalizing():
         for first in range(0, len(clients), count := at_a_time(run)):
-            some = clients[first : first + count]
-            predictor = method.personalize(run, state, some)
+            chunk = clients[first : first + count]
+            predictor = method.personalize(run, state, chunk)
             if split not in predictor.splits:
                 break
-            y = np.concatenate([run.federation.y[run.federation.block(int(c), split)].cpu() for c in some])
+            y = np.concatenate([run.federation.y[run.federation.block(int(c), split)].cpu() for c in chunk])
             right.append(predictor.answer(split)["p"].argmax(axis=1) == y)
     return float(np.concatenate(right).mean()) if right else math.nan

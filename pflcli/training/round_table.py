@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pflcli.errors import ComputationError
-from pflcli.fl.attendance import Attendance, Diverged, Unanswered, named
+from pflcli.fl.attendance import Attendance, Diverged, Unanswered, client_list
 from pflcli.fl.run import Run
 from pflcli.methods import Method
 from pflcli.training import absences, personal_accuracy, state_files
@@ -65,7 +65,7 @@ def _attended(run: Run, method: Method, state: State, t: int) -> State:
         except Diverged as error:
             run.traffic, fix = dict(before), error.fix
             attendance.diverged.update(error.clients)
-    clients = named(sorted(attendance.diverged))
+    clients = client_list(sorted(attendance.diverged))
     raise ComputationError(f"the parameters of all that trained became non-finite: {clients}", *fix)
 
 

@@ -71,11 +71,11 @@ def prepare(
 
     steps = tuple(uploads.load(step) for step in plan.upload)
 
-    def fresh(number: int) -> parameters.Params:
+    def draw_model(number: int) -> parameters.Params:
         drawn = models.create(plan.model, shape, data.classes, rng.integer(seed, "start", number), tokens=tokens)
         return {name: value.to(device) for name, value in parameters.of(drawn).items()}
 
-    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, draw_model=fresh, uploads=steps)
+    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, draw_model=draw_model, uploads=steps)
 
 
 def _federation(data: Partition, device: str) -> Federation:
@@ -102,8 +102,8 @@ def resumed(run: Run, method: Method, work: ArtifactWriter, execution: Execution
         # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.
         run.engine.mode = mode
         execution.reporter.say(f"the engine stays in mode {mode}, in which this run began")
-    if progress.answered:
-        execution.reporter.say(f"resuming after {progress.answered} of {len(run.clients)} clients")
+    if progress.answered_clients:
+        execution.reporter.say(f"resuming after {progress.answered_clients} of {len(run.clients)} clients")
     else:
         execution.reporter.say(f"resuming after round {len(progress.rows)} of {run.settings.rounds}")
     return progress
@@ -123,7 +123,7 @@ class Checkpoints:
         self._whole = True
 
     def _mark(self) -> tuple[int, int]:
-        return len(self.progress.rows), self.progress.answered
+        return len(self.progress.rows), self.progress.answered_clients
 
     @contextmanager
     def round(self) -> Iterator[None]:
@@ -153,11 +153,11 @@ class Checkpoints:
 
     def _write(self) -> None:
         began = time.monotonic()
-        held = state_files.tables(self.progress.state)
-        for table in held.values():
+        tables = state_files.tables(self.progress.state)
+        for table in tables.values():
             table.storage.sync()
         self._work.checkpoint(pack(self._run, self.progress))
-        for table in held.values():
+        for table in tables.values():
             table.keep()
         self._last, self._kept = time.monotonic(), self._mark()
         self._cost = self._last - began
@@ -189,12 +189,12 @@ def rounds(
     if not method.has_rounds:
         return
     progress = checkpoints.progress
-    done = len(progress.rows)
+    completed = len(progress.rows)
     with (
-        report_within(execution.reporter, run.engine, name, run.settings.rounds, done) as advance,
+        report_within(execution.reporter, run.engine, name, run.settings.rounds, completed) as advance,
         checkpoints.on_interruption(),
     ):
-        for t in range(done, run.settings.rounds):
+        for t in range(completed, run.settings.rounds):
             with checkpoints.round():
                 progress.state, row = round_table.play(run, name, method, progress.state, t)
                 if run.settings.report == "best":

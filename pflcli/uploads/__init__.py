@@ -23,8 +23,8 @@ class Upload(Protocol):
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
     @abstractmethod
-    def apply(self, params: Stacked, sent: Stacked, cfg: Any) -> Stacked:
-        """Return what the server receives (m, ...) from clients that upload ``params`` and were sent ``sent``."""
+    def apply(self, params: Stacked, downloaded: Stacked, cfg: Any) -> Stacked:
+        """Return the uploads (m, ...) that arrive if clients trained ``params`` from the ``downloaded`` models."""
 
     def size(self, params: Params, size: int, cfg: Any) -> int:
         """Return the bytes of one upload shaped like ``params``, which took ``size`` bytes before this step."""
@@ -39,9 +39,9 @@ class Step:
     file: Upload
     cfg: Any
 
-    def apply(self, params: Stacked, sent: Stacked) -> Stacked:
+    def apply(self, params: Stacked, downloaded: Stacked) -> Stacked:
         """Return what the server receives (m, ...)."""
-        return self.file.apply(params, sent, self.cfg)
+        return self.file.apply(params, downloaded, self.cfg)
 
     def size(self, params: Params, size: int) -> int:
         """Return the bytes of one upload after this step."""

@@ -23,14 +23,14 @@ class Config:
     """shorten updates to at most this Euclidean norm"""
 
 
-def apply(params: Stacked, sent: Stacked, cfg: Config) -> Stacked:
+def apply(params: Stacked, downloaded: Stacked, cfg: Config) -> Stacked:
     """Return the uploads (m, ...) with updates of at most ``cfg.norm``; shorter ones stay as they are, to the bit."""
-    update = {name: value - sent[name] for name, value in params.items() if value.is_floating_point()}
+    update = {name: value - downloaded[name] for name, value in params.items() if value.is_floating_point()}
     norms = [torch.linalg.vector_norm(value.flatten(1).double(), dim=1) for value in update.values()]
     norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)  # (m,)
     clipped = dict(params)
     for name, value in update.items():
         shape = (-1, *[1] * (value.ndim - 1))
         factor = (cfg.norm / norm).to(value.dtype).view(shape)
-        clipped[name] = torch.where((norm > cfg.norm).view(shape), sent[name] + factor * value, params[name])
+        clipped[name] = torch.where((norm > cfg.norm).view(shape), downloaded[name] + factor * value, params[name])
     return clipped

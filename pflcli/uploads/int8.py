@@ -23,15 +23,15 @@ class Config:
     """No options."""
 
 
-def apply(params: Stacked, sent: Stacked, cfg: Config) -> Stacked:
+def apply(params: Stacked, downloaded: Stacked, cfg: Config) -> Stacked:
     """Return the uploads (m, ...) as the server decodes them."""
     received = dict(params)
     for name, value in params.items():
         if value.is_floating_point():
-            update = value - sent[name]
+            update = value - downloaded[name]
             largest = update.flatten(1).abs().amax(dim=1).view(-1, *[1] * (value.ndim - 1))
             scale = torch.where(largest > 0, largest / _LEVELS, 1)
-            received[name] = sent[name] + torch.round(update / scale) * scale
+            received[name] = downloaded[name] + torch.round(update / scale) * scale
     return received
 
 

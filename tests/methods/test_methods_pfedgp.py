@@ -321,9 +321,11 @@ def test_clients_with_little_answer_by_the_rule_of_succession():
     )
     # Client 4 trains on 8 samples of class 1 among three classes.
     np.testing.assert_allclose(p[4], np.tile([1 / 11, 9 / 11, 1 / 11], (3, 1)), rtol=1e-6)
-    empty = pfedgp._answered(run, torch.empty(0, 200), torch.empty(0, dtype=torch.int64), torch.ones(2, 200), draw())
+    empty = pfedgp._probabilities(
+        run, torch.empty(0, 200), torch.empty(0, dtype=torch.int64), torch.ones(2, 200), draw()
+    )
     np.testing.assert_allclose(empty, 1 / 3)
-    one = pfedgp._answered(run, torch.ones(1, 200), torch.tensor([2]), torch.ones(2, 200), draw())
+    one = pfedgp._probabilities(run, torch.ones(1, 200), torch.tensor([2]), torch.ones(2, 200), draw())
     np.testing.assert_allclose(one, [[1 / 4, 1 / 4, 2 / 4]] * 2)
 
 

@@ -39,12 +39,12 @@ def patches(x: Array, size: int, stride: int, padding: int, out: Array) -> None:
     for image in range(images):
         for row in range(out.shape[1]):
             for column in range(out.shape[2]):
-                here, position = out[image, row, column], 0
+                patch, position = out[image, row, column], 0
                 for c in range(channels):
                     for i in range(row * stride - padding, row * stride - padding + size):
                         for j in range(column * stride - padding, column * stride - padding + size):
                             inside = 0 <= i < height and 0 <= j < width
-                            here[position] = x[image, c, i, j] if inside else 0
+                            patch[position] = x[image, c, i, j] if inside else 0
                             position += 1
 
 
@@ -66,8 +66,8 @@ def depthwise(x: Array, weight: Array, stride: int, out: Array) -> None:
     for image in range(images):
         for row in range(out.shape[1]):
             for column in range(out.shape[2]):
-                here = out[image, row, column]
-                here[:] = 0
+                pixel = out[image, row, column]
+                pixel[:] = 0
                 for i in range(3):
                     above = row * stride + i - 1
                     if above < 0 or above >= height:
@@ -76,9 +76,9 @@ def depthwise(x: Array, weight: Array, stride: int, out: Array) -> None:
                         left = column * stride + j - 1
                         if left < 0 or left >= width:
                             continue
-                        there, scale = x[image, above, left], taps[3 * i + j]
+                        neighbour, scale = x[image, above, left], taps[3 * i + j]
                         for c in range(channels):
-                            here[c] += there[c] * scale[c]
+                            pixel[c] += neighbour[c] * scale[c]
 
 
 @_compiled
@@ -92,7 +92,7 @@ def depthwise_backward(x: Array, weight: Array, grad: Array, stride: int, to_x: 
         part[:] = 0
         for row in range(grad.shape[1]):
             for column in range(grad.shape[2]):
-                here = grad[image, row, column]
+                gradient = grad[image, row, column]
                 for i in range(3):
                     above = row * stride + i - 1
                     if above < 0 or above >= height:
@@ -101,11 +101,11 @@ def depthwise_backward(x: Array, weight: Array, grad: Array, stride: int, to_x: 
                         left = column * stride + j - 1
                         if left < 0 or left >= width:
                             continue
-                        there, scale = x[image, above, left], taps[3 * i + j]
-                        back, to_tap = to_x[image, above, left], part[3 * i + j]
+                        neighbour, scale = x[image, above, left], taps[3 * i + j]
+                        to_neighbour, to_tap = to_x[image, above, left], part[3 * i + j]
                         for c in range(channels):
-                            back[c] += here[c] * scale[c]
-                            to_tap[c] += here[c] * there[c]
+                            to_neighbour[c] += gradient[c] * scale[c]
+                            to_tap[c] += gradient[c] * neighbour[c]
         total += part
     for c in range(channels):
         for tap in range(9):

@@ -151,8 +151,8 @@ class _Taps(torch.autograd.Function):
         ctx.stride = stride
         height, width = ((side - 1) // stride + 1 for side in x.shape[1:3])
         out = x.new_zeros(len(x), height, width, x.shape[3])
-        for tap, here, there in _tap_pixels(x.shape[1:3], (height, width), stride):
-            out[here].addcmul_(x[there], weight[tap])
+        for tap, outputs, inputs in _tap_pixels(x.shape[1:3], (height, width), stride):
+            out[outputs].addcmul_(x[inputs], weight[tap])
         return out
 
     @staticmethod
@@ -160,9 +160,9 @@ class _Taps(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
         to_x, to_weight = torch.zeros_like(x), torch.zeros_like(weight)
-        for tap, here, there in _tap_pixels(x.shape[1:3], grad.shape[1:3], ctx.stride):
-            to_x[there].addcmul_(grad[here], weight[tap])
-            to_weight[tap] = (x[there] * grad[here]).sum(dim=(0, 1, 2))
+        for tap, outputs, inputs in _tap_pixels(x.shape[1:3], grad.shape[1:3], ctx.stride):
+            to_x[inputs].addcmul_(grad[outputs], weight[tap])
+            to_weight[tap] = (x[inputs] * grad[outputs]).sum(dim=(0, 1, 2))
         return to_x, to_weight, None
 
 

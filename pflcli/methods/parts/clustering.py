@@ -47,7 +47,7 @@ def groups(
 def equal_rows(rows: NDArray[np.bool_]) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Return the indices and the content (n,) of each distinct row of (q, n), in the order of their first indices."""
     distinct, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return [(np.flatnonzero(group.reshape(-1) == which), distinct[which]) for which in np.argsort(first)]
+    return [(np.flatnonzero(group.reshape(-1) == index), distinct[index]) for index in np.argsort(first)]
 
 
 def labels(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ changes. The poster calls these steps E and M; they are the M and the (hard) E o
 
 As printed, neighbours start in component 1 while component 0, whose members are kept, is the one with the higher mean;
 so what is kept is the other cluster. Here neighbours start in component 0, and components are ordered by mean after
-every fit. Nor does the poster say what to do with the fits of few values, which have no variance: see ``kept``.
+every fit. Nor does the poster say what to do with the fits of few values, which have no variance: see ``matched``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Mixture:
     share: Array
 
 
-def kept(y: Array, near: Labels, *, as_printed: bool = False) -> Labels:
+def matched(y: Array, near: Labels, *, as_printed: bool = False) -> Labels:
     """Return which similarities ``y`` (n,) belong to the cluster of the present neighbours, ``near`` (n,).
 
     Neighbours stay as they are if there are fewer than 3 values, or if none or all of them are near. If all values are
