@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1: ``3 clients``."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def as_typed(value: Any) -> str:
+    """Return the value of an option as a user types it."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def listed(words: Sequence[str], most: int = 8, separator: str = ", ") -> str:

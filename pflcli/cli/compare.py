@@ -66,6 +66,7 @@ def command(
     target: shared.Target = None,
     link: shared.Link = None,
     metric: shared.Metrics = None,
+    tune: shared.Tune = None,
     as_json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> Outcome:
@@ -90,6 +91,7 @@ def command(
             target=target,
             link=link,
             metrics=None if metric is None else shared.words(metric),
+            tune=tune,
             execution=execution,
         )
     except IncompleteError as error:  # some methods failed; the table holds the others
@@ -116,5 +118,5 @@ def _plan(steps: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     seeds = sorted({step["seed"] for step in steps})
     decisions = {(step["step"], step["seed"]): step["decision"] for step in steps}
     names = dict.fromkeys(step["step"] for step in steps)
-    rows = [[name, *(decisions[name, seed] for seed in seeds)] for name in names]
+    rows = [[name, *(decisions.get((name, seed), "") for seed in seeds)] for name in names]
     return ["", *(f"seed {seed}" for seed in seeds)], rows

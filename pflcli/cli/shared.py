@@ -178,6 +178,15 @@ Delimiter = Annotated[
         show_default="comma, or tab for .tsv",
     ),
 ]
+Tune = Annotated[
+    int | None,
+    typer.Option(
+        help="First choose options and training settings of every method, fedavg's first, by --metric on validation"
+        " samples: with at most this many trials per method, as `pfl tune` makes them.",
+        metavar="N",
+        show_default="no tuning",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details, and tracebacks of bugs.")]

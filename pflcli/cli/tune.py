@@ -10,6 +10,7 @@ import typer
 
 from pflcli import config, registry
 from pflcli.cli import console, shared, training
+from pflcli.wording import as_typed
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -84,10 +85,10 @@ def command(
 def _show(outcome: Outcome, *, dry_run: bool) -> None:
     from pflcli.artifacts.kinds import tuning
     from pflcli.artifacts.reader import open_artifact
-    from pflcli.commands.tuning import space, tables
+    from pflcli.commands.tuning import tables
 
     if not dry_run:
         console.table(*tables.readable(tuning.read(open_artifact(outcome.path))), to_stderr=True)
     elif plan := outcome.summary["plan"]:
-        rows = [[*map(space.word, step["values"].values()), step["decision"]] for step in plan]
+        rows = [[*map(as_typed, step["values"].values()), step["decision"]] for step in plan]
         console.table([*plan[0]["values"], ""], rows, to_stderr=True)

@@ -15,9 +15,18 @@ from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison import runner
+from pflcli.commands.comparison import equal_tuning, runner
+from pflcli.commands.comparison.equal_tuning import Tuned, Tuner
 from pflcli.commands.comparison.existing import ExistingComparison, find_comparison
-from pflcli.commands.comparison.plan import ALL, BACKBONE, Step, planned_steps, require_folder, resolve_variants
+from pflcli.commands.comparison.plan import (
+    ALL,
+    BACKBONE,
+    Step,
+    Variant,
+    planned_steps,
+    require_folder,
+    resolve_variants,
+)
 from pflcli.errors import ComputationError, InputError, UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
 from pflcli.metrics import catalogue
@@ -52,6 +61,7 @@ def compare(
     target: float | None = None,
     link: str | None = None,
     metrics: Sequence[str] | None = None,
+    tune: int | None = None,
     execution: Execution | None = None,
 ) -> Outcome:
     """Run every method under every seed, as artifacts in ``out/seed-N``, and write the table ``out/comparison``.
@@ -65,7 +75,8 @@ def compare(
     Gains are measured against the method ``baseline``. ``target`` is a validation accuracy from 0 to 1; the table says
     how long each method takes to reach it. ``link`` is the network for which the time of a round is simulated. The
     first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
-    gains, conclusion and picture; the others are computed too.
+    gains, conclusion and picture; the others are computed too. With ``tune``, what ``options`` and ``settings`` leave
+    open is first chosen for each method among so many trials, by that metric on validation samples.
 
     Raises UsageError for an invalid request, ConflictError before anything is made if an artifact of another request
     is in the way, and IncompleteError, with the comparison of the other runs, if a run fails.
@@ -76,20 +87,34 @@ def compare(
     time_to_target.check(target)
     table = TableOptions(target, link, None if metrics is None else catalogue.chosen(metrics))
     partitions = _by_seed(sources, seeds)
-    training = resolved_settings.settings({}, settings or {}, next(iter(partitions.values())))
     initial_weights = None if weights is None else initial.read(weights)
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
+    partition = next(iter(partitions.values()))
+    tuned = Tuned(options or {}, settings or {})
+    training = resolved_settings.settings({}, tuned.settings, partition)
+    budget = equal_tuning.budget(tune, out / NAME, partitions, table.metrics, force=execution.force)
+    if budget is not None:
+        variants = resolve_variants(methods, tuned.options, training)
+        table.request(baseline, partitions)  # what is invalid is refused before anything is made
+        if not manifests.is_artifact(out / NAME):
+            _require_compared(baseline, variants)
+        tuner = Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights, execution)
+        tuned = tuner.tuned(variants)
+        training = resolved_settings.settings({}, tuned.settings, partition)
+        if not tuned.is_complete:
+            execution.reporter.say(tuned.announcement)
+            rows = tuned.plan(out, variants, list(partitions))
+            return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", {"plan": rows})
+    options = tuned.options
     digest = None if initial_weights is None else initial_weights.digest
     existing = find_comparison(out / NAME, NAME, training, digest)
     if existing is None:
-        variants = resolve_variants(methods, options or {}, training)
+        variants = resolve_variants(methods, options, training)
     else:
-        variants = existing.joined_variants(methods, options or {}, training, force=execution.force)
+        variants = existing.joined_variants(methods, options, training, force=execution.force)
         partitions, table = existing.partitions(partitions), table.joined(existing)
         existing.announce(variants, methods, partitions, execution.reporter)
-    names = [variant.name for variant in variants]
-    if baseline not in (BACKBONE, *names):
-        raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
+    _require_compared(baseline, variants)
     steps = [
         step
         for seed, partition in partitions.items()
@@ -101,6 +126,7 @@ def compare(
         "settings": rounds.requested(training),
         **({} if digest is None else {"weights": digest}),
         **table.request(baseline, partitions),
+        **tuned.request,
     }
     draft = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
     extends = "" if existing is None else existing.addition(draft)
@@ -108,13 +134,17 @@ def compare(
     preview = make(out / NAME, draft, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
     if execution.dry_run or preview.decision == Decision.UP_TO_DATE:
         outcome = make(out / NAME, draft, execution, _never_built, extends=extends)
-        return replace(outcome, summary={"plan": _plan(steps)}) if execution.dry_run else outcome
+        return (
+            replace(outcome, summary={"plan": [*tuned.plan(out, variants, ()), *_plan(steps)]})
+            if execution.dry_run
+            else outcome
+        )
     results = runner.run(steps, execution, every=ALL in methods)
     if not results.predictions:
         raise runner.nothing_to_compare(results)
-    if BACKBONE not in names and baseline == BACKBONE:
+    if baseline == BACKBONE and all(variant.name != BACKBONE for variant in variants):
         execution.reporter.say(f"gains are against {BACKBONE}, which is not compared: --methods {BACKBONE},...")
-    outcome = _tabulate(request, results, out, extends, execution)
+    outcome = _tabulate(request, tuned, results, out, extends, execution)
     if results.failed:
         raise IncompleteError(outcome, *runner.failure_report(results))
     return outcome
@@ -148,6 +178,13 @@ class TableOptions:
             **({} if self.link is None else {"link": str(simulated_time.Link.of(self.link))}),
             **({} if metrics == catalogue.DEFAULT else {"metric": list(metrics)}),
         }
+
+
+def _require_compared(baseline: str, variants: Sequence[Variant]) -> None:
+    """Raise UsageError if the baseline is not among the variants, unless it is the backbone's own predictions."""
+    names = [variant.name for variant in variants]
+    if baseline not in (BACKBONE, *names):
+        raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
 
 
 def _require_free(steps: Sequence[Step], execution: Execution) -> None:
@@ -215,7 +252,12 @@ def _plan(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _tabulate(
-    request: Mapping[str, Any], results: runner.Results, out: Path, extends: str, execution: Execution
+    request: Mapping[str, Any],
+    tuned: Tuned,
+    results: runner.Results,
+    out: Path,
+    extends: str,
+    execution: Execution,
 ) -> Outcome:
     """Write the comparison of all predictions that the steps made."""
     suitable = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
@@ -237,6 +279,7 @@ def _tabulate(
         metrics = {**scoring.metrics(scores, _SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
         metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
+        metrics |= tuned.record(out / NAME, [*place])
         remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in failed_seeds.items()]
         scoring.write(work, sorted(scores, key=lambda item: place[item.label]), metrics, NAME, remarks)
         best = metrics["methods"][0]["label"]

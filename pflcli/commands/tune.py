@@ -147,12 +147,9 @@ class _Trials:
     def base(self, execution: Execution) -> Artifact:
         """Return the artifact that trials start from: ``source``, or the last of those that are made in ``out``."""
         needed = chain.closure(methods.load(self.method).NEEDS)
-        nearest = self.source
-        for kind, act in shared_artifacts(self.out, self.settings, self.weights, self.seed).items():
-            if kind in needed and ancestor(self.source, kind) is None:
-                outcome = running.unless_conflict(partial(act, [nearest]), execution)
-                nearest = running.made_or_expected(outcome, nearest, dry_run=execution.dry_run)
-        return nearest
+        actions = shared_artifacts(self.out, self.settings, self.weights, self.seed)
+        missing = {kind: act for kind, act in actions.items() if kind in needed and ancestor(self.source, kind) is None}
+        return running.last_artifact(self.source, missing, execution)
 
     def place(self, point: Point) -> Path:
         """Return the folder of the trial of a point."""

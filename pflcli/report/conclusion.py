@@ -8,6 +8,7 @@ from typing import Any
 from pflcli.metrics import catalogue
 from pflcli.metrics.metric import Metric
 from pflcli.report import tables
+from pflcli.wording import as_typed, counted
 
 _RISK = 0.05
 """How probable it may be that any method is wrongly said to be better."""
@@ -109,11 +110,32 @@ def _learned(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _tuned(metrics: Mapping[str, Any]) -> list[str]:
+    """Return with how many trials each method was tuned, and what was chosen; nothing if none was."""
+    if "tune" not in metrics:
+        return []
+    tune, lines = metrics["tune"], []
+    for label, facts in tune["methods"].items():
+        chosen = ", ".join(f"{key}={as_typed(value)}" for key, value in facts["values"].items())
+        if not facts["grid"]:
+            lines.append(f"{label}: nothing to tune")
+        elif facts.get("problem"):
+            lines.append(f"{label}: not tuned, {facts['problem']}")
+        else:
+            lines.append(f"{label}: {chosen} ({facts['trials']} of {facts['grid']})")
+    name = metrics.get("metric", catalogue.DEFAULT)[0]
+    metric = catalogue.METRICS[name].heading if name in catalogue.METRICS else name
+    return [
+        f"each method tuned with at most {counted(tune['trials'], 'trial')} by {metric} on validation samples, under "
+        f"seed {tune['seed']}: {'; '.join(lines)}; in brackets how many points of the grid were tried"
+    ]
+
+
 def notes(metrics: Mapping[str, Any]) -> list[str]:
     """Return the sentences that stand below the table of stored ``metrics``; older ones have none."""
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
-    lines += [*metrics.get("definitions", ()), *_learned(rows)]
+    lines += [*metrics.get("definitions", ()), *_tuned(metrics), *_learned(rows)]
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:
         lines.append(f"{tables.MARK} more clients than chance alone gives (in brackets: what chance gives)")

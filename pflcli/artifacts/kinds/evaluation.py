@@ -68,6 +68,17 @@ def _schema() -> TypeAdapter[Any]:
     class Conclusion(TypedDict):
         sentence: str
 
+    class TunedMethod(TypedDict):
+        trials: int
+        grid: int
+        values: dict[str, Any]
+        problem: NotRequired[str]
+
+    class Tune(TypedDict):
+        trials: int
+        seed: int
+        methods: dict[str, TunedMethod]
+
     class Metrics(TypedDict):
         split: str
         baseline: str | None
@@ -78,6 +89,7 @@ def _schema() -> TypeAdapter[Any]:
         definitions: NotRequired[list[str]]
         conclusion: NotRequired[Conclusion]
         warnings: NotRequired[list[str]]
+        tune: NotRequired[Tune]
 
     return TypeAdapter(Metrics)
 

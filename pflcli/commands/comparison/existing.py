@@ -11,7 +11,7 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.commands.comparison.plan import ALL, Variant, resolve_variants
+from pflcli.commands.comparison.plan import ALL, TRAINING, Variant, resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
 from pflcli.metrics import catalogue
@@ -52,9 +52,7 @@ class ExistingComparison:
         then differ and ``force`` is off; with ``force`` the requested ones apply.
         """
         requested = resolve_variants(methods, options, training)
-        existing_options: Options = {
-            name: {**earlier["options"], **earlier["settings"]} for name, earlier in self.methods.items()
-        }
+        existing_options: Options = {name: _values(earlier) for name, earlier in self.methods.items()}
         lines = []
         for variant in requested:
             earlier = self.methods.get(variant.name)
@@ -167,12 +165,15 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
         # A method that failed has no results, so it may be requested with other options.
         scored = {reference.role.rsplit(",", 1)[0] for reference in manifest.inputs}
         methods = {name: earlier for name, earlier in request["methods"].items() if name in scored}
-        resolve_variants(
-            [*methods], {n: {**earlier["options"], **earlier["settings"]} for n, earlier in methods.items()}, training
-        )
+        resolve_variants([*methods], {name: _values(earlier) for name, earlier in methods.items()}, training)
     except UsageError:
         return None  # another version of pfl had other methods and options
     return ExistingComparison(Artifact(target, manifest), methods)
+
+
+def _values(earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's options and its training settings, with the prefix that tells these from the options."""
+    return {**earlier["options"], **{f"{TRAINING}{key}": value for key, value in earlier["settings"].items()}}
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -140,6 +140,13 @@ def resolve_variants(
     return [_variant(name, options.get(name, {}), training) for name in names]
 
 
+def divided(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of a method and the training settings among ``values``, these without the prefix."""
+    own = {field.name for field in dataclasses.fields(methods.load(method_name(name)).Config)}
+    options = {key: value for key, value in values.items() if key in own}
+    return options, {key.removeprefix(TRAINING): value for key, value in values.items() if key not in own}
+
+
 def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Variant:
     method = methods.load(method_name(name))
     own = {field.name for field in dataclasses.fields(method.Config)}
@@ -147,8 +154,8 @@ def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Varia
     for key in options:
         if key not in own | shared and key.removeprefix(TRAINING) not in shared:
             raise UsageError(f"unknown option '{key}' for {name}", closest(key, own | shared))
-    cfg = config.build(method.Config, {key: value for key, value in options.items() if key in own}, name)
-    settings = {key.removeprefix(TRAINING): value for key, value in options.items() if key not in own}
+    own_options, settings = divided(name, options)
+    cfg = config.build(method.Config, own_options, name)
     resolved: Settings = config.build(Settings, changed(config.plain(training), settings), f"the training of {name}")
     changes = {key: value for key, value in config.plain(resolved).items() if value != config.plain(training)[key]}
     trains = method.has_rounds or not method.NEEDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Execution, Outcome
 from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
-from pflcli.commands.comparison import runner
+from pflcli.commands.comparison import chain_steps, runner
 from pflcli.commands.comparison.plan import Step
 from pflcli.commands.comparison.progress import OverallProgress
 from pflcli.commands.tuning.samplers import Sampler
@@ -140,6 +140,14 @@ def made_or_expected(outcome: Outcome, origin: Artifact, *, dry_run: bool) -> Ar
     if not dry_run:
         return open_artifact(outcome.path)
     return expected_artifact(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, origin)
+
+
+def last_artifact(source: Artifact, actions: Mapping[str, chain_steps.Act], execution: Execution) -> Artifact:
+    """Make the artifacts of ``actions``, each from the one before it, and return the last; ``source`` if none."""
+    for act in actions.values():
+        outcome = unless_conflict(partial(act, [source]), execution)
+        source = made_or_expected(outcome, source, dry_run=execution.dry_run)
+    return source
 
 
 def _scored(number: int, point: Point, path: Path, metric: str) -> Trial:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from pflcli.commands.comparison.plan import TRAINING
 from pflcli.errors import UsageError, closest
 from pflcli.methods import Method
 from pflcli.settings import Settings, changed
+from pflcli.wording import as_typed
 
 Point = dict[str, Any]
 """A value for each searched key."""
@@ -110,7 +111,7 @@ def space(
     ``training.`` always means the setting. ``options`` and ``settings`` have fixed values. Raises UsageError for an
     unknown key, an invalid value, or a key that is fixed or cannot be searched.
     """
-    fixed = [*options, *(f"{TRAINING}{key}" for key in settings)]
+    fixed = _fixed(options, settings)
 
     def axis(key: str, values: Any) -> Axis:
         cls, name = _owner(method, key)
@@ -124,10 +125,7 @@ def space(
             if name in fixed or names.count(name) > 1:
                 raise UsageError(f"{name} is both set and searched, or searched twice", "give it once")
     else:
-        grid = {
-            key: values for key, values in default_grid(methods.load(method)).items() if _full(method, key) not in fixed
-        }
-        axes = [axis(key, values) for key, values in grid.items()]
+        axes = [axis(key, values) for key, values in _own_grid(method, fixed).items()]
         if sampler != "grid":
             axes = [axis.ranged() for axis in axes]
     if not axes:
@@ -138,6 +136,22 @@ def space(
     return Space(method, tuple(axes))
 
 
+def grid_size(method: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+    """Return the number of points of the method's own grid beside fixed options and settings; 0 if all is fixed."""
+    grid = _own_grid(method, _fixed(options, settings))
+    return math.prod(map(len, grid.values())) if grid else 0
+
+
+def _fixed(options: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    return [*options, *(f"{TRAINING}{key}" for key in settings)]
+
+
+def _own_grid(method: str, fixed: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Return the default search of a method without the keys that are fixed."""
+    grid = default_grid(methods.load(method))
+    return {key: values for key, values in grid.items() if _full(method, key) not in fixed}
+
+
 def default_grid(method: Method) -> dict[str, tuple[Any, ...]]:
     """Return the default search of a method: learning rates, if it trains, and its own grid."""
     trains = method.has_rounds or not method.NEEDS
@@ -146,18 +160,13 @@ def default_grid(method: Method) -> dict[str, tuple[Any, ...]]:
 
 def folder(point: Point) -> str:
     """Return the name of a trial's folder: its values, or a hash of them if they are too long or not a file name."""
-    name = ",".join(f"{key}={word(value)}" for key, value in point.items())
+    name = ",".join(f"{key}={as_typed(value)}" for key, value in point.items())
     return name if re.fullmatch(r"[\w.=,+-]+", name) and len(name) <= _LONGEST else digest(point)[:16]
-
-
-def word(value: Any) -> str:
-    """Return a value as a user types it."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def words(point: Mapping[str, Any]) -> str:
     """Return a point as a user types it."""
-    return ", ".join(f"{key}={word(value)}" for key, value in point.items())
+    return ", ".join(f"{key}={as_typed(value)}" for key, value in point.items())
 
 
 def _owner(method: str, key: str) -> tuple[type[Any], str]:
@@ -196,8 +205,8 @@ def _axis(cls: type[Any], base: Mapping[str, Any], method: str, key: str, name: 
     if not typed or any(isinstance(value, tuple) for value in typed):
         problem = "has no values" if not typed else "is itself a list, and lists cannot be searched"
         raise UsageError(f"--search {key}: {key} {problem}", "--search lr=0.01,0.03,0.1")
-    if len({word(value) for value in typed}) < len(typed):
-        raise UsageError(f"--search {key}: a value occurs twice", f"--search {key}=" + ",".join(map(word, typed)))
+    if len({as_typed(value) for value in typed}) < len(typed):
+        raise UsageError(f"--search {key}: a value occurs twice", f"--search {key}=" + ",".join(map(as_typed, typed)))
     if not ranged:
         return Axis(key, tuple(typed))
     low, high = typed

@@ -13,10 +13,11 @@ from pflcli.artifacts.kinds import tuning
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.comparison.plan import BACKBONE, TRAINING
 from pflcli.commands.tuning.running import Trial
-from pflcli.commands.tuning.space import Space, word
+from pflcli.commands.tuning.space import Space
 from pflcli.errors import UsageError
 from pflcli.metrics import catalogue
 from pflcli.metrics.metric import Metric
+from pflcli.wording import as_typed
 
 BEST = "best.toml"
 ACCURACY = catalogue.DEFAULT[0]
@@ -50,7 +51,8 @@ def write(
     keys = [axis.key for axis in space.axes]
     columns = [*([] if metric == ACCURACY else [f"validation_{metric}"]), *_SCORES]
     lines = (
-        [row["trial"], *(word(row["values"][key]) for key in keys), *(row[name] for name in columns)] for row in rows
+        [row["trial"], *(as_typed(row["values"][key]) for key in keys), *(row[name] for name in columns)]
+        for row in rows
     )
     work.write("table.csv", csv_file.content(["trial", *keys, *columns], lines))
     heading, body = readable(record)
@@ -73,7 +75,7 @@ def readable(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     body = [
         [
             str(row["trial"]),
-            *(word(row["values"][key]) for key in keys),
+            *(as_typed(row["values"][key]) for key in keys),
             *(_number(row.get(name), entry) for name, entry in scores.items()),
             _number(row["bottom_decile"], catalogue.METRICS["bottom_decile"]),
             "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
