@@ -15,7 +15,7 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
-from pflcli.commands.prediction import answering, personalized
+from pflcli.commands.prediction import answering, personalized, pieces
 from pflcli.commands.train_global import train_global
 
 METHODS = registry.names("methods")
@@ -24,6 +24,10 @@ ENGINES = {method: ("loop", "stacked")[number % 2] for number, method in enumera
 """One engine for each method, in turn: both are tried by many methods, and the law takes half the time."""
 
 
+OTHERWISE = {
+    *("fedem", "fedproto", "gaussian-head", "knn-per", "knn-per-plus", "pfedfda", "pfedgp", "prior"),
+}
+"""Methods that answer by more than the probabilities of one network."""
 PAIR = {16, 17}
 """The clients that answer after the first sixteen: one of them is unseen."""
 
@@ -59,4 +63,6 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
             rows = values[slice(*expected.offsets[client : client + 2])]
             assert len(rows)
             assert rows.tobytes() == answer.parts[part].tobytes(), part
+        network = pieces.network_of(model, replace(at, client=client), answer)
+        assert (network is None) == (method in OTHERWISE)
         assert answer.tuned == {name: values[client] for name, values in tuned.items()}
