@@ -84,7 +84,7 @@ class Samples:
         if self.coarse is not None and self.coarse.min() < 0:
             raise InputError(f"{name}: row {np.argmin(self.coarse)} has superclass {self.coarse.min()}, below 0")
         if self.ordered and self.owner is None:
-            raise InputError(f"{name}: samples in order of time need an owner whose time it is")
+            raise InputError(f"{name}: samples in order of time need owners, as each owner has a time of its own")
 
     def _check_kind(self, name: str) -> None:
         kind, rank = self.x.dtype, self.x.ndim

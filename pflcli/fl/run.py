@@ -110,7 +110,7 @@ class Run(Channel):
         if count > (most := max(len(self.clients), _MODELS)):
             raise UsageError(f"{count} models are too many; the most are {most}")
         if count > 1 and self.draw_model is None:
-            raise ComputationError("this run has one set of initial parameters")
+            raise ComputationError("this run has only one initial model")
         drawn = [self.draw_model(number) for number in range(1, count)] if self.draw_model else []
         return parameters.stack([self.init, *drawn])
 

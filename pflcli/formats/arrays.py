@@ -175,9 +175,9 @@ def _raw(
     if client is None and not owner_arrays:
         others = sorted(set(names) - set(roles.values()) - {_CLASSES})
         raise UsageError(
-            "--client is missing: which array says whose a sample is?",
+            "--client is missing: name the array that holds each sample's client",
             *([f"--client NAME, one of: {', '.join(others[:10])}"] if others else []),
-            f"--client {ABSENT} where nobody holds the samples yet",
+            f"--client {ABSENT} if samples are not assigned to clients yet",
         )
     return Raw(
         x=x,
@@ -250,7 +250,7 @@ def _samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[
     if layout == FIRST:
         x = x.transpose(0, 2, 3, 1)
     if x.ndim == 4 and x.shape[3] not in (1, 3) and x.shape[1] in (1, 3):
-        raise InputError(f"{source} has shape {x.shape}, channels first, where they come last", f"--layout {FIRST}")
+        raise InputError(f"{source} has shape {x.shape}, channels first; pfl expects them last", f"--layout {FIRST}")
     if x.ndim > 4 or (x.ndim == 4 and x.shape[3] not in (1, 3)):
         raise InputError(f"{source} has shape {x.shape}: images are (n, H, W) or (n, H, W, 3)")
     return np.ascontiguousarray(x), ""

@@ -227,7 +227,7 @@ def _classes(raw: Raw, rows: NDArray[np.int64], like: Like | None) -> tuple[NDAr
         raise InputError(
             f"{place(bad)}: '{words[np.argmax(bad)]}' is not among the classes of {like.name if like else 'the file'}: "
             f"{', '.join(classes[:10])}",
-            "give it the word that it has there, or import without --like and train anew",
+            "give it the word that it has there, or import without --like and train again",
         )
     if not (like and like.classes) and len(np.unique(words)) == 1:
         raise InputError(

@@ -49,7 +49,7 @@ def find(root: Path, client: str | None) -> ImageFolder:
     for path in images:
         depth = len(path.relative_to(root).parts)
         if depth != 2 + clients:
-            hint = f"--client {ABSENT} takes LABEL/IMAGE, where nobody holds the images yet" if depth == 2 else ""
+            hint = f"--client {ABSENT} if no client has the images yet" if depth == 2 else ""
             raise InputError(f"{path} does not lie at {layout}", hint or f"lay the images out as {layout}")
     return ImageFolder(root, images, clients, [path for path in files if path not in set(images)])
 
@@ -86,7 +86,7 @@ def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], 
     """
     pixels: list[NDArray[np.uint8]] = []
     for path in folder.paths:
-        with parsing(str(path), "an image", "mend it or take it away"):
+        with parsing(str(path), "an image", "repair it or remove it"):
             image = _pixels(path, resize)
         if not pixels:
             require_room(f"{folder.root} ({len(folder.paths)} images)", len(folder.paths) * image.nbytes)

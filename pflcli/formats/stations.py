@@ -36,7 +36,7 @@ def read_csv_stations(
             station, values, direction = _station(path, csv.reader(file), features, directions)
             require_short(str(path), station)
         if station in records:
-            raise InputError(f"{path}: station {station} stands in another file too")
+            raise InputError(f"{path}: station {station} is in another file too")
         records[station] = values, direction
     return records
 

@@ -101,13 +101,13 @@ def _roles(table: Table, client: str | None, label: str | None, split: str | Non
     _require_distinct(table)
     if client is None:
         raise UsageError(
-            "--client is missing: which column says whose a sample is?",
+            "--client is missing: name the column that holds each sample's client",
             f"--client COL, one of: {listed_columns(columns)}",
-            f"--client {ABSENT} where nobody holds the samples yet",
+            f"--client {ABSENT} if samples are not assigned to clients yet",
         )
     if label is None:
         raise UsageError(
-            "--label is missing: which column holds the class to learn?",
+            "--label is missing: name the column that holds the class to learn",
             f"--label COL, one of: {listed_columns(columns)}",
         )
     owner = {} if client == ABSENT and ABSENT not in columns else {"client": _find(table, client)}
@@ -245,6 +245,6 @@ def _not_a_number(table: Table, row: int, column: int) -> InputError:
     excerpt = line if len(line) <= 40 else line[:37] + "..."
     return InputError(
         f"{place_of(table, row, table.columns[column])}: '{excerpt}' is not a number",
-        *(hints or ["mend it, or --categorical with this column makes a feature of 0 and 1 for each word"]),
+        *(hints or ["correct it, or --categorical with this column makes a feature of 0 and 1 for each word"]),
         "or name the --features to take, without this column",
     )

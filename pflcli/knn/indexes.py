@@ -33,7 +33,7 @@ def faiss() -> Any:
 def check(factory: str, dimension: int, parameters: Mapping[str, str]) -> None:
     """Raise UsageError unless ``factory`` describes an index over ``dimension`` that has the search ``parameters``."""
     if factory == EXACT and parameters:
-        raise UsageError(f"--set {next(iter(parameters))}: the index {EXACT} is exact and has nothing to set")
+        raise UsageError(f"--set {next(iter(parameters))}: the index {EXACT} is exact and has no search options")
     try:
         index = faiss().index_factory(dimension, factory)
     except RuntimeError as error:

@@ -43,8 +43,8 @@ class Method(Protocol):
 
         def train_round(run, state, t):
             cohort = run.cohort(t)
-            start = run.download(state["global"], cohort)
-            return {"global": run.average(run.local_sgd(cohort, start, t=t), start)}
+            downloaded = run.download(state["global"], cohort)
+            return {"global": run.average(run.local_sgd(cohort, downloaded, t=t), downloaded)}
 
 
         def personalize(run, state, clients):

@@ -40,8 +40,8 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Send the global model to a cohort, train locally, step towards the mean of what comes back."""
     cohort = run.cohort(t)
-    start = run.download(state["global"], cohort)
-    return server_optimizer.step(run, state, run.average(run.local_sgd(cohort, start, t=t), start))
+    downloaded = run.download(state["global"], cohort)
+    return server_optimizer.step(run, state, run.average(run.local_sgd(cohort, downloaded, t=t), downloaded))
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -58,7 +58,7 @@ def setup(run: Run) -> State:
     """Let all clients train the initial model and send their mean representation; return the consensus, no memories."""
     start = run.initial_model()
     if {_WEIGHT, _BIAS} != set(parameters.part(start, "head.")):
-        raise UsageError(f"the head of {run.settings.model} is no linear layer with a bias, which feddbe needs")
+        raise UsageError(f"feddbe needs a head that is a linear layer with a bias; that of {run.settings.model} is not")
     memory = start[_WEIGHT].new_zeros(start[_WEIGHT].shape[1])
     size = run.engine.infer(start, np.arange(1), features=True)[1].shape[1]
     zero_mean = {"mean": start[_WEIGHT].new_zeros(size)}

@@ -77,7 +77,7 @@ def old(path: Path | str) -> Earlier:
     book = codebook.read(artifact)
     if not book.classes:
         raise InputError(
-            f"{path} does not know the names of its classes, so that nothing can be read like it",
+            f"{path} has no class names, so --like cannot use it",
             "--like takes an imported dataset, or its partition",
         )
     try:

@@ -52,7 +52,8 @@ class Source:
             ):
                 if value is not None and (option, value) != ("client", ABSENT):
                     raise UsageError(
-                        f"--{option} is for tables and arrays; a folder says it by its layout", "CLIENT/LABEL/IMAGE"
+                        f"--{option} is for tables and arrays; in a folder of images the layout says it",
+                        "CLIENT/LABEL/IMAGE",
                     )
 
     def sha256(self) -> str:

@@ -32,7 +32,7 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
     count = needs_clients("classes", clients, len(y))
     labels = np.unique(y)
     if cfg.n > len(labels):
-        raise UsageError(f"n={cfg.n} classes a client are more than the {len(labels)} there are", f"n={len(labels)}")
+        raise UsageError(f"n={cfg.n} classes per client are more than the {len(labels)} there are", f"n={len(labels)}")
     hands = _deal(labels, count, cfg.n, rng)
     dealt: list[list[Indices]] = [[] for _ in range(count)]
     for label in labels:

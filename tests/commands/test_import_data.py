@@ -454,9 +454,9 @@ def test_arrays_of_other_names(tmp_path, take, write, name):
     path = write(tmp_path / name, **{"data/x": x, "kind": ["p", "q"], "who": [1.0, 2.0]})
     holds(take(path, features="data/x", label="kind", client="who"), x, [0, 1], ["p", "q"], ["1", "2"])
     assert take(path, features="data/x", label="kind", client="none").owner is None
-    with pytest.raises(UsageError, match="--client is missing: which array") as error:
+    with pytest.raises(UsageError, match="--client is missing: name the array") as error:
         take(path, features="data/x", label="kind")
-    assert error.value.fix == ("--client NAME, one of: who", "--client none where nobody holds the samples yet")
+    assert error.value.fix == ("--client NAME, one of: who", "--client none if samples are not assigned to clients yet")
     path = write(tmp_path / name, x=x, y=[True, False], client=np.asarray([b"v", b"w"]))
     holds(take(path), x, [1, 0], ["False", "True"], ["v", "w"])
     assert take(path, client="none").owner is None

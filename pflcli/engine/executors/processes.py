@@ -156,7 +156,7 @@ class _Worker:
         code = self._process.wait()
         why = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return LostWorkerError(
-            f"a worker process {why}", "the same command goes on where it was; fewer --jobs need less memory"
+            f"a worker process {why}", "run the same command again to resume; fewer --jobs need less memory"
         )
 
     def close(self) -> None:
