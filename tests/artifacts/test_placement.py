@@ -433,7 +433,7 @@ def interrupted(work):
 
 
 @pytest.mark.parametrize("stands", [None, {"alpha": 7}, {}])
-def test_the_same_line_with_force_goes_on_where_it_stopped(tmp_path, stands):
+def test_the_same_line_with_force_resumes_where_it_stopped(tmp_path, stands):
     out = tmp_path / "out"
     if stands is not None:
         make(out, spec(**stands), Execution(), build)

@@ -703,7 +703,7 @@ def test_an_input_that_is_gone(small_copy):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_of_the_wrong_kind_is_told_so(small, tmp_path, name):
+def test_an_artifact_of_the_wrong_kind_is_refused(small, tmp_path, name):
     at = getattr(small, name)
     if name != "e":
         with pytest.raises(PflError) as error:

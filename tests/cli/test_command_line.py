@@ -191,7 +191,7 @@ BUFFERING = pytest.mark.parametrize(
 
 @BUFFERING
 @pytest.mark.parametrize("line", ["list methods", "list --json", "--help"])
-def test_nobody_reads_to_the_end(spawn, line, env):
+def test_a_reader_that_stops_early(spawn, line, env):
     """``pfl list | head -1`` is no error."""
     read, write = os.pipe()
     os.close(read)
@@ -201,7 +201,7 @@ def test_nobody_reads_to_the_end(spawn, line, env):
     assert process.returncode == 0
 
 
-def test_work_goes_on_when_nobody_reads_stderr(spawn, tmp_path):
+def test_work_continues_when_stderr_is_closed(spawn, tmp_path):
     read, write = os.pipe()
     os.close(read)
     process = spawn("partition", "writers", "--clients", "4", "-o", tmp_path / "p", stderr=write)
@@ -750,7 +750,7 @@ def test_what_is_wrong_is_said_in_one_line(typed, case):
     ],
 )
 @pytest.mark.parametrize("verbose", [False, True])
-def test_what_nobody_foresaw(pfl, monkeypatch, error, code, words, verbose):
+def test_unforeseen_errors(pfl, monkeypatch, error, code, words, verbose):
     def fail(*args, **kwargs):
         raise error
 

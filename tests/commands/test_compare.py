@@ -130,7 +130,7 @@ def test_every_run_is_an_ordinary_artifact(small, finished, tmp_path):
         assert one.read("predictions.h5") == two.read("predictions.h5")
 
 
-def test_fedavg_goes_on_from_the_backbone(finished):
+def test_fedavg_continues_from_the_backbone(finished):
     facts = open_artifact(finished / "seed-1" / "fedavg").manifest
     assert [item.kind for item in facts.inputs] == ["backbone"]
     assert facts.made["seconds_inputs"] > 0
@@ -227,7 +227,7 @@ def test_gains_may_be_measured_against_another(folder):
 # Typed again
 
 
-def test_typed_again_it_is_up_to_date(folder, tree, untrained):
+def test_run_again_it_is_up_to_date(folder, tree, untrained):
     before = tree(folder)
     for methods, seeds in ((PAIR, (0, 1)), (PAIR[::-1], (1, 0))):
         assert pair(folder, methods, seeds).decision == "up to date"
@@ -258,7 +258,7 @@ def test_what_comes_later_finds_the_rest_there(folder, tree, methods, seeds, say
     assert {(m["label"], *m["seeds"]) for m in metrics(folder)["methods"]} == {(m, *sorted(seeds)) for m in methods}
 
 
-def test_what_a_table_holds_need_not_be_typed_again(folder, tree):
+def test_the_methods_of_a_table_need_not_be_listed_again(folder, tree):
     """More methods and seeds join what is there, with the options that each was compared with."""
     options = {"local": {"epochs": "1"}, "fedavg@slow": {"lr": "0.01"}}
     pair(folder, [*PAIR, "fedavg@slow"], options=options, execution=FORCE)
@@ -279,7 +279,7 @@ def test_what_a_table_holds_need_not_be_typed_again(folder, tree):
     assert all(after[name] == before[name] for name in before if name.startswith("seed") and "/" in name[7:])
 
 
-def test_a_table_takes_up_another_metric(folder, tree, untrained):
+def test_another_metric_joins_a_table(folder, tree, untrained):
     before = tree(folder)
     reporter = Listener()
     assert pair(folder, metrics=["auroc", "f1"], execution=Execution(reporter=reporter)).decision == "replace"
@@ -358,7 +358,7 @@ def test_force_replaces_what_differs_and_nothing_else(folder, tree):
     assert open_artifact(folder / "seed-1" / "local").manifest.request["options"]["epochs"] == 1
 
 
-def test_what_nobody_needs_any_more_is_not_made_again(folder, untrained):
+def test_what_is_no_longer_needed_is_not_made_again(folder, untrained):
     shutil.rmtree(folder / "seed-0" / "backbone")
     shutil.rmtree(folder / "comparison")
     assert pair(folder).decision == "new"
@@ -488,7 +488,7 @@ def test_a_method_that_is_named_and_does_not_suit_the_data_fails(new_folder, cho
 
 
 @pytest.mark.parametrize("after", [1, 3, 6])
-def test_interrupted_it_goes_on_where_it_stopped(new_folder, finished, after):
+def test_interrupted_it_resumes_where_it_stopped(new_folder, finished, after):
     with pytest.raises(KeyboardInterrupt):
         pair(new_folder, execution=Execution(reporter=Listener(after)))
     assert not (new_folder / "comparison").exists()

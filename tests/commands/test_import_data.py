@@ -162,7 +162,7 @@ def test_clients_keep_their_names(write_file, take):
     assert dataset.owner.tolist() == ["007", "7", "NA", "123456789012345678901"]
 
 
-def test_nobody_holds_the_samples(pfl, write_file, take, tmp_path):
+def test_samples_without_clients(pfl, write_file, take, tmp_path):
     path = write_file("class,a\n" + "".join(f"{i % 2},{i / 10}\n" for i in range(40)))
     assert take(path, client="none", label="class").owner is None
     ran = pfl("partition", tmp_path / "out", "-o", tmp_path / "p")
@@ -581,7 +581,7 @@ def test_a_folder_of_colour_images(tmp_path, take):
         np.testing.assert_array_equal(dataset.x[2], np.asarray(jpg))
 
 
-def test_images_that_nobody_holds(album, take):
+def test_images_without_clients(album, take):
     root, x = album
     holds(take(root / "ann", client="none"), x[:2], [0, 1], ["cat", "dog"], None)
 

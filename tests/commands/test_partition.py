@@ -299,7 +299,7 @@ def test_what_cannot_be_kept_is_said(published, tmp_path):
         partition("fashion-mnist", tmp_path / "p", keep_test=True, fractions=(0.6, 0.2, 0.2), root=published)
 
 
-def test_new_clients_keep_less_and_nobody_else_does(tmp_path):
+def test_new_clients_keep_less_and_other_clients_do_not(tmp_path):
     wholes = partition("writers", tmp_path / "1", clients=12, new_clients=0.25)
     by_capacity = {"1": read(wholes.path)}
     for fraction in ("0.6", "0.2"):

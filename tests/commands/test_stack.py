@@ -118,7 +118,7 @@ def test_labels_of_test_samples_decide_nothing(predictions_of, tmp_path):
     assert stacks["true"].read("state.safetensors") == stacks["shuffled"].read("state.safetensors")
 
 
-def test_the_global_model_comes_from_whoever_knows_it(predictions_of, tmp_path):
+def test_the_global_model_comes_from_the_input_that_has_it(predictions_of, tmp_path):
     uniform = predictions_of("uniform", "ditto", parts=lambda p: {"global": np.full_like(p, 1 / CLASSES)})
     outcome = stack([uniform, predictions_of("local", "local")], tmp_path / "s")
     assert [*outcome.summary["exponents"]] == ["ditto", "local", "global"]
@@ -150,7 +150,7 @@ def test_own_exponents_are_stored_by_client(three, tmp_path):
     assert "own_ridge" in outcome.summary
 
 
-def test_namesakes_are_told_apart(predictions_of, tmp_path):
+def test_methods_of_the_same_name_get_different_labels(predictions_of, tmp_path):
     inputs = [predictions_of(f"k{k}", "fedavg", options={"k": k}, parts=lambda p, k=k: {"p": p[::k]}) for k in (1, -1)]
     assert [*stack(inputs, tmp_path / "s").summary["exponents"]] == ["fedavg k=-1", "fedavg k=1"]
 

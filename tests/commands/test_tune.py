@@ -148,7 +148,7 @@ def test_what_a_method_stands_on_is_made_once_beside_its_trials(writers, tmp_pat
 # Made once, and gone on with
 
 
-def test_typed_again_it_is_up_to_date(writers, folder, untrained):
+def test_run_again_it_is_up_to_date(writers, folder, untrained):
     assert searched(writers, folder).decision == "up to date"
 
 
@@ -169,7 +169,7 @@ class Interrupting:
         yield lambda steps, note: None
 
 
-def test_interrupted_and_typed_again_it_chooses_the_same(writers, finished, tmp_path):
+def test_interrupted_and_run_again_it_chooses_the_same(writers, finished, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         searched(writers, tmp_path / "t", execution=Execution(reporter=Interrupting("trial 3 of 3")))
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "t" / "trials").glob("*/predictions.h5")}
@@ -207,7 +207,7 @@ def test_a_dry_run_says_how_many_trials_there_would_be(writers, folder, tmp_path
     assert "2 up to date, 1 to make" in pfl("tune", "ditto", writers, "-o", folder, *line).err
 
 
-def test_what_another_request_made_is_replaced_when_told_so_and_nothing_else(writers, folder):
+def test_what_another_request_made_is_replaced_with_force_and_nothing_else(writers, folder):
     before = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/predictions.h5")}
     with pytest.raises(ConflictError):
         searched(writers, folder, settings={**FEW, "rounds": 2})
@@ -327,7 +327,7 @@ def test_optuna_takes_the_range_that_a_grid_spans():
     assert axes["k"].is_whole
 
 
-def test_a_search_by_optuna_goes_on_where_it_was_interrupted(small, tmp_path):
+def test_a_search_by_optuna_resumes_where_it_was_interrupted(small, tmp_path):
     pytest.importorskip("optuna")
     line = {"search": {"k": "1..16"}, "sampler": "optuna", "trials": 4}
     tune("knn-per", small.d, tmp_path / "a", **line)

@@ -196,7 +196,7 @@ def test_lambda_is_tuned_on_the_validation_samples_that_have_arrived(shift, tmp_
         assert weight[client] == grid[int(np.argmax(right))]
 
 
-def test_a_store_that_takes_up_nothing_keeps_its_lambda(shift, tmp_path):
+def test_a_store_that_adds_nothing_keeps_its_lambda(shift, tmp_path):
     update_datastore(shift / "d", shift / "e1", tmp_path / "u1", policy="fixed", first=0.5, last=1)
     update_datastore(tmp_path / "u1", shift / "e2", tmp_path / "u2", policy="fixed", first=0, last=1)
     for name in ("u1", "u2"):

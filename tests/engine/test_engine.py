@@ -286,7 +286,7 @@ def test_batches_cover_every_sample_once():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_divergence_is_told_and_the_start_restored(mode):
+def test_divergence_is_reported_and_the_start_restored(mode):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(epochs=5, batch_size=4, lr=[1e20] * 5)

@@ -173,7 +173,7 @@ def test_the_same_samples_and_seed_give_the_same_pool():
     assert all(np.array_equal(a, b) for a, b in zip(astuple(one), astuple(two), strict=True))
 
 
-def test_nobody_has_samples():
+def test_no_client_has_samples():
     answers, y, _ = world()
     logs = pool.logarithms([p[:0] for p in answers])
     learned = pool.learn(logs, y[:0], np.zeros(4, np.int64), base=0)

@@ -45,7 +45,7 @@ def test_eight_bits_are_the_nearest_of_255_levels():
 
 
 @pytest.mark.parametrize("method", AVERAGING)
-def test_clipping_that_touches_nobody_changes_no_bit(method):
+def test_clipping_above_all_updates_changes_no_bit(method):
     plain, clipped = played(method), played(method, "clip:1e9")
     assert worlds.same(plain[1], clipped[1])
     assert plain[0].traffic == clipped[0].traffic

@@ -26,7 +26,7 @@ def test_shares_by_hand():
     assert shares(np.zeros(0, int), 3).tolist() == []
 
 
-def test_far_groups_are_told_apart():
+def test_far_groups_are_separated():
     middles = np.asarray([[0, 0], [100, 0], [0, 100]])
     x = (np.repeat(middles, 20, axis=0) + rng().normal(size=(60, 2))).astype(np.float32)
     centres = k_means(x, 3, rng(1))

@@ -140,7 +140,7 @@ def test_dropout_changes_no_other_draw(method, monkeypatch):
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_a_round_that_nobody_answers_changes_nothing(method):
+def test_a_round_without_answers_changes_nothing(method):
     run = worlds.run(method, rounds=2, dropout=1 - 1e-9)
     begun = methods.load(method).setup(worlds.run(method, rounds=2))
     state, rows = play(method, run)

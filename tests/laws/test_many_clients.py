@@ -111,7 +111,7 @@ FACTS = (
 )
 
 
-def test_many_clients_are_told_what_grows_with_their_square(many, monkeypatch, tmp_path):
+def test_a_warning_names_what_grows_with_the_square_of_the_clients(many, monkeypatch, tmp_path):
     """In numbers that follow from the request: models a round, bytes, pairs."""
     monkeypatch.setattr(pair_costs, "MANY", 300)
     for method, number in FACTS:

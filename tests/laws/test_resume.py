@@ -227,7 +227,7 @@ def test_force_begins_at_the_first_round(small, tmp_path, unfinished):
     same(unfinished, tmp_path / "whole")
 
 
-def test_another_request_is_told_what_differs(pfl, small, unfinished, tree):
+def test_the_error_for_another_request_says_what_differs(pfl, small, unfinished, tree):
     before = tree(unfinished.parent)
     with pytest.raises(ConflictError, match="unfinished run of another request"):
         train_global(small.p, unfinished, settings={"model": "mlp", "rounds": 7})

@@ -52,7 +52,7 @@ def test_oracle_of_one_cluster_is_fedavg():
     assert runs[0].traffic == runs[1].traffic
 
 
-def test_a_cluster_of_which_nobody_takes_part_keeps_its_model():
+def test_a_cluster_without_participants_keeps_its_model():
     run = worlds.run("oracle", participation=0.17)  # one client a round
     state = worlds.play("oracle", run, last=1)
     (client,) = run.cohort(0)
@@ -187,7 +187,7 @@ def test_clustered_fl_thresholds_by_hand():
     assert cut(products[:2, :2], members[:2], eps1=9.0)[0] == [False] * 2  # two clients stay together
 
 
-def test_clustered_fl_leaves_noise_together_unless_told_as_in_the_paper():
+def test_clustered_fl_leaves_noise_together_unless_set_as_in_the_paper():
     noise = np.random.default_rng(0).normal(size=(6, 400))
     assert not any(cut(noise @ noise.T, eps1=9.0)[0])
     assert any(cut(noise @ noise.T, eps1=9.0, gap=0.0)[0])
@@ -313,7 +313,7 @@ def test_fedamp_with_all_weight_on_itself_starts_from_itself():
         worlds.close(parameters.pick(models[0][[i]], 0), parameters.pick(models[1][[i]], 0))
 
 
-def test_fedamp_with_all_weight_on_itself_knows_nobody():
+def test_fedamp_with_all_weight_on_itself_ignores_other_clients():
     """Clients are held by their own last models alone: what the others have does not matter."""
     states = []
     for flip in (False, True):

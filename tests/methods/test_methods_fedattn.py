@@ -239,7 +239,7 @@ def test_traffic_by_hand():
     assert run.traffic["down"] == count * (model + b) + new * b  # the pull's anchor for everyone
 
 
-def test_clients_that_never_took_part_are_nobodys_neighbours():
+def test_clients_that_never_took_part_are_no_clients_neighbours():
     run = worlds.run("fedattn", rounds=1, options={"k": 7})
     state = worlds.play("fedattn", run)
     near = fedattn._neighbourhood(run, state, run.clients, "personalize")

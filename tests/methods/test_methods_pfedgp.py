@@ -141,7 +141,7 @@ def test_the_tree_splits_near_classes_last():
 
 
 @pytest.mark.parametrize("classes", [0, 1, 2, 3, 12])
-def test_a_tree_tells_all_classes_apart_whatever_they_look_like(classes):
+def test_a_tree_separates_all_classes_whatever_they_look_like(classes):
     for seed in range(5):
         y = np.repeat(np.arange(classes) * 2, 2)
         z = draw(seed).normal(size=(len(y), 3)).astype(np.float32) * (seed > 0)  # first all alike

@@ -264,7 +264,7 @@ def test_fedproto_without_a_pull_is_training_alone():
     np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, 0), atol=1e-5)
 
 
-def test_prototypes_that_nobody_renews_stay():
+def test_prototypes_that_no_client_renews_stay():
     """Client 4 has one class: in a round of its own the prototypes of the others stay."""
     run = worlds.run("fedproto")
     state = worlds.play("fedproto", run)

@@ -48,7 +48,7 @@ def textbook(y, near):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_clean_mixtures_are_told_apart_as_the_literal_equations_do(seed):
+def test_clean_mixtures_are_separated_as_the_literal_equations_do(seed):
     draw = np.random.default_rng(seed)
     same = np.concatenate([draw.random(20) < 0.9, draw.random(20) < 0.3])
     y = draw.normal(size=40) + 8 * same
@@ -72,7 +72,7 @@ def test_a_start_in_which_most_are_wrong_is_turned_round_by_the_means():
     assert mixture.matched(y, near).tolist() == (y > 1).tolist()
 
 
-def test_two_exact_values_are_told_apart():
+def test_two_exact_values_are_separated():
     """Variances of zero are NaN in the literal equations, and argmax of NaN rejects everybody."""
     y = np.asarray([0.9, 0.9, 0.9, 0.2, 0.2, 0.9, 0.2, 0.2])
     assert mixture.matched(y, NEAR).tolist() == (y > 0.5).tolist()

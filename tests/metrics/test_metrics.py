@@ -161,7 +161,7 @@ def test_seeds_become_one_row_with_their_spread(tmp_path):
     assert row["metrics"]["accuracy"]["std_over_seeds"] == pytest.approx(np.std([1, 5 / 6], ddof=1))
 
 
-def test_namesakes_are_told_apart(tmp_path):
+def test_methods_of_the_same_name_get_different_labels(tmp_path):
     artifacts = [store(tmp_path / str(k), "mine", [0] * 6, options={"k": k, "same": 1}) for k in (1, 2)]
     evaluate(artifacts, tmp_path / "e")
     assert [row["label"] for row in metrics(tmp_path / "e")["methods"]] == ["mine k=1", "mine k=2"]

@@ -141,7 +141,7 @@ class Stop:
 
 
 @pytest.mark.parametrize("method", ["panm", "fedham", "fedper", "apfl", "fedhealth"])
-def test_interrupted_it_goes_on_with_the_same_rows(small, tmp_path, method):
+def test_interrupted_it_resumes_with_the_same_rows(small, tmp_path, method):
     settings = {**FEW, "rounds": 6}
     personalize(method, small.p, tmp_path / "whole", settings=settings)
     for after in (3, 1):
@@ -252,7 +252,7 @@ def test_without_true_clusters_neighbours_are_only_counted(small, tmp_path):
     assert not (small.fedavg / "neighbours.csv").exists()
 
 
-def test_nobody_with_neighbours_has_no_precision():
+def test_without_neighbours_there_is_no_precision():
     (row,) = neighbourhood.by_round([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
     assert (row["round"], row["neighbours"], row["recall"]) == (1, 0, 0)
     assert math.isnan(row["precision"])
