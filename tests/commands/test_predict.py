@@ -156,8 +156,8 @@ def test_a_client_that_is_not_known_gets_the_global_model(digits, tmp_path, pfl)
     assert "no client 'w9'" in ran.err
     assert facts["known"] is False
     own = split.parts["p"][slice(*split.offsets[1:3])]
-    shown = [[row["p"][name] for name in facts["classes"]] for row in facts["answers"]]
-    np.testing.assert_allclose(shown, own, atol=2e-7)
+    probabilities = [[row["p"][name] for name in facts["classes"]] for row in facts["answers"]]
+    np.testing.assert_allclose(probabilities, own, atol=2e-7)
     with pytest.raises(InputError) as error:
         predict(digits / "local", tmp_path / "q.npy", client="w9", execution=ONE)
     assert "local has no global model" in error_text(error)
@@ -185,13 +185,13 @@ def test_answers_in_every_form(clinic, tmp_path, pfl):
     assert (tmp_path / "a.jsonl").read_text() == pfl(*line, "--format", "jsonl").out
     with np.load(tmp_path / "a.npz") as arrays:
         assert arrays["p"].tobytes() == expected.tobytes()
-        named = arrays["class"].tolist()
-    assert named == [("no", "yes")[label] for label in expected.argmax(axis=1)]
+        class_names = arrays["class"].tolist()
+    assert class_names == [("no", "yes")[label] for label in expected.argmax(axis=1)]
     cells = list(csv.DictReader(io.StringIO(printed.out)))
     lines = [json.loads(text) for text in (tmp_path / "a.jsonl").read_text().splitlines()]
     for number, (cell, row, p) in enumerate(zip(cells, lines, expected, strict=True)):
         assert list(cell) == ["sample", "class", "probability", "p(no)", "p(yes)"]
-        assert (cell["sample"], cell["class"]) == (str(number), named[number])
+        assert (cell["sample"], cell["class"]) == (str(number), class_names[number])
         assert np.asarray([cell["p(no)"], cell["p(yes)"]]).astype(np.float32).tobytes() == p.tobytes()
         assert row == {
             "sample": number,
