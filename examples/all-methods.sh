@@ -3,6 +3,8 @@
 #
 #   bash examples/all-methods.sh writers
 #   bash examples/all-methods.sh fashion-mnist --root FOLDER      20 clients, Dirichlet 0.1
+#   bash examples/all-methods.sh writers later                    rivals of kNN-Per, with gains over it, on the models
+#                                                                 that FedAvg and FedAdam have trained
 #
 # More options: examples/papers/setup.sh.
 set -euo pipefail
@@ -25,6 +27,13 @@ for seed in "${seeds[@]}"; do
   partitions+=("$runs/partition-$seed")
   pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$seed" -o "$runs/partition-$seed" -q
 done
+if [ "${2:-}" = later ]; then
+  rivals=fedavg,fedavg-plus,knn-per,knn-per@distance,knn-per-plus,gaussian-head,prior
+  how+=(--set knn-per@distance.decay=auto --baseline knn-per)
+  pfl compare "${partitions[@]}" -o "$runs/later" "${how[@]}" --methods "$rivals,pfedfda,fedala,feddbe,fedrod,fedproto"
+  pfl compare "${partitions[@]}" -o "$runs/fedadam" "${how[@]}" --methods "$rivals" --set fedavg.server=adam
+  exit
+fi
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" \
   --set fedattn@faithful.form=faithful --set fedham@faithful.form=faithful --set panm@grad.metric=grad \
   --methods all,fedattn@faithful,fedham@faithful,panm@grad
