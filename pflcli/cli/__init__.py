@@ -1,4 +1,4 @@
-"""The command line: parsing and words, one short file for each command."""
+"""The command line: options, help and output, in one short file per command."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pflcli.cli import (
     partition,
     personalize,
     predict,
+    shared,
     show,
     stack,
     sweep,
@@ -38,21 +39,21 @@ app = typer.Typer(
 
 _CHAIN, _USE, _LOOK = "Make artifacts", "Use them", "Look at them"
 app.command("import", cls=import_data.Command, rich_help_panel=_CHAIN)(import_data.command)
-app.command("partition", rich_help_panel=_CHAIN)(partition.command)
-app.command("train-global", rich_help_panel=_CHAIN)(train_global.command)
-app.command("extract", rich_help_panel=_CHAIN)(extract.command)
-app.command("build-datastore", rich_help_panel=_CHAIN)(build_datastore.command)
-app.command("update-datastore", rich_help_panel=_CHAIN)(update_datastore.command)
-app.command("personalize", rich_help_panel=_CHAIN)(personalize.command)
-app.command("stack", rich_help_panel=_CHAIN)(stack.command)
-app.command("evaluate", rich_help_panel=_CHAIN)(evaluate.command)
-app.command("compare", rich_help_panel=_CHAIN)(compare.command)
-app.command("tune", rich_help_panel=_CHAIN)(tune.command)
-app.command("sweep", rich_help_panel=_CHAIN)(sweep.command)
-app.command("predict", rich_help_panel=_USE)(predict.command)
-app.command("show", rich_help_panel=_LOOK)(show.command)
-app.command("list", rich_help_panel=_LOOK)(listing.command)
-app.command("doctor", rich_help_panel=_LOOK)(doctor.command)
+app.command("partition", cls=shared.Command, rich_help_panel=_CHAIN)(partition.command)
+app.command("train-global", cls=shared.Command, rich_help_panel=_CHAIN)(train_global.command)
+app.command("extract", cls=shared.Command, rich_help_panel=_CHAIN)(extract.command)
+app.command("build-datastore", cls=shared.Command, rich_help_panel=_CHAIN)(build_datastore.command)
+app.command("update-datastore", cls=shared.Command, rich_help_panel=_CHAIN)(update_datastore.command)
+app.command("personalize", cls=shared.Command, rich_help_panel=_CHAIN)(personalize.command)
+app.command("stack", cls=shared.Command, rich_help_panel=_CHAIN)(stack.command)
+app.command("evaluate", cls=shared.Command, rich_help_panel=_CHAIN)(evaluate.command)
+app.command("compare", cls=shared.Command, rich_help_panel=_CHAIN)(compare.command)
+app.command("tune", cls=shared.Command, rich_help_panel=_CHAIN)(tune.command)
+app.command("sweep", cls=shared.Command, rich_help_panel=_CHAIN)(sweep.command)
+app.command("predict", cls=shared.Command, rich_help_panel=_USE)(predict.command)
+app.command("show", cls=shared.Command, rich_help_panel=_LOOK)(show.command)
+app.command("list", cls=shared.Command, rich_help_panel=_LOOK)(listing.command)
+app.command("doctor", cls=shared.Command, rich_help_panel=_LOOK)(doctor.command)
 
 
 def _version(is_given: bool) -> None:

@@ -52,7 +52,7 @@ def command(
         typer.Option(
             help="Keep this many k-means prototypes in place of the training samples; below 1, this fraction of them.",
             metavar="N",
-            show_default="samples themselves",
+            show_default="the samples themselves",
         ),
     ] = None,
     seed: shared.Seed = None,

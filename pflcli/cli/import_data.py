@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from pflcli.cli import shared
 
@@ -18,11 +17,11 @@ _TRUTHS: dict[str | None, str | None] = {"true": "federation", "false": None}
 """What a configuration file may say of ``standardize``."""
 
 
-class Command(TyperCommand):
-    """Takes ``--standardize`` alone for ``--standardize federation``; Typer itself wants a value behind an option."""
+class Command(shared.Command):
+    """Reads ``--standardize`` without a value as ``--standardize federation``; Typer alone requires a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what was typed, with the value that was left out."""
+        """Parse the command line after the missing value has been filled in."""
         behind = [*args[1:], ""]
         alone = [
             arg == "--standardize" and value not in _WHOSE and "--" not in args[:place]

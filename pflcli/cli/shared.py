@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from pflcli import config
 from pflcli.cli import console
@@ -17,6 +18,18 @@ from pflcli.errors import UsageError, closest
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
+
+
+class Command(TyperCommand):
+    """A command whose help shows a default in words as ``[default: 60]``, where Typer writes ``[default: (60)]``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        opening, closing = ("[dim]\\[", "][/]") if self.rich_markup_mode == "rich" else ("[", "]")
+        for option in self.params:
+            if isinstance(option, TyperOption) and isinstance(option.show_default, str):
+                option.help = f"{option.help} {opening}default: {option.show_default}{closing}"
+                option.show_default = False
 
 
 def _configured(ctx: typer.Context, path: Path | None) -> Path | None:

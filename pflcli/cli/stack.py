@@ -30,7 +30,7 @@ def command(
         bool, typer.Option("--own", help="Let each client have exponents of its own, near the common ones.")
     ] = False,
 ) -> Outcome:
-    """Pool the stored answers of several methods into one, by exponents learned on validation samples.
+    """Pool the stored predictions of several methods into one, with exponents learned on validation samples.
 
     Example: pfl stack runs/fedavg runs/fedavg-plus runs/knn-per -o runs/stack
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
 
 _Out = Annotated[
-    Path, typer.Option("--out", "-o", help="Folder for all that is made; the result is its tuning/.", metavar="DIR")
+    Path, typer.Option("--out", "-o", help="Write all artifacts to this folder; the result is its subfolder tuning/.", metavar="DIR")
 ]
 
 
@@ -25,9 +25,9 @@ _Out = Annotated[
 def command(
     method: Annotated[
         str,
-        typer.Argument(help="Method, see `pfl list methods`.", autocompletion=lambda: registry.names("methods")),
+        typer.Argument(help="Tune this method (`pfl list methods`).", autocompletion=lambda: registry.names("methods")),
     ],
-    source: Annotated[Path, typer.Argument(help="A partition, or what the method stands on.")],
+    source: Annotated[Path, typer.Argument(help="Tune on this partition, or on a backbone or datastore made from it.")],
     out: _Out,
     settings: Mapping[str, Any],
     execution: Execution,
@@ -35,19 +35,28 @@ def command(
         list[str] | None,
         typer.Option(
             "--search",
-            help="Values to try of an option or training setting, repeatable; with optuna also a range, 0.01..0.3.",
+            help="Try these values of an option or training setting; repeat it for more. With optuna also a range,"
+            " 0.01..0.3.",
             metavar="KEY=VALUE,VALUE",
             callback=shared.beside_file,
             show_default="learning rates and the method's own grid",
         ),
     ] = None,
     sampler: Annotated[
-        str, typer.Option(help="Who says what is tried next: grid, or optuna (an extra).", metavar="NAME")
+        str,
+        typer.Option(
+            help="Choose each next point by this sampler: grid, or optuna (pip install 'pflcli\\[tune]').",
+            metavar="NAME",
+        ),
     ] = "grid",
-    trials: Annotated[int, typer.Option(help="Trials at most.", metavar="N")] = 20,
+    trials: Annotated[int, typer.Option(help="Run at most this many trials.", metavar="N")] = 20,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Begin no trial once those before it took so long.", metavar="M", show_default="no end"),
+        typer.Option(
+            help="Start no further trial once all trials together have taken this many minutes.",
+            metavar="M",
+            show_default="no limit",
+        ),
     ] = None,
     metric: shared.Metric = "accuracy",
     weights: shared.Weights = None,
@@ -57,7 +66,7 @@ def command(
 ) -> Outcome:
     """Choose options and training settings of a method by validation samples.
 
-    Every trial is an ordinary artifact. DIR/tuning/best.toml is for --config of personalize and compare.
+    Every trial is an ordinary artifact. Give DIR/tuning/best.toml to --config of personalize or compare.
     Example: pfl tune ditto runs/p -o runs/t --search lr=0.01,0.03,0.1 --search lam=0.1,1
     """
     from pflcli.commands.tune import tune

@@ -75,6 +75,7 @@ def test_every_command_explains_itself(pfl, name, flag):
     assert len(doc.split(".")[0].split()) >= 3
     help_text = " ".join(ran.out.split())
     assert doc.split(".")[0] in help_text
+    assert "default: (" not in help_text
     for param in APP[name].params:
         assert param.help, f"{name} {param.name} has no help"
         for opt in param.opts:
