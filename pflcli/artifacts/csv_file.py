@@ -18,6 +18,16 @@ def content(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
+def rounded(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
+    """Return a CSV file whose floats have six significant digits; None and nan become empty fields."""
+    return content(heading, ([_six_digits(value) for value in row] for row in rows))
+
+
+def _six_digits(value: Any) -> Any:
+    value = _without_nan(value)
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
 def of_rounds(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return a CSV file of rows by round, which all have the columns of the first; nan becomes an empty field.
 

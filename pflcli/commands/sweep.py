@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,7 +128,7 @@ def sweep(
         new = _new(origin)
         rows = _rows(found, points, new)
         work.write("metrics.json", (json.dumps(_metrics(found, rows), indent=1) + "\n").encode())
-        work.write("table.csv", _csv([*rows[0]], [[*row.values()] for row in rows]))
+        work.write("table.csv", csv_file.rounded(rows[0], (row.values() for row in rows)))
         work.write("clients.csv", _clients(found, points, new, codebook.read(origin)))
         work.write("sweep.png", curves.sweep(rows, points.axes, plot))
         return Built(_best(rows, execution), {"threads": threads})
@@ -243,12 +243,5 @@ def _clients(found: Counts, points: Grid, new: NDArray[np.bool_] | None, known: 
         return [client, names[client], *at, *chosen, *([] if new is None else [int(new[client])])]
 
     heading = ["client", "name", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
-    return _csv(heading, (row(*place) for place in np.ndindex(found.weight.shape)))  # millions: never all at once
-
-
-def _csv(heading: list[str], rows: Iterable[list[Any]]) -> bytes:
-    return csv_file.content(heading, ([_cell(value) for value in row] for row in rows))
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    # A generator, since there may be millions of rows.
+    return csv_file.rounded(heading, (row(*place) for place in np.ndindex(found.weight.shape)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import codebook
+from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import Artifact, ancestor
@@ -91,11 +89,8 @@ def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
     numbers = _numbers(summary.get("reported_round", summary["rounds"]), len(first))
     which = _places(artifact, numbers, chosen)
     names = codebook.read(artifact).client_names(summary["clients"])
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["round", "client", "layer", "attends_to", "weight"])
-    writer.writerows(pairs(first[which], second[which], numbers[which].tolist(), names))
-    return text.getvalue().encode()
+    rows = pairs(first[which], second[which], numbers[which].tolist(), names)
+    return csv_file.content(["round", "client", "layer", "attends_to", "weight"], rows)
 
 
 def _places(artifact: Artifact, numbers: NDArray[np.int64], chosen: Sequence[int]) -> NDArray[np.int64]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import codebook
+from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import evaluation, predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -93,11 +91,11 @@ def write(
 ) -> None:
     """Write ``metrics.json``, ``clients.csv``, tables, and a picture named by the metric that ranks methods."""
     work.write(evaluation.METRICS, (json.dumps(_json(metrics), indent=2) + "\n").encode())
-    work.write("clients.csv", _table(scored, metrics["split"]))
+    work.write("clients.csv", _client_table(scored, metrics["split"]))
     work.write(f"{scored[0].named[0]}.png", _picture(scored, metrics))
     lines = "".join(f"\n{line}\n" for line in (*conclusion.notes(metrics), *remarks))
     work.write("table.md", (tables.of(metrics, kind).markdown() + lines).encode())
-    work.write("table.csv", tables.comma_separated(metrics).encode())
+    work.write("table.csv", csv_file.rounded(*tables.numbers(metrics)))
 
 
 def _groups(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
@@ -178,29 +176,33 @@ def _has_baseline(scored: Sequence[Scored]) -> bool:
     return any(item.baseline is not None for item in scored)
 
 
-def _table(scored: Sequence[Scored], split: str) -> bytes:
+def _client_table(scored: Sequence[Scored], split: str) -> bytes:
+    """Return ``clients.csv``: a row for each client of each method and seed."""
     tuned = sorted({name for item in scored for name in item.tuned})
-    late = any(item.new is not None for item in scored)
+    has_unseen = any(item.new is not None for item in scored)
     names = [client_identity.names(item.artifact) for item in scored]
-    named = ["name"] * any(name is not None for name in names)
+    has_names = any(name is not None for name in names)
     ranked_by = scored[0].named[0]
     columns = [metric.name for metric in catalogue.per_client(scored[0].named)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    heading = ["method", "seed", "client", *named, f"n_{split}", *columns, f"baseline_{ranked_by}", "gain", *tuned]
-    writer.writerow(heading + ["unseen"] * late)
-    for item, known in zip(scored, names, strict=True):
-        for client in range(len(item.n)):
-            values: list[Any] = [item.client[name][client] for name in columns]
-            base = math.nan if item.baseline is None else item.baseline[client]
-            values += [base, item.gain[client]]
-            values += [item.tuned[name][client] if name in item.tuned else math.nan for name in tuned]
-            if late:
-                values.append(math.nan if item.new is None else float(item.new[client]))
-            cells = ["" if math.isnan(value) else f"{value:.6g}" for value in values]
-            name = [known[client] if known is not None else ""] if named else []
-            writer.writerow([item.label, item.seed, client, *name, int(item.n[client]), *cells])
-    return text.getvalue().encode()
+
+    def rows() -> Iterator[list[Any]]:
+        for item, clients in zip(scored, names, strict=True):
+            for client in range(len(item.n)):
+                name = [clients[client] if clients is not None else None] if has_names else []
+                values = [item.client[column][client] for column in columns]
+                values += [None if item.baseline is None else item.baseline[client], item.gain[client]]
+                values += [item.tuned[key][client] if key in item.tuned else None for key in tuned]
+                unseen = [None if item.new is None else int(item.new[client])] if has_unseen else []
+                yield [item.label, item.seed, client, *name, int(item.n[client]), *map(_float, values), *unseen]
+
+    heading = ["method", "seed", "client", *["name"] * has_names, f"n_{split}", *columns]
+    heading += [f"baseline_{ranked_by}", "gain", *tuned, *["unseen"] * has_unseen]
+    return csv_file.rounded(heading, rows())
+
+
+def _float(value: Any) -> float | None:
+    """Return a NumPy number as a float."""
+    return None if value is None else float(value)
 
 
 def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> bytes:

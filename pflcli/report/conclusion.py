@@ -77,7 +77,7 @@ def _best(method: Mapping[str, Any], baseline: str, compared: int, better: int, 
     name, words = ("worst", "worst client") if few else ("bottom_decile", "bottom decile")
     parts = [
         f"{method['label']}, {_points(metrics['gain'], entry)} over {baseline}",
-        f"{shares['better_off']} of {_count(count, 'client')} better off, {shares['worse_off']} worse",
+        f"{shares['better_off']} of {counted(count, 'client')} better off, {shares['worse_off']} worse",
         f"{words} {_change(metrics['gain'][f'baseline_{name}'], metrics[catalogue.part(entry.name, name)], entry)}",
     ]
     if compared > 1:
@@ -88,10 +88,6 @@ def _best(method: Mapping[str, Any], baseline: str, compared: int, better: int, 
 def _change(before: float, after: Mapping[str, Any], entry: Metric) -> str:
     value = after["value"]
     return f"{100 * before:.0f} to {100 * value:.0f} %" if entry.percent else f"{before:.3f} to {value:.3f}"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _learned(methods: Sequence[Mapping[str, Any]]) -> list[str]:

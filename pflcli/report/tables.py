@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -85,8 +83,8 @@ def clients(method: Mapping[str, Any]) -> int:
     return round(count / len(method["seeds"]))
 
 
-def comma_separated(metrics: Mapping[str, Any]) -> str:
-    """Return every number of the stored ``metrics`` in its own unit, a row a method, as CSV."""
+def numbers(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Return heading and rows of ``table.csv``: every number of the stored ``metrics``, one row per method."""
     names = list(dict.fromkeys(name for method in metrics["methods"] for name in method["metrics"]))
     body: list[dict[str, Any]] = []
     for method in metrics["methods"]:
@@ -105,18 +103,8 @@ def comma_separated(metrics: Mapping[str, Any]) -> str:
                 row[f"{name}_by_chance"] = metric.get("by_chance")
                 row[f"{name}_by_chance_high"] = metric.get("by_chance_high")
         body.append(row)
-    known = [name for name in body[0] if any(row[name] is not None for row in body)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(known)
-    writer.writerows([_raw(row[name]) for name in known] for row in body)
-    return text.getvalue()
-
-
-def _raw(value: Any) -> Any:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else value
+    heading = [name for name in body[0] if any(row[name] is not None for row in body)]
+    return heading, [[row[name] for name in heading] for row in body]
 
 
 def _cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
