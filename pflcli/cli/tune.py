@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
 
 _Out = Annotated[
-    Path, typer.Option("--out", "-o", help="Write all artifacts to this folder; the result is its subfolder tuning/.", metavar="DIR")
+    Path,
+    typer.Option(
+        "--out", "-o", help="Write all artifacts to this folder; the result is its subfolder tuning/.", metavar="DIR"
+    ),
 ]
 
 
