@@ -21,6 +21,21 @@ _Out = Annotated[
         "--out", "-o", help="Write all artifacts to this folder; the result is its subfolder tuning/.", metavar="DIR"
     ),
 ]
+_Sampler = Annotated[
+    str,
+    typer.Option(
+        help="Choose each next point by this sampler: grid, or optuna (pip install 'pflcli\\[tune]').",
+        metavar="NAME",
+    ),
+]
+_Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Start no further trial once all trials together have taken this many minutes.",
+        metavar="M",
+        show_default="no limit",
+    ),
+]
 
 
 @training.options("that of the backbone, if there is one")
@@ -45,22 +60,9 @@ def command(
             show_default="learning rates and the method's own grid",
         ),
     ] = None,
-    sampler: Annotated[
-        str,
-        typer.Option(
-            help="Choose each next point by this sampler: grid, or optuna (pip install 'pflcli\\[tune]').",
-            metavar="NAME",
-        ),
-    ] = "grid",
+    sampler: _Sampler = "grid",
     trials: Annotated[int, typer.Option(help="Run at most this many trials.", metavar="N")] = 20,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="Start no further trial once all trials together have taken this many minutes.",
-            metavar="M",
-            show_default="no limit",
-        ),
-    ] = None,
+    minutes: _Minutes = None,
     metric: shared.Metric = "accuracy",
     weights: shared.Weights = None,
     options: shared.Set = None,
