@@ -35,6 +35,7 @@ ALLOWED = {
     "methods": ENGINE | {"fl", "knn"},
     "artifacts": {"errors", "wording", "foreign", "registry", "reporter", "knn"},
     "evaluation": BASE | {"artifacts", "methods", "metrics", "report"},
+    "page": BASE | {"artifacts", "metrics", "report"},
     "preparation": BASE | {"config", "artifacts", "datasets", "formats", "knn", "schemes"},
     "training": BASE | {"config", "artifacts", "engine", "fl", "knn", "methods", "models", "parameters", "uploads"},
     "commands": BASE
@@ -51,7 +52,7 @@ ALLOWED = {
         "engine",
         "knn",
     }
-    | {"fl", "uploads", "methods", "artifacts", "preparation", "training", "evaluation"},
+    | {"fl", "uploads", "methods", "artifacts", "page", "preparation", "training", "evaluation"},
     "cli": BASE | {"config", "commands", "artifacts", "evaluation", "report"},
     "__main__": {"cli", "errors"},
     "__init__": {"commands"},

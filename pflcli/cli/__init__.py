@@ -18,6 +18,7 @@ from pflcli.cli import (
     partition,
     personalize,
     predict,
+    report,
     shared,
     show,
     stack,
@@ -51,6 +52,7 @@ app.command("compare", cls=shared.Command, rich_help_panel=_CHAIN)(compare.comma
 app.command("tune", cls=shared.Command, rich_help_panel=_CHAIN)(tune.command)
 app.command("sweep", cls=shared.Command, rich_help_panel=_CHAIN)(sweep.command)
 app.command("predict", cls=shared.Command, rich_help_panel=_USE)(predict.command)
+app.command("report", cls=shared.Command, rich_help_panel=_LOOK)(report.command)
 app.command("show", cls=shared.Command, rich_help_panel=_LOOK)(show.command)
 app.command("list", cls=shared.Command, rich_help_panel=_LOOK)(listing.command)
 app.command("doctor", cls=shared.Command, rich_help_panel=_LOOK)(doctor.command)

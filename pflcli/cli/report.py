@@ -1,0 +1,49 @@
+"""``pfl report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli.cli import console, shared
+
+
+def command(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="Report these comparisons or evaluations, one or more.", metavar="COMPARISON..."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write the page to this file; its numbers go to NAME_data/ beside it.",
+            metavar="FILE.html",
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace a file at --out that pfl report did not write.")
+    ] = False,
+    as_json: shared.Json = False,
+    quiet: shared.Quiet = False,
+    verbose: shared.Verbose = False,
+) -> None:
+    """Write one page that explains a comparison: the answer, a sortable table, linked charts, and how to repeat it.
+
+    The page fetches nothing, and can be sent as it is. It needs the extra: pip install 'pflcli[report]'.
+
+    Example: pfl report runs/c/comparison -o report.html
+    """
+    from pflcli.commands.report import report
+
+    reporter = console.Console(quiet=quiet, verbose=verbose)
+    page = report(sources, out, force=force, reporter=reporter)
+    for answer in page.answers:
+        reporter.say(answer)
+    if as_json:
+        console.data({"path": str(page.path), "data": str(page.data), "answers": page.answers})
+    else:
+        console.lines([str(page.path)])

@@ -1,0 +1,98 @@
+"""``pfl report``: where it writes, what it replaces, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from helpers import error_text
+from pflcli.commands.report import report
+from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.page import bundle
+
+pytest.importorskip("altair")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Leave out what takes seconds."""
+    monkeypatch.setattr(bundle, "javascript", lambda: "/* Vega */")
+    monkeypatch.setattr(bundle, "still", lambda spec: "data:image/png;base64,AA==")
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_it_prints_the_path_and_the_answer(small, tmp_path, pfl):
+    result = pfl("report", small.ev, "-o", tmp_path / "report.html")
+    assert (result.code, result.out) == (0, f"{tmp_path / 'report.html'}\n")
+    assert "fedavg" in result.err
+    data = ["1-clients.csv", "1-methods.csv", "1-rounds.csv", "report.json"]
+    assert names(tmp_path) == ["report.html", *(f"report_data/{name}" for name in data)]
+    index = json.loads((tmp_path / "report_data" / "report.json").read_text())
+    assert index["comparisons"][0]["answer"][0] == result.err.strip()
+    assert (tmp_path / "report_data" / "1-clients.csv").read_bytes() == (small.ev / "clients.csv").read_bytes()
+
+
+def test_its_own_page_is_replaced_and_what_an_earlier_one_left_is_removed(small, tmp_path):
+    shutil.copytree(small.ev, tmp_path / "ev2")
+    report([small.ev, tmp_path / "ev2"], tmp_path / "report.html")
+    assert "report_data/2-clients.csv" in names(tmp_path)
+    (tmp_path / "report_data" / "notes.txt").write_text("mine")
+    report([small.ev], tmp_path / "report.html")
+    assert "report_data/2-clients.csv" not in names(tmp_path)
+    assert "report_data/notes.txt" in names(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["report.html", "report_data/thesis.txt"])
+def test_a_foreign_file_stays_unless_forced(small, tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("<html>my thesis</html>")
+    with pytest.raises(ConflictError) as error:
+        report([small.ev], tmp_path / "report.html")
+    assert "--force" in error_text(error)
+    assert names(tmp_path) == [name]
+    report([small.ev], tmp_path / "report.html", force=True)
+    assert (tmp_path / "report_data" / "report.json").is_file()
+    assert name == "report.html" or path.read_text() == "<html>my thesis</html>"
+
+
+@pytest.mark.parametrize("name", ["report", "report.pdf", ""])
+def test_another_name_is_refused(small, tmp_path, name):
+    with pytest.raises(UsageError):
+        report([small.ev], tmp_path / name)
+
+
+def test_a_page_is_not_written_into_the_artifact_that_it_shows(small_copy):
+    with pytest.raises(ConflictError):
+        report([small_copy.ev], small_copy.ev / "report.html")
+
+
+def test_the_wrong_kind_and_the_same_twice_are_refused(small, tmp_path):
+    with pytest.raises(InputError, match="needs a comparison or an evaluation"):
+        report([small.p], tmp_path / "report.html")
+    with pytest.raises(UsageError, match="given twice"):
+        report([small.ev, small.root / "." / "ev"], tmp_path / "report.html")
+
+
+def test_the_missing_extra_is_named_with_what_to_type(small, tmp_path, monkeypatch, pfl):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    result = pfl("report", small.ev, "-o", tmp_path / "report.html")
+    assert result.code == 2
+    assert "pip install 'pflcli[report]'" in result.err
+    assert names(tmp_path) == []
+
+
+def test_a_write_that_fails_leaves_the_old_page(small, tmp_path, monkeypatch):
+    report([small.ev], tmp_path / "report.html")
+    before = (tmp_path / "report.html").read_bytes()
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(InputError, match="No space left"):
+        report([small.ev], tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_bytes() == before
+    assert not [name for name in names(tmp_path) if "/." in name or name.startswith(".")]

@@ -1,0 +1,100 @@
+"""What a page shows of a comparison comes from the comparison's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+
+from pflcli.artifacts.reader import open_artifact
+from pflcli.errors import InputError
+from pflcli.page import content, lineage, runs, sentences
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def test_scores_of_clients_are_means_over_seeds(compared):
+    shown = content.read(open_artifact(compared.path))
+    table = pd.read_csv(compared.path / "clients.csv")
+    assert shown.seeds == [0, 1]
+    assert {*shown.methods} == {"fedavg", "knn-per", "panm"}
+    expected = table[table["n_test"] > 0].groupby(["method", "name"])["accuracy"].mean()
+    for label in shown.methods:
+        for name, score in zip(shown.clients.names, shown.clients.scores[label], strict=True):
+            assert score == pytest.approx(expected[label, name])
+    np.testing.assert_allclose(shown.clients.baseline, shown.clients.scores["fedavg"])
+    assert ("knn-per", "lambda") in shown.clients.tuned
+
+
+def test_the_same_number_under_two_partitions_is_another_client():
+    rows = [("fedavg", seed, client, 5, 0.5 + 0.1 * seed, 0.5, 0.0) for seed in (0, 1) for client in (0, 1)]
+    table = pd.DataFrame(rows, columns=["method", "seed", "client", "n_test", "accuracy", "baseline_accuracy", "gain"])
+    metrics = {"split": "test", "baseline": "fedavg", "methods": [{"label": "fedavg", "seeds": [0, 1]}]}
+    apart = content._clients(table, metrics, "accuracy", is_one_partition=False)
+    assert apart.names == ["client 0, seed 0", "client 1, seed 0", "client 0, seed 1", "client 1, seed 1"]
+    together = content._clients(table, metrics, "accuracy", is_one_partition=True)
+    assert together.names == ["client 0", "client 1"]
+    np.testing.assert_allclose(together.scores["fedavg"], 0.55)
+
+
+def test_many_clients_are_thinned_at_even_distances_with_the_worst_and_the_best(tmp_path):
+    names = [f"c{number}" for number in range(1000)]
+    clients = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], names)).clients
+    assert clients.is_thinned
+    assert len(clients.drawn) == content.MOST
+    assert {clients.order[0], clients.order[-1]} <= {*clients.drawn}
+    steps = np.diff(np.flatnonzero(np.isin(clients.order, clients.drawn)))
+    assert set(steps) <= {5, 6, 4}
+
+
+def test_namesakes_are_two_clients(tmp_path):
+    clients = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["A", "A", "B"])).clients
+    assert clients.names == ["A (client 0)", "A (client 1)", "B"]
+
+
+@pytest.mark.parametrize("kind", ["comparison", "evaluation"])
+@pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
+def test_old_artifacts_are_shown(at, kind):
+    shown = content.read(open_artifact(at / kind))
+    assert sentences.answer(shown)[0].endswith(".")
+    runs.read(shown, lineage.trace(shown.artifact))
+
+
+def test_a_metric_of_a_newer_pfl_is_named():
+    with pytest.raises(InputError, match="newer pfl"):
+        content._ranking({"metric": ["fairness"]})
+
+
+def test_what_runs_add(compared):
+    shown = content.read(open_artifact(compared.path))
+    added = runs.read(shown, lineage.trace(shown.artifact))
+    assert {*added.curves} >= {"fedavg", "panm"}
+    assert [number for number, _ in added.curves["fedavg"]] == [1, 2, 3]
+    assert added.holdings.counts.sum() > 0
+    assert {*added.holdings.clients} >= {*shown.clients.names}
+    assert "panm" in {relation.method for relation in added.relations}
+    assert not added.remarks
+
+
+def test_the_answer_gives_gain_interval_worst_served_shares_and_cost(tmp_path):
+    names = [f"c{number}" for number in range(50)]
+    shown = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names))
+    lead, *facts = sentences.answer(shown)
+    gain = shown.row("knn-per")["metrics"]["gain"]
+    low, high = (100 * bound for bound in gain["interval"])
+    assert lead == (
+        f"knn-per serves 50 clients {100 * gain['value']:.1f} points better than fedavg "
+        f"(95 % interval {low:.1f} to {high:.1f})."
+    )
+    text = " ".join(facts)
+    for words in ("worst-served tenth", "of 50 clients are better off", "sends 200 MB", "2 of 2 methods are shown"):
+        assert words in text
+
+
+def test_no_method_is_called_better_that_is_not_shown_to_be(tmp_path):
+    shown = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
+    shown.metrics["conclusion"].update(best=None, better=[])
+    assert sentences.answer(shown)[0].startswith("No method is shown to be better than fedavg.")

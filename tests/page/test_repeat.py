@@ -1,0 +1,60 @@
+"""The commands that a page shows make the same artifacts: run again, they are up to date."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+
+import pytest
+
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.compare import compare
+from pflcli.commands.partition import partition
+from pflcli.page import lineage, repeat
+
+
+@pytest.fixture
+def typed(pfl, monkeypatch):
+    """Type the commands of an artifact's page in the folder to which their paths are relative."""
+
+    def run(path):
+        history = lineage.trace(open_artifact(path))
+        lines = repeat.lines(history)
+        monkeypatch.chdir(history.base)
+        for line in lines:
+            result = pfl(*shlex.split(line)[1:], "--dry-run")
+            assert result.code == 0, f"{line}\n{result.err}"
+            assert "up to date" in result.err, f"{line}\n{result.err}"
+        return lines
+
+    return run
+
+
+def test_of_a_comparison(typed, tmp_path):
+    partition("writers", tmp_path / "p", clients=4, scheme="dirichlet", options={"alpha": 0.3}, seed=3)
+    compare(
+        [tmp_path / "p"],
+        tmp_path / "c",
+        methods=["fedavg", "local", "local@slow"],
+        seeds=[1, 2],
+        options={"local@slow": {"epochs": 2, "lr": 0.01}},
+        settings={"model": "logistic", "rounds": 1, "milestones": (1,), "refit": True},
+        metrics=["f1", "accuracy"],
+    )
+    lines = typed(tmp_path / "c" / "comparison")
+    assert len(lines) == 2
+    assert "--set local@slow.lr=0.01" in lines[1]
+
+
+def test_of_an_evaluation_through_the_whole_chain(typed, small):
+    assert [line.split()[1] for line in typed(small.ev)] == [
+        *("partition", "train-global", "extract", "build-datastore", "personalize", "personalize", "evaluate")
+    ]
+
+
+def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
+    shutil.copytree(compared.path, tmp_path / "comparison")
+    history = lineage.trace(open_artifact(tmp_path / "comparison"))
+    assert len(history.artifacts) == 1
+    assert {item.kind for item in history.gone} == {"predictions"}
+    assert "PARTITION" in repeat.lines(history)[0]
