@@ -85,11 +85,14 @@ def _value(param: Any, draw: random.Random) -> str:
     if "path" in kind:
         return draw.choice((*ARTIFACTS, *FILES))
     if "--set" in param.opts:
-        option = draw.choice(("k", "lam", "alpha", "weight", "grid", "sigma", "groups", "steps", "q", "fedavg.x"))
+        option = draw.choice(
+            ("k", "lam", "alpha", "weight", "grid", "sigma", "groups", "steps", "q", "fedavg.x", "stack.pool")
+        )
         return f"{option}={draw.choice((*NUMBERS, *STRINGS))}"
     known = {"model": "models", "scheme": "schemes", "methods": "methods"}.get(str(param.name))
     if known and chance < 0.7:
-        return draw.choice(registry.names(known))
+        names = [*registry.names(known), *(["fedavg,local,stack"] if known == "methods" else [])]
+        return draw.choice(names)
     return draw.choice((*STRINGS, *NUMBERS, *ARTIFACTS))
 
 

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "sweep": ("sweep", "IN/e"),
     "stack": ("stack", "IN/knn", "IN/fedavg"),
     "tune": ("tune", "local", "IN/p", *FEW, "--search", "training.epochs=1,2"),
-    "compare": ("compare", "IN/p", "--methods", "fedavg,local", *FEW),
+    "compare": ("compare", "IN/p", "--methods", "fedavg,local,stack", *FEW),
 }
 ROOMY = "size=64m,nr_inodes=10000"
 

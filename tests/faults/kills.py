@@ -51,10 +51,10 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "evaluate": ("evaluate", "IN/knn", "IN/fedavg"),
     "sweep": ("sweep", "IN/e"),
     "stack": ("stack", "IN/knn", "IN/fedavg"),
-    "compare": ("compare", "IN/p", "--methods", "fedavg,local,knn-per", *FEW),
+    "compare": ("compare", "IN/p", "--methods", "fedavg,local,knn-per,stack", *FEW),
     "tune": ("tune", "local", "IN/p", *FEW, "--search", "training.epochs=1,2"),
     "cold train-global": ("train-global", "IN/p", *FEW),
-    "compare --jobs 2": ("compare", "IN/p", "--methods", "fedavg,ditto", *FEW, "--jobs", 2),
+    "compare --jobs 2": ("compare", "IN/p", "--methods", "fedavg,ditto,stack", *FEW, "--jobs", 2),
 }
 OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)

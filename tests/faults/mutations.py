@@ -47,7 +47,8 @@ COMMANDS = (
     "personalize knn-per datastore -o predictions",
     "personalize fedrep partition -o rounds --model mlp --rounds 2",
     "evaluate predictions -o evaluation",
-    "compare partition -o . --methods local --seeds 1 --model mlp --rounds 1",
+    "stack predictions rounds -o stack",
+    "compare partition -o . --methods fedavg,local,stack --seeds 1 --model mlp --rounds 1",
     "sweep embeddings -o sweep --capacity 0.5,1 --k 1,3",
     "tune local partition -o . --search lr=0.1,1 --model mlp --rounds 1",
 )
@@ -62,6 +63,7 @@ READERS = {
     "graphs": "personalize knn-per graphs -o out --threads 1",
     "predictions": "evaluate predictions -o out",
     "rounds": "evaluate rounds -o out --target 0.5",
+    "stack": "evaluate stack -o out",
     "evaluation": "show evaluation",
     "comparison": "show comparison",
     "sweep": "show sweep",

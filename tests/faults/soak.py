@@ -42,7 +42,7 @@ def lines(number: int) -> list[tuple[object, ...]]:
         ("sweep", "e", "-o", "sw"),
         ("stack", "knn", "-o", "st"),
         ("tune", method, "p", *FEW, *seed, "--search", "training.epochs=1,2", "-o", "t"),
-        ("compare", "p", "--methods", "fedavg,fedavg-plus", *FEW, "--seeds", number, "-o", "c"),
+        ("compare", "p", "--methods", "fedavg,fedavg-plus,stack", *FEW, "--seeds", number, "-o", "c"),
         ("show", "knn", "--lineage", "--verify"),
         ("show", "p", "--plot", "p.png"),
         ("evaluate", "p", "-o", "refused"),
