@@ -91,7 +91,7 @@ def row(folder: Path, seeds: list[int], pool: str, refit: bool) -> list[str]:
     names = SINGLE[pool]
     at = folder / "refit" if refit else folder
     singles = [{name: read(at / f"seed-{seed}" / name) for name in names} for seed in seeds]
-    stacks = [read(folder / "stacks" / f"{pool}-{seed}") for seed in seeds]
+    stacks = [read(folder / f"seed-{seed}" / f"stack@{pool}") for seed in seeds]
     base = [read(folder / f"seed-{seed}" / "fedavg") for seed in seeds]
     by_test = max(names, key=lambda name: float(np.mean([runs[name].accuracy for runs in singles])))
     best = [runs[by_test] for runs in singles]
@@ -147,7 +147,7 @@ def worse_off(runs: list[Run], base: list[Run]) -> str:
 def main() -> None:
     """Print a table for each pool, and one against single methods that learn from validation samples, too."""
     folders = [Path(name) for name in sys.argv[1:]]
-    seeds = {at: sorted(int(path.name[9:]) for path in at.glob("stacks/backbone-*")) for at in folders}
+    seeds = {at: sorted(int(path.parent.name[5:]) for path in at.glob("seed-*/stack@backbone")) for at in folders}
     heading = ["setting", "`fedavg`", "best single by test", "best single by validation", "best on own validation"]
     heading += ["bound: best on own test", "stack", "stack - best single by test", "worse off, stack (chance)"]
     heading += ["worse off, best single (chance)", "ECE %, best single", "ECE %, stack"]
@@ -166,7 +166,7 @@ def variants(folders: list[Path], seeds: dict[Path, list[int]]) -> None:
         base = [read(at / f"seed-{seed}" / "fedavg") for seed in seeds[at]]
         cells = [at.name]
         for form in ("backbone", "no-gate", "own"):
-            runs = [read(at / "stacks" / f"{form}-{seed}") for seed in seeds[at]]
+            runs = [read(at / f"seed-{seed}" / f"stack@{form}") for seed in seeds[at]]
             cells += [f"{mean(runs, 'accuracy'):.1f} / {mean(runs, 'decile'):.0f} / {worse_off(runs, base)}"]
         rows.append(cells)
     table("Accuracy / bottom decile / worse off", ["setting", "stack", "`--no-gate`", "`--own`"], rows)

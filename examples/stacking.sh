@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does one answer from all methods (pfl stack) beat the best single method, and whom does it harm?
+# Does one answer from all methods (stack) beat the best single method, and whom does it harm?
 #
 #   bash examples/stacking.sh SETTING --root FOLDER     fashion-20, fashion-50, fashion-iid, fashion-rotated, emnist, cifar10,
 #                                                       mnist-permuted, air-quality; heart and writers (60 of them) need no folder
@@ -40,14 +40,10 @@ if [ "${arguments[1]:-}" = refit ]; then
   pfl compare "${partitions[@]}" -o "$runs/refit" "${how[@]}" --methods "$one" "${options[@]}" --refit -q
   exit
 fi
-pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" --methods "$one,ditto,fedper" "${options[@]}" --set ditto.lam=0.1 -q
-for seed in "${seeds[@]}"; do
-  made=$runs/seed-$seed
-  plain=("$made/fedavg" "$made/local" "$made/fedavg-plus" "$made/fedavg-plus@head" "$made/knn-per")
-  backbone=("${plain[@]}" "$made/prior" "$made/gaussian-head")
-  pfl stack "${plain[@]}" -o "$runs/stacks/plain-$seed" -q
-  pfl stack "${backbone[@]}" -o "$runs/stacks/backbone-$seed" -q
-  pfl stack "${backbone[@]}" --no-gate -o "$runs/stacks/no-gate-$seed" -q
-  pfl stack "${backbone[@]}" --own -o "$runs/stacks/own-$seed" -q
-  pfl stack "${backbone[@]}" "$made/ditto" "$made/fedper" -o "$runs/stacks/all-$seed" -q
+plain=fedavg,local,fedavg-plus,fedavg-plus@head,knn-per
+stacks=(--set "stack@plain.pool=$plain" --set stack@no-gate.gate=false --set stack@own.own=true --set "stack@all.pool=$one,ditto,fedper")
+for name in backbone no-gate own; do
+  stacks+=(--set "stack@$name.pool=$one")
 done
+pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${options[@]}" --set ditto.lam=0.1 "${stacks[@]}" -q \
+  --methods "$one,ditto,fedper,stack@plain,stack@backbone,stack@no-gate,stack@own,stack@all"
