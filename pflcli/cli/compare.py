@@ -39,9 +39,10 @@ def command(
     methods: Annotated[
         str,
         typer.Option(
-            help="Run these methods, separated by commas, or all. METHOD@NAME is a variant with its own --set options.",
+            help="Run these methods, separated by commas, or all; stack pools the others' predictions. METHOD@NAME is "
+            "a variant with its own --set options.",
             metavar="NAME,NAME",
-            autocompletion=lambda: ["all", *registry.names("methods")],
+            autocompletion=lambda: ["all", "stack", *registry.names("methods")],
         ),
     ] = "all",
     seeds: Annotated[

@@ -15,20 +15,19 @@ from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison import equal_tuning, runner
+from pflcli.commands.comparison import equal_tuning, runner, stacking
 from pflcli.commands.comparison.equal_tuning import Tuned, Tuner
 from pflcli.commands.comparison.existing import ExistingComparison, find_comparison
 from pflcli.commands.comparison.plan import (
     ALL,
     BACKBONE,
-    Step,
-    Variant,
     planned_steps,
     require_folder,
     resolve_variants,
 )
+from pflcli.commands.comparison.steps import Step, Variant
 from pflcli.errors import ComputationError, InputError, UsageError, closest
-from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
+from pflcli.evaluation import scoring, simulated_time, stack_references, summary, time_to_target
 from pflcli.metrics import catalogue
 from pflcli.reporter import SILENT
 from pflcli.training import initial_weights as initial
@@ -115,6 +114,7 @@ def compare(
         partitions, table = existing.partitions(partitions), table.joined(existing)
         existing.announce(variants, methods, partitions, execution.reporter)
     _require_compared(baseline, variants)
+    stacking.require_validation_samples([variant.name for variant in variants], partitions.values())
     steps = [
         step
         for seed, partition in partitions.items()
@@ -128,6 +128,7 @@ def compare(
         **table.request(baseline, partitions),
         **tuned.request,
     }
+    stacking.announce(request["methods"], execution.reporter, pending=any(step.is_ahead for step in steps))
     draft = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
     extends = "" if existing is None else existing.addition(draft)
     _require_free(steps, execution)
@@ -277,6 +278,9 @@ def _tabulate(
     def build(work: ArtifactWriter) -> Built:
         scores = scoring.score(artifacts, _SPLIT, baseline, labels, metric_names)
         metrics = {**scoring.metrics(scores, _SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
+        pools = stacking.pools(suitable)
+        if beside := stack_references.references(scores, pools):
+            metrics |= {"stacks": beside, "warnings": [*metrics["warnings"], *stack_references.cautions(scores, pools)]}
         metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
         metrics |= tuned.record(out / NAME, [*place])

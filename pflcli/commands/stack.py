@@ -21,7 +21,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError
-from pflcli.evaluation import pool
+from pflcli.evaluation import pool, stack_references
 from pflcli.evaluation.learners import BASE, GLOBAL, VOTES, pooled_answers
 from pflcli.training import state_files
 
@@ -30,8 +30,6 @@ NAME = "stack"
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 _ONE_PARTITION = "stack predictions of one partition"
-_CLIENTS, _SAMPLES = 5, 200
-"""Fewer clients or validation samples than these give unreliable exponents; a warning then says so."""
 
 
 def stack(
@@ -85,7 +83,8 @@ def _build(
             f"{artifacts[0].path} has no validation samples to learn exponents on",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    _warn(held_out.split, execution)
+    if caution := stack_references.caution(held_out.split.offsets):
+        execution.reporter.say(f"stack: warning: {caution}")
     unseen, targets, gated = predictions.new(artifacts[0]), held_out.split, base if gate else None
     learned = pool.learn(held_out.logs, targets.y, targets.offsets, base=gated, own=own, unseen=unseen, seed=seed)
     test = _pool_inputs(artifacts, names, "test")
@@ -224,15 +223,6 @@ def _names(artifacts: Sequence[Artifact]) -> list[str]:
 
 def _own_settings(artifact: Artifact) -> dict[str, Any]:
     return {**artifact.manifest.request["settings"], **artifact.manifest.request["options"]}
-
-
-def _warn(split: predictions.SplitPredictions, execution: Execution) -> None:
-    clients, samples = int((np.diff(split.offsets) > 0).sum()), len(split.y)
-    if clients < _CLIENTS or samples < _SAMPLES:
-        execution.reporter.say(
-            f"stack: warning: the exponents are learned on {samples} validation samples of {clients} clients; under "
-            f"{_CLIENTS} clients or {_SAMPLES} samples the best single method is often the better choice"
-        )
 
 
 def _by_sample(learned: pool.Pool, inputs: _PoolInputs) -> NDArray[np.float64]:

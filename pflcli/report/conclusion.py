@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -127,11 +128,39 @@ def _tuned(metrics: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _stacks(metrics: Mapping[str, Any]) -> list[str]:
+    """Return what stands beside each stack: the single method that validation samples choose, and a bound."""
+    entry = catalogue.METRICS.get(metrics.get("metric", catalogue.DEFAULT)[0])
+    rows = {method["label"]: method["metrics"] for method in metrics["methods"]}
+    lines = []
+    for label, beside in metrics.get("stacks", {}).items():
+        records = [
+            values.get(entry.name) if entry else None
+            for values in (rows.get(label, {}), beside["single"], beside["bound"])
+        ]
+        if entry is None or None in records:  # of a newer pfl
+            continue
+        stack, single, bound = (_value(record["value"], entry) for record in records if record)
+        best = ", ".join(dict.fromkeys(beside["best_by_validation"].values()))
+        lines.append(
+            f"`{label}` pools {', '.join(beside['pool'])}: {entry.heading} {stack}. Of these, validation samples "
+            f"choose {best}: {single}. If each client had the one that is best on its own test samples: {bound}, "
+            "a bound, as nobody can choose so"
+        )
+    return lines
+
+
+def _value(value: float | None, entry: Metric) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{100 * value:.1f} %" if entry.percent else f"{value:.{entry.digits}f}"
+
+
 def notes(metrics: Mapping[str, Any]) -> list[str]:
     """Return the sentences that stand below the table of stored ``metrics``; older ones have none."""
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
-    lines += [*metrics.get("definitions", ()), *_tuned(metrics), *_learned(rows)]
+    lines += [*metrics.get("definitions", ()), *_stacks(metrics), *_tuned(metrics), *_learned(rows)]
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:
         lines.append(f"{tables.MARK} more clients than chance alone gives (in brackets: what chance gives)")

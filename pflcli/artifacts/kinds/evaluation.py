@@ -11,6 +11,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
+from annotated_types import Len
+from typing_extensions import TypedDict
+
 from pflcli.artifacts.kinds._wording import count, word
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -33,65 +36,77 @@ def read(artifact: Artifact) -> dict[str, Any]:
     return metrics
 
 
+class _Metric(TypedDict):
+    value: float | None
+    n: NotRequired[int]
+    of: NotRequired[int]
+    unit: NotRequired[str]
+    weighting: NotRequired[str]
+    std_over_seeds: NotRequired[float | None]
+    interval: NotRequired[Annotated[list[float], Len(2, 2)] | None]
+    standard_error: NotRequired[float]
+    degrees_of_freedom: NotRequired[float]
+    p: NotRequired[float]
+    p_corrected: NotRequired[float]
+    by_chance: NotRequired[float]
+    by_chance_high: NotRequired[float]
+    exceeds_chance: NotRequired[bool]
+    baseline_worst: NotRequired[float]
+    baseline_bottom_decile: NotRequired[float]
+
+
+class _Row(TypedDict):
+    label: str
+    seeds: Annotated[list[int], Len(1)]
+    method: NotRequired[str]
+    learned_from: NotRequired[list[str]]
+    metrics: dict[str, _Metric]
+
+
+class _Conclusion(TypedDict):
+    sentence: str
+
+
+class _TunedMethod(TypedDict):
+    trials: int
+    grid: int
+    values: dict[str, Any]
+    problem: NotRequired[str]
+
+
+class _Tune(TypedDict):
+    trials: int
+    seed: int
+    methods: dict[str, _TunedMethod]
+
+
+class _Stack(TypedDict):
+    pool: list[str]
+    best_by_validation: dict[str, str]
+    single: dict[str, _Metric]
+    bound: dict[str, _Metric]
+
+
+class _Metrics(TypedDict):
+    split: str
+    baseline: str | None
+    methods: Annotated[list[_Row], Len(1)]
+    target: NotRequired[float]
+    link: NotRequired[str]
+    metric: NotRequired[list[str]]
+    definitions: NotRequired[list[str]]
+    conclusion: NotRequired[_Conclusion]
+    stacks: NotRequired[dict[str, _Stack]]
+    warnings: NotRequired[list[str]]
+    tune: NotRequired[_Tune]
+
+
 @cache
 def _schema() -> TypeAdapter[Any]:
     """Return the fields that tables and sentences are made of; older files lack some, and others are allowed."""
-    from annotated_types import Len
     from pydantic import TypeAdapter
-    from typing_extensions import TypedDict
 
-    class Metric(TypedDict):
-        value: float | None
-        n: NotRequired[int]
-        of: NotRequired[int]
-        unit: NotRequired[str]
-        weighting: NotRequired[str]
-        std_over_seeds: NotRequired[float | None]
-        interval: NotRequired[Annotated[list[float], Len(2, 2)] | None]
-        standard_error: NotRequired[float]
-        degrees_of_freedom: NotRequired[float]
-        p: NotRequired[float]
-        p_corrected: NotRequired[float]
-        by_chance: NotRequired[float]
-        by_chance_high: NotRequired[float]
-        exceeds_chance: NotRequired[bool]
-        baseline_worst: NotRequired[float]
-        baseline_bottom_decile: NotRequired[float]
-
-    class Row(TypedDict):
-        label: str
-        seeds: Annotated[list[int], Len(1)]
-        method: NotRequired[str]
-        learned_from: NotRequired[list[str]]
-        metrics: dict[str, Metric]
-
-    class Conclusion(TypedDict):
-        sentence: str
-
-    class TunedMethod(TypedDict):
-        trials: int
-        grid: int
-        values: dict[str, Any]
-        problem: NotRequired[str]
-
-    class Tune(TypedDict):
-        trials: int
-        seed: int
-        methods: dict[str, TunedMethod]
-
-    class Metrics(TypedDict):
-        split: str
-        baseline: str | None
-        methods: Annotated[list[Row], Len(1)]
-        target: NotRequired[float]
-        link: NotRequired[str]
-        metric: NotRequired[list[str]]
-        definitions: NotRequired[list[str]]
-        conclusion: NotRequired[Conclusion]
-        warnings: NotRequired[list[str]]
-        tune: NotRequired[Tune]
-
-    return TypeAdapter(Metrics)
+    return TypeAdapter(_Metrics)
 
 
 def check(artifact: Artifact) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, registry
+from pflcli import config
 from pflcli.artifacts import chain
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
@@ -21,7 +21,8 @@ from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Execution, Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands.comparison.chain_steps import shared_artifacts
-from pflcli.commands.comparison.plan import BACKBONE, CHOOSING, TRAINING, Variant, divided, method_name
+from pflcli.commands.comparison.plan import BACKBONE, TRAINING, divided
+from pflcli.commands.comparison.steps import CHOOSING, Variant, method_name
 from pflcli.commands.tune import tune
 from pflcli.commands.tuning import running
 from pflcli.commands.tuning.space import grid_size
@@ -201,8 +202,8 @@ class Tuner:
             name = variant.name
             if name == BACKBONE:
                 options[name] = best_options
-            elif variant.method not in registry.names("methods"):
-                continue  # it pools the others
+            elif variant.is_stack:
+                continue  # its exponents are learned, and nothing else of it is tuned
             elif variant.source == "partition":
                 choices[name] = self._choice(name, lambda: self.partition, self.settings)
                 options[name] = self._prefixed(name, choices[name], user_settings)

@@ -11,7 +11,8 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.commands.comparison.plan import ALL, TRAINING, Variant, resolve_variants
+from pflcli.commands.comparison.plan import ALL, TRAINING, resolve_variants
+from pflcli.commands.comparison.steps import Variant
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
 from pflcli.metrics import catalogue
@@ -51,8 +52,9 @@ class ExistingComparison:
         A method of this comparison keeps its options unless ``options`` names it. Raises ConflictError if the options
         then differ and ``force`` is off; with ``force`` the requested ones apply.
         """
-        requested = resolve_variants(methods, options, training)
         existing_options: Options = {name: _values(earlier) for name, earlier in self.methods.items()}
+        existing = resolve_variants([*self.methods], existing_options, training)
+        requested = resolve_variants(methods, options, training, existing)
         lines = []
         for variant in requested:
             earlier = self.methods.get(variant.name)

@@ -10,17 +10,18 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods, registry
 from pflcli.artifacts import chain
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.make import Execution, Outcome
 from pflcli.artifacts.reader import Artifact, expected_artifact
+from pflcli.commands.comparison import stacking
 from pflcli.commands.comparison.chain_steps import Act, shared_artifacts
+from pflcli.commands.comparison.steps import CHOOSING, NOT_NEEDED, Step, Variant, is_stack, method_name
 from pflcli.commands.personalize import personalize
 from pflcli.errors import ConflictError, UsageError, closest
 from pflcli.reporter import SILENT
@@ -28,9 +29,6 @@ from pflcli.settings import Settings, changed
 from pflcli.training.initial_weights import Weights
 
 ALL = "all"
-NOT_NEEDED = "not needed"
-"""The decision for a step that no unfinished step depends on."""
-
 TRAINING = "training."
 """Prefix of a training setting, which tells it from an option of the method with the same name."""
 
@@ -38,92 +36,16 @@ BACKBONE = "fedavg"
 """The method that trains the backbone, with its options in the comparison; it also personalizes from the backbone."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A method of a comparison: its options, its own training settings, and the kind of artifact that it takes.
-
-    ``name`` is the method's name, followed by ``@`` and a word if the method is compared in several variants.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    source: str
-    epochs: float
-    """estimated work: epochs over all clients' samples, or local steps if the settings count steps"""
-    chooses: bool = False
-    """whether its clients choose by validation samples: with ``refit``, an earlier run without it must choose"""
-
-    @property
-    def method(self) -> str:
-        """The method's name, without the variant's."""
-        return method_name(self.name)
-
-
-def method_name(name: str) -> str:
-    """Return the method of a name such as ``panm@grad``."""
-    return name.split("@", maxsplit=1)[0]
-
-
-CHOOSING = "choosing"
-"""Subfolder of a seed for the runs without ``refit`` that choose; also the prefix of the names of their steps."""
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """A step makes one artifact of a comparison; ``decision`` and ``conflict`` are the results of a dry run.
-
-    ``name`` is the artifact's kind, or the variant's name for predictions. ``sources`` are the names of the steps that
-    it needs; the artifact of the first is its main input.
-    """
-
-    seed: int
-    name: str
-    sources: tuple[str, ...]
-    act: Act
-    epochs: float
-    rounds: bool = False
-    """whether it has rounds before its clients predict"""
-    inputs: tuple[Artifact, ...] = ()
-    """the artifacts of ``sources``, existing or expected"""
-    expected: Artifact | None = None
-    decision: str = ""
-    conflict: ConflictError | None = None
-
-    @property
-    def label(self) -> str:
-        """The step's name in messages and progress."""
-        return f"seed {self.seed}, {self.name}"
-
-    @property
-    def is_method(self) -> bool:
-        """Whether the step makes predictions that are compared."""
-        return self.name not in chain.KINDS and not self.name.startswith(f"{CHOOSING} ")
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the artifact exists and is up to date."""
-        return self.decision == Decision.UP_TO_DATE
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the artifact is still to be made."""
-        return self.decision not in (Decision.UP_TO_DATE, NOT_NEEDED)
-
-    @property
-    def artifact(self) -> Artifact:
-        """The artifact, existing or expected."""
-        assert self.expected is not None
-        return self.expected
-
-
 def resolve_variants(
-    methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], training: Settings
+    methods: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    training: Settings,
+    existing: Sequence[Variant] = (),
 ) -> list[Variant]:
-    """Return a variant for each name in ``methods``; ``all`` stands for every method.
+    """Return a variant for each name in ``methods``, stacks last; ``all`` stands for every method.
 
-    ``options`` holds, by variant, options of the method and training settings. Raises UsageError for a name that is
-    unknown or occurs twice.
+    ``options`` holds, by variant, options of the method and training settings. A stack may also pool ``existing``
+    variants. Raises UsageError for a name that is unknown or occurs twice, or a stack of fewer than two methods.
     """
     names = [name for word in methods for name in (registry.names("methods") if word == ALL else [word])]
     if not names:
@@ -131,13 +53,15 @@ def resolve_variants(
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"method {name} is named twice", f"variants have names of their own: {name},{name}@other")
-        registry.card("methods", method_name(name))
+        if not is_stack(name):
+            registry.card("methods", method_name(name))
         if name != method_name(name) and not re.fullmatch(r"[A-Za-z0-9_-]+", name.split("@", 1)[1]):
             raise UsageError(f"{name}: a variant is named by letters, digits, - and _", f"{method_name(name)}@other")
     for name in options:
         if name not in names:
             raise UsageError(f"options are set for {name}, which is not compared", closest(name, names))
-    return [_variant(name, options.get(name, {}), training) for name in names]
+    variants = [_variant(name, options.get(name, {}), training) for name in names if not is_stack(name)]
+    return [*variants, *stacking.variants(names, options, [*existing, *variants], training)]
 
 
 def divided(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -193,6 +117,8 @@ def planned_steps(
     All models start from ``weights``, or at random if None.
     """
     folder = root / f"seed-{seed}"
+    stack_steps = stacking.steps(seed, folder, variants)
+    variants = [variant for variant in variants if not variant.is_stack]
     options = next((variant.options for variant in variants if variant.name == BACKBONE), {})
     choosing_variants = [replace(variant, chooses=False) for variant in variants if variant.chooses]
     without_refit = replace(training, refit=False)
@@ -201,7 +127,8 @@ def planned_steps(
         if choosing_variants
         else []
     )
-    return _planned(partition, [*choosing_steps, *_steps(seed, folder, variants, training, weights, options)])
+    method_steps = _steps(seed, folder, variants, training, weights, options)
+    return _planned(partition, [*choosing_steps, *method_steps, *stack_steps])
 
 
 def _steps(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from pflcli.commands.comparison.plan import Step
+from pflcli.commands.comparison.steps import Step
 from pflcli.reporter import Advance, Reporter
 
 _ROUNDS = 0.9

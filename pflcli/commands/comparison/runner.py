@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pflcli.artifacts import placement
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.commands.comparison.plan import CHOOSING, Step
 from pflcli.commands.comparison.progress import OverallProgress
+from pflcli.commands.comparison.steps import CHOOSING, Step
 from pflcli.errors import ComputationError, ConflictError, InputError, PflError, UnsuitedError, out_of_memory
 from pflcli.wording import counted
 
@@ -49,6 +49,10 @@ def run(steps: Sequence[Step], execution: Execution, *, every: bool) -> Results:
             )
             if cause is not None:
                 results.blocked[step] = failed_sources[step.seed, step.name] = cause
+            unsuited = [name for name in step.sources if name in results.unsuited]
+            if unsuited and step.name not in results.unsuited:
+                results.unsuited.add(step.name)
+                execution.reporter.say(f"{step.name} is left out: it needs {', '.join(unsuited)}, which is left out")
             if cause is not None or step.name in results.unsuited:
                 progress.skip(step)
                 continue

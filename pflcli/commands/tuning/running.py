@@ -16,8 +16,8 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Execution, Outcome
 from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
 from pflcli.commands.comparison import chain_steps, runner
-from pflcli.commands.comparison.plan import Step
 from pflcli.commands.comparison.progress import OverallProgress
+from pflcli.commands.comparison.steps import Step
 from pflcli.commands.tuning.samplers import Sampler
 from pflcli.commands.tuning.space import Point, words
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError

@@ -1,0 +1,112 @@
+"""What a stack is to be held against: the best single method that it pools, and a bound on choosing one per client.
+
+The best single method by validation samples is the choice without a stack. The bound gives each client the method that
+is best on its own test samples. No rule that chooses one method per client can exceed it; a stack can, as it combines
+predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts.kinds import predictions
+from pflcli.evaluation.summary import Scored
+from pflcli.metrics import catalogue
+from pflcli.metrics.metric import Metric
+
+_CLIENTS, _SAMPLES = 5, 200
+"""Fewer clients or validation samples than these give unreliable exponents; a warning then says so."""
+
+
+def references(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """Return by label of a stack its ``pool``, ``best_by_validation``, by seed, and values of ``single`` and ``bound``.
+
+    ``pools`` has by label of a stack the labels of the methods that it pools. Values are of the metric that methods are
+    ranked by and of its bottom decile, on the split that was scored, in the form of ``metrics.json``.
+    """
+    by_run = {(item.label, item.seed): item for item in scored}
+    result = {}
+    for label, names in pools.items():
+        seeds = [item.seed for item in scored if item.label == label]
+        runs = {seed: [by_run[name, seed] for name in names if (name, seed) in by_run] for seed in seeds}
+        if not seeds or not all(runs.values()):
+            continue
+        singles = {seed: max(items, key=_validation_score) for seed, items in runs.items()}
+        result[label] = {
+            "pool": list(names),
+            "best_by_validation": {str(seed): single.label for seed, single in singles.items()},
+            "single": _records([_values(item, item.answers.parts["p"]) for item in singles.values()], scored[0]),
+            "bound": _records([_values(items[0], best_by_client(items)) for items in runs.values()], scored[0]),
+        }
+    return result
+
+
+def cautions(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a sentence for each stack whose exponents were learned on too few clients or validation samples."""
+    lines: dict[str, str] = {}
+    for item in scored:
+        if item.label in pools:
+            text = caution(predictions.read(item.artifact, "validation").offsets)
+            lines |= {item.label: f"{item.label}: {text}"} if text else {}
+    return [*lines.values()]
+
+
+def caution(offsets: NDArray[np.int64]) -> str:
+    """Return a warning if exponents are learned on few validation samples or clients, else an empty string.
+
+    Client i has the validation samples from ``offsets[i]`` on; (m + 1,).
+    """
+    clients, samples = int((np.diff(offsets) > 0).sum()), int(offsets[-1])
+    if clients >= _CLIENTS and samples >= _SAMPLES:
+        return ""
+    return (
+        f"the exponents are learned on {samples} validation samples of {clients} clients; under {_CLIENTS} clients or "
+        f"{_SAMPLES} samples the best single method is often the better choice"
+    )
+
+
+def best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
+    """Return predictions (n, C) in which each client has those of the item with its best score; of equals the first.
+
+    ``items`` are of the same samples.
+    """
+    lower = _metric(items[0]).lower_is_better
+    table = np.stack([-item.score if lower else item.score for item in items])
+    best = np.where(np.isnan(table), -math.inf, table).argmax(axis=0)
+    by_sample = np.repeat(best, items[0].n)
+    p = items[0].answers.parts["p"].copy()
+    for number, item in enumerate(items):
+        rows = by_sample == number
+        p[rows] = item.answers.parts["p"][rows]
+    return p
+
+
+def _validation_score(item: Scored) -> float:
+    """Return how well a run answers validation samples, more is better."""
+    metric, split = _metric(item), predictions.read(item.artifact, "validation")
+    p, y, offsets = split.parts["p"], split.y, split.offsets
+    value = metric.of_run({metric.name: metric.by_client(p, y, offsets)}, np.diff(offsets), p, y)
+    return -math.inf if math.isnan(value) else -value if metric.lower_is_better else value
+
+
+def _values(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:
+    """Return the value and the bottom decile of predictions ``p`` (n, C) of the samples of ``item``."""
+    metric, y = _metric(item), item.answers.y
+    decile = catalogue.METRICS[catalogue.part(metric.name, "bottom_decile")]
+    by_client = {metric.name: metric.by_client(p, y, item.answers.offsets)}
+    return {entry.name: entry.of_run(by_client, item.n, p, y) for entry in (metric, decile)}
+
+
+def _records(values: Sequence[Mapping[str, float]], item: Scored) -> dict[str, dict[str, Any]]:
+    clients = int((item.n > 0).sum()) * len(values)
+    return {name: catalogue.METRICS[name].record([run[name] for run in values], clients) for name in values[0]}
+
+
+def _metric(item: Scored) -> Metric:
+    """Return the metric that methods are ranked by."""
+    return catalogue.METRICS[item.named[0]]
