@@ -33,7 +33,6 @@ PAPER = "kNN-Per"
 YEAR = 2022
 GRID = {"k": (1, 3, 5, 7, 10, 12, 14, 16)}
 
-
 DECAYS = (0.0, 0.2, 1 / 3, 0.5)
 """Values of ``decay`` that a client chooses from."""
 
@@ -156,9 +155,9 @@ def _kernel_distance(cfg: Config, neighbours: Neighbours, dimension: int) -> NDA
 def _faded(
     knn: NDArray[np.float64], model: NDArray[np.float64], nearest: NDArray[np.float64], decay: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the votes (n, C), replaced by the model's answer to the share max(0, 1 - decay d).
+    """Return max(0, 1 - decay d) knn + (1 - max(0, 1 - decay d)) model, (n, C), d being ``nearest`` (n,).
 
-    To mix them with the model by lambda is to mix ``knn`` with it by lambda max(0, 1 - decay d).
+    This mixed with the model by lambda is ``knn`` mixed with it by lambda max(0, 1 - decay d).
     """
     near = np.maximum(0.0, 1 - decay * np.where(np.isfinite(nearest), nearest, 0.0))[:, None]
     return near * knn + (1 - near) * model
@@ -173,7 +172,8 @@ def _tune(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return lambda and the decay of each client, (m,) each: most correct validation answers, see ``knn.grid.tuned``.
 
-    Decays are per distance, of which ``nearest`` (n,) are those to the nearest neighbours. Ties go to the smaller.
+    A decay is per unit of distance; ``nearest`` (n,) are the distances to the nearest neighbours. Of equally good
+    decays the smallest is taken. A client without samples, or with a median of 0, has none.
     """
     grid = np.unique(cfg.grid) if cfg.weight is None else np.asarray([float(cfg.weight)])
     decays = np.asarray(DECAYS if cfg.decay == "auto" else (cfg.decay,))
@@ -190,6 +190,6 @@ def _tune(
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the global model's probabilities (n, C) of its logits."""
+    """Return a model's probabilities (n, C) of its logits."""
     e = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return np.asarray(e / e.sum(axis=1, keepdims=True))
