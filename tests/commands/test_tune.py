@@ -116,14 +116,17 @@ def test_the_best_is_the_first_of_the_highest_accuracy(finished):
 
 
 def test_the_best_is_taken_by_personalize_and_by_compare(writers, finished, tmp_path, pfl):
+    """What a dry run of either would make is the best trial."""
     best = search_result(finished)["trials"][search_result(finished)["best"] - 1]
     config = finished / "tuning" / "best.toml"
-    ran = pfl("personalize", "ditto", writers, "-o", tmp_path / "x", "--config", config)
+    ran = pfl("personalize", "ditto", writers, "-o", tmp_path / "x", "--config", config, "-n", "--json")
     assert ran.code == 0, ran.err
-    line = ("--methods", "ditto", "--baseline", "ditto", "--config", config)
-    assert pfl("compare", writers, "-o", tmp_path / "c", *line).code == 0
-    for path in (tmp_path / "x", tmp_path / "c" / "seed-0" / "ditto"):
-        assert open_artifact(path).manifest.fingerprint == best["fingerprint"]
+    assert json.loads(ran.out)["fingerprint"] == best["fingerprint"]
+    shutil.copytree(finished / "tuning" / best["path"], tmp_path / "c" / "seed-0" / "ditto")
+    line = ("--methods", "ditto", "--baseline", "ditto", "--config", config, "-n")
+    ran = pfl("compare", writers, "-o", tmp_path / "c", *line)
+    assert ran.code == 0, ran.err
+    assert ran.err.splitlines()[-1] == "ditto\tup to date"
 
 
 def test_a_backbone_is_trained_by_the_best_of_fedavg(writers, tmp_path, pfl):
@@ -135,14 +138,21 @@ def test_a_backbone_is_trained_by_the_best_of_fedavg(writers, tmp_path, pfl):
     assert open_artifact(tmp_path / "b").manifest.request["settings"]["lr"] == values["lr"]
 
 
-def test_what_a_method_stands_on_is_made_once_beside_its_trials(writers, tmp_path):
-    tune("knn-per", writers, tmp_path / "t", search={"k": "1,3"}, settings=FEW)
-    assert {path.name for path in (tmp_path / "t").iterdir()} == {
+@pytest.fixture(scope="module")
+def neighbours(writers, tmp_path_factory):
+    """A search of a method that stands on a datastore; only to be read."""
+    out = tmp_path_factory.mktemp("neighbours") / "t"
+    tune("knn-per", writers, out, search={"k": "1,3"}, settings=FEW)
+    return out
+
+
+def test_what_a_method_stands_on_is_made_once_beside_its_trials(neighbours, tmp_path):
+    assert {path.name for path in neighbours.iterdir()} == {
         *("backbone", "embeddings", "datastore", "trials", "tuning"),
     }
-    tune("knn-per", tmp_path / "t" / "datastore", tmp_path / "d", search={"k": "1,3"})
+    tune("knn-per", neighbours / "datastore", tmp_path / "d", search={"k": "1,3"})
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"trials", "tuning"}
-    assert rows(tmp_path / "d") == rows(tmp_path / "t")
+    assert rows(tmp_path / "d") == rows(neighbours)
 
 
 # Made once, and gone on with
@@ -273,7 +283,7 @@ def test_the_best_is_that_of_the_metric(writers, unchosen, capsys, pfl):
 
 def test_a_metric_that_no_client_defines_is_no_score(tmp_path):
     """Every client of this partition has one class."""
-    partition("heart-disease", tmp_path / "p", scheme="classes", clients=2, options={"n": 1})
+    partition("writers", tmp_path / "p", scheme="classes", clients=10, options={"n": 1})
     with pytest.raises(ComputationError, match="all 1 trials failed") as error:
         tune("local", tmp_path / "p", tmp_path / "t", search={"lr": [0.1]}, settings=FEW, metric="auroc")
     assert error.value.fix == ("AUROC is not defined: no client has validation samples of two classes",)
@@ -327,13 +337,14 @@ def test_optuna_takes_the_range_that_a_grid_spans():
     assert axes["k"].is_whole
 
 
-def test_a_search_by_optuna_resumes_where_it_was_interrupted(small, tmp_path):
+def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_path):
     pytest.importorskip("optuna")
+    datastore = neighbours / "datastore"
     line = {"search": {"k": "1..16"}, "sampler": "optuna", "trials": 4}
-    tune("knn-per", small.d, tmp_path / "a", **line)
+    tune("knn-per", datastore, tmp_path / "a", **line)
     with pytest.raises(KeyboardInterrupt):
-        tune("knn-per", small.d, tmp_path / "b", **line, execution=Execution(reporter=Interrupting("trial 3 of 4")))
-    tune("knn-per", small.d, tmp_path / "b", **line)
+        tune("knn-per", datastore, tmp_path / "b", **line, execution=Execution(reporter=Interrupting("trial 3 of 4")))
+    tune("knn-per", datastore, tmp_path / "b", **line)
     assert (choice(tmp_path / "a"), rows(tmp_path / "a")) == (choice(tmp_path / "b"), rows(tmp_path / "b"))
 
 
