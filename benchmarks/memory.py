@@ -71,7 +71,7 @@ def run(clients: int, model: str, rounds: int) -> tuple[int, int, float]:
     plan = LocalSGD(epochs=1, batch_size=32, lr=np.asarray([0.01]))
     state = parameters.of(net)
     with tempfile.TemporaryDirectory() as folder:
-        table = ModelTable(state, clients, RowFile(Path(folder, "rows"), 0, fresh=True))
+        table = ModelTable(state, clients, RowFile(Path(folder, "rows"), 0, empty=True))
         for t in range(rounds):
             began = time.perf_counter()
             cohort = np.sort(np.random.default_rng(t).choice(clients, COHORT, replace=False))

@@ -81,11 +81,11 @@ def build_each(owners: Mapping[str, type[Any] | None], values: Mapping[str, Any]
         owner: set() if cls is None else {field.name for field in dataclasses.fields(cls)}
         for owner, cls in owners.items()
     }
-    everything = set().union(*known.values())
+    all_keys = set().union(*known.values())
     for key in values:
-        if key not in everything:
-            asked = [owner for owner, cls in owners.items() if cls is not None]
-            raise UsageError(f"unknown option '{key}' for {' and '.join(asked)}", closest(key, everything))
+        if key not in all_keys:
+            with_options = [owner for owner, cls in owners.items() if cls is not None]
+            raise UsageError(f"unknown option '{key}' for {' and '.join(with_options)}", closest(key, all_keys))
     return [
         None if cls is None else build(cls, {key: value for key, value in values.items() if key in known[owner]}, owner)
         for owner, cls in owners.items()

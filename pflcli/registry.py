@@ -94,8 +94,11 @@ def load(group: str, name: str, contract: type[Any]) -> Any:
     return complete(module, f"{path(group, name)}: {GROUPS[group]} {name}", contract)
 
 
-def complete(module: ModuleType, here: str, contract: type[Any]) -> Any:
-    """Return a file with defaults for what it leaves out; raises InputError, which begins with ``here``, if unfit."""
+def complete(module: ModuleType, origin: str, contract: type[Any]) -> Any:
+    """Return a file with defaults for what it leaves out; raises InputError if it breaks the contract.
+
+    ``origin`` says which file that is, at the start of the error.
+    """
     members = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     known = {*inspect.get_annotations(contract)}
     known |= {key for key in dir(contract) if not key.startswith("_")}
@@ -103,13 +106,15 @@ def complete(module: ModuleType, here: str, contract: type[Any]) -> Any:
         own = [other for other in _written_in(module) if other not in known and other.isupper() == key.isupper()]
         near = difflib.get_close_matches(key, own, n=1, cutoff=0.75)
         if near:
-            raise InputError(f"{here} has '{near[0]}', which is not used", f"did you mean '{key}'?")
+            raise InputError(f"{origin} has '{near[0]}', which is not used", f"did you mean '{key}'?")
         if key in getattr(contract, "__abstractmethods__", ()) or not hasattr(contract, key):
-            raise InputError(f"{here} has no {key}", f"what it must have: {contract.__name__} in {contract.__module__}")
+            raise InputError(
+                f"{origin} has no {key}", f"what it must have: {contract.__name__} in {contract.__module__}"
+            )
     own_members = {key: members[key] for key in known & members.keys()}
     for key, value in own_members.items():
         if isinstance(value, FunctionType):
-            _same_parameters(value, getattr(contract, key), f"{here}: {key}")
+            _same_parameters(value, getattr(contract, key), f"{origin}: {key}")
     body = {key: staticmethod(value) if callable(value) else value for key, value in own_members.items()}
     return type(contract.__name__, (contract,), body)()
 
@@ -123,15 +128,17 @@ def _written_in(module: ModuleType) -> list[str]:
     ]
 
 
-def _same_parameters(written: FunctionType, agreed: FunctionType, here: str) -> None:
-    """Raise InputError unless a function takes what it is called with: the parameters agreed on, by these names."""
-    has, needs = inspect.signature(written).parameters, inspect.signature(agreed).parameters
+def _same_parameters(written: FunctionType, contract: FunctionType, origin: str) -> None:
+    """Raise InputError unless a function has the parameters of the contract, by these names."""
+    has, needs = inspect.signature(written).parameters, inspect.signature(contract).parameters
     empty = inspect.Parameter.empty
-    missing = [name for name, it in needs.items() if name != "self" and it.default is empty and name not in has]
-    unknown = [name for name, it in has.items() if it.default is empty and name not in needs]
+    missing = [
+        name for name, parameter in needs.items() if name != "self" and parameter.default is empty and name not in has
+    ]
+    unknown = [name for name, parameter in has.items() if parameter.default is empty and name not in needs]
     if missing or unknown:
         wrong = f"has no parameter '{missing[0]}'" if missing else f"asks for '{unknown[0]}', which it is not given"
-        raise InputError(f"{here} {wrong}", f"its parameters: {', '.join(name for name in needs if name != 'self')}")
+        raise InputError(f"{origin} {wrong}", f"its parameters: {', '.join(name for name in needs if name != 'self')}")
 
 
 def card(group: str, name: str) -> Card:

@@ -70,7 +70,7 @@ class Settings:
     """validate clients that adapt after the rounds every N rounds, by letting all of them adapt; 0 never does"""
 
     def is_due(self, t: int, every: int) -> bool:
-        """Whether what is measured ``every`` so many rounds, 0 for never, is to be after round ``t``, from 0."""
+        """Whether round ``t``, counted from 0, ends with a measurement that is due ``every`` N rounds (0: never)."""
         return every > 0 and ((t + 1) % every == 0 or t + 1 == self.rounds) and t >= 0
 
     def lr_at(self, t: int) -> float:
@@ -80,8 +80,8 @@ class Settings:
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings ``base`` with ``changes``: steps take the place of epochs, and the other way round."""
-    kept = dict(base)
+    settings = dict(base)
     for name, other in (("steps", "epochs"), ("epochs", "steps")):
         if name in changes and other not in changes and str(changes[name]) != "0":
-            kept.pop(other, None)
-    return {**kept, **changes}
+            settings.pop(other, None)
+    return {**settings, **changes}

@@ -22,7 +22,7 @@ SHARED = {
 """Modules and packages whose code is no part of any one method, scheme or model. ``engine`` stands for all that is in
 it; of the others, what is in a package counts."""
 
-_WHOLE = ("engine.",)
+_SHARED_WITH_CONTENTS = ("engine.",)
 
 
 def code_hash(group: str, name: str) -> str:
@@ -39,8 +39,8 @@ def module_hash(*modules: str) -> str:
 
 
 def is_shared(module: str) -> bool:
-    """Whether a module, by its name below the package, is no part of any one method, scheme or model."""
-    return module in SHARED or module.startswith(_WHOLE)
+    """Whether a module belongs to no single method, scheme or model; its name is the one below the package."""
+    return module in SHARED or module.startswith(_SHARED_WITH_CONTENTS)
 
 
 def _hash(begin: Iterable[Path]) -> str:
@@ -81,10 +81,10 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 class _Strip(ast.NodeTransformer):
-    """Removes what moves no result: imports, docstrings, what is searched, and what is empty without them."""
+    """Removes what cannot change a result: imports, docstrings, ``GRID``, and what is empty without them."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
-        """Remove a method's ``GRID``: which of its values was taken stands in the request."""
+        """Remove a method's ``GRID``: the request records which of its values was chosen."""
         return None if ast.unparse(node.targets[0]) == "GRID" else node
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -94,10 +94,10 @@ class _Strip(ast.NodeTransformer):
         """Remove it."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        """Remove words that stand alone."""
+        """Remove a docstring."""
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
 
     def visit_If(self, node: ast.If) -> ast.If | None:
-        """Remove a condition under which nothing is left."""
+        """Remove an ``if`` whose branches are empty now."""
         self.generic_visit(node)
         return node if node.body or node.orelse else None

@@ -27,13 +27,13 @@ def torchvision() -> ModuleType:
         for name in re.findall(r"register_fake\(\"torchvision::(\w+)\"\)", source):
             schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             library.define(schema)  # type: ignore[no-untyped-call]
-        _KEPT.append(library)
+        _LIBRARIES.append(library)
     for part in ("datasets", "models"):
         importlib.import_module(f"torchvision.{part}")
     return importlib.import_module("torchvision")
 
 
-_KEPT: list[object] = []
+_LIBRARIES: list[object] = []
 """Operator declarations live as long as the object that made them."""
 
 

@@ -18,5 +18,5 @@ def as_typed(value: Any) -> str:
 
 def listed(words: Sequence[str], most: int = 8, separator: str = ", ") -> str:
     """Return at most ``most`` of the words, and how many there are if some are left out."""
-    shown = separator.join(words[:most])
-    return shown + (f"{separator}... ({len(words)} in all)" if len(words) > most else "")
+    text = separator.join(words[:most])
+    return text + (f"{separator}... ({len(words)} in all)" if len(words) > most else "")

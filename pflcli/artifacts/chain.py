@@ -15,7 +15,7 @@ KINDS = {
 
 
 def closure(needs: tuple[str, ...]) -> set[str]:
-    """Return all kinds that ``needs`` depend on: a datastore depends on embeddings, and these on a backbone."""
+    """Return the kinds in ``needs`` and all that they depend on: a datastore on embeddings, these on a backbone."""
     order = list(KINDS)
     deepest = max((order.index(need) for need in needs), default=0)
     return set(order[1 : deepest + 1])

@@ -200,12 +200,12 @@ INPUTS = ("classes", "features", "mean", "sd", "median")
 """Fields in which samples and their model must agree."""
 _SCALES = ("mean", "sd", "median")
 _TITLES = {"mean": "standardization", "sd": "standardization", "median": "medians for missing values"}
-_SHOWN = 8
+_MOST_LISTED = 8
 
 
 def _difference(field: str, first: Sequence[Any], second: Sequence[Any], features: Sequence[str]) -> str:
     if field not in _SCALES:
-        if max(len(first), len(second)) > _SHOWN and set(first) != set(second):
+        if max(len(first), len(second)) > _MOST_LISTED and set(first) != set(second):
             # Of long lists, only the names that differ are shown.
             first, second = (
                 [name for name in names if name not in set(others)]
@@ -223,7 +223,7 @@ def _difference(field: str, first: Sequence[Any], second: Sequence[Any], feature
 
 
 def _listed(names: Sequence[str]) -> str:
-    return wording.listed([str(name) for name in names], most=_SHOWN)
+    return wording.listed([str(name) for name in names], most=_MOST_LISTED)
 
 
 def clients_csv(codebook: Codebook, heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:

@@ -67,7 +67,7 @@ def decide(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Decision, str
 
 
 def _manifest_at(out: Path) -> tuple[Manifest | None, str | None]:
-    """Return the manifest of the artifact at ``out``, or what is wrong with it; neither if it is no artifact."""
+    """Return the manifest of the artifact at ``out`` and the damage, if any; neither if there is no artifact."""
     if not manifests.is_artifact(out):
         return None, None
     try:
@@ -101,7 +101,7 @@ def _changes(old: Manifest, spec: ArtifactSpec) -> list[str]:
 
 
 def _cleans_up(out: Path, spec: ArtifactSpec) -> bool:
-    """Whether a writer of this request put the artifact at ``out``, and was killed before it had cleaned up."""
+    """Whether a writer of this request finished the artifact at ``out``, but was killed before it had cleaned up."""
     with suppress(InputError):
         return drafts.read(out).get("fingerprint") == spec.fingerprint
     return False
@@ -110,4 +110,4 @@ def _cleans_up(out: Path, spec: ArtifactSpec) -> bool:
 def _has_foreign_files(partial: Path) -> bool:
     """Whether a folder without a draft has files that pfl did not write."""
     names = {item.name for item in partial.iterdir()} if partial.is_dir() else set()
-    return not names <= {drafts.FRESH} and not placement.is_only_artifact(partial)
+    return not names <= {drafts.UNFINISHED} and not placement.is_only_artifact(partial)

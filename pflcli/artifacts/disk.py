@@ -30,15 +30,15 @@ def require_disk(out: Path, needed: int) -> str:
     return f"WARNING: {out} needs about {size(needed)}, and {size(free)} are free" if free < 1.1 * needed else ""
 
 
-def write_error(what: str, folder: Path, error: OSError, needed: int | None = None) -> InputError:
+def write_error(failure: str, folder: Path, error: OSError, needed: int | None = None) -> InputError:
     """Return the error for a failed write; on a full disk it names the needed and the free bytes."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if not full:
-        return InputError(f"{what}: {error.strerror}")
+        return InputError(f"{failure}: {error.strerror}")
     with suppress(OSError):
         room = f"{size(free_bytes(folder))} are free"
         room = f"{size(needed)} are needed, {room}" if needed is not None else room
         return InputError(
-            f"{what}: {error.strerror}; {room}", "make room and repeat the request, or choose another --out"
+            f"{failure}: {error.strerror}; {room}", "make room and repeat the request, or choose another --out"
         )
-    return InputError(f"{what}: {error.strerror}")
+    return InputError(f"{failure}: {error.strerror}")

@@ -14,7 +14,7 @@ from pflcli.errors import InputError
 NAME = "draft.json"
 """Records the request until the artifact is in its place and everything else has been removed."""
 
-FRESH = "draft.tmp"
+UNFINISHED = "draft.tmp"
 """The name of the draft while it is written: a writer that is killed then leaves this file."""
 
 

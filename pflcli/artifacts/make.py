@@ -148,7 +148,7 @@ def _write(out: Path, spec: ArtifactSpec, execution: Execution, build: Build, *,
 
 
 def _touch(out: Path) -> None:
-    """Give an artifact that is up to date a new time: by an old one, the program make would call pfl every time."""
+    """Set the time of an artifact that is up to date to now; with an old time, ``make`` would call pfl every time."""
     for path in (out / manifests.NAME, out):
         with suppress(OSError):  # it may belong to another user
             os.utime(path)

@@ -84,7 +84,7 @@ def _is_mount(out: Path) -> bool:
 
 
 def require_outside(out: Path, reads: Iterable[Path]) -> None:
-    """Raise ConflictError if a path in ``reads`` lies in the folder that is replaced, or where it is written."""
+    """Raise ConflictError if a path in ``reads`` lies in the folder that is replaced, or in ``OUT.partial``."""
     for path in reads:
         for folder in (out, partial(out)):
             if path.resolve().is_relative_to(folder.resolve()):
@@ -144,7 +144,7 @@ def unlisted(out: Path) -> list[str]:
     )
 
 
-def put(folder: Path, out: Path) -> None:
+def move(folder: Path, out: Path) -> None:
     """Rename ``folder`` to ``out``; an old artifact there becomes ``OUT.replaced-PID``, in one step if the system can.
 
     Raises OSError; ``out`` is then as it was, or the new artifact if the names had been exchanged already.
@@ -201,7 +201,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 def leftovers(out: Path) -> list[Path]:
-    """Return the old artifacts that a killed writer has replaced at ``out`` but not removed."""
+    """Return the old artifacts that a killed writer has moved away from ``out`` but not removed."""
     name = re.compile(re.escape(out.name) + r"\.replaced-\d+")
     try:
         paths = sorted(item for item in out.parent.iterdir() if name.fullmatch(item.name) and _is_removable(item))
@@ -214,7 +214,7 @@ def leftovers(out: Path) -> list[Path]:
 
 
 def interrupted(out: Path) -> tuple[list[Path], Path | None]:
-    """Return where a writer that was killed in its last step has left the old and the new artifact of ``out``.
+    """Return where the old and the new artifact of ``out`` are after a writer was killed in its last step.
 
     These are the folders of old artifacts, and the folder of the complete new one, or None. Nothing is returned if
     something is at ``out``.

@@ -32,7 +32,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished artifact on disk, or one that is only planned, with a manifest, to be made from ``origin``."""
+    """A finished artifact on disk, or a planned one, made from ``origin``, with the manifest that it will have."""
 
     path: Path
     manifest: Manifest
@@ -152,16 +152,16 @@ def open_artifact(path: Path | str | Artifact, *allowed: str) -> Artifact:
             raise InputError(message, *fix)
         artifact = Artifact(folder, manifests.read(folder))
     if allowed and artifact.kind not in allowed:
-        wanted = " or ".join(_article(kind) for kind in allowed)
+        expected = " or ".join(_article(kind) for kind in allowed)
         raise InputError(
-            f"{folder} holds {_article(artifact.kind)}, but this command needs {wanted}",
+            f"{folder} holds {_article(artifact.kind)}, but this command needs {expected}",
             *(kinds.made_by(kind) for kind in allowed),
         )
     return artifact
 
 
 def _interrupted(folder: Path) -> list[str]:
-    """Return the message for a folder that is missing because pfl was killed in its last step, and what to type.
+    """Return the error lines for a folder that is missing because pfl was killed in its last step: message, remedies.
 
     If the system cannot exchange two names in one step, ``--force`` moves the old artifact away first.
     """
@@ -200,7 +200,7 @@ def ancestor(artifact: Artifact, kind: str) -> Artifact | None:
 def expected_artifact(
     path: Path, kind: str, fingerprint: str, request: Mapping[str, Any], origin: Artifact
 ) -> Artifact:
-    """Return an artifact that does not exist yet, so that artifacts which will be made from it can be planned."""
+    """Return an artifact that does not exist yet, to plan artifacts that will be made from it."""
     manifest = Manifest(kind, kinds.schemas()[kind], fingerprint, dict(request), (), {}, {}, {}, {})
     return Artifact(path, manifest, origin)
 
@@ -217,7 +217,7 @@ def follow(artifact: Artifact, reference: Input) -> Artifact:
         if not (folder / manifests.NAME).is_file():
             continue
         try:
-            candidate = Artifact(_shown(folder), manifests.read(folder))
+            candidate = Artifact(_display_path(folder), manifests.read(folder))
         except InputError:
             if folder == recorded:
                 raise
@@ -225,15 +225,15 @@ def follow(artifact: Artifact, reference: Input) -> Artifact:
         if candidate.manifest.fingerprint == reference.fingerprint:
             return candidate
         changed = changed or folder == recorded
-    _, *fix = _interrupted(_shown(recorded))
+    _, *fix = _interrupted(_display_path(recorded))
     state = "another request has replaced" if changed else "does not exist any more"
     raise GoneError(
-        f"{artifact.path} was made from the {reference.kind} {_shown(recorded)}, which {state}",
+        f"{artifact.path} was made from the {reference.kind} {_display_path(recorded)}, which {state}",
         *(fix or [f"make {artifact.path} again, or bring the {reference.kind} back"]),
     )
 
 
-def _shown(path: Path) -> Path:
+def _display_path(path: Path) -> Path:
     """Return a path relative to the working directory if it is below it, so that messages are short."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 

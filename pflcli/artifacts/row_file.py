@@ -20,15 +20,15 @@ from pflcli.errors import InputError
 
 
 class RowFile:
-    """One file of rows, which ``fresh`` empties. Raises InputError if it cannot be written."""
+    """One file of rows; with ``empty`` its old rows are removed. Raises InputError if it cannot be written."""
 
-    def __init__(self, path: Path, number: int, *, fresh: bool) -> None:
+    def __init__(self, path: Path, number: int, *, empty: bool) -> None:
         self.number = number
         self._path = path
         self._hashes: dict[int, bytes] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if fresh else 0), 0o666)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if empty else 0), 0o666)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from None
 

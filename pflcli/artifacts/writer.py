@@ -64,7 +64,7 @@ class ArtifactWriter:
                 self.complete = self._complete_manifest()
             else:
                 placement.clear(self.folder, {drafts.NAME})  # it says who uses the folder, until it is replaced
-                _replace(self.folder / drafts.NAME, self.folder / drafts.FRESH, drafts.content(spec, force=force))
+                _replace(self.folder / drafts.NAME, self.folder / drafts.UNFINISHED, drafts.content(spec, force=force))
         except OSError as error:
             os.close(self._lock)
             raise disk.write_error(f"cannot write to {self.folder}", self.folder, error) from None
@@ -121,9 +121,9 @@ class ArtifactWriter:
             raise disk.write_error(f"cannot write {self.folder / name}", self.folder, error, needed) from None
         self._files[name] = {"sha256": digest.hexdigest(), "bytes": size}
 
-    def rows(self, number: int, *, fresh: bool) -> RowFile:
+    def rows(self, number: int, *, empty: bool) -> RowFile:
         """Return the row file of table ``number``, which is stored beside the checkpoint and removed with it."""
-        return RowFile(self.folder / "checkpoint" / f"table-{number}.rows", number, fresh=fresh)
+        return RowFile(self.folder / "checkpoint" / f"table-{number}.rows", number, empty=empty)
 
     def checkpoint(self, content: bytes) -> None:
         """Replace the checkpoint in one step: a killed writer leaves the old one or the new one, never a mixture."""
@@ -175,7 +175,7 @@ class ArtifactWriter:
             placement.clear(self.folder, {*manifest.files, manifests.NAME, drafts.NAME})
             with suppress(OSError):
                 (self.out / drafts.NAME).unlink(missing_ok=True)  # from now on, only the new artifact is unfinished
-            placement.put(self.folder, self.out)
+            placement.move(self.folder, self.out)
             _sync(self.out.parent)
             placement.tidy(self.out)
         except OSError as error:
@@ -193,7 +193,7 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 
 
 def _replace(path: Path, temporary: Path, content: bytes) -> None:
-    """Replace a file in one step: a killed writer leaves the old one or the new one, and maybe ``temporary``."""
+    """Replace a file in one step; a killed writer leaves the old file or the new one, and maybe ``temporary``."""
     _write(temporary, [content])
     temporary.replace(path)
     _sync(path.parent)

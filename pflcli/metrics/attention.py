@@ -1,4 +1,4 @@
-"""What attention over clients and models comes to, round by round: how peaked it is, and what stays in a group."""
+"""Summaries of attention over clients and models, by round: how peaked it is, and how much of it stays in a group."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def by_round(first: Array, second: Array, rounds: Sequence[int], cluster: Array 
     """Return a row for each of the ``rounds`` (r,) of attention ``first`` (r, m, m) and ``second`` (r, m, 3).
 
     All are means over the clients that took part, those whose second attention is not 0. ``entropy`` (nats) and
-    ``largest`` are of a client's first attention, and ``own_group`` what of it stays in its true ``cluster`` (m,);
-    ``..._if_even`` the same if it attended alike to all whose models it was sent. Those leave out clients that were
-    sent no other's; nan if that leaves nobody.
+    ``largest`` describe a client's first attention; ``own_group`` is the share of it on clients of its true ``cluster``
+    (m,). ``..._if_even`` are the values if it attended equally to all models that it received. These leave out clients
+    that received no other client's model; nan if no client is left.
     """
     rows: list[dict[str, float]] = []
     for number, others, slots in zip(rounds, first.astype(float), second, strict=True):
         took = slots.sum(axis=1) > 0
         weight = others[others.sum(axis=1) > 0]
-        sent = (weight > 0).sum(axis=1)
+        received = (weight > 0).sum(axis=1)
         logs = np.log(weight, out=np.zeros_like(weight), where=weight > 0)
         row = {
             "round": int(number),
@@ -37,12 +37,12 @@ def by_round(first: Array, second: Array, rounds: Sequence[int], cluster: Array 
             **{name: _mean(slots[took, place]) for place, name in enumerate(SLOTS)},
             "largest": _mean(weight.max(axis=1, initial=0)),
             "entropy": _mean(-(weight * logs).sum(axis=1)),
-            "entropy_if_even": _mean(np.log(sent)),
+            "entropy_if_even": _mean(np.log(received)),
         }
         if cluster is not None:
             same = together(cluster)[others.sum(axis=1) > 0]
             row["own_group"] = _mean((weight * same).sum(axis=1))
-            row["own_group_if_even"] = _mean(((weight > 0) & same).sum(axis=1) / np.maximum(sent, 1))
+            row["own_group_if_even"] = _mean(((weight > 0) & same).sum(axis=1) / np.maximum(received, 1))
         rows.append(row)
     return rows
 

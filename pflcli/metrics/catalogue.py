@@ -1,4 +1,4 @@
-"""The catalogue of metrics: one entry for each, from which files and tables take all that they say of it.
+"""The catalogue of metrics: one entry each, from which files and tables take its unit, weighting and heading.
 
 A metric of answers states its formula here and needs nothing else. The others (costs, gains, times) are computed where
 their facts are, under ``pflcli/evaluation/``, and take unit, weighting and heading from here.
@@ -24,7 +24,7 @@ from pflcli.metrics.metric import (
 
 
 def _parts(name: str, unit: str, **form: Any) -> list[Metric]:
-    """Return what is said of a metric that ranks beside itself, as ``accuracy`` has it: its mean, its worst clients."""
+    """Return the metrics that accompany one that ranks, such as its plain mean and the value of its worst client."""
     lower = form["lower_is_better"]
     parts: list[tuple[str, str, str, int, OverClients | None]] = [
         ("mean", ALIKE, "plain mean", 110, mean),
@@ -52,7 +52,7 @@ def _parts(name: str, unit: str, **form: Any) -> list[Metric]:
 def _ranking(
     name: str, heading: str, *, unit: str = "fraction", percent: bool = True, lower_is_better: bool = False, **form: Any
 ) -> list[Metric]:
-    """Return a metric that is computed if ``--metric`` names it, and what is said beside it."""
+    """Return a metric that is computed if ``--metric`` names it, and those that accompany it."""
     shape: dict[str, Any] = {"percent": percent, "lower_is_better": lower_is_better, "digits": 1 if percent else 3}
     first = Metric(
         name, unit, BY_SAMPLES, heading, gives_way=145, over=scores.weighted_mean, ranks=True, optional=True,
@@ -176,11 +176,11 @@ DEFAULT = ("accuracy",)
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the metrics that ``--metric`` names, each once; raises UsageError for one by which nothing is ranked."""
+    """Return the metrics that ``--metric`` names, each once; raises UsageError for one that cannot rank methods."""
     known = [metric.name for metric in METRICS.values() if metric.ranks]
     typed = tuple(dict.fromkeys(name.strip().lower().replace("-", "_") for name in names if name.strip()))
     if not typed:
-        raise UsageError("no metric is named", "--metric auroc")
+        raise UsageError("--metric names no metric", "--metric auroc")
     for name in typed:
         if name not in known:
             raise UsageError(f"unknown metric '{name}'", closest(name, known))
@@ -203,46 +203,46 @@ def part(metric: str, name: str) -> str:
     return longer if longer in METRICS else name
 
 
-def columns(kind: str, named: Sequence[str] = DEFAULT) -> list[str]:
+def columns(kind: str, metrics: Sequence[str] = DEFAULT) -> list[str]:
     """Return the metrics in the order of the table of an ``evaluation`` or a ``comparison``.
 
-    Those ``named`` by ``--metric`` are among them, and what is said beside the first of them stands in front.
+    ``metrics``, which ``--metric`` names, are among them, and the columns that describe the first of them come first.
     """
-    first = named[0]
+    first = metrics[0]
     ranking = {metric.name for metric in METRICS.values() if metric.ranks} - {first}
-    shown = [
+    entries = [
         metric
         for metric in METRICS.values()
-        if metric.heading and metric.score not in ranking and (metric.name in named or not metric.by_name)
+        if metric.heading and metric.score not in ranking and (metric.name in metrics or not metric.by_name)
     ]
     if kind == "comparison":
         other = {name: 3 for name in ranking}
-        shown = [metric for metric in shown if metric.compared is not None or metric.name in named]
-        shown.sort(key=lambda metric: other.get(metric.name, metric.compared or 0))
-    shown.sort(key=lambda metric: first not in (metric.name, metric.score))
-    return [metric.name for metric in shown]
+        entries = [metric for metric in entries if metric.compared is not None or metric.name in metrics]
+        entries.sort(key=lambda metric: other.get(metric.name, metric.compared or 0))
+    entries.sort(key=lambda metric: first not in (metric.name, metric.score))
+    return [metric.name for metric in entries]
 
 
-def giving_way(named: Sequence[str] = DEFAULT) -> list[str]:
-    """Return the metrics in the order in which a table leaves them out that is wider than the terminal."""
-    entries = [metric for metric in METRICS.values() if metric.name != named[0] and metric.gives_way is not None]
+def giving_way(metrics: Sequence[str] = DEFAULT) -> list[str]:
+    """Return the metrics that a table wider than the terminal leaves out, the first to go first."""
+    entries = [metric for metric in METRICS.values() if metric.name != metrics[0] and metric.gives_way is not None]
     return [metric.name for metric in sorted(entries, key=lambda metric: metric.gives_way or 0)]
 
 
-def per_client(named: Sequence[str] = DEFAULT) -> list[Metric]:
-    """Return the scores of a client in the order of ``clients.csv``: means over samples, others, those ``named``."""
-    entries = [metric for metric in METRICS.values() if metric.is_per_client and _is_computed(metric, named)]
+def per_client(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
+    """Return the scores per client in the order of ``clients.csv``: means over samples, others, chosen ``metrics``."""
+    entries = [metric for metric in METRICS.values() if metric.is_per_client and _is_computed(metric, metrics)]
     return sorted(entries, key=lambda metric: (metric.optional, not metric.optional and metric.per_sample is None))
 
 
-def from_answers(named: Sequence[str] = DEFAULT) -> list[Metric]:
-    """Return the metrics that follow from answers alone: scores of clients, and what sums these up."""
+def from_answers(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
+    """Return the metrics that need predictions alone: scores per client, and values over all clients."""
     entries = [m for m in METRICS.values() if m.is_per_client or (m.score and m.over is not None)]
-    return [metric for metric in entries if _is_computed(metric, named)]
+    return [metric for metric in entries if _is_computed(metric, metrics)]
 
 
-def _is_computed(metric: Metric, named: Sequence[str]) -> bool:
-    return not metric.optional or metric.name in named or metric.score in named
+def _is_computed(metric: Metric, metrics: Sequence[str]) -> bool:
+    return not metric.optional or metric.name in metrics or metric.score in metrics
 
 
 def in_sweep(names: Iterable[str]) -> dict[str, dict[str, str]]:

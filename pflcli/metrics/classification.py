@@ -43,16 +43,16 @@ def f1(p: Array, y: Array) -> float:
     Classes are those that occur among labels or predictions.
     """
     counts, predicted, hits = _counts(p, y)
-    seen = (counts > 0) | (predicted > 0)
-    both = 2 * hits[seen] / (counts + predicted)[seen]
+    occurs = (counts > 0) | (predicted > 0)
+    both = 2 * hits[occurs] / (counts + predicted)[occurs]
     return float(both.mean()) if (counts > 0).sum() > 1 else math.nan
 
 
 def balanced_accuracy(p: Array, y: Array) -> float:
     """Return the mean over classes of the recall, TP / (TP + FN), of those that occur; nan if fewer than two do."""
     counts, _, hits = _counts(p, y)
-    seen = counts > 0
-    return float((hits[seen] / counts[seen]).mean()) if seen.sum() > 1 else math.nan
+    occurs = counts > 0
+    return float((hits[occurs] / counts[occurs]).mean()) if occurs.sum() > 1 else math.nan
 
 
 def sensitivity(p: Array, y: Array) -> float:
@@ -78,7 +78,7 @@ def brier_score(p: Array, y: Array) -> NDArray[np.float64]:
 
 
 def _one_against_rest(score: Callable[[Array, Array], float], p: Array, y: Array) -> float:
-    """Return the mean over classes of the ``score`` of who is of the class (n,) by its probabilities (n,)."""
+    """Return the mean over classes of ``score``, called with membership in the class (n,) and probabilities (n,)."""
     present = np.unique(y)
     if len(present) < 2:
         return math.nan
@@ -103,7 +103,7 @@ def _average_precision(positive: Array, probability: Array) -> float:
 
 
 def _counts(p: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return by class (C,) how many samples are of it, are predicted to be, and both."""
+    """Return the numbers of samples by class, (C,) each: with that label, with that prediction, and with both."""
     guess, classes = p.argmax(axis=1), p.shape[1]
     of_class, predicted, hits = (np.bincount(labels, minlength=classes) for labels in (y, guess, y[guess == y]))
     return of_class, predicted, hits

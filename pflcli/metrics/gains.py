@@ -1,4 +1,4 @@
-"""How sure a gain over the baseline is: its interval over clients and seeds, and whom chance alone would help."""
+"""How sure a gain over the baseline is: its interval over clients and seeds, and how many clients chance would help."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 
 def chance(differing: Sequence[Array], rng: np.random.Generator, *, repeated: bool) -> tuple[float, float]:
-    """Return the share of clients better off (as many worse off) that chance alone gives, and its 95 % quantile.
+    """Return the share of clients that chance alone makes better off (as many worse off), and its 95 % quantile.
 
     ``differing`` holds for each seed, by client (m,), on how many samples one of two methods is right and the other
     wrong. If both were equally good, either could be the right one: a permutation test that swaps the two methods'

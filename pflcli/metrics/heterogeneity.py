@@ -61,6 +61,6 @@ def between_clients(counts: Array, rng: np.random.Generator, pairs: int = 10_000
 
 def _distributions(counts: Array) -> NDArray[np.float64]:
     """Return label distributions (k, C) of the clients that have samples."""
-    held: NDArray[np.float64] = counts[counts.sum(axis=1) > 0].astype(np.float64)
-    held /= held.sum(axis=1, keepdims=True)
-    return held
+    shares: NDArray[np.float64] = counts[counts.sum(axis=1) > 0].astype(np.float64)
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares

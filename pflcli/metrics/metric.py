@@ -1,4 +1,4 @@
-"""What an entry of the catalogue of metrics is, and how scores of clients become one value."""
+"""An entry of the catalogue of metrics, and the ways in which scores of clients become one value."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class Metric:
         return self.of_answers(p, y)
 
     def record(self, values: Iterable[float], n: int, words: str = "", **beside: Any) -> dict[str, Any]:
-        """Return what ``metrics.json`` holds of it: the mean of ``values``, one for each seed, over those known.
+        """Return the entry of ``metrics.json``: the mean of ``values`` over seeds, without those that are nan.
 
-        ``n`` clients, samples or seeds stand behind it; ``words`` complete the weighting. With ``of``, only ``n`` of so
-        many have a value.
+        It describes ``n`` clients, samples or seeds; ``words`` complete the weighting. With ``of``, only ``n`` out of
+        ``of`` have a value.
         """
         known = [value for value in values if not math.isnan(value)]
         return {
@@ -110,30 +110,30 @@ class Metric:
 
 
 def mean(values: Array, n: Array) -> float:
-    """Return the mean of those known."""
+    """Return the mean over clients with a score."""
     return float(np.nanmean(values))
 
 
 def lowest_decile(values: Array, n: Array) -> float:
-    """Return the (m / 10)-th lowest."""
+    """Return the (m / 10)-th lowest score."""
     return scores.bottom_decile(values)
 
 
 def lowest(values: Array, n: Array) -> float:
-    """Return the lowest."""
+    """Return the lowest score."""
     return float(np.nanmin(values))
 
 
 def highest_decile(values: Array, n: Array) -> float:
-    """Return the (m / 10)-th highest."""
+    """Return the (m / 10)-th highest score."""
     return -scores.bottom_decile(-values)
 
 
 def highest(values: Array, n: Array) -> float:
-    """Return the highest."""
+    """Return the highest score."""
     return float(np.nanmax(values))
 
 
 def deviation(values: Array, n: Array) -> float:
-    """Return the standard deviation of those known."""
+    """Return the standard deviation over clients with a score."""
     return float(np.nanstd(values))

@@ -47,8 +47,8 @@ def macro_precision(p: Array, y: Array) -> float:
     classes = p.shape[1]
     predicted = np.bincount(guess, minlength=classes)
     hits = np.bincount(guess[guess == y], minlength=classes)
-    seen = (predicted > 0) | (np.bincount(y, minlength=classes) > 0)
-    return float(np.mean(hits[seen] / np.maximum(predicted[seen], 1)))
+    occurs = (predicted > 0) | (np.bincount(y, minlength=classes) > 0)
+    return float(np.mean(hits[occurs] / np.maximum(predicted[occurs], 1)))
 
 
 def calibration_error(p: Array, y: Array, bins: int = 15) -> float:

@@ -91,7 +91,7 @@ def reported(artifact: Artifact) -> dict[str, Any]:
 def resumed(run: Run, method: Method, work: ArtifactWriter, execution: Execution) -> Progress:
     """Return where an unfinished run of this request stopped, or the beginning."""
     saved = work.saved()
-    run.storage = lambda number: work.rows(number, fresh=saved is None)
+    run.storage = lambda number: work.rows(number, empty=saved is None)
     if saved is None:
         try:
             return Progress(*round_table.begin(run, method))

@@ -276,7 +276,7 @@ def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monke
 
 def test_killed_while_it_discards_what_failed(tmp_path, monkeypatch):
     def failing(work):
-        work.rows(0, fresh=True)
+        work.rows(0, empty=True)
         for name in "a.txt", "z.txt":
             work.write(name, b"content")
         raise ComputationError("it cannot be computed")

@@ -14,11 +14,12 @@ what which who whose fresh had way named shown seen sent done kept everything ev
 them thing
 """
 NOT_YET = """
-pflcli/artifacts pflcli/cli pflcli/commands pflcli/config.py pflcli/evaluation pflcli/metrics pflcli/registry.py
-pflcli/report pflcli/settings.py pflcli/sources.py pflcli/vision.py pflcli/wording.py pflcli/page tests/page
+pflcli/cli pflcli/commands pflcli/evaluation pflcli/report pflcli/page tests/page
 tests/commands/test_compare_stack.py
 """
 """Folders and files that may still have such names: this list only becomes shorter."""
+ON_DISK = {("pflcli/artifacts/manifest.py", "made")}
+"""Fields whose names are keys of a file."""
 
 
 def names(path):
@@ -36,4 +37,4 @@ def test_names_say_what_a_value_is(folder):
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / folder).rglob("*.py"))]
     paths = [path for path in paths if not {*NOT_YET.split()} & {str(path), *map(str, path.parents)}]
     assert [f"{path}:{line}: {name}" for path in paths for line, name in names(ROOT / path)
-            if name.strip("_").lower() in WORDS.split()] == []  # fmt: skip
+            if name.strip("_").lower() in WORDS.split() and (str(path), name) not in ON_DISK] == []  # fmt: skip

@@ -142,7 +142,7 @@ def test_the_global_part_is_the_baseline_of_any_metric(tmp_path):
 def test_a_metric_that_cannot_be(tmp_path):
     artifacts = [store(tmp_path / "a", "mine", GOOD, Y, SIZES, classes=3)]
     for names, words in (
-        (["aurok"], "unknown metric 'aurok'"), (["macro_precision"], "unknown"), ([], "no metric is named"),
+        (["aurok"], "unknown metric 'aurok'"), (["macro_precision"], "unknown"), ([], "--metric names no metric"),
         (["specificity"], "specificity is defined for two classes, and there are 3"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):

@@ -31,7 +31,7 @@ def stack(*seeds):
 
 
 def storage(kind, folder, *, is_new=True):
-    return InMemoryRows() if kind == "memory" else RowFile(folder / "table-0.rows", 0, fresh=is_new)
+    return InMemoryRows() if kind == "memory" else RowFile(folder / "table-0.rows", 0, empty=is_new)
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -130,7 +130,7 @@ import numpy as np, torch
 from pflcli.artifacts.row_file import RowFile
 from pflcli.parameters.model_table import ModelTable
 torch.set_num_threads(1)
-table = ModelTable({"w": torch.zeros(2_250_000)}, 3550, RowFile(Path(sys.argv[1]), 0, fresh=True))
+table = ModelTable({"w": torch.zeros(2_250_000)}, 3550, RowFile(Path(sys.argv[1]), 0, empty=True))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 ids = np.random.default_rng(0).choice(3550, 60, replace=False)
 for first in range(0, 60, 6):

@@ -64,7 +64,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     request, summary = manifest.request, manifest.summary
     return [
         word(request.get("method")),

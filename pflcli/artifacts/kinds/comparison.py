@@ -20,7 +20,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     summary = manifest.summary
     return [
         count(summary.get("methods"), "method"),

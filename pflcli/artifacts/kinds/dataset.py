@@ -107,7 +107,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     summary, classes = manifest.summary, manifest.summary.get("classes")
     return [
         word(manifest.made.get("source")),

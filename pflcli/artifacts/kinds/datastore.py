@@ -57,7 +57,7 @@ def write_arrived(writer: ArtifactWriter, split: StoredEmbeddings) -> None:
 
 
 def arrived(artifact: Artifact) -> StoredEmbeddings | None:
-    """Read the validation samples that have arrived; None if all of them have, as in stores that were never updated."""
+    """Read the validation samples that have arrived; None if all have arrived, as in stores that were never updated."""
     if "validation.h5" not in artifact.manifest.files:
         return None
     with artifact.h5("validation.h5") as file:
@@ -115,7 +115,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     request, summary = manifest.request, manifest.summary
     stored = summary.get("bytes")
     return [

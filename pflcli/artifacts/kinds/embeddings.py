@@ -75,5 +75,5 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     return [count(manifest.summary.get("samples"), "sample"), count(manifest.summary.get("dimension"), "dimension")]

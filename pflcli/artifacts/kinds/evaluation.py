@@ -103,7 +103,7 @@ class _Metrics(TypedDict):
 
 @cache
 def _schema() -> TypeAdapter[Any]:
-    """Return the fields that tables and sentences are made of; older files lack some, and others are allowed."""
+    """Return the fields that tables and sentences read; older files lack some of them, and others are allowed."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(_Metrics)
@@ -115,7 +115,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     summary = manifest.summary
     return [
         word(manifest.request.get("split"), "split"),

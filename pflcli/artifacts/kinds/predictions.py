@@ -44,7 +44,7 @@ class SplitPredictions:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for all answered splits, and the values that clients chose on validation data."""
+    """Predictions on one or more splits, and the values that clients chose on validation data."""
 
     splits: dict[str, SplitPredictions]
     tuned: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -71,15 +71,14 @@ def _are_distributions(p: NDArray[np.float32]) -> bool:
 
 
 def read(artifact: Artifact, split: str) -> SplitPredictions:
-    """Read one split; raises InputError if it was not answered or the file is damaged."""
+    """Read one split; raises InputError if the file is damaged or has no predictions on that split."""
     with artifact.h5("predictions.h5") as file:
-        answered = [name for name in blocks.SPLITS if name in file]
-        if split not in answered:
+        stored = [name for name in blocks.SPLITS if name in file]
+        if split not in stored:
             method = artifact.manifest.request.get("method", "the method")
             option = "--answer-train" if split == "train" else "without --refit"
             raise InputError(
-                f"{artifact.path} has no predictions on {split}, only on {', '.join(answered)}: "
-                f"{method} learned from it",
+                f"{artifact.path} has no predictions on {split}, only on {', '.join(stored)}: {method} learned from it",
                 f"pfl personalize {method} SOURCE -o DIR {option}",
             )
         group = file[split]
@@ -100,7 +99,7 @@ def read(artifact: Artifact, split: str) -> SplitPredictions:
 
 
 def has(artifact: Artifact, split: str) -> bool:
-    """Return whether a split was answered."""
+    """Return whether there are predictions on a split."""
     with artifact.h5("predictions.h5") as file:
         return split in file
 
@@ -156,7 +155,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     request, summary = manifest.request, manifest.summary
     seed = request.get("seed")
     return [

@@ -20,6 +20,6 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     summary = manifest.summary
     return [count(summary.get("rows"), "row"), percent("best accuracy", summary.get("accuracy"))]

@@ -59,7 +59,7 @@ def _schema() -> TypeAdapter[Any]:
 
 
 def check(artifact: Artifact) -> None:
-    """Read all that is in it; raises InputError for what cannot be."""
+    """Read every file; raises InputError if one is damaged or has an invalid value."""
     read(artifact)
     for row in artifact.table("table.csv"):
         with artifact.parsing("table.csv"):
@@ -67,7 +67,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from others, in words."""
+    """Return the facts that tell one from another, in words."""
     summary = manifest.summary
     return [
         word(manifest.request.get("method")),
