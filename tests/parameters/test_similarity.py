@@ -141,7 +141,7 @@ def test_initial_models_are_the_common_one_and_others():
         assert not torch.equal(drawn["head.weight"][a], drawn["head.weight"][b])
     run.draw_model = None
     assert worlds.same(parameters.pick(run.initial_models(1), 0), run.init)
-    with pytest.raises(ComputationError, match="one set"):
+    with pytest.raises(ComputationError, match="only one initial model"):
         run.initial_models(2)
 
 
