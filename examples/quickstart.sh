@@ -7,9 +7,9 @@ set -euo pipefail
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 runs=${1:-$home/runs/quickstart}
 
-if [ ! -x "$home/.venv/bin/pfl" ]; then
+if [ ! -x "$home/.venv/bin/pfl" ] || ! "$home/.venv/bin/python" -c "import altair, vl_convert" 2> /dev/null; then
   "${PYTHON:-python3}" -m venv "$home/.venv"
-  "$home/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$home"
+  "$home/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$home[report]"
 fi
 PATH="$home/.venv/bin:$PATH"
 
@@ -24,6 +24,9 @@ for method in fedavg local fedavg-plus knn-per; do
 done
 pfl evaluate "$runs"/{fedavg,local,fedavg-plus,knn-per} -o "$runs/evaluation"
 
+pfl report "$runs/evaluation" -o "$runs/report.html"
+
 echo "chain: $((SECONDS - began)) s"
 echo "table:   $runs/evaluation/table.md"
 echo "picture: $runs/evaluation/accuracy.png"
+echo "page:    $runs/report.html"

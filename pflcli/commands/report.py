@@ -40,17 +40,16 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     writing.require_place(out, force=force)
     for artifact in artifacts:
         placement.require_outside(artifact.path, [out, writing.data_folder(out)])
-    from pflcli.page import charts, run_charts
+    from pflcli.page import run_charts
 
     sections, added = [], []
     for artifact in artifacts:
         comparison = content.read(artifact)
         history = lineage.trace(artifact)
         run = runs.read(comparison, history)
-        drawn = [*charts.of(comparison), *run_charts.curves(comparison, run)]
-        drawn += [*charts.tuned(comparison), *run_charts.others(run)]
+        drawn = run_charts.of(comparison, run)
         reporter.detail(f"{artifact.path}: {len(drawn)} charts")
-        stills = [bundle.still(chart.spec) for chart in drawn]
+        stills = [bundle.still(chart.spec, is_wide=chart.is_wide) for chart in drawn]
         sections.append(html.Section(comparison, drawn, stills, history, repeat.lines(history), run.remarks))
         added.append(run)
     page = html.page(sections, bundle.javascript(), writing.data_folder(out).name)

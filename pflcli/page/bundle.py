@@ -9,8 +9,8 @@ from typing import Any
 
 from pflcli.errors import UsageError
 
-_WIDTH = 560
-"""Pixels of a picture that stands in for a chart."""
+_WIDTH, _WIDE = 560, 1150
+"""Pixels of a picture that stands in for a chart, and for one as wide as the page."""
 _MOST = 100_000
 """Bytes of an SVG beyond which it becomes a PNG."""
 
@@ -35,12 +35,12 @@ def javascript() -> str:
     return script.replace("</script", "<\\/script")
 
 
-def still(spec: dict[str, Any], width: int = _WIDTH) -> str:
+def still(spec: dict[str, Any], *, is_wide: bool = False) -> str:
     """Return a chart on white as a data URL: as SVG, or as PNG where an SVG would be large."""
     import vl_convert
 
     sized = copy.deepcopy(spec)
-    sized["width"] = width
+    sized["width"] = _WIDE if is_wide else _WIDTH
     sized["background"] = "white"
     svg: str = vl_convert.vegalite_to_svg(sized, allowed_base_urls=[])
     if len(svg) <= _MOST:

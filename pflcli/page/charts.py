@@ -35,7 +35,7 @@ from pflcli.wording import counted
 
 _QUANTILES = 200
 """Beyond so many clients a curve goes through quantiles."""
-NAMED = 40
+ROW_PER_CLIENT = 40
 """Up to so many clients are a row each, with their names."""
 
 BETTER, WORSE = colours.LIGHT[0], colours.LIGHT[1]
@@ -55,8 +55,8 @@ def _ranked(content: Content) -> Chart:
     dots: list[Row] = []
     for label in content.methods:
         scores = clients.scores[label]
-        known = np.flatnonzero(~np.isnan(scores))
-        ranked = known[np.argsort(-scores[known] if lower else scores[known], kind="stable")]
+        scored = np.flatnonzero(~np.isnan(scores))
+        ranked = scored[np.argsort(-scores[scored] if lower else scores[scored], kind="stable")]
         share = 100 * (np.arange(len(ranked)) + 0.5) / max(len(ranked), 1)
         places = np.linspace(0, len(ranked) - 1, min(len(ranked), _QUANTILES + 1)).round().astype(int)
         lines += [{"method": label, "share": share[i], "score": scores[ranked[i]]} for i in places]
@@ -129,21 +129,21 @@ def _dumbbell(content: Content) -> Chart | None:
         ]
     if not rows:
         return None
-    few = len(clients.drawn) <= NAMED
+    few = len(clients.drawn) <= ROW_PER_CLIENT
     numbers = [row[key] for row in rows for key in ("score", "baseline")]
     score_axis = {"axis": percent_axis(content), "scale": scale_of(numbers, content)}
     layers = _dumbbell_layers(rows, content, few, score_axis)
-    shown = (
+    drawn_clients = (
         f"{len(clients.drawn)} of {len(clients.names)} clients, at even distances in that order" * clients.is_thinned
     )
     caption = (
         f"One {'row' if few else 'column'} per client, the worst served by {over(content)} first. The grey mark is "
         f"{over(content)}; the line leads to the method, blue where it gains and orange where it loses. Highlight "
-        f"another method to see its gains.{f' Shown: {shown}.' if shown else ''}"
+        f"another method to see its gains.{f' Shown: {drawn_clients}.' if drawn_clients else ''}"
     )
     height = ROW * len(clients.drawn) + 60 if few else HEIGHT
     spec = finished(layers, height, fallback=content.chosen, reference=content.baseline or "")
-    return Chart("dumbbell", "Each client, before and after", caption, spec)
+    return Chart("dumbbell", "Each client, before and after", caption, spec, is_wide=True)
 
 
 def _dumbbell_layers(rows: list[Row], content: Content, few: bool, score_axis: dict[str, Any]) -> alt.LayerChart:

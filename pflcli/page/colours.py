@@ -20,10 +20,10 @@ DASHES = ((), (6, 3), (2, 2))
 
 def style(methods: Sequence[str], baseline: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the colour on white and the dashes of each method; the baseline is grey and dashed."""
-    others = [label for label in methods if label != baseline]
+    compared = [label for label in methods if label != baseline]
     styles = {
         label: (LIGHT[place % len(LIGHT)], DASHES[place // len(LIGHT) % len(DASHES)])
-        for place, label in enumerate(others)
+        for place, label in enumerate(compared)
     }
     return {label: styles.get(label, (GREY, (8, 3))) for label in methods}
 

@@ -111,8 +111,8 @@ class Content:
     def chosen(self) -> str:
         """The method whose gains are drawn first: the best that is shown to be better, or the highest other one."""
         best = self.metrics.get("conclusion", {}).get("best")
-        others = [label for label in self.methods if label != self.baseline]
-        return str(best) if best in others else (others or self.methods)[0]
+        compared = [label for label in self.methods if label != self.baseline]
+        return str(best) if best in compared else (compared or self.methods)[0]
 
     @property
     def title(self) -> str:
@@ -158,14 +158,14 @@ def read(artifact: Artifact) -> Content:
 
 def _is_one_partition(artifact: Artifact) -> bool:
     """Whether all runs are known to be of one partition, so that a client's number means the same under every seed."""
-    seen: set[str] = set()
+    fingerprints: set[str] = set()
     for reference in artifact.manifest.inputs:
         try:
             partition = ancestor(follow(artifact, reference), "partition")
         except InputError:
             return False
-        seen.add("" if partition is None else partition.manifest.fingerprint)
-    return len(seen) == 1
+        fingerprints.add("" if partition is None else partition.manifest.fingerprint)
+    return len(fingerprints) == 1
 
 
 def _clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str, is_one_partition: bool) -> Clients:

@@ -26,7 +26,6 @@ GENERATOR = '<meta name="generator" content="pfl report'
 """What stands at the beginning of every page, so that it is known as one that pfl wrote."""
 
 _FOLDER = Path(__file__).parent
-_WIDE = ("dumbbell", "holdings")
 _LEFT_OUT = {
     *("accuracy_mean", "macro_precision", "macro_precision_mean"),
     *("megabytes_per_client", "exchanges", "processor_seconds"),
@@ -184,8 +183,8 @@ def _table(content: Content, number: int) -> str:
 
 def _columns(content: Content) -> list[str]:
     """Return the metrics that the page's table shows; ``N-methods.csv`` has all."""
-    named = tuple(content.metrics.get("metric", catalogue.DEFAULT))
-    return [name for name in catalogue.columns("comparison", named) if name in named or name not in _LEFT_OUT]
+    ranked_by = tuple(content.metrics.get("metric", catalogue.DEFAULT))
+    return [name for name in catalogue.columns("comparison", ranked_by) if name in ranked_by or name not in _LEFT_OUT]
 
 
 def _number(cell: str) -> str:
@@ -197,16 +196,16 @@ def _number(cell: str) -> str:
 def _figures(section: Section) -> list[str]:
     figures = []
     for chart, still in zip(section.charts, section.stills, strict=True):
-        wide = ' class="wide"' if chart.key in _WIDE else ""
+        wide = ' class="wide"' if chart.is_wide else ""
         words = escape(f"{chart.title}. {chart.caption}")
-        shown = ""
+        chosen = ""
         if chart.key == "dumbbell":
-            shown = f"<b>Shown: <span data-shown>{escape(section.content.chosen)}</span>.</b> "
+            chosen = f"<b>Shown: <span data-shown>{escape(section.content.chosen)}</span>.</b> "
         figures.append(
             f'<figure{wide} data-chart="{escape(chart.key)}"><h4>{escape(chart.title)}</h4>\n'
             f'<div class="chart" role="img" aria-label="{words}"></div>'
             f'<img class="still" src="{still}" alt="{words}">\n'
-            f"<figcaption>{shown}{escape(chart.caption)}</figcaption></figure>\n"
+            f"<figcaption>{chosen}{escape(chart.caption)}</figcaption></figure>\n"
         )
     return figures
 

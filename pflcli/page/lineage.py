@@ -1,4 +1,4 @@
-"""From what a comparison was made: each artifact once, the first ones first, and which of them are gone."""
+"""From what a comparison was made: each artifact once, the first ones first, and which of them are missing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Lineage:
 
     artifacts: tuple[Artifact, ...]
     """each once, after all that it was made from"""
-    gone: tuple[Input, ...]
+    missing: tuple[Input, ...]
     base: Path
     """the folder to which paths are relative on the page, so that it tells nothing of the machine"""
 
     @property
     def dataset(self) -> str:
-        """The name of the dataset; empty if the partition is gone."""
+        """The name of the dataset; empty if the partition is missing."""
         partition = next((item for item in self.artifacts if item.kind == "partition"), None)
         return (
             "" if partition is None else codebook.read(partition).dataset or str(partition.manifest.request["dataset"])
@@ -73,9 +73,9 @@ def _facts(artifact: Artifact) -> list[str]:
 
 
 def trace(artifact: Artifact) -> Lineage:
-    """Return the lineage of an artifact; raises InputError if an artifact in it is damaged, not if one is gone."""
+    """Return the lineage of an artifact; raises InputError if an artifact in it is damaged, not if one is missing."""
     ordered: dict[str, Artifact] = {}
-    gone: dict[str, Input] = {}
+    missing: dict[str, Input] = {}
 
     def walk(item: Artifact) -> None:
         if item.manifest.fingerprint in ordered:
@@ -84,9 +84,9 @@ def trace(artifact: Artifact) -> Lineage:
             try:
                 walk(follow(item, reference))
             except InputError:
-                gone[reference.fingerprint] = reference
+                missing[reference.fingerprint] = reference
         ordered[item.manifest.fingerprint] = item
 
     walk(artifact)
     folders = [str(item.path.resolve().parent) for item in ordered.values()]
-    return Lineage(tuple(ordered.values()), tuple(gone.values()), Path(os.path.commonpath(folders)).parent)
+    return Lineage(tuple(ordered.values()), tuple(missing.values()), Path(os.path.commonpath(folders)).parent)

@@ -36,6 +36,8 @@ class Chart:
     title: str
     caption: str
     spec: Spec
+    is_wide: bool = False
+    """whether it takes the whole width of the page"""
 
 
 def parameters(**values: Any) -> list[alt.Parameter]:
@@ -102,10 +104,10 @@ def percent_axis(content: Content, **more: Any) -> alt.Axis:
 
 def scale_of(numbers: Sequence[float], content: Content) -> alt.Scale:
     """Return the scale of scores: from 0 where they are small, up to what they reach."""
-    known = [number for number in numbers if math.isfinite(number)]
-    if not known:
+    finite = [number for number in numbers if math.isfinite(number)]
+    if not finite:
         return alt.Scale()
-    low, high = min(known), max(known)
+    low, high = min(finite), max(finite)
     room = 0.05 * (high - low) or 0.05
     low, high = low - room, high + room
     if content.metric.percent:

@@ -1,11 +1,11 @@
-"""Charts of what runs add: learning curves, the partition, and from whom clients learn."""
+"""All charts of a comparison, with those of what its runs add: curves, the partition, from whom clients learn."""
 
 from __future__ import annotations
 
 import altair as alt
 import numpy as np
 
-from pflcli.page.charts import NAMED
+from pflcli.page import charts
 from pflcli.page.content import Content
 from pflcli.page.parts import (
     HEIGHT,
@@ -22,15 +22,12 @@ from pflcli.page.parts import (
 from pflcli.page.runs import Holdings, Relation, Runs
 
 
-def curves(content: Content, runs: Runs) -> list[Chart]:
-    """Return the learning curves, if there are any."""
-    return [_curves(content, runs)] if runs.curves else []
-
-
-def others(runs: Runs) -> list[Chart]:
-    """Return the partition, and from whom clients learn by each method that keeps it."""
-    charts = [] if runs.holdings is None else [_holdings(runs.holdings)]
-    return charts + [_relation(relation, place) for place, relation in enumerate(runs.relations)]
+def of(content: Content, runs: Runs) -> list[Chart]:
+    """Return all charts of a comparison, in the order of the page."""
+    learning = [_curves(content, runs)] if runs.curves else []
+    partition = [] if runs.holdings is None else [_holdings(runs.holdings)]
+    relations = [_relation(relation, place) for place, relation in enumerate(runs.relations)]
+    return [*charts.of(content), *learning, *charts.tuned(content), *partition, *relations]
 
 
 def _curves(content: Content, runs: Runs) -> Chart:
@@ -55,10 +52,10 @@ def _curves(content: Content, runs: Runs) -> Chart:
         )
     )
     absent = [label for label in content.methods if label not in runs.curves]
-    none = f" Without rounds of their own: {', '.join(absent)}." if absent else ""
+    without_rounds = f" Without rounds of their own: {', '.join(absent)}." if absent else ""
     caption = (
         "Validation accuracy after each measured round: of the clients' own models where a method has them, otherwise "
-        f"of the global model. Means over seeds.{none}"
+        f"of the global model. Means over seeds.{without_rounds}"
     )
     return Chart("curves", "Learning curves", caption, finished(chart))
 
@@ -70,7 +67,7 @@ def _holdings(holdings: Holdings) -> Chart:
         for name, count in zip(holdings.classes, counts, strict=True)
         if count
     ]
-    few = len(holdings.clients) <= NAMED
+    few = len(holdings.clients) <= charts.ROW_PER_CLIENT
     title = None if few else "clients, in the order of the pictures above"
     axis = alt.Axis(labelLimit=140, labels=few, ticks=few)
     classes = {"field": "class", "type": "nominal", "sort": holdings.classes, "title": "class"}
@@ -88,13 +85,14 @@ def _holdings(holdings: Holdings) -> Chart:
         )
     )
     thinned = len(holdings.clients) < holdings.total
-    shown = f" Shown: {len(holdings.clients)} of {holdings.total} clients." if thinned else ""
+    thinning = f" Shown: {len(holdings.clients)} of {holdings.total} clients." if thinned else ""
     caption = (
-        f"How many samples of each class every client holds; empty fields are classes that it does not have.{shown}"
+        f"How many samples of each class every client holds; empty fields are classes that it does not have.{thinning}"
     )
     rows_down = len(holdings.clients if few else holdings.classes)
     height = min(ROW * rows_down, 420) + 60
-    return Chart("holdings", "Samples of each client by class", caption, finished(chart, height))
+    spec = finished(chart, height)
+    return Chart("holdings", "Samples of each client by class", caption, spec, is_wide=True)
 
 
 def _relation(relation: Relation, place: int) -> Chart:
@@ -103,7 +101,7 @@ def _relation(relation: Relation, place: int) -> Chart:
         {"method": relation.method, "client": names[i], "other": names[j], "weight": float(weights[i, j])}
         for i, j in np.argwhere(weights > 0).tolist()
     ]
-    few = len(names) <= NAMED
+    few = len(names) <= charts.ROW_PER_CLIENT
     axis = alt.Axis(labelLimit=90) if few else alt.Axis(labels=False, ticks=False)
     is_graph = bool(np.isin(weights, (0, 1)).all())
     scale = alt.Scale(scheme="viridis")
@@ -124,8 +122,8 @@ def _relation(relation: Relation, place: int) -> Chart:
         "neighbours": "The neighbours (columns) of each client (row) after the last round",
         "cluster": "Clients that are given the same model",
     }
-    shown = f" Shown: {len(names)} of {relation.total} clients." if len(names) < relation.total else ""
-    caption = f"{words[relation.title]}, under {relation.method}, of the first seed.{shown}"
+    thinning = f" Shown: {len(names)} of {relation.total} clients." if len(names) < relation.total else ""
+    caption = f"{words[relation.title]}, under {relation.method}, of the first seed.{thinning}"
     title = {"attention": "Attention", "neighbours": "Neighbours", "cluster": "Clusters"}[relation.title]
     spec = finished(chart, max(HEIGHT, min(480, 14 * len(names))))
     return Chart(f"relation-{place}", f"{title}: {relation.method}", caption, spec)

@@ -77,8 +77,8 @@ def read(content: Content, lineage: Lineage) -> Runs:
     ]
     partition = next((item for item in lineage.artifacts if item.kind == "partition"), None)
     remarks = []
-    if lineage.gone:
-        kinds = sorted({item.kind for item in lineage.gone})
+    if lineage.missing:
+        kinds = sorted({item.kind for item in lineage.missing})
         remarks.append(
             f"{' and '.join(kinds)} of this comparison do not exist any more where they were: what only they hold "
             "(learning curves, the partition, neighbours) is not drawn"
@@ -108,9 +108,9 @@ def _labelled(content: Content, lineage: Lineage) -> list[tuple[str, int, Artifa
 
 def _label(role: str, method: str, content: Content) -> str | None:
     """Return the row of the table that a run belongs to: a comparison says it, otherwise the only row of its method."""
-    named = role.rpartition(", seed ")[0]
-    if named in content.methods:
-        return named
+    label = role.rpartition(", seed ")[0]
+    if label in content.methods:
+        return label
     rows = [row["label"] for row in content.rows if row.get("method", row["label"]) == method]
     return rows[0] if len(rows) == 1 else None
 
@@ -139,7 +139,7 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def _holdings(artifact: Artifact, content: Content) -> Holdings:
     """Return the classes of a partition's clients, in the order of the other pictures where they are known there."""
-    partition, known = partitions.read(artifact), codebook.read(artifact)
+    partition, book = partitions.read(artifact), codebook.read(artifact)
     counts, clients = partition.label_counts, content.clients
     seed = int(artifact.manifest.request["seed"])
     place = {number: client for client, (first, number) in enumerate(clients.keys) if first in (seed, content.seeds[0])}
@@ -149,10 +149,10 @@ def _holdings(artifact: Artifact, content: Content) -> Holdings:
     order += [number for number in range(len(counts)) if number not in {*order}]
     most = max(1, min(MOST, _FIELDS // max(counts.shape[1], 1)))
     drawn = [order[i] for i in np.linspace(0, len(order) - 1, min(len(order), most)).round().astype(int)]
-    own = known.client_names(len(counts))
-    names = [clients.names[place[number]] if number in place else own[number] for number in drawn]
+    all_names = book.client_names(len(counts))
+    names = [clients.names[place[number]] if number in place else all_names[number] for number in drawn]
     classes = [
-        f"class {i}: {name}" if name == UNUSABLE else name for i, name in enumerate(known.class_names(counts.shape[1]))
+        f"class {i}: {name}" if name == UNUSABLE else name for i, name in enumerate(book.class_names(counts.shape[1]))
     ]
     return Holdings(names, classes, counts[drawn], len(counts))
 

@@ -81,9 +81,9 @@ def _without_baseline(content: Content) -> str:
     best, metric = content.rows[0], content.metric
     number = value(best, metric.name)
     people = counted(tables.clients(best), "client")
-    known = "an unknown" if math.isnan(number) else f"{metric.heading} {score(number, metric)} for"
+    result = "an unknown" if math.isnan(number) else f"{metric.heading} {score(number, metric)} for"
     alone = "" if content.baseline else "; no gain is known, as the baseline was not compared"
-    return f"{best['label']} has {known} {people}, the best of {counted(len(content.rows), 'method')}{alone}."
+    return f"{best['label']} has {result} {people}, the best of {counted(len(content.rows), 'method')}{alone}."
 
 
 def _worst_served(content: Content, label: str) -> list[str]:
@@ -118,16 +118,16 @@ def _shares(content: Content, label: str) -> list[str]:
 
 def _cost(content: Content, label: str) -> list[str]:
     row = content.row(label)
-    sent = value(row, "megabytes")
-    if math.isnan(sent):
+    megabytes = value(row, "megabytes")
+    if math.isnan(megabytes):
         return []
-    line = f"{label} sends {_megabytes(sent)}"
+    line = f"{label} sends {_megabytes(megabytes)}"
     if content.baseline in content.methods and label != content.baseline:
         base = value(content.row(str(content.baseline)), "megabytes")
-        if math.isclose(base, sent, rel_tol=0.005):
-            line = f"It costs no further communication: {_megabytes(sent)}, as {over(content)}"
+        if math.isclose(base, megabytes, rel_tol=0.005):
+            line = f"It costs no further communication: {_megabytes(megabytes)}, as {over(content)}"
         elif base > 0:
-            line += f", {sent / base:.2g} times as much as {over(content)}"
+            line += f", {megabytes / base:.2g} times as much as {over(content)}"
     seconds = value(row, "seconds")
     if not math.isnan(seconds):
         line += f"; a run took {seconds:.3g} s"

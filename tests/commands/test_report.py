@@ -20,7 +20,7 @@ pytest.importorskip("altair")
 def quick(monkeypatch):
     """Leave out what takes seconds."""
     monkeypatch.setattr(bundle, "javascript", lambda: "/* Vega */")
-    monkeypatch.setattr(bundle, "still", lambda spec: "data:image/png;base64,AA==")
+    monkeypatch.setattr(bundle, "still", lambda spec, is_wide: "data:image/png;base64,AA==")
 
 
 def names(folder):

@@ -10,18 +10,12 @@ import synthetic
 from pflcli.commands.compare import compare
 from pflcli.page import bundle
 
-HOSTILE = (
-    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "]]>", "</script>", "<!--", "' || 1 || '",
-    "a&amp;b", "\u2028", "${x}", "#0072B2", "constructor", "__proto__",
-)  # fmt: skip
-"""Names that are markup, code or colours elsewhere."""
-
 
 @pytest.fixture
 def quick(monkeypatch):
     """Leave out what takes seconds."""
     monkeypatch.setattr(bundle, "javascript", lambda: "/* Vega */")
-    monkeypatch.setattr(bundle, "still", lambda spec: "data:image/png;base64,AA==")
+    monkeypatch.setattr(bundle, "still", lambda spec, is_wide: "data:image/png;base64,AA==")
 
 
 @pytest.fixture(scope="session")
@@ -42,4 +36,4 @@ def compared(small, tmp_path_factory):
 def hostile(tmp_path_factory):
     """A comparison whose clients and methods have names that are markup elsewhere."""
     at = tmp_path_factory.mktemp("hostile") / "comparison"
-    return synthetic.comparison(at, ["fedavg", "local@</script>", "<b>knn</b>"], HOSTILE)
+    return synthetic.comparison(at, ["fedavg", "local@</script>", "<b>knn</b>"], synthetic.HOSTILE)

@@ -14,6 +14,12 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.metrics import gains, scores
 from pflcli.report import conclusion
 
+HOSTILE = (
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "]]>", "</script>", "<!--", "' || 1 || '",
+    "a&amp;b", "\u2028", "${x}", "#0072B2", "constructor", "__proto__",
+)  # fmt: skip
+"""Names that are markup, code or colours elsewhere."""
+
 
 def comparison(at, methods, names, seed=0):
     """Write a comparison of ``methods``, the first of them the baseline, and clients of these names; return it."""

@@ -10,16 +10,15 @@ import pytest
 import synthetic
 
 from pflcli.artifacts.reader import open_artifact
-from pflcli.page import bundle, charts, colours, content, lineage, run_charts, runs
+from pflcli.page import bundle, colours, content, lineage, run_charts, runs
 
 pytest.importorskip("altair")
 
 
 def drawn(artifact):
-    shown = content.read(artifact)
-    added = runs.read(shown, lineage.trace(artifact))
-    charted = [*charts.of(shown), *run_charts.curves(shown, added), *charts.tuned(shown), *run_charts.others(added)]
-    return shown, {chart.key: chart for chart in charted}
+    comparison = content.read(artifact)
+    charted = run_charts.of(comparison, runs.read(comparison, lineage.trace(artifact)))
+    return comparison, {chart.key: chart for chart in charted}
 
 
 def rows(spec):
@@ -40,7 +39,7 @@ def expressions(node, key=""):
 
 
 def test_the_charts_of_a_comparison(compared):
-    shown, charted = drawn(open_artifact(compared.path))
+    comparison, charted = drawn(open_artifact(compared.path))
     assert [*charted][:5] == ["ranked", "cost", "dumbbell", "curves", "tuned-0"]
     assert "holdings" in charted
     for chart in charted.values():
@@ -48,18 +47,18 @@ def test_the_charts_of_a_comparison(compared):
         assert chart.caption.endswith(".")
         assert rows(chart.spec)
     gains = [row for row in rows(charted["dumbbell"].spec) if row["method"] == "knn-per"]
-    scores = dict(zip(shown.clients.names, shown.clients.scores["knn-per"], strict=True))
+    scores = dict(zip(comparison.clients.names, comparison.clients.scores["knn-per"], strict=True))
     assert {row["client"]: row["score"] for row in gains} == pytest.approx(scores, abs=1e-4)
     assert [row["place"] for row in gains] == sorted(row["place"] for row in gains)
-    sent = {row["method"]: row["MB"] for row in rows(charted["cost"].spec) if "MB" in row}
-    assert sent["knn-per"] == pytest.approx(content.value(shown.row("knn-per"), "megabytes"), rel=1e-4)
+    megabytes = {row["method"]: row["MB"] for row in rows(charted["cost"].spec) if "MB" in row}
+    assert megabytes["knn-per"] == pytest.approx(content.value(comparison.row("knn-per"), "megabytes"), rel=1e-4)
 
 
 def test_no_name_is_part_of_an_expression(hostile):
-    shown, charted = drawn(hostile)
+    comparison, charted = drawn(hostile)
     for chart in charted.values():
         for expression in expressions(chart.spec):
-            assert not any(name in expression for name in (*shown.clients.names, *shown.methods))
+            assert not any(name in expression for name in (*comparison.clients.names, *comparison.methods))
 
 
 def test_what_is_thinned_says_so(tmp_path):

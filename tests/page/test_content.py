@@ -17,16 +17,16 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def test_scores_of_clients_are_means_over_seeds(compared):
-    shown = content.read(open_artifact(compared.path))
+    comparison = content.read(open_artifact(compared.path))
     table = pd.read_csv(compared.path / "clients.csv")
-    assert shown.seeds == [0, 1]
-    assert {*shown.methods} == {"fedavg", "knn-per", "panm"}
+    assert comparison.seeds == [0, 1]
+    assert {*comparison.methods} == {"fedavg", "knn-per", "panm"}
     expected = table[table["n_test"] > 0].groupby(["method", "name"])["accuracy"].mean()
-    for label in shown.methods:
-        for name, score in zip(shown.clients.names, shown.clients.scores[label], strict=True):
+    for label in comparison.methods:
+        for name, score in zip(comparison.clients.names, comparison.clients.scores[label], strict=True):
             assert score == pytest.approx(expected[label, name])
-    np.testing.assert_allclose(shown.clients.baseline, shown.clients.scores["fedavg"])
-    assert ("knn-per", "lambda") in shown.clients.tuned
+    np.testing.assert_allclose(comparison.clients.baseline, comparison.clients.scores["fedavg"])
+    assert ("knn-per", "lambda") in comparison.clients.tuned
 
 
 def test_the_same_number_under_two_partitions_is_another_client():
@@ -58,9 +58,9 @@ def test_namesakes_are_two_clients(tmp_path):
 @pytest.mark.parametrize("kind", ["comparison", "evaluation"])
 @pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
 def test_old_artifacts_are_shown(at, kind):
-    shown = content.read(open_artifact(at / kind))
-    assert sentences.answer(shown)[0].endswith(".")
-    runs.read(shown, lineage.trace(shown.artifact))
+    comparison = content.read(open_artifact(at / kind))
+    assert sentences.answer(comparison)[0].endswith(".")
+    runs.read(comparison, lineage.trace(comparison.artifact))
 
 
 def test_a_metric_of_a_newer_pfl_is_named():
@@ -69,21 +69,21 @@ def test_a_metric_of_a_newer_pfl_is_named():
 
 
 def test_what_runs_add(compared):
-    shown = content.read(open_artifact(compared.path))
-    added = runs.read(shown, lineage.trace(shown.artifact))
+    comparison = content.read(open_artifact(compared.path))
+    added = runs.read(comparison, lineage.trace(comparison.artifact))
     assert {*added.curves} >= {"fedavg", "panm"}
     assert [number for number, _ in added.curves["fedavg"]] == [1, 2, 3]
     assert added.holdings.counts.sum() > 0
-    assert {*added.holdings.clients} >= {*shown.clients.names}
+    assert {*added.holdings.clients} >= {*comparison.clients.names}
     assert "panm" in {relation.method for relation in added.relations}
     assert not added.remarks
 
 
 def test_the_answer_gives_gain_interval_worst_served_shares_and_cost(tmp_path):
     names = [f"c{number}" for number in range(50)]
-    shown = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names))
-    lead, *facts = sentences.answer(shown)
-    gain = shown.row("knn-per")["metrics"]["gain"]
+    comparison = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names))
+    lead, *facts = sentences.answer(comparison)
+    gain = comparison.row("knn-per")["metrics"]["gain"]
     low, high = (100 * bound for bound in gain["interval"])
     assert lead == (
         f"knn-per serves 50 clients {100 * gain['value']:.1f} points better than fedavg "
@@ -95,6 +95,6 @@ def test_the_answer_gives_gain_interval_worst_served_shares_and_cost(tmp_path):
 
 
 def test_no_method_is_called_better_that_is_not_shown_to_be(tmp_path):
-    shown = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
-    shown.metrics["conclusion"].update(best=None, better=[])
-    assert sentences.answer(shown)[0].startswith("No method is shown to be better than fedavg.")
+    comparison = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
+    comparison.metrics["conclusion"].update(best=None, better=[])
+    assert sentences.answer(comparison)[0].startswith("No method is shown to be better than fedavg.")

@@ -9,6 +9,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+import synthetic
 
 from pflcli.commands.report import report
 from pflcli.page import html
@@ -50,8 +51,6 @@ def written(hostile, tmp_path, quick):
 
 
 def test_hostile_names_are_text(written, hostile):
-    from conftest import HOSTILE
-
     page = Page(written)
     assert len(page.all("script")) == 3
     assert all(item["src"].startswith("data:image/") for item in page.all("img"))
@@ -60,7 +59,7 @@ def test_hostile_names_are_text(written, hostile):
     assert "<" not in page.inside["script"][0]
     names = {row["client"] for spec in data["sections"][0]["specs"].values() for values in spec["datasets"].values()
              for row in values if "client" in row}  # fmt: skip
-    hostile_names = {"__proto__ (client 11)" if name == "__proto__" else name for name in HOSTILE}
+    hostile_names = {"__proto__ (client 11)" if name == "__proto__" else name for name in synthetic.HOSTILE}
     assert names == hostile_names
     options = [attributes["value"] for attributes in page.all("option")]
     assert {*options} == {"", *hostile_names}

@@ -56,5 +56,5 @@ def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
     shutil.copytree(compared.path, tmp_path / "comparison")
     history = lineage.trace(open_artifact(tmp_path / "comparison"))
     assert len(history.artifacts) == 1
-    assert {item.kind for item in history.gone} == {"predictions"}
+    assert {item.kind for item in history.missing} == {"predictions"}
     assert "PARTITION" in repeat.lines(history)[0]
