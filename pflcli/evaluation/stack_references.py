@@ -47,13 +47,13 @@ def references(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> 
 
 
 def cautions(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a sentence for each stack whose exponents were learned on too few clients or validation samples."""
-    lines: dict[str, str] = {}
+    """Return sentences that name the stacks whose exponents were learned on too few clients or validation samples."""
+    labels: dict[str, dict[str, None]] = {}
     for item in scored:
         if item.label in pools:
             text = caution(predictions.read(item.artifact, "validation").offsets)
-            lines |= {item.label: f"{item.label}: {text}"} if text else {}
-    return [*lines.values()]
+            labels.setdefault(text, {})[item.label] = None
+    return [f"{', '.join(names)}: {text}" for text, names in labels.items() if text]
 
 
 def caution(offsets: NDArray[np.int64]) -> str:

@@ -156,6 +156,14 @@ def test_it_is_the_last_step_of_each_seed(small, tmp_path, pfl):
     assert "stack pools fedavg, local (2 of 2 methods)" in ran.err
 
 
+def test_it_is_not_tuned(small, tmp_path):
+    methods = ["fedavg", "local", "stack"]
+    outcome = compare([small.p], tmp_path / "c", methods=methods, settings=FEW, tune=2, execution=DRY)
+    steps = {step["step"]: step["decision"] for step in outcome.summary["plan"]}
+    assert [*steps] == ["tune fedavg", "tune local", *methods]
+    assert steps["stack"] == "after tuning"
+
+
 def test_of_all_methods_those_on_the_backbone_and_local_are_pooled(small, tmp_path):
     """A pool of all would cost what all of them cost."""
     outcome = compare([small.p], tmp_path / "c", methods=["all", "stack"], settings=FEW, execution=DRY)
