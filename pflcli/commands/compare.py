@@ -93,7 +93,7 @@ def compare(
     training = resolved_settings.settings({}, tuned.settings, partition)
     budget = equal_tuning.budget(tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
-        variants = resolve_variants(methods, tuned.options, training)
+        variants = equal_tuning.requested_variants(methods, tuned.options, training, out / NAME)
         table.request(baseline, partitions)  # what is invalid is refused before anything is made
         if not manifests.is_artifact(out / NAME):
             _require_compared(baseline, variants)

@@ -168,6 +168,11 @@ def test_a_method_and_a_seed_join_later_under_the_seed_of_the_tuning(writers, co
     assert record["ditto"]["trials"] == 2
 
 
+def test_a_stack_joins_later_and_pools_the_tuned_methods(writers, copied):
+    run(writers, copied, methods=["stack"])
+    assert manifest(copied / "comparison").request["methods"]["stack"]["options"]["pool"] == sorted(METHODS)
+
+
 @pytest.mark.parametrize(
     ("budget", "message", "fix"),
     [
@@ -231,10 +236,10 @@ def test_what_cannot_be_is_refused_before_anything_is_made(writers, tmp_path, un
 
 
 def test_a_method_with_nothing_to_tune_says_so(writers, tmp_path):
-    run(writers, tmp_path / "c", methods=["fedavg", "local"], seeds=(0,), settings={**FEW, "lr": 0.3})
+    run(writers, tmp_path / "c", methods=["fedavg", "local", "stack"], seeds=(0,), settings={**FEW, "lr": 0.3})
     assert not (tmp_path / "c" / "tune").exists()
     text = (tmp_path / "c" / "comparison" / "table.md").read_text()
-    assert "fedavg: nothing to tune; local: nothing to tune" in text
+    assert "fedavg: nothing to tune; local: nothing to tune; stack: nothing to tune" in text
     assert manifest(tmp_path / "c" / "seed-0" / "local").request["settings"]["lr"] == 0.3
 
 

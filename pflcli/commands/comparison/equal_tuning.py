@@ -21,13 +21,14 @@ from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Execution, Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands.comparison.chain_steps import shared_artifacts
-from pflcli.commands.comparison.plan import BACKBONE, TRAINING, divided
+from pflcli.commands.comparison.existing import option_values
+from pflcli.commands.comparison.plan import BACKBONE, TRAINING, divided, resolve_variants
 from pflcli.commands.comparison.steps import CHOOSING, Variant, method_name
 from pflcli.commands.tune import tune
 from pflcli.commands.tuning import running
 from pflcli.commands.tuning.space import grid_size
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.settings import changed
+from pflcli.settings import Settings, changed
 from pflcli.training import resolved_settings
 from pflcli.training.initial_weights import Weights
 from pflcli.wording import counted
@@ -80,6 +81,18 @@ def budget(
         raise InputError(f"{partition} has no validation samples to choose by", "--fractions 0.6,0.2,0.2")
     seed = earlier.get("tune", {}).get("seed", next(iter(partitions)))
     return Budget(trials, seed, (metrics or earlier.get("metric") or ["accuracy"])[0])
+
+
+def requested_variants(
+    methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], training: Settings, table: Path
+) -> list[Variant]:
+    """Return the requested variants before tuning; a stack may pool methods of the existing comparison ``table``."""
+    values = {name: option_values(facts) for name, facts in _request(table).get("methods", {}).items()}
+    try:
+        existing = resolve_variants([*values], values, training) if values else []
+    except UsageError:
+        existing = []  # another version of pfl had other methods and options
+    return resolve_variants(methods, options, training, existing)
 
 
 def _request(table: Path) -> Mapping[str, Any]:
@@ -203,7 +216,7 @@ class Tuner:
             if name == BACKBONE:
                 options[name] = best_options
             elif variant.is_stack:
-                continue  # its exponents are learned, and nothing else of it is tuned
+                choices[name] = Choice({}, 0, 0)  # its exponents are learned, and nothing else of it is tuned
             elif variant.source == "partition":
                 choices[name] = self._choice(name, lambda: self.partition, self.settings)
                 options[name] = self._prefixed(name, choices[name], user_settings)

@@ -52,7 +52,7 @@ class ExistingComparison:
         A method of this comparison keeps its options unless ``options`` names it. Raises ConflictError if the options
         then differ and ``force`` is off; with ``force`` the requested ones apply.
         """
-        existing_options: Options = {name: _values(earlier) for name, earlier in self.methods.items()}
+        existing_options: Options = {name: option_values(earlier) for name, earlier in self.methods.items()}
         existing = resolve_variants([*self.methods], existing_options, training)
         requested = resolve_variants(methods, options, training, existing)
         lines = []
@@ -167,13 +167,13 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
         # A method that failed has no results, so it may be requested with other options.
         scored = {reference.role.rsplit(",", 1)[0] for reference in manifest.inputs}
         methods = {name: earlier for name, earlier in request["methods"].items() if name in scored}
-        resolve_variants([*methods], {name: _values(earlier) for name, earlier in methods.items()}, training)
+        resolve_variants([*methods], {name: option_values(earlier) for name, earlier in methods.items()}, training)
     except UsageError:
         return None  # another version of pfl had other methods and options
     return ExistingComparison(Artifact(target, manifest), methods)
 
 
-def _values(earlier: Mapping[str, Any]) -> dict[str, Any]:
+def option_values(earlier: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's options and its training settings, with the prefix that tells these from the options."""
     return {**earlier["options"], **{f"{TRAINING}{key}": value for key, value in earlier["settings"].items()}}
 
