@@ -14,8 +14,8 @@ GREY, GREY_ON_DARK = "#666666", "#A6A6A6"
 PAPER, NIGHT = "#ffffff", "#15181d"
 """The two backgrounds."""
 
-DASHES = ((), (6, 3), (2, 2))
-"""How the first, second and third eight methods are dashed."""
+DASHES = ((), (6, 3), (2, 2), (8, 2, 2, 2), (12, 4))
+"""How the first eight methods are dashed, the second eight, and so on."""
 
 
 def style(methods: Sequence[str], baseline: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:

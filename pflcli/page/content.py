@@ -46,17 +46,19 @@ class Clients:
     """by method, (m,); nan where not known"""
     baseline: Scores | None
     """the baseline's, (m,)"""
+    lower_is_better: bool
     tuned: dict[tuple[str, str], Scores]
     """what clients chose by validation samples, (m,) by method and name of the value"""
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
-        """The clients as pictures show them, (m,): sorted by the baseline's score, or by the mean over methods."""
+        """The clients as pictures show them, (m,): the worst served first, by the baseline or the mean over methods."""
         with np.errstate(all="ignore"):
             reference = self.baseline
             if reference is None or np.isnan(reference).all():
                 reference = pd.DataFrame(self.scores).mean(axis=1).to_numpy(np.float64)
-        return np.argsort(np.nan_to_num(reference, nan=math.inf), kind="stable")
+        sign = -1 if self.lower_is_better else 1
+        return np.argsort(np.nan_to_num(sign * reference, nan=math.inf), kind="stable")
 
     @property
     def drawn(self) -> NDArray[np.intp]:
@@ -207,5 +209,6 @@ def _clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str, is_o
         samples=means(f"n_{metrics['split']}", table),
         scores={label: means(ranking, rows) for label, rows in by_method.items()},
         baseline=baseline,
+        lower_is_better=catalogue.METRICS[ranking].lower_is_better,
         tuned=tuned,
     )

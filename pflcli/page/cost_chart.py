@@ -91,7 +91,7 @@ def _dodged(rows: list[Row], constant: float) -> list[Row]:
     drawn: list[Row] = []
     for row in rows:
         same = [other for other in rows if math.isclose(other["MB"], row["MB"], rel_tol=0.01, abs_tol=0.01 * constant)]
-        shift = 0.015 * width * (same.index(row) - (len(same) - 1) / 2)
+        shift = min(0.015, 0.06 / len(same)) * width * (same.index(row) - (len(same) - 1) / 2)
         place = math.log1p(row["MB"] / constant) + shift
         position = math.copysign(constant * math.expm1(abs(place)), place)
         drawn.append({**row, "drawn": position, "group": rows.index(same[0])})

@@ -12,6 +12,7 @@ from pflcli.artifacts import csv_file
 from pflcli.page import sentences
 from pflcli.page.html import Section
 from pflcli.page.runs import Runs
+from pflcli.report import tables
 
 INDEX = "report.json"
 MARK = '{\n "generator": "pfl report'
@@ -23,7 +24,7 @@ def files(sections: Sequence[Section], runs: Sequence[Runs]) -> dict[str, bytes]
     content: dict[str, bytes] = {}
     for number, (section, run) in enumerate(zip(sections, runs, strict=True), 1):
         artifact = section.content.artifact
-        content[f"{number}-methods.csv"] = artifact.read("table.csv")
+        content[f"{number}-methods.csv"] = csv_file.rounded(*tables.numbers(section.content.metrics))
         content[f"{number}-clients.csv"] = artifact.read("clients.csv")
         if run.curves:
             rows = [[label, *point] for label, points in run.curves.items() for point in points]

@@ -51,13 +51,18 @@ class Section:
         """The name of the dataset, or that of the comparison where the partition is gone."""
         return self.lineage.dataset or self.content.title
 
+    @property
+    def title(self) -> str:
+        """The name of the dataset and of the comparison's folder."""
+        return f"{self.dataset} ({self.content.title})" if self.lineage.dataset else self.content.title
+
 
 def page(sections: Sequence[Section], javascript: str, data_folder: str) -> str:
     """Return the HTML; ``javascript`` draws the charts, ``data_folder`` is the folder of CSV and JSON beside it."""
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     data = {"dark": colours.on_dark(), "sections": [_data(section) for section in sections]}
-    titles = [section.content.title if len(sections) > 1 else section.dataset for section in sections]
     several = len(sections) > 1
+    titles = [section.title if several else section.dataset for section in sections]
     body = "".join(_section(section, number, several) for number, section in enumerate(sections))
     title = f"Personalization compared: {', '.join(titles)}"
     return (
@@ -105,7 +110,8 @@ def _contents(titles: Sequence[str]) -> str:
 
 def _section(section: Section, number: int, several: bool) -> str:
     content = section.content
-    heading = f"<h2>{escape(content.title)}</h2>" if several else ""
+    mark = "" if several else ' class="unseen"'
+    heading = f"<h2{mark}>{escape(section.title)}</h2>"
     lead, *facts = sentences.answer(content)
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     notes = "".join(f"<li>{escape(note)}</li>" for note in [*sentences.small_print(content), *section.remarks])
@@ -121,6 +127,8 @@ def _section(section: Section, number: int, several: bool) -> str:
 
 def _facts(section: Section) -> str:
     content = section.content
+    tune = content.metrics.get("tune")
+    budget = f"at most {counted(tune['trials'], 'trial')} per method" if tune else "no search"
     facts = [
         ("data", section.dataset),
         ("clients", str(max(map(tables.clients, content.rows)))),
@@ -129,9 +137,20 @@ def _facts(section: Section) -> str:
         ("scored on", f"{content.metrics['split']} samples"),
         ("ranked by", content.metric.heading),
         ("baseline", sentences.over(content) if content.baseline else "none"),
+        ("learned from", _learned(content)),
+        ("tuning", budget),
     ]
     items = "".join(f"<li>{escape(name)} <b>{escape(fact)}</b></li>" for name, fact in facts)
     return f'<ul class="facts">{items}</ul>\n'
+
+
+def _learned(content: Content) -> str:
+    """Return which samples the methods learned from."""
+    splits = {tuple(row.get("learned_from", ())) for row in content.rows}
+    if len(splits) > 1:
+        return "not the same samples"
+    names = [name.replace("train", "training") for name in splits.pop()]
+    return f"{' and '.join(names)} samples" if names else "not recorded"
 
 
 def _tools(content: Content, number: int) -> str:
@@ -184,7 +203,8 @@ def _table(content: Content, number: int) -> str:
 def _columns(content: Content) -> list[str]:
     """Return the metrics that the page's table shows; ``N-methods.csv`` has all."""
     ranked_by = tuple(content.metrics.get("metric", catalogue.DEFAULT))
-    return [name for name in catalogue.columns("comparison", ranked_by) if name in ranked_by or name not in _LEFT_OUT]
+    left_out = _LEFT_OUT | {catalogue.part(ranked_by[0], "mean")}
+    return [name for name in catalogue.columns("comparison", ranked_by) if name in ranked_by or name not in left_out]
 
 
 def _number(cell: str) -> str:

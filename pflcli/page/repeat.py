@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pflcli import registry
 from pflcli.artifacts import kinds
+from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import PflError
 from pflcli.page.lineage import Lineage
@@ -41,9 +42,8 @@ def _words(artifact: Artifact, lineage: Lineage) -> list[str]:
     }
     inputs = [lineage.name(item) for item in lineage.inputs(artifact)]
     builder = builders.get(artifact.kind)
-    if builder is None or (artifact.kind == "predictions" and artifact.manifest.request["method"] == "stack"):
-        verb = kinds.made_by(artifact.kind).split()[1] if builder is None else "stack"
-        return [verb, *inputs, "...", "-o", lineage.name(artifact)]
+    if builder is None:
+        return [kinds.made_by(artifact.kind).split()[1], *inputs, "...", "-o", lineage.name(artifact)]
     out = Path(lineage.name(artifact))
     return [*builder(artifact, inputs, lineage), "-o", str(out.parent if artifact.kind == "comparison" else out)]
 
@@ -107,6 +107,9 @@ def _build_datastore(artifact: Artifact, inputs: list[str], lineage: Lineage) ->
 
 def _personalize(artifact: Artifact, inputs: list[str], lineage: Lineage) -> list[str]:
     request = artifact.manifest.request
+    if request["method"] == "stack":
+        switches = [] if request["options"]["gate"] else ["--no-gate"]
+        return ["stack", *inputs, *switches, *(["--own"] if request["options"]["own"] else [])]
     backbone = lineage.nearest(artifact, "backbone")
     base = asdict(Settings()) if backbone is None else {**asdict(Settings()), **backbone.manifest.request["settings"]}
     words = ["personalize", str(request["method"]), *inputs[:1], *_settings(request["settings"], base)]
@@ -129,13 +132,26 @@ def _compare(artifact: Artifact, inputs: list[str], lineage: Lineage) -> list[st
         )
     )
     words = ["compare", *(partitions or ["PARTITION"]), "--methods", ",".join(request["methods"])]
-    if len(partitions) < 2:
-        words += ["--seeds", _word(request["seeds"])]
-    words += _settings(request["settings"], asdict(Settings()))
-    for label, chosen in request["methods"].items():
-        words += _of_method(label.partition("@")[0], chosen["options"], f"{label}.")
-        words += _sets(chosen["settings"], f"{label}.")
+    tune = request.get("tune", {})
+    if len(partitions) < 2:  # the first seed is that of the trials
+        words += ["--seeds", _word(sorted(request["seeds"], key=lambda seed: (seed != tune.get("seed"), seed)))]
+    words += ["--tune", str(tune["trials"])] if tune else []
+    chosen = _chosen(artifact) if tune else {}
+    words += _settings(_without(request["settings"], chosen.get("fedavg", ())), asdict(Settings()))
+    for label, variant in request["methods"].items():
+        options, settings = (_without(variant[part], chosen.get(label, ())) for part in ("options", "settings"))
+        words += _of_method(label.partition("@")[0], options, f"{label}.") + _sets(settings, f"{label}.")
     return words + _table(request) + (["--weights", "FILE"] if "weights" in request else [])
+
+
+def _chosen(comparison: Artifact) -> dict[str, set[str]]:
+    """Return by method the names of the options and training settings that ``--tune`` chose: nobody typed them."""
+    methods = evaluation.read(comparison).get("tune", {}).get("methods", {})
+    return {label: {key.removeprefix("training.") for key in facts["values"]} for label, facts in methods.items()}
+
+
+def _without(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in {*names}}
 
 
 def _table(request: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.page import bundle
 
 pytest.importorskip("altair")
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +39,15 @@ def test_it_prints_the_path_and_the_answer(small, tmp_path, pfl):
     index = json.loads((tmp_path / "report_data" / "report.json").read_text())
     assert index["comparisons"][0]["answer"][0] == result.err.strip()
     assert (tmp_path / "report_data" / "1-clients.csv").read_bytes() == (small.ev / "clients.csv").read_bytes()
+
+
+@pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
+def test_old_artifacts_have_a_page(at, tmp_path):
+    page = report([at / "comparison", at / "evaluation"], tmp_path / "report.html")
+    assert len(page.answers) == 2
+    text = page.path.read_text()
+    assert text.count('class="comparison"') == 2
+    assert "no gain is known, as the baseline was not compared" in text
 
 
 def test_its_own_page_is_replaced_and_what_an_earlier_one_left_is_removed(small, tmp_path):

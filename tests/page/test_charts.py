@@ -100,6 +100,6 @@ def test_colours_stand_out_from_their_background():
             assert (light + 0.05) / (dark + 0.05) >= 3, colour
 
 
-def test_each_of_24_methods_has_a_style_of_its_own():
-    styles = colours.style([f"m{number}" for number in range(24)], None)
-    assert len({*styles.values()}) == 24
+def test_each_of_40_methods_has_a_style_of_its_own():
+    styles = colours.style([f"m{number}" for number in range(40)], None)
+    assert len({*styles.values()}) == 40

@@ -50,6 +50,13 @@ def test_many_clients_are_thinned_at_even_distances_with_the_worst_and_the_best(
     assert set(steps) <= {5, 6, 4}
 
 
+@pytest.mark.parametrize(("lower_is_better", "order"), [(False, [1, 0, 2]), (True, [2, 0, 1])])
+def test_the_worst_served_clients_come_first(lower_is_better, order):
+    baseline = np.asarray([0.5, 0.1, 0.9])
+    clients = content.Clients([*"abc"], [(0, 0), (0, 1), (0, 2)], np.ones(3), {}, baseline, lower_is_better, {})
+    assert clients.order.tolist() == order
+
+
 def test_namesakes_are_two_clients(tmp_path):
     clients = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["A", "A", "B"])).clients
     assert clients.names == ["A (client 0)", "A (client 1)", "B"]

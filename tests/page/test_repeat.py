@@ -58,3 +58,22 @@ def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
     assert len(history.artifacts) == 1
     assert {item.kind for item in history.missing} == {"predictions"}
     assert "PARTITION" in repeat.lines(history)[0]
+
+
+def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
+    compare(
+        [small.p],
+        tmp_path / "c",
+        methods=["fedavg", "local", "knn-per", "stack"],
+        seeds=[3, 1],
+        settings={"model": "logistic", "rounds": 1},
+        options={"local": {"epochs": 2}, "stack": {"gate": False}},
+        tune=2,
+    )
+    lines = typed(tmp_path / "c" / "comparison")
+    assert "--seeds 3,1 --tune 2" in lines[-1]
+    assert "--lr" not in lines[-1]
+
+
+def test_of_a_stack(typed, small):
+    assert typed(small.st)[-1].startswith("pfl stack ")
