@@ -52,7 +52,7 @@ def stack_options(out, name="stack"):
 
 
 @pytest.fixture(scope="module")
-def whole(small, tmp_path_factory):
+def stacked(small, tmp_path_factory):
     """Three methods and a stack of them under two seeds beside their partition; only to be read."""
     out = tmp_path_factory.mktemp("stacked") / "c"
     shutil.copytree(small.p, out.parent / "p")
@@ -61,9 +61,9 @@ def whole(small, tmp_path_factory):
 
 
 @pytest.fixture
-def copied(whole, tmp_path):
+def copied(stacked, tmp_path):
     """A copy of it that a test may change."""
-    shutil.copytree(whole.parent, tmp_path / "copy")
+    shutil.copytree(stacked.parent, tmp_path / "copy")
     return tmp_path / "copy" / "c"
 
 
@@ -77,36 +77,36 @@ def untrained(monkeypatch):
     monkeypatch.setattr(rounds, "prepare", refuse)
 
 
-def test_it_is_the_stack_that_pfl_stack_makes(whole, tmp_path):
-    stack([whole / "seed-1" / name for name in METHODS], tmp_path / "st")
-    one, two = (open_artifact(path) for path in (whole / "seed-1" / "stack", tmp_path / "st"))
+def test_it_is_the_stack_that_pfl_stack_makes(stacked, tmp_path):
+    stack([stacked / "seed-1" / name for name in METHODS], tmp_path / "st")
+    one, two = (open_artifact(path) for path in (stacked / "seed-1" / "stack", tmp_path / "st"))
     assert one.manifest.fingerprint == two.manifest.fingerprint
     assert one.read("predictions.h5") == two.read("predictions.h5")
 
 
-def test_it_is_scored_like_a_method(whole):
-    result = metrics(whole)
+def test_it_is_scored_like_a_method(stacked):
+    result = metrics(stacked)
     rows = {row["label"]: row for row in result["methods"]}
     assert {*rows} == {*METHODS, "stack"}
     assert rows["stack"]["seeds"] == [0, 1]
     assert len(rows["stack"]["metrics"]["gain"]["interval"]) == 2
     assert {"by_chance", "by_chance_high", "exceeds_chance"} < rows["stack"]["metrics"]["worse_off"].keys()
     assert result["conclusion"]["compared"] == 3
-    text = (whole / "comparison" / "clients.csv").read_text()
+    text = (stacked / "comparison" / "clients.csv").read_text()
     assert sum(line.startswith("stack,") for line in text.splitlines()) == 12
-    assert stack_options(whole) == {"pool": sorted(METHODS), "gate": True, "own": False}
+    assert stack_options(stacked) == {"pool": sorted(METHODS), "gate": True, "own": False}
 
 
-def test_the_best_single_method_and_the_bound_stand_beside_it(whole):
+def test_the_best_single_method_and_the_bound_stand_beside_it(stacked):
     """Both worked out from the stored predictions."""
     right, offsets, validation = {}, {}, {}
     for seed in (0, 1):
         for name in METHODS:
-            artifact = open_artifact(whole / f"seed-{seed}" / name)
+            artifact = open_artifact(stacked / f"seed-{seed}" / name)
             test, held_out = (predictions.read(artifact, split) for split in ("test", "validation"))
             right[name, seed], offsets[seed] = scores.correct(test.parts["p"], test.y), test.offsets
             validation[name, seed] = scores.correct(held_out.parts["p"], held_out.y).mean()
-    beside = metrics(whole)["stacks"]["stack"]
+    beside = metrics(stacked)["stacks"]["stack"]
     assert beside["pool"] == sorted(METHODS)
     best = {seed: max(sorted(METHODS), key=lambda name: validation[name, seed]) for seed in (0, 1)}
     assert beside["best_by_validation"] == {str(seed): name for seed, name in best.items()}
@@ -120,9 +120,9 @@ def test_the_best_single_method_and_the_bound_stand_beside_it(whole):
     bound = [np.average(table[seed], weights=np.diff(offsets[seed])) for seed in (0, 1)]
     assert beside["bound"]["accuracy"]["value"] == pytest.approx(np.mean(bound))
     assert beside["bound"]["bottom_decile"]["value"] == pytest.approx(np.mean([table[seed].min() for seed in (0, 1)]))
-    accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in metrics(whole)["methods"]}
+    accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in metrics(stacked)["methods"]}
     assert beside["bound"]["accuracy"]["value"] >= max(accuracy[name] for name in METHODS)
-    (line,) = (line for line in (whole / "comparison" / "table.md").read_text().splitlines() if "a bound" in line)
+    (line,) = (line for line in (stacked / "comparison" / "table.md").read_text().splitlines() if "a bound" in line)
     assert line.startswith(f"`stack` pools fedavg, fedavg-plus, local: accuracy {100 * accuracy['stack']:.1f} %")
     assert f"{100 * np.mean(single):.1f} %" in line
     assert f"{100 * np.mean(bound):.1f} %" in line
@@ -139,9 +139,9 @@ def test_of_another_metric_they_stand_there_too(copied, untrained):
     )
 
 
-def test_the_table_says_that_there_is_too_little_to_learn_from(whole):
-    (line,) = (line for line in metrics(whole)["warnings"] if line.startswith("stack: "))
-    samples = open_artifact(whole / "seed-0" / "stack").manifest.summary["validation_samples"]
+def test_the_table_says_that_there_is_too_little_to_learn_from(stacked):
+    (line,) = (line for line in metrics(stacked)["warnings"] if line.startswith("stack: "))
+    samples = open_artifact(stacked / "seed-0" / "stack").manifest.summary["validation_samples"]
     assert f"{samples} validation samples of 6 clients" in line
 
 
@@ -222,7 +222,7 @@ def test_a_source_that_changes_makes_it_stale(copied, tree):
     assert changed == {"local", "stack"}
 
 
-def test_killed_it_is_resumed(copied, whole, monkeypatch, tree, untrained):
+def test_killed_it_is_resumed(copied, stacked, monkeypatch, tree, untrained):
     shutil.rmtree(copied / "comparison")
     shutil.rmtree(copied / "seed-1" / "stack")
 
@@ -236,8 +236,10 @@ def test_killed_it_is_resumed(copied, whole, monkeypatch, tree, untrained):
     assert not (copied / "comparison").exists()
     run(copied, [*METHODS, "stack"])
     file = "seed-1/stack/predictions.h5"
-    assert (copied / file).read_bytes() == (whole / file).read_bytes()
-    one, two = ({row["label"]: row["metrics"]["accuracy"] for row in metrics(at)["methods"]} for at in (copied, whole))
+    assert (copied / file).read_bytes() == (stacked / file).read_bytes()
+    one, two = (
+        {row["label"]: row["metrics"]["accuracy"] for row in metrics(at)["methods"]} for at in (copied, stacked)
+    )
     assert one == two
 
 
@@ -257,8 +259,10 @@ def test_of_all_methods_one_that_does_not_suit_the_data_costs_it(small, tmp_path
     def refuse(run):
         raise InputError("the clusters are not known")
 
-    known = registry.names
-    monkeypatch.setattr(registry, "names", lambda group: ["fedavg", "local"] if group == "methods" else known(group))
+    all_names = registry.names
+    monkeypatch.setattr(
+        registry, "names", lambda group: ["fedavg", "local"] if group == "methods" else all_names(group)
+    )
     monkeypatch.setattr(local, "setup", refuse, raising=False)
     shutil.copytree(small.p, tmp_path / "p")
     reporter = Lines()
