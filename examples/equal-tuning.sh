@@ -20,7 +20,7 @@ case $setting in
   fashion) who=(fashion-mnist --scheme dirichlet --set alpha=0.3 --clients 20 --min-samples 10 --part 1/20) ;;
   cifar10) who=(cifar10 --scheme dirichlet --set alpha=0.3 --clients 10 --min-samples 10 --part 1/6) ;;
   mnist-permuted) who=(mnist --scheme clusters --set groups=4 --set kind=labels --clients 20 --part 1/15) ;;
-  air-quality) who=(air-quality --scheme natural --set stride=96) ;;
+  air-quality) who=(air-quality --scheme natural --set stride=240) ;;
   *) echo "unknown setting $setting" >&2; exit 2 ;;
 esac
 pfl partition "${who[@]}" "${root[@]+"${root[@]}"}" --seed "${seeds[0]}" -o "$runs/partition" -q
