@@ -27,14 +27,16 @@ def references(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> 
     """Return by label of a stack its ``pool``, ``best_by_validation``, by seed, and values of ``single`` and ``bound``.
 
     ``pools`` has by label of a stack the labels of the methods that it pools. Values are of the metric that methods are
-    ranked by and of its bottom decile, on the split that was scored, in the form of ``metrics.json``.
+    ranked by and of its bottom decile, on the split that was scored, in the form of ``metrics.json``. Seeds count under
+    which all pooled methods are scored.
     """
     by_run = {(item.label, item.seed): item for item in scored}
     result = {}
     for label, names in pools.items():
         seeds = [item.seed for item in scored if item.label == label]
-        runs = {seed: [by_run[name, seed] for name in names if (name, seed) in by_run] for seed in seeds}
-        if not seeds or not all(runs.values()):
+        complete = [seed for seed in seeds if all((name, seed) in by_run for name in names)]
+        runs = {seed: [by_run[name, seed] for name in names] for seed in complete}
+        if not runs:
             continue
         singles = {seed: max(items, key=_validation_score) for seed, items in runs.items()}
         result[label] = {

@@ -255,6 +255,17 @@ def test_a_source_that_fails_costs_it(small, tmp_path, monkeypatch):
     assert "stacks" not in metrics(tmp_path / "c")
 
 
+def test_a_seed_without_a_source_does_not_count_beside_it(copied, monkeypatch):
+    """The stack is up to date, and its source, which was deleted, fails."""
+    shutil.rmtree(copied / "comparison")
+    shutil.rmtree(copied / "seed-1" / "local")
+    monkeypatch.setattr(local, "personalize", lambda run, state, clients: 1 / 0)
+    with pytest.raises(IncompleteError):
+        run(copied, [*METHODS, "stack"])
+    assert [*metrics(copied)["stacks"]["stack"]["best_by_validation"]] == ["0"]
+    assert next(row["seeds"] for row in metrics(copied)["methods"] if row["label"] == "stack") == [0, 1]
+
+
 def test_of_all_methods_one_that_does_not_suit_the_data_costs_it(small, tmp_path, monkeypatch):
     def refuse(run):
         raise InputError("the clusters are not known")
