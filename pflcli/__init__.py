@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pflcli.commands.evaluate import evaluate
     from pflcli.commands.extract import extract
     from pflcli.commands.import_data import import_data
+    from pflcli.commands.new_client import new_client
     from pflcli.commands.partition import partition
     from pflcli.commands.personalize import personalize
     from pflcli.commands.predict import predict
@@ -31,6 +32,7 @@ __all__ = [
     "evaluate",
     "extract",
     "import_data",
+    "new_client",
     "partition",
     "personalize",
     "predict",

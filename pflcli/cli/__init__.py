@@ -15,6 +15,7 @@ from pflcli.cli import (
     extract,
     import_data,
     listing,
+    new_client,
     partition,
     personalize,
     predict,
@@ -51,6 +52,7 @@ app.command("evaluate", cls=shared.Command, rich_help_panel=_CHAIN)(evaluate.com
 app.command("compare", cls=shared.Command, rich_help_panel=_CHAIN)(compare.command)
 app.command("tune", cls=shared.Command, rich_help_panel=_CHAIN)(tune.command)
 app.command("sweep", cls=shared.Command, rich_help_panel=_CHAIN)(sweep.command)
+app.command("new-client", cls=shared.Command, rich_help_panel=_USE)(new_client.command)
 app.command("predict", cls=shared.Command, rich_help_panel=_USE)(predict.command)
 app.command("report", cls=shared.Command, rich_help_panel=_LOOK)(report.command)
 app.command("show", cls=shared.Command, rich_help_panel=_LOOK)(show.command)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli.cli import shared
+from pflcli.cli import samples, shared
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -51,10 +51,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(help="Take each sample's class from this column or array.", metavar="COL", show_default=False),
-    ] = None,
+    label: samples.Label = None,
     features: Annotated[
         str | None,
         typer.Option(
@@ -92,14 +89,7 @@ def command(
             show_default="no",
         ),
     ] = None,
-    split_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Split samples by this column or array of the words train, validation (or val) and test.",
-            metavar="COL",
-            show_default="drawn at random",
-        ),
-    ] = None,
+    split_column: samples.SplitColumn = None,
     like: Annotated[
         Path | None,
         typer.Option(
@@ -109,14 +99,14 @@ def command(
             show_default=False,
         ),
     ] = None,
-    layout: shared.Layout = None,
+    layout: samples.Layout = None,
     resize: Annotated[
         int | None,
         typer.Option(
             help="Resize images to this side length in pixels.", metavar="N", show_default="size of the files"
         ),
     ] = None,
-    delimiter: shared.Delimiter = None,
+    delimiter: samples.Delimiter = None,
 ) -> Outcome:
     """Check your own data and convert them for `pfl partition`.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pflcli import config, registry
-from pflcli.cli import shared
+from pflcli.cli import samples, shared
 from pflcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def command(
         options=config.assignments(options or []),
         clients=clients,
         min_samples=min_samples,
-        fractions=None if fractions is None else _fractions(fractions),
+        fractions=None if fractions is None else samples.fractions(fractions),
         keep_test=keep_test,
         new_clients=new_clients,
         new_capacity=new_capacity,
@@ -103,11 +103,3 @@ def command(
         seed=seed,
         execution=execution,
     )
-
-
-def _fractions(text: str) -> tuple[float, float, float]:
-    try:
-        train, validation, test = (float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--fractions {text} are not three numbers", "--fractions 0.6,0.2,0.2") from None
-    return train, validation, test

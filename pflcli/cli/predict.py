@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli.cli import console, shared
+from pflcli.cli import console, samples, shared
 
 if TYPE_CHECKING:
     from pflcli.commands.prediction.output import Predicted
@@ -71,8 +71,8 @@ def command(
     out: Out = None,
     form: Form = None,
     features: Features = None,
-    layout: shared.Layout = None,
-    delimiter: shared.Delimiter = None,
+    layout: samples.Layout = None,
+    delimiter: samples.Delimiter = None,
     weights: Weights = None,
     device: shared.Device = "auto",
     threads: shared.Threads = 0,

@@ -174,23 +174,6 @@ Metrics = Annotated[
 Metric = Annotated[
     str, typer.Option(help="Choose by this metric on validation samples, such as auroc or log_loss.", metavar="NAME")
 ]
-Layout = Annotated[
-    str | None,
-    typer.Option(
-        help="Read the arrays of series and images in this order: channels-first or channels-last.",
-        metavar="NAME",
-        show_default="channels-last",
-        autocompletion=lambda: ["channels-first", "channels-last"],
-    ),
-]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(
-        help="Split columns at this character, such as ';' or tab.",
-        metavar="CHAR",
-        show_default="comma, or tab for .tsv",
-    ),
-]
 Tune = Annotated[
     int | None,
     typer.Option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +179,18 @@ def _summary(job: _Job, rows: list[int], kinds: list[str], sizes: list[int], exe
         **({} if is_exact else {"exact_instead": replaced}),
     }
     return Built(summary, {})
+
+
+def store_of(request: Mapping[str, Any], train: StoredEmbeddings, client: int) -> tuple[bytes, StoredSamples]:
+    """Return the serialized store of one client, the last of ``train``, and its samples, as a datastore's ``request``
+    says.
+    """
+    seed, index = int(request["seed"]), request.get("index", indexes.EXACT)
+    capacity = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), client + 1, seed)
+    store = _stored({"train": train}, client, float(capacity[client]), request.get("prototypes"), seed)
+    is_exact = index == indexes.EXACT
+    blob = None if is_exact else indexes.built(index, store.z, len(store.y), request.get("parameters", {}))
+    return b"".join(flat_pieces([store.z])[0]) if blob is None else bytes(blob), store
 
 
 def _stored(

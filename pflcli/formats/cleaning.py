@@ -59,7 +59,7 @@ def cleaned(
     if not len(rows):
         raise InputError(f"{name}: every sample lacks a value", *_blamed(raw, x, lost))
     bounded(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
-    y, classes = _classes(raw, rows, like)
+    y, classes = classes_of(raw, rows, like)
     split = None
     if raw.split is not None:
         rows_owner = None if owner is None else owner[rows]
@@ -193,7 +193,7 @@ def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
             )
 
 
-def _classes(raw: Raw, rows: NDArray[np.int64], like: Like | None) -> tuple[NDArray[np.int64], list[str]]:
+def classes_of(raw: Raw, rows: NDArray[np.int64], like: Like | None) -> tuple[NDArray[np.int64], list[str]]:
     """Return labels 0..C-1 (n,) of ``rows`` and the names of classes: of ``like``, else of the file, else in order.
 
     1 and 1.0 are the same class. Raises InputError for fractions, for a class that is not known, and where there is but
@@ -227,7 +227,7 @@ def _classes(raw: Raw, rows: NDArray[np.int64], like: Like | None) -> tuple[NDAr
         raise InputError(
             f"{place(bad)}: '{words[np.argmax(bad)]}' is not among the classes of {like.name if like else 'the file'}: "
             f"{', '.join(classes[:10])}",
-            "give it the word that it has there, or import without --like and train again",
+            "give it the word that it has there; a new class needs new training",
         )
     if not (like and like.classes) and len(np.unique(words)) == 1:
         raise InputError(

@@ -48,7 +48,7 @@ class Deal:
         if not 1 <= self.part[0] <= self.part[1]:
             raise UsageError(f"--part {self.part[0]}/{self.part[1]} is not the i-th of n parts", "--part 1/2")
         if fractions is not None:
-            _check_fractions(fractions)
+            check_fractions(fractions)
 
     def request(
         self, samples: Samples, cfg: Any, dataset_cfg: Any, fractions: tuple[float, float, float], *, keep_test: bool
@@ -90,7 +90,8 @@ class Deal:
         return result
 
 
-def _check_fractions(fractions: tuple[float, float, float]) -> None:
+def check_fractions(fractions: tuple[float, float, float]) -> None:
+    """Raise UsageError for ``fractions`` that are negative, do not add up to 1 or leave nothing to train on."""
     if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
         listed = ",".join(f"{part:g}" for part in fractions)
         raise UsageError(f"fractions {listed} are not train, validation, test that add up to 1", "0.6,0.2,0.2")

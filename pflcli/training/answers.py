@@ -16,7 +16,7 @@ from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine.engine import probabilities
 from pflcli.errors import ComputationError
-from pflcli.fl.run import Run
+from pflcli.fl.run import Predictor, Run
 from pflcli.knn.stores import Stores
 from pflcli.methods import Method
 from pflcli.reporter import report_within
@@ -54,14 +54,18 @@ def answer(run: Run, name: str, method: Method, checkpoints: Checkpoints, execut
                 predictor = method.personalize(run, progress.reported, clients)
             except ComputationError as error:
                 raise ComputationError(f"{name}: {error.message}", *error.fix) from None
-            # Validation samples from which a run has learned are training samples, and are not answered.
-            splits = [split for split in predictor.splits if split != "validation" or not run.settings.refit]
+            splits = answered_splits(run, predictor)
             by_split = {split: with_global(run, predictor.answer(split), clients, split) for split in splits}
             answers = {**absences.checked(run, clients, by_split), "tuned": predictor.tuned}
             # One append, so that an interruption leaves all answers of these clients or none.
             progress.answers.append((len(clients), _tensors(answers)))
             advance(len(clients), "")
             checkpoints.offer()
+
+
+def answered_splits(run: Run, predictor: Predictor) -> list[str]:
+    """Return the splits that are answered; validation samples that a run has learned from are training samples."""
+    return [split for split in predictor.splits if split != "validation" or not run.settings.refit]
 
 
 def _tensors(arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import InputError
+from pflcli.errors import InputError, UnsuitedError
 from pflcli.fl.run import Run
 from pflcli.methods import Method, State
 from pflcli.parameters import Params
@@ -24,14 +24,18 @@ _IDS = "clients"
 def restored(artifact: Artifact, run: Run, method: Method) -> State:
     """Return the state that a method had when its clients answered, for the clients of ``run``.
 
-    ``run`` may have clients behind those of the predictions; these have the state that ``setup`` gives to a client
-    before its first round. ``setup`` also gives each table its default and all names their order: files are sorted by
-    name, and a sum over layers in another order differs in its last bits.
-    Raises InputError if the files do not fit the method.
+    ``run`` may have less clients than the predictions, or more behind them; these have the state that ``setup`` gives
+    to a client before its first round. ``setup`` also gives each table its default and all names their
+    order: files are sorted by name, and a sum over layers in another order differs in its last bits.
+    Raises InputError if the files do not fit the method, UnsuitedError if it refuses the clients.
     """
     count = int(artifact.manifest.summary.get("clients", len(run.clients)))
     stored = _tensors(artifact, STATE) if STATE in artifact.manifest.files else {}
-    state = _filled(method.setup(run), stored, len(run.clients), count, run.federation.y.device)
+    try:
+        template = method.setup(run)
+    except InputError as error:  # a method opens no files: what it refuses are the clients
+        raise UnsuitedError(error.message, *error.fix) from None
+    state = _filled(template, stored, len(run.clients), count, run.federation.y.device)
     files = [name for name in artifact.manifest.files if name.endswith(".safetensors") and name != STATE]
     for file in files:
         _restore_table(artifact, file, state, run)
@@ -68,9 +72,9 @@ def _filled(
 
 
 def _with_later_clients(stored: Tensor, initial: Tensor, clients: int, count: int) -> Tensor:
-    """Return a tensor with a row per client with the rows of ``initial`` for later clients; any other as it is."""
+    """Return a tensor with a row for each of the run's clients, later ones with that of ``initial``; others as is."""
     is_per_client = stored.ndim and stored.shape[0] == count and initial.shape == (clients, *stored.shape[1:])
-    return torch.cat([stored, initial[count:].to(stored)]) if is_per_client and clients > count else stored
+    return torch.cat([stored[:clients], initial[count:].to(stored)]) if is_per_client else stored
 
 
 def _restore_table(artifact: Artifact, file: str, state: State, run: Run) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +24,8 @@ from pflcli.errors import UnsuitedError
 from pflcli.fl.run import Run
 from pflcli.metrics import neighbourhood
 from pflcli.parameters.model_table import ModelTable
+from pflcli.training import state_files
+from pflcli.training.restored_state import restored
 
 METHODS = registry.names("methods")
 FEW = {"model": "mlp", "rounds": 3, "participation": 1.0}
@@ -105,6 +111,41 @@ def test_a_run_with_new_clients_is_to_the_bit_the_run_without_them(method):
     expected, actual = worlds.play(method, without), worlds.play(method, beside)
     tables_read = restricted(expected, expected, len(base.clients))
     assert worlds.same(restricted(actual, expected, len(base.clients)), tables_read)
+
+
+class StateFiles:
+    """The files that a state is kept in, as the writer and the reader of an artifact take them."""
+
+    path = Path("m")
+
+    def __init__(self, clients):
+        self.contents = {}
+        self.manifest = SimpleNamespace(files=self.contents, summary={"clients": clients})
+
+    def write(self, name, content):
+        self.contents[name] = content
+
+    def stream(self, name, pieces):
+        self.contents[name] = b"".join(bytes(piece) for piece in pieces)
+
+    def read(self, name):
+        return self.contents[name]
+
+    def parsing(self, name):
+        return nullcontext()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_client_that_comes_after_the_rounds_is_served_as_one_that_they_left_out(method):
+    """To the bit: its samples, and a state that was kept before it came, are all that its predictions need."""
+    base = worlds.federation()
+    data, code, late = with_new(base, ((11, 3, 4),)), methods.load(method), np.asarray([len(base.clients)])
+    beside, without, afterwards = (worlds.run(method, data=of, rounds=2) for of in (data, base, data))
+    expected = worlds.answers(method, beside, worlds.play(method, beside), late)
+    files = StateFiles(len(base.clients))
+    state_files.keep(worlds.play(method, without), files)
+    actual = worlds.answers(method, afterwards, restored(files, afterwards, code), late)
+    assert {split: p.tobytes() for split, p in actual.items()} == {split: p.tobytes() for split, p in expected.items()}
 
 
 @pytest.mark.parametrize("changed", ["test samples", "new clients"])

@@ -7,7 +7,9 @@ clients that took no part in training the global model. ``state.safetensors``: t
 had rounds, ``rounds.csv``, one row per round, and row 0 if it sent something before the first; if clients had
 neighbours, ``neighbours.csv``: their mean number by round, and their precision and recall if the partition has true
 clusters; if clients had attention, ``attention.csv``: means over clients by round (``metrics/attention.py``).
-Those of ``pfl stack`` have no rounds; their state is an exponent per learner.
+Those of ``pfl stack`` have no rounds; their state is an exponent per learner. Those of ``pfl new-client`` have
+``unseen.h5``: the samples of the clients that came after the rounds, which are the last ones: ``x`` (n, ...), ``y``,
+``sample`` (n,), ``offsets`` (3 a + 1,) over the blocks (client, split).
 """
 
 from __future__ import annotations
@@ -49,6 +51,40 @@ class Predictions:
     splits: dict[str, SplitPredictions]
     tuned: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     new: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class LaterClients:
+    """The samples of clients that came after the rounds; see the module for shapes."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+
+UNSEEN = "unseen.h5"
+
+
+def write_later_clients(writer: ArtifactWriter, later: LaterClients) -> None:
+    """Write ``unseen.h5``."""
+    writer.write(UNSEEN, blocks.h5_bytes({name: getattr(later, name) for name in ("x", "y", "sample", "offsets")}))
+
+
+def later_clients(artifact: Artifact) -> LaterClients | None:
+    """Read the clients that came after the rounds, None if there are none; raises InputError for a damaged file."""
+    if UNSEEN not in artifact.manifest.files:
+        return None
+    with artifact.h5(UNSEEN) as file:
+        later = LaterClients(**{name: file[name][...] for name in ("x", "y", "sample", "offsets")})
+    where = f"{artifact.path}/{UNSEEN}"
+    blocks.check(where, later.offsets, len(later.x), len(later.y), len(later.sample))
+    blocks.check_integers(where, y=later.y, sample=later.sample)
+    if later.x.dtype.kind == "f":
+        blocks.check_finite(where, x=later.x)
+    if (len(later.offsets) - 1) % len(blocks.SPLITS) or (len(later.y) and later.y.min() < 0):
+        raise InputError(f"{where} is inconsistent: its blocks are not those of clients")
+    return later
 
 
 def write(writer: ArtifactWriter, predictions: Predictions) -> None:
@@ -152,6 +188,7 @@ def check(artifact: Artifact) -> None:
             read(artifact, split)
     tuned(artifact)
     new(artifact)
+    later_clients(artifact)
 
 
 def describe(manifest: Manifest) -> list[str]:

@@ -13,16 +13,20 @@ from pflcli import config, methods, sources
 from pflcli.artifacts import chain, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds.partition import Form
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds.partition import Form, Partition
+from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, ancestor, follow
 from pflcli.errors import GoneError, InputError, UsageError
+from pflcli.fl.run import Run
 from pflcli.methods import Method
 from pflcli.preparation import preprocessing
 from pflcli.preparation.preprocessing import Preprocessing
 from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
 from pflcli.training import resolved_settings
+from pflcli.training.prepared_run import prepared
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Personalized:
     """the predictions whose choices were taken"""
     weights: initial.Weights | None
     """initial weights from a file of the user's"""
+    later: LaterClients | None = None
+    """the clients that came after the rounds, behind those of the partition"""
 
     @property
     def partition(self) -> Artifact:
@@ -53,6 +59,21 @@ class Personalized:
     def begins_with_weights(self) -> bool:
         """Whether models began with the weights of a file."""
         return "weights" in self.artifact.manifest.request
+
+    def run(self, data: Partition, execution: Execution) -> Run:
+        """Return the run on the samples ``data``, with its lineage, initial weights and choices."""
+        return prepared(
+            data,
+            self.method,
+            self.cfg,
+            self.settings,
+            self.seed,
+            self.lineage,
+            execution,
+            begins_with_weights=self.begins_with_weights,
+            weights=self.weights,
+            earlier_run=self.earlier_run,
+        )
 
     def execution(self, execution: Execution) -> Execution:
         """Return how to compute: as the predictions were, where it is left to this method, so that bits agree."""
@@ -99,6 +120,7 @@ def opened(artifact: Artifact, weights: Path | str | None) -> Personalized:
         lineage,
         None if choices is None else follow(artifact, choices),
         _weights(artifact, lineage["backbone"], weights),
+        predictions.later_clients(artifact),
     )
 
 

@@ -1,0 +1,212 @@
+"""``pfl new-client``: serve a client that comes after the rounds, from its own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import sources
+from pflcli.artifacts import codebook
+from pflcli.artifacts.blocks import SPLITS
+from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.kinds import backbone, predictions
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
+from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands import stack
+from pflcli.commands.prediction import answering, later_clients, personalized
+from pflcli.commands.prediction.answering import Answer, Ready
+from pflcli.commands.prediction.personalized import Personalized
+from pflcli.errors import InputError, UnsuitedError, UsageError
+from pflcli.foreign import require_short
+from pflcli.formats import ABSENT
+from pflcli.preparation import arrivals, deal
+from pflcli.preparation.arrivals import Arrival
+from pflcli.preparation.detect import form
+from pflcli.preparation.preprocessing import Preprocessing
+from pflcli.preparation.source import Source
+from pflcli.training import state_files
+from pflcli.wording import counted
+
+FRACTIONS = (0.6, 0.2, 0.2)
+"""Train, validation and test, where the partition was split in another way than by fractions."""
+
+
+def new_client(
+    source: Path | str | Artifact,
+    data: Path | str,
+    out: Path | str,
+    *,
+    client: str,
+    label: str | None = None,
+    features: str | None = None,
+    split_column: str | None = None,
+    fractions: tuple[float, float, float] | None = None,
+    layout: str | None = None,
+    delimiter: str | None = None,
+    weights: Path | str | None = None,
+    execution: Execution | None = None,
+) -> Outcome:
+    """Add a client to the predictions ``source``, served from its own samples ``data`` without a round.
+
+    It is an unseen client: its method does for it what it does for those of a partition (a store for kNN-Per,
+    fine-tuning, a head of its own). ``data`` is a table, an array file or a folder LABEL/IMAGE; its samples are
+    preprocessed as those of the partition were. They are split by ``split_column`` or by ``fractions``, those of the
+    partition by default. The new predictions have all clients of ``source`` and this one behind them.
+
+    Raises UsageError for a name that ``source`` has, InputError for samples that the model cannot take, and where
+    neither the method nor its run can serve a client that was not there.
+    """
+    execution = (execution or Execution()).reading(data)
+    artifact = open_artifact(source, "predictions")
+    _check(artifact, client)
+    if fractions is not None:
+        deal.check_fractions(fractions)
+    model = personalized.opened(artifact, weights)
+    if model.earlier_run is not None:
+        raise InputError(
+            f"{artifact.path} was run with --refit: a client that comes later has no choices to begin from",
+            f"pfl new-client {model.earlier_run.path} DATA --client {client} -o DIR",
+        )
+    path, partition, book = Path(data), model.partition, codebook.read(artifact)
+    # The scale of a client is its own, and is measured on its training samples.
+    preparation = personalized.preprocessing_of(artifact, partition, replace(book, scales=()), None)
+    read = Source(
+        path, form(path), ABSENT, label, features, preparation.resize, delimiter, layout=layout, split=split_column,
+        like=preparation.like,
+    )  # fmt: skip
+    read.check()
+    shares = fractions or _fractions(partition)
+    chosen = {"client": client, "form": read.form, "sha256": read.sha256(), "fractions": list(shares)}
+    options = {"label": label, "features": features, "split_column": split_column, "layout": layout}
+    chosen |= {name: value for name, value in {**options, "delimiter": delimiter}.items() if value is not None}
+    request = dict(artifact.manifest.request)
+    request["later_clients"] = [*request.get("later_clients", []), chosen]
+    code = {
+        name: sources.code_hash(*name.split("/", 1)) if "/" in name else digest
+        for name, digest in artifact.manifest.code.items()
+    }
+    spec = ArtifactSpec("predictions", request, (artifact.as_input("source", Path(out)),), code=code)
+    job = _Job(model, book, client, read, preparation, shares)
+    return make(out, spec, execution, lambda writer: _build(job, writer, execution))
+
+
+def _check(artifact: Artifact, client: str) -> None:
+    """Raise UsageError for a name that a client cannot have, InputError for predictions of a stack."""
+    if artifact.manifest.request["method"] == stack.NAME:
+        raise InputError(
+            f"{artifact.path} is a stack, whose sources serve its clients",
+            "pfl new-client for each of the stacked predictions, and pfl stack for what that makes",
+        )
+    if not client.strip() or not client.isprintable():
+        raise UsageError(f"{client!r} is no name of a client", "--client NAME")
+    require_short("--client", client)
+    if client in personalized.client_names(artifact):
+        raise UsageError(f"{artifact.path} has a client '{client}'", "--client with another name")
+
+
+def _fractions(partition: Artifact) -> tuple[float, float, float]:
+    """Return the fractions by which a partition's clients were split; ``FRACTIONS`` where test samples were given."""
+    train, validation, test = partition.manifest.request.get("fractions", FRACTIONS)
+    return (train, validation, test) if test else FRACTIONS
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What ``new_client`` was asked for, opened and checked."""
+
+    model: Personalized
+    book: Codebook
+    client: str
+    source: Source
+    preprocessing: Preprocessing
+    fractions: tuple[float, float, float]
+
+
+def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
+    """Serve the client and write the predictions of all."""
+    model, artifact, say = job.model, job.model.artifact, execution.reporter.say
+    number = len(personalized.client_names(artifact))
+    seed = int(model.partition.manifest.request.get("seed", 0))
+    arrival = arrivals.read(
+        job.source, job.preprocessing, job.book, job.client, number, job.fractions, seed, execution.reporter
+    )
+    stored = {split: predictions.read(artifact, split) for split in SPLITS if predictions.has(artifact, split)}
+    later = later_clients.joined(model.later, _later(arrival, model))
+    model = replace(model, later=later)
+    try:
+        at = answering.ready(model, number, None, execution)
+    except UnsuitedError as error:
+        raise InputError(f"{model.name} cannot serve a client that comes later: {error.message}") from None
+    answers = answering.every_split(model, at)
+    at.run.engine.close()
+    others = len(at.run.federation.y) - len(later.y)
+    rows = {split: at.run.federation.rows(number, split) - others for split in stored}
+    splits = {split: _appended(part, answers[split], later, rows[split]) for split, part in stored.items()}
+    tuned = {
+        name: np.append(values, answers["test"].tuned[name]) for name, values in predictions.tuned(artifact).items()
+    }
+    unseen = predictions.new(artifact)
+    unseen = np.append(np.zeros(number, np.bool_) if unseen is None else unseen, True)
+    predictions.write(writer, predictions.Predictions(splits, tuned, unseen))
+    predictions.write_later_clients(writer, later)
+    state_files.keep(at.state, writer)
+    codebook.write(writer, _with_client(job.book, artifact, job.client, arrival))
+    if backbone.ROUNDS in artifact.manifest.files:
+        writer.write(backbone.ROUNDS, artifact.read(backbone.ROUNDS))
+    counts = " / ".join(map(str, np.diff(arrival.offsets)))
+    say(f"{counted(len(arrival.y), 'sample')} of client {job.client}: {counts} (train / validation / test)")
+    for remark in answers["test"].remarks:
+        say(f"WARNING: {remark}")
+    return _built(artifact, tuned, at)
+
+
+def _later(arrival: Arrival, model: Personalized) -> LaterClients:
+    """Return the client's samples, with numbers behind those of all others."""
+    known = partitions.read(model.partition).sample
+    known = known if model.later is None else np.concatenate([known, model.later.sample])
+    first = int(known.max(initial=-1)) + 1
+    return LaterClients(arrival.x, arrival.y, first + arrival.rows, arrival.offsets)
+
+
+def _appended(
+    split: SplitPredictions, answer: Answer, later: LaterClients, rows: NDArray[np.int64]
+) -> SplitPredictions:
+    """Return stored predictions of a split with those of the client, of ``rows`` among later samples, behind them."""
+    return SplitPredictions(
+        {part: np.concatenate([values, answer.parts[part]]) for part, values in split.parts.items()},
+        np.concatenate([split.y, later.y[rows]]),
+        np.concatenate([split.sample, later.sample[rows]]),
+        np.append(split.offsets, split.offsets[-1] + len(rows)),
+    )
+
+
+def _with_client(book: Codebook, artifact: Artifact, client: str, arrival: Arrival) -> Codebook:
+    scales = book.scales if arrival.scale is None else (*book.scales, arrival.scale)
+    return replace(book, clients=(*personalized.client_names(artifact), client), scales=scales)
+
+
+def _built(artifact: Artifact, tuned: Mapping[str, Any], at: Ready) -> Built:
+    """Return the summary of the predictions, and how the client was served."""
+    summary, made = dict(artifact.manifest.summary), artifact.manifest.made
+    summary["clients"] += 1
+    summary["tuned"] = {
+        name: {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+        for name, values in tuned.items()
+    }
+    costs = {
+        f"{name}_inputs": round(made[name] + made.get(f"{name}_inputs", 0), 3)
+        for name in ("seconds", "processor_seconds")
+        if name in made
+    }
+    engine = at.run.engine
+    device = at.run.federation.y.device.type
+    return Built(summary, {"device": device, "engine": engine.mode, "threads": engine.threads, "jobs": 0, **costs})
