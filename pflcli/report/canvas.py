@@ -58,24 +58,27 @@ class Order:
 
 def draw(size: tuple[float, float], widths: list[float], rows: int = 1) -> tuple[Any, Any]:
     """Return a figure without a display and its axes, (rows, columns)."""
+    drawing = figure(size)
+    return drawing, drawing.subplots(rows, len(widths), width_ratios=widths, squeeze=False)
+
+
+def figure(size: tuple[float, float]) -> Any:
+    """Return an empty figure without a display, of this width and height in inches."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(
-        rows, len(widths), figsize=size, width_ratios=widths, squeeze=False, layout="constrained"
-    )
-    return figure, axes
+    return pyplot.figure(figsize=size, layout="constrained")
 
 
-def png(figure: Any) -> bytes:
+def png(drawing: Any) -> bytes:
     """Return the figure as a PNG and close it."""
     from matplotlib import pyplot
 
     memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=130, metadata={"Software": None})
-    pyplot.close(figure)
+    drawing.savefig(memory, format="png", dpi=130, metadata={"Software": None})
+    pyplot.close(drawing)
     return memory.getvalue()
 
 

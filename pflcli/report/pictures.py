@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ FEW = 20
 """With fewer clients each is shown by name."""
 
 _GREY = "#777777"
+
+_PANEL = 6.2
+"""Width of the lines, and of all small panels together, in inches."""
 
 
 ACCURACY = catalogue.METRICS["accuracy"]
@@ -93,50 +97,78 @@ def by_client(
 def ranked(
     scores: Mapping[str, NDArray[np.float64]], baseline: str | None, title: str, metric: Metric = ACCURACY
 ) -> bytes:
-    """Return a PNG: clients ranked by a score, one line a method, and whom each method helps.
+    """Return a PNG: clients ranked by a score, one line per method, and whom each method helps.
 
     ``scores`` maps a method to its clients' scores (m,) by the ``metric``. Left, each line is sorted by itself, so that
-    its left end shows the worst-served clients. Right, the gain over ``baseline``, clients in the baseline's order.
+    its left end shows the worst-served clients. Right, a panel per method with each client's gain over ``baseline``.
     """
     reference = scores.get(baseline) if baseline is not None else None
     others = [name for name in scores if name != baseline]
-    paired = reference is not None and bool(others)
-    width = 6.2 * (1 + paired)
-    figure, axes = canvas.draw((width, 4.6), [1] * (1 + paired))
-    colours, again = _style(scores)
-    lines = axes[0][0]
+    colours, repeats = _style(scores)
+    if reference is None or not others:
+        figure, axes = canvas.draw((_PANEL, 4.6), [1])
+        left, lines = figure, axes[0][0]
+    else:
+        columns = min(math.ceil(math.sqrt(len(others))), 5)
+        rows = math.ceil(len(others) / columns)
+        figure = canvas.figure((2 * _PANEL, max(4.6, 1.45 * rows + 0.8)))
+        left, right = figure.subfigures(1, 2)
+        lines = left.subplots()
+        panels = right.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+        for name in others:
+            _gains(next(panels), name, reference, scores[name], colours[name], metric)
+        for unused in panels:
+            unused.set_axis_off()
+        unit = " (points)" if metric.percent else ""
+        right.suptitle("A dot per client and seed: ↑ better off, ↓ worse off", fontsize=11)
+        right.supxlabel(f"{metric.heading} under {baseline}", fontsize=10)
+        right.supylabel(f"gain{unit}", fontsize=10)
+    _ranks(lines, scores, baseline, (colours, repeats), metric)
+    lines.set_title(title)
+    _legend(left, lines, _PANEL)
+    return canvas.png(figure)
+
+
+def _ranks(
+    axis: Any,
+    scores: Mapping[str, NDArray[np.float64]],
+    baseline: str | None,
+    styles: tuple[dict[str, str], dict[str, int]],
+    metric: Metric,
+) -> None:
+    """Draw each method's clients from the worst served to the best, a line per method."""
+    colours, repeats = styles
     for name, values in scores.items():
         known = np.sort(values[~np.isnan(values)])[:: _sign(metric)]
-        style: dict[str, Any] = {"color": colours[name], "ls": _LINES[again[name]]}
+        style: dict[str, Any] = {"color": colours[name], "ls": _LINES[repeats[name]]}
         if name == baseline:
             style = {"color": _GREY, "ls": "--"}
         share = (np.arange(len(known)) + 0.5) / max(len(known), 1) * 100
-        lines.plot(share, known, label=name, lw=1.8, **style)
-    lines.set(xlabel="clients, worst-served first (%)", ylabel=f"test {metric.heading}", title=title, xlim=(0, 100))
-    lines.axvline(10, color="#bbbbbb", lw=0.8, zorder=0)
-    lines.text(11, lines.get_ylim()[0], "bottom decile", color=_GREY, fontsize=8, va="bottom")
-    _in_percent(lines.yaxis, metric)
-    if paired:
-        assert reference is not None
-        gain = axes[0][1]
-        for name in others:
-            known_pair = ~np.isnan(reference) & ~np.isnan(scores[name])
-            gain.scatter(
-                reference[known_pair],
-                (100 if metric.percent else 1) * _sign(metric) * (scores[name] - reference)[known_pair],
-                s=14 if len(reference) <= 100 else 6,
-                alpha=0.6,
-                color=colours[name],
-                marker=_MARKS[again[name]],
-            )
-        gain.axhline(0, color=_GREY, ls="--", lw=1.2)
-        unit = " (points)" if metric.percent else ""
-        gain.set(
-            xlabel=f"{metric.heading} under {baseline}", ylabel=f"gain of each client{unit}", title="Whom it helps"
-        )
-        _in_percent(gain.xaxis, metric)
-    for axis in axes[0]:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    _legend(figure, lines, width)
-    return canvas.png(figure)
+        axis.plot(share, known, label=name, lw=1.8, **style)
+    axis.set(xlabel="clients, worst-served first (%)", ylabel=f"test {metric.heading}", xlim=(0, 100))
+    axis.axvline(10, color="#bbbbbb", lw=0.8, zorder=0)
+    axis.text(11, axis.get_ylim()[0], "bottom decile", color=_GREY, fontsize=8, va="bottom")
+    _in_percent(axis.yaxis, metric)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+
+
+def _gains(
+    axis: Any,
+    name: str,
+    reference: NDArray[np.float64],
+    values: NDArray[np.float64],
+    colour: str,
+    metric: Metric,
+) -> None:
+    """Draw each client's gain by one method over its score under the baseline, ``reference`` (m,)."""
+    both = ~np.isnan(reference) & ~np.isnan(values)
+    gains = ((100 if metric.percent else 1) * _sign(metric) * (values - reference))[both]
+    axis.scatter(reference[both], gains, s=12 if both.sum() <= 100 else 4, alpha=0.6, color=colour, linewidths=0)
+    axis.axhline(0, color=_GREY, ls="--", lw=1.0)
+    better, worse = (100 * float(np.mean(side)) if len(gains) else 0.0 for side in (gains > 0, gains < 0))
+    axis.set_title(f"{name}\n↑ {better:.0f} % ↓ {worse:.0f} %", fontsize=8.5)
+    axis.tick_params(labelsize=8)
+    _in_percent(axis.xaxis, metric)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)

@@ -18,7 +18,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import plot
 from pflcli.errors import InputError, UsageError
-from pflcli.report import attention, canvas, collapse, holdings, neighbours
+from pflcli.report import attention, canvas, collapse, holdings, neighbours, pictures
 from pflcli.report.canvas import Order
 
 mpl.use("Agg")
@@ -40,6 +40,28 @@ def grouped(tmp_path_factory):
     out = tmp_path_factory.mktemp("drawn") / "p"
     partition("writers", out, scheme="clusters", clients=6, options={"groups": 2, "kind": "labels"})
     return out
+
+
+@pytest.mark.parametrize("count", [1, 5, 30])
+def test_every_method_has_a_panel_of_its_own(monkeypatch, count):
+    drawn = []
+    monkeypatch.setattr(canvas, "png", lambda drawing: drawn.append(drawing) or b"")
+    rng = np.random.default_rng(0)
+    scores = {f"m{place}": rng.random(40) for place in range(count + 1)}
+    scores["m1"][:10] = np.nan
+    pictures.ranked(scores, "m0", "Accuracy")
+    lines, panels = (part.axes for part in drawn[0].subfigs)
+    assert len(lines[0].get_legend_handles_labels()[1]) == count + 1
+    used = [panel for panel in panels if panel.collections]
+    assert [panel.get_title().split("\n")[0] for panel in used] == [f"m{place}" for place in range(1, count + 1)]
+    gains = 100 * (scores["m1"] - scores["m0"])[10:]
+    assert f"↑ {100 * np.mean(gains > 0):.0f} %" in used[0].get_title()
+    np.testing.assert_allclose(used[0].collections[0].get_offsets()[:, 1], gains)
+    pyplot.close(drawn[0])
+
+
+def test_without_a_baseline_there_are_lines_alone():
+    assert pictures.ranked({"m0": np.asarray([0.1, 0.9])}, None, "Accuracy").startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("method", ["fedham", "panm", "gossip", "oracle", "ifca", "clustered-fl", "fedattn"])
