@@ -30,7 +30,7 @@ class Console:
     def say(self, text: str) -> None:
         """Print a line to stderr, unless quiet."""
         if not self.quiet:
-            _put(sys.stderr, text)
+            _print(sys.stderr, text)
 
     def detail(self, text: str) -> None:
         """Print a line to stderr if verbose."""
@@ -89,7 +89,7 @@ class Console:
 def fail(message: str, *fix: str) -> None:
     """Print an error to stderr, at every level."""
     lines = (f"pfl: {message}", *(f"     {line}" for line in fix if line))
-    _put(sys.stderr, *(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..." for line in lines))
+    _print(sys.stderr, *(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..." for line in lines))
 
 
 _LONGEST = 2000
@@ -103,7 +103,7 @@ def _visible(text: str) -> str:
     return _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def _put(stream: TextIO, *lines: str) -> None:
+def _print(stream: TextIO, *lines: str) -> None:
     """Print lines. If stderr was closed, messages are dropped; if stdout was, BrokenPipeError is raised."""
     try:
         print(*map(_visible, lines), sep="\n", file=stream, flush=stream is sys.stderr)
@@ -149,13 +149,13 @@ def table(
     stream = sys.stderr if to_stderr else sys.stdout
     if not stream.isatty():
         for row in [heading, *rows]:
-            _put(stream, "\t".join(cell.replace("\t", " ").replace("\n", "\\n") for cell in row))
+            _print(stream, "\t".join(cell.replace("\t", " ").replace("\n", "\\n") for cell in row))
         return
     from pflcli.cli.layout import fitted
 
-    shown = [[_visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    lines, left_out = fitted(heading, shown, _width(stream), gives_way)
-    _put(stream, *lines)
+    printable = [[_visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    lines, left_out = fitted(heading, printable, _width(stream), gives_way)
+    _print(stream, *lines)
     if left_out:
         columns = f"{len(left_out)} more column{'s' if len(left_out) > 1 else ''}"
         note = f"{columns} ({', '.join(left_out)}){': ' + where if where else ''}"
@@ -178,7 +178,7 @@ def _sentence(text: str, stream: TextIO) -> None:
     """Print a sentence, wrapped between words on a terminal."""
     wide = max(_width(stream), 40)
     lines = textwrap.wrap(text, wide, break_on_hyphens=False, break_long_words=False) if stream.isatty() else [text]
-    _put(stream, *lines)
+    _print(stream, *lines)
 
 
 def _width(stream: TextIO) -> int:
@@ -194,13 +194,13 @@ def _width(stream: TextIO) -> int:
 
 def lines(texts: Sequence[str]) -> None:
     """Print lines to stdout."""
-    _put(sys.stdout, *texts)
+    _print(sys.stdout, *texts)
 
 
 def content(text: bytes) -> None:
     """Write the bytes of a text file to stdout; on a terminal control characters are shown as Python writes them."""
     if sys.stdout.isatty():
-        _put(sys.stdout, *text.decode().splitlines())
+        _print(sys.stdout, *text.decode().splitlines())
     else:
         sys.stdout.write(text.decode())
 
@@ -209,11 +209,11 @@ def facts(values: Mapping[str, Any], indent: str = "") -> None:
     """Print nested facts to stdout, one line per fact."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            _put(sys.stdout, f"{indent}{key}")
+            _print(sys.stdout, f"{indent}{key}")
             facts(value, indent + "  ")
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             for item in value:
-                _put(sys.stdout, f"{indent}{key}")
+                _print(sys.stdout, f"{indent}{key}")
                 facts(item, indent + "  ")
         else:
-            _put(sys.stdout, f"{indent}{key}: {json.dumps(value) if not isinstance(value, str) else value}")
+            _print(sys.stdout, f"{indent}{key}: {json.dumps(value) if not isinstance(value, str) else value}")

@@ -12,7 +12,7 @@ from pflcli.cli import samples, shared
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
 
-_WHOSE = ("federation", "client")
+_STANDARDIZE = ("federation", "client")
 _TRUTHS: dict[str | None, str | None] = {"true": "federation", "false": None}
 """What a configuration file may say of ``standardize``."""
 
@@ -24,7 +24,7 @@ class Command(shared.Command):
         """Parse the command line after the missing value has been filled in."""
         behind = [*args[1:], ""]
         alone = [
-            arg == "--standardize" and value not in _WHOSE and "--" not in args[:place]
+            arg == "--standardize" and value not in _STANDARDIZE and "--" not in args[:place]
             for place, (arg, value) in enumerate(zip(args, behind, strict=True))
         ]
         explicit = [f"{arg}=federation" if is_alone else arg for arg, is_alone in zip(args, alone, strict=True)]
@@ -85,7 +85,7 @@ def command(
             help="Scale each feature to mean 0 and standard deviation 1. `pfl partition` does it, by the training"
             " samples of all clients (federation, the default without NAME) or by each client's own (client).",
             metavar="[NAME]",
-            autocompletion=lambda: [*_WHOSE],
+            autocompletion=lambda: [*_STANDARDIZE],
             show_default="no",
         ),
     ] = None,

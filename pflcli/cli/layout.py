@@ -18,20 +18,20 @@ def fitted(
     Columns of ``gives_way`` are left out one after the other until the rest fits. If it never fits, lines are longer
     than ``width``: nothing is cut.
     """
-    shown = [_Column(place, name, [row[place] for row in rows]) for place, name in enumerate(heading)]
+    columns = [_Column(place, name, [row[place] for row in rows]) for place, name in enumerate(heading)]
     left_out: list[str] = []
     ahead = [name for name in gives_way if name in heading]
-    _shrink(shown, width, _ROOMY)
-    while _width(shown) > width and ahead:
+    _shrink(columns, width, _ROOMY)
+    while _width(columns) > width and ahead:
         left_out.append(ahead.pop(0))
-        shown = [column for column in shown if column.name != left_out[-1]]
-        for column in shown:
+        columns = [column for column in columns if column.name != left_out[-1]]
+        for column in columns:
             column.width = column.natural
-        _shrink(shown, width, _ROOMY)
-    _shrink(shown, width, _NARROW)
-    head = _lines([column.cell(column.name) for column in shown], shown, bottom=True)
-    body = [line for row in range(len(rows)) for line in _lines([c.cell(c.cells[row]) for c in shown], shown)]
-    rule = "─" * _width(shown)
+        _shrink(columns, width, _ROOMY)
+    _shrink(columns, width, _NARROW)
+    head = _lines([column.cell(column.name) for column in columns], columns, bottom=True)
+    body = [line for row in range(len(rows)) for line in _lines([c.cell(c.cells[row]) for c in columns], columns)]
+    rule = "─" * _width(columns)
     return [*head, rule, *body], left_out
 
 

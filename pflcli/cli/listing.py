@@ -33,10 +33,10 @@ def command(
 
     Example: pfl list methods knn-per
     """
-    from pflcli.commands.listing import everything, listing, options
+    from pflcli.commands.listing import listing, options, overview
 
     if kind is None or name is None:
-        entries = everything() if kind is None else listing(kind, root)
+        entries = overview() if kind is None else listing(kind, root)
         if as_json:
             console.data(entries)
         else:

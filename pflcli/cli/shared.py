@@ -201,7 +201,7 @@ def numbers(text: str, option: str) -> list[int]:
         raise UsageError(f"{option} {text} are not whole numbers", f"{option} 0,1,2") from None
 
 
-def given(**values: Any) -> dict[str, Any]:
+def without_none(**values: Any) -> dict[str, Any]:
     """Return the options that a user set, without those that are None."""
     return {name: value for name, value in values.items() if value is not None}
 

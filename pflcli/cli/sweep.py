@@ -59,7 +59,7 @@ def command(
     return sweep(
         source,
         out,
-        grid=shared.given(capacity=capacity, k=k, sigma=sigma, weight=weight),
+        grid=shared.without_none(capacity=capacity, k=k, sigma=sigma, weight=weight),
         plot=plot,
         seed=seed,
         execution=execution,

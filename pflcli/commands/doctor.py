@@ -27,7 +27,7 @@ _PACKAGES = (
 
 
 def doctor() -> list[dict[str, Any]]:
-    """Return one entry a check: its name, what was found, and whether it is well."""
+    """Return one entry per check: its name, the result in words, and whether it passed."""
     checks: list[dict[str, Any]] = [
         {"check": "pfl", "found": version("pflcli"), "ok": True},
         {"check": "python", "found": f"{platform.python_version()} on {platform.platform()}", "ok": True},
@@ -78,9 +78,9 @@ def _kernels() -> str:
     from pflcli.engine.cpu.operators import RectifiedPool
 
     began = time.perf_counter()
-    found = RectifiedPool(2)(torch.arange(-8.0, 8.0).view(1, 1, 4, 4)).flatten().tolist()
-    if found != [0, 0, 5, 7]:
-        raise RuntimeError(f"the largest of 2x2 pixels came out as {found}")
+    largest = RectifiedPool(2)(torch.arange(-8.0, 8.0).view(1, 1, 4, 4)).flatten().tolist()
+    if largest != [0, 0, 5, 7]:
+        raise RuntimeError(f"the maxima of 2x2 pixels are wrong: {largest} instead of [0, 0, 5, 7]")
     return f"run, ready after {time.perf_counter() - began:.1f} s"
 
 
@@ -94,9 +94,9 @@ def _faiss() -> str:
     blob, ends = flat_indexes([points])
     rows = np.asarray([0, 3])
     stores = Stores(blob, ends, np.arange(3), rows, np.asarray([3]))
-    found = stores.search([0], points, rows, 1)
-    if found.label[:, 0].tolist() != [0, 1, 2]:
-        raise RuntimeError(f"the nearest of three points came out as {found.label[:, 0].tolist()}")
+    nearest = stores.search([0], points, rows, 1).label[:, 0].tolist()
+    if nearest != [0, 1, 2]:
+        raise RuntimeError(f"the nearest of three points are wrong: {nearest} instead of [0, 1, 2]")
     return "search is exact"
 
 

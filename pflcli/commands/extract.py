@@ -21,10 +21,10 @@ from pflcli.training import hardware, resolved_settings, rounds
 
 def lineage(source: Artifact, kind: str) -> Artifact:
     """Return the artifact of ``kind`` that ``source`` descends from; raises InputError if there is none."""
-    found = ancestor(source, kind)
-    if found is None:
+    nearest = ancestor(source, kind)
+    if nearest is None:
         raise InputError(f"{source.path} does not descend from a {kind}")
-    return found
+    return nearest
 
 
 def extract(
@@ -37,8 +37,8 @@ def extract(
     """Store the representation and the logits of every sample, for every split, under the backbone ``source``.
 
     The samples are those that the backbone was trained on, or those of another ``partition``, such as the clients'
-    data after a shift. Raises InputError if its samples are not of the backbone's kind, or its classes or features mean
-    something else.
+    data after a shift. Raises InputError if its samples have another form than those of the backbone, or if its classes
+    or features mean something else.
     """
     execution = execution or Execution()
     backbone = open_artifact(source, "backbone")
@@ -48,18 +48,18 @@ def extract(
     request = backbone.manifest.request
     if partition is not None:
         _match(chosen, backbone, trained_on)
-    # Another partition stands before the backbone, whose lineage would lead to the one that it was trained on.
+    # The other partition comes first, because the lineage of the backbone leads to the one that it was trained on.
     inputs = [backbone.as_input("backbone", Path(out))]
     if chosen.manifest.fingerprint != trained_on.manifest.fingerprint:
         inputs.insert(0, chosen.as_input("partition", Path(out)))
     draft = ArtifactSpec("embeddings", {"seed": request["seed"]}, tuple(inputs))
 
     def build(work: ArtifactWriter) -> Built:
-        plan = resolved_settings.settings(request["settings"], {})
-        algorithm = methods.load(request["method"])
+        training = resolved_settings.settings(request["settings"], {})
+        method = methods.load(request["method"])
         data = partitions.read(chosen)
-        known = partitions.read(trained_on) if chosen is not trained_on and plan.normalize == "dataset" else None
-        run = rounds.prepare(data, algorithm, None, plan, request["seed"], execution, known)
+        known = partitions.read(trained_on) if chosen is not trained_on and training.normalize == "dataset" else None
+        run = rounds.prepare(data, method, None, training, request["seed"], execution, known)
         weights = tensors(backbone, like=run.init)
         splits: dict[str, embeddings.StoredEmbeddings] = {}
         with execution.reporter.progress("extract", len(data.y)) as advance:
@@ -91,16 +91,16 @@ def _bytes(chosen: Artifact, backbone: Artifact) -> int:
 
 
 def _match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -> None:
-    """Raise InputError unless the samples of ``chosen`` can be fed to the model of ``backbone`` and mean the same."""
-    here, there = partitions.form(chosen), partitions.form(trained_on)
-    for what, ours, theirs in (
-        ("samples of shape", here.shape, there.shape),
-        ("samples of type", here.dtype, there.dtype),
-        ("a number of classes of", here.classes, there.classes),
+    """Raise InputError unless the model of ``backbone`` takes the samples of ``chosen``, with the same meaning."""
+    form, needed = partitions.form(chosen), partitions.form(trained_on)
+    for feature, actual, expected in (
+        ("samples of shape", form.shape, needed.shape),
+        ("samples of type", form.dtype, needed.dtype),
+        ("a number of classes of", form.classes, needed.classes),
     ):
-        if ours != theirs:
+        if actual != expected:
             raise InputError(
-                f"{chosen.path} has {what} {ours}, but {backbone.path} was trained on {theirs}",
+                f"{chosen.path} has {feature} {actual}, but {backbone.path} was trained on {expected}",
                 f"pfl train-global {chosen.path} -o DIR",
             )
     fix = "new data are read as the old ones were by: pfl import DATA --like PARTITION -o DIR"

@@ -16,7 +16,7 @@ def listing(group: str, root: Path | None = None) -> list[dict[str, Any]]:
     return [_entry(card, root) for card in registry.cards(group)]
 
 
-def everything() -> list[dict[str, Any]]:
+def overview() -> list[dict[str, Any]]:
     """Return one entry for each name of every group."""
     return [
         {"kind": group, "name": card.name, "summary": card.summary}
@@ -35,7 +35,7 @@ def options(group: str, name: str) -> dict[str, Any]:
 def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
     facts = card.facts
     if card.group == "methods":
-        shown: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "paper": facts.get("PAPER", ""),
             "year": facts.get("YEAR", ""),
             "kind": facts.get("KIND", ""),
@@ -43,29 +43,29 @@ def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
             "options": ", ".join(f"{o.name}={o.default}" for o in card.options),
         }
     elif card.group == "datasets":
-        shown = {
+        fields = {
             "classes": facts.get("CLASSES", ""),
             "shape": facts.get("SHAPE", ""),
             "licence": facts.get("LICENCE", ""),
             "options": ", ".join(f"{o.name}={o.default}" for o in card.options),
-            "found": ", ".join(_found(card, root)) or f"no: --root with {_wanted(card)}",
+            "found": ", ".join(_places(card, root)) or f"no: --root with {_needed_files(card)}",
         }
     elif card.group == "models":
-        shown = {"takes": ", ".join(facts.get("TAKES", ())), "representation": facts.get("REPRESENTATION", "")}
+        fields = {"takes": ", ".join(facts.get("TAKES", ())), "representation": facts.get("REPRESENTATION", "")}
     else:
-        shown = {"options": ", ".join(f"{o.name}={o.default}" for o in card.options)}
-    return {"name": card.name, **shown, "summary": card.summary}
+        fields = {"options": ", ".join(f"{o.name}={o.default}" for o in card.options)}
+    return {"name": card.name, **fields, "summary": card.summary}
 
 
-def _found(card: registry.Card, root: Path | None) -> list[str]:
-    """Return where a dataset is found: with pfl, or in which files of ``root``; empty if it is not."""
-    sources = [_found(registry.card("datasets", name), root) for name in card.facts.get("MADE_FROM", ())]
+def _places(card: registry.Card, root: Path | None) -> list[str]:
+    """Return the places of a dataset: ``with pfl``, or its files in ``root``; empty if there are none."""
+    sources = [_places(registry.card("datasets", name), root) for name in card.facts.get("MADE_FROM", ())]
     if sources:
         return [place for source in sources for place in source] if all(sources) else []
     embedded = (registry.folder("datasets") / f"{card.name.replace('-', '_')}.npz").is_file()
-    here = [name for name in card.facts.get("FILES", ()) if root is not None and any(root.glob(name))]
-    return [*(["with pfl"] if embedded else []), *here]
+    files = [name for name in card.facts.get("FILES", ()) if root is not None and any(root.glob(name))]
+    return [*(["with pfl"] if embedded else []), *files]
 
 
-def _wanted(card: registry.Card) -> str:
+def _needed_files(card: registry.Card) -> str:
     return " and ".join(card.facts.get("MADE_FROM", ())) or " or ".join(card.facts.get("FILES", ()))

@@ -111,8 +111,8 @@ def _loaded(
 ) -> tuple[Samples, Any, Any]:
     """Return the samples, and the options of scheme and dataset; those of the dataset are None if it has none."""
     if source is None:
-        named = datasets.load(dataset)
-        load, options_class = named.load, named.Config
+        definition = datasets.load(dataset)
+        load, options_class = definition.load, definition.Config
     else:
         load, options_class = partial(import_data.load, source), None
     owners = {f"scheme {deal.scheme}": splitter.Config, f"dataset {dataset}": options_class}
@@ -193,9 +193,9 @@ def _remark(summary: dict[str, Any], execution: Execution) -> None:
             f"new: {counted(summary['new_clients'], 'client')} that take no part in training the global model"
         )
     if summary["empty"]:
-        some = ", ".join(map(str, summary["empty"][:10])) + (", ..." if len(summary["empty"]) > 10 else "")
+        first_ids = ", ".join(map(str, summary["empty"][:10])) + (", ..." if len(summary["empty"]) > 10 else "")
         execution.reporter.say(
-            f"without samples: {counted(len(summary['empty']), 'client')}, {some} (--min-samples 10 fills them)"
+            f"without samples: {counted(len(summary['empty']), 'client')}, {first_ids} (--min-samples 10 fills them)"
         )
     if summary["unused"]:
         execution.reporter.say(f"assigned to no client: {counted(summary['unused'], 'sample')}")

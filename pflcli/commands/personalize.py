@@ -54,13 +54,13 @@ def personalize(
     ``weights`` do not fit, UsageError if it needs choices, or a backbone that has learned from the same samples.
     """
     execution = execution or Execution()
-    algorithm = methods.load(method)
-    cfg = config.build(algorithm.Config, options or {}, method)
+    definition = methods.load(method)
+    cfg = config.build(definition.Config, options or {}, method)
     nearest = open_artifact(source, *chain.KINDS)
-    lineage = _lineage(method, algorithm, nearest)
-    plan = resolved_settings.on_lineage(method, algorithm, lineage, settings or {}, out)
+    lineage = _lineage(method, definition, nearest)
+    training = resolved_settings.on_lineage(method, definition, lineage, settings or {}, out)
     seed = rounds.draws(seed, nearest)
-    request = {"method": method, "options": config.plain(cfg), "settings": rounds.requested(plan), "seed": seed}
+    request = {"method": method, "options": config.plain(cfg), "settings": rounds.requested(training), "seed": seed}
     file = initial.read(weights) if weights is not None else None
     execution = execution.reading(
         None if file is None else file.path, *(artifact.path for artifact in lineage.values() if artifact)
@@ -69,19 +69,19 @@ def personalize(
     if digest is not None:
         request["weights"] = digest
     # A method that needs embeddings trains no model; the model of these is part of their own lineage.
-    trains = "embeddings" not in chain.closure(algorithm.NEEDS)
+    trains = "embeddings" not in chain.closure(definition.NEEDS)
     code = {
         name: sources.code_hash(*name.split("/", 1))
-        for name in (f"methods/{method}", *(rounds.sources_of(plan) if trains else ()))
+        for name in (f"methods/{method}", *(rounds.sources_of(training) if trains else ()))
     }
-    earlier_run = earlier.source(algorithm.choices(cfg), request, choices, lineage["partition"])
+    earlier_run = earlier.source(definition.choices(cfg), request, choices, lineage["partition"])
     inputs = [nearest.as_input("source", Path(out))]
     if earlier_run is not None:
         inputs.append(earlier_run.as_input("choices", Path(out)))
     spec = ArtifactSpec("predictions", request, tuple(inputs), code=code)
-    job = _Job(method, algorithm, cfg, plan, seed, nearest, lineage, spec, file, earlier_run)
+    job = _Job(method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
     partition = lineage["partition"]
-    remarks = pair_costs.remarks(method, algorithm, cfg, plan, partition) if partition is not None else ()
+    remarks = pair_costs.remarks(method, definition, cfg, training, partition) if partition is not None else ()
     return make(out, spec, execution, lambda writer: _build(job, writer, execution), ahead=remarks)
 
 

@@ -124,12 +124,12 @@ def sweep(
         if not len(splits["test"].y):
             raise InputError(f"{origin.path} has no test samples to score")
         threads = hardware.threads(execution.threads)
-        found = _counts(splits, points, seed, threads, execution)
+        counts = _counts(splits, points, seed, threads, execution)
         new = _new(origin)
-        rows = _rows(found, points, new)
-        work.write("metrics.json", (json.dumps(_metrics(found, rows), indent=1) + "\n").encode())
+        rows = _rows(counts, points, new)
+        work.write("metrics.json", (json.dumps(_metrics(counts, rows), indent=1) + "\n").encode())
         work.write("table.csv", csv_file.rounded(rows[0], (row.values() for row in rows)))
-        work.write("clients.csv", _clients(found, points, new, codebook.read(origin)))
+        work.write("clients.csv", _clients(counts, points, new, codebook.read(origin)))
         work.write("sweep.png", curves.sweep(rows, points.axes, plot))
         return Built(_best(rows, execution), {"threads": threads})
 
@@ -147,7 +147,7 @@ def _metrics(counts: Counts, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 
 def _best(rows: Sequence[Mapping[str, Any]], execution: Execution) -> dict[str, Any]:
-    """Return the summary, after saying which point is best by validation accuracy, each client tuning its lambda."""
+    """Report which point is best by validation accuracy, with lambda tuned per client; return the summary."""
     tuned_rows = [row for row in rows if row["lambda"] == TUNED]
     best = max(tuned_rows, key=lambda row: row["validation_accuracy"] or 0.0)
     at = {axis: best[axis] for axis in ("capacity", "k", "sigma")}
@@ -174,46 +174,46 @@ def _counts(
     tune = np.unique(knn_per.Config().grid)
     lambdas = np.union1d(points.weight, tune)
     shared, own = np.searchsorted(lambdas, points.weight), np.searchsorted(lambdas, tune)
-    answered = {split: np.zeros((*shape, len(shared) + 1), np.int32) for split in ("validation", "test")}
+    right_counts = {split: np.zeros((*shape, len(shared) + 1), np.int32) for split in ("validation", "test")}
     weight, stored = np.zeros(shape), np.zeros(shape[:2], np.int64)
     lock = threading.Lock()
     with execution.reporter.progress("sweep", m) as advance:
 
         def work(client: int) -> None:
             part = {
-                split: Sample(whole.z[span], knn_per.softmax(whole.logits[span]), whole.y[span])
-                for split, whole in splits.items()
+                split: Sample(samples.z[span], knn_per.softmax(samples.logits[span]), samples.y[span])
+                for split, samples in splits.items()
                 for span in [slice(bounds[split][client], bounds[split][client + 1])]
             }
             z, y = part["train"].z, part["train"].y
-            kept = np.zeros((len(points.capacity), len(y)), np.bool_)
+            is_stored = np.zeros((len(points.capacity), len(y)), np.bool_)
             order = capacities.arrival_order(seed, "train", client, len(y))
             for place, capacity in enumerate(points.capacity):
-                kept[place, capacities.kept_rows(capacity, order)] = True
+                is_stored[place, capacities.kept_rows(capacity, order)] = True
             grid = (points.k, points.sigma, lambdas)
-            counts = {split: right(z, y, kept, part[split], *grid) for split in ("validation", "test")}
+            counts = {split: right(z, y, is_stored, part[split], *grid) for split in ("validation", "test")}
             weight[client] = tuned(tune, counts["validation"][..., own])
-            stored[client] = kept.sum(axis=1)
+            stored[client] = is_stored.sum(axis=1)
             chosen = np.searchsorted(lambdas, weight[client])[..., None]
             for split, count in counts.items():
-                found = [count[..., shared], np.take_along_axis(count, chosen, axis=-1)]
-                answered[split][client] = np.concatenate(found, axis=-1)
+                by_lambda = [count[..., shared], np.take_along_axis(count, chosen, axis=-1)]
+                right_counts[split][client] = np.concatenate(by_lambda, axis=-1)
             with lock:
                 advance(1, "")
 
         each(work, m, threads)
     n = {split: np.diff(bounds[split]) for split in bounds}
-    return Counts(answered["test"], answered["validation"], weight, stored, n)
+    return Counts(right_counts["test"], right_counts["validation"], weight, stored, n)
 
 
-def _rows(found: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[dict[str, Any]]:
+def _rows(counts: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[dict[str, Any]]:
     """Return a row for each point of the grid, its metrics rounded to six digits."""
     rows = []
-    n, held_out = found.n["test"], found.n["validation"]
+    n, held_out = counts.n["test"], counts.n["validation"]
     lambdas = (*points.weight, TUNED)
-    for c, i, s, j in np.ndindex(found.test.shape[1:]):
+    for c, i, s, j in np.ndindex(counts.test.shape[1:]):
         at = {"capacity": points.capacity[c], "k": points.k[i], "sigma": points.sigma[s], "lambda": lambdas[j]}
-        accuracy = scores.ratio(found.test[:, c, i, s, j], n)
+        accuracy = scores.ratio(counts.test[:, c, i, s, j], n)
         values = {
             "accuracy": scores.weighted_mean(accuracy, n),
             "accuracy_mean": float(np.nanmean(accuracy)),
@@ -223,25 +223,25 @@ def _rows(found: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[di
         if new is not None:
             values["accuracy_unseen"] = scores.weighted_mean(accuracy[new], n[new])
             values["bottom_decile_unseen"] = scores.bottom_decile(accuracy[new])
-        known = scores.ratio(found.validation[:, c, i, s, j], held_out)
+        known = scores.ratio(counts.validation[:, c, i, s, j], held_out)
         values["validation_accuracy"] = scores.weighted_mean(known, held_out)
-        shown = {name: None if math.isnan(value) else round(value, 6) for name, value in values.items()}
-        rows.append({**at, **shown})
+        rounded = {name: None if math.isnan(value) else round(value, 6) for name, value in values.items()}
+        rows.append({**at, **rounded})
     return rows
 
 
-def _clients(found: Counts, points: Grid, new: NDArray[np.bool_] | None, known: Codebook) -> bytes:
+def _clients(counts: Counts, points: Grid, new: NDArray[np.bool_] | None, known: Codebook) -> bytes:
     """Return the lambda that each client chose, and its accuracy then, at every point."""
     beside = [] if new is None else ["unseen"]
-    names = known.client_names(len(found.weight))
+    names = known.client_names(len(counts.weight))
 
     def row(client: int, c: int, i: int, s: int) -> list[Any]:
-        n = int(found.n["test"][client])
-        accuracy = None if n == 0 else round(float(found.test[client, c, i, s, -1]) / n, 6)
+        n = int(counts.n["test"][client])
+        accuracy = None if n == 0 else round(float(counts.test[client, c, i, s, -1]) / n, 6)
         at = [points.capacity[c], points.k[i], points.sigma[s]]
-        chosen = [int(found.stored[client, c]), n, float(found.weight[client, c, i, s]), accuracy]
+        chosen = [int(counts.stored[client, c]), n, float(counts.weight[client, c, i, s]), accuracy]
         return [client, names[client], *at, *chosen, *([] if new is None else [int(new[client])])]
 
     heading = ["client", "name", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
     # A generator, since there may be millions of rows.
-    return csv_file.rounded(heading, (row(*place) for place in np.ndindex(found.weight.shape)))
+    return csv_file.rounded(heading, (row(*place) for place in np.ndindex(counts.weight.shape)))

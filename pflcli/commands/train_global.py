@@ -46,30 +46,32 @@ def train_global(
     """
     execution = execution or Execution()
     partition = open_artifact(source, "partition")
-    algorithm = methods.load(method)
-    _require_global_model(method, algorithm)
-    cfg = config.build(algorithm.Config, options or {}, method)
-    plan = resolved_settings.settings({}, settings or {}, partition)
+    definition = methods.load(method)
+    _require_global_model(method, definition)
+    cfg = config.build(definition.Config, options or {}, method)
+    training = resolved_settings.settings({}, settings or {}, partition)
     seed = rounds.draws(seed, partition)
     file = initial.read(weights) if weights is not None else None
     execution = execution.reading(None if file is None else file.path)
-    request = {"method": method, "options": config.plain(cfg), "settings": rounds.requested(plan), "seed": seed}
+    request = {"method": method, "options": config.plain(cfg), "settings": rounds.requested(training), "seed": seed}
     spec = ArtifactSpec(
         "backbone",
         request if file is None else {**request, "weights": file.digest},
         (partition.as_input("partition", Path(out)),),
-        code={name: sources.code_hash(*name.split("/", 1)) for name in (f"methods/{method}", *rounds.sources_of(plan))},
+        code={
+            name: sources.code_hash(*name.split("/", 1)) for name in (f"methods/{method}", *rounds.sources_of(training))
+        },
     )
 
     def build(writer: ArtifactWriter) -> Built:
-        run = rounds.prepare(partitions.read(partition), algorithm, cfg, plan, seed, execution)
+        run = rounds.prepare(partitions.read(partition), definition, cfg, training, seed, execution)
         if file is not None:
-            run.init = initial.begun(file, plan, run.init, execution.reporter.say)
+            run.init = initial.begun(file, training, run.init, execution.reporter.say)
             writer.write(initial.INITIAL, bytes(save(state_files.flatten(run.init))))
-        progress = rounds.resumed(run, algorithm, writer, execution)
+        progress = rounds.resumed(run, definition, writer, execution)
         if "global" not in progress.state:
             raise UsageError(f"{method} makes no global model", "--method fedavg")
-        rounds.rounds(run, method, algorithm, rounds.Checkpoints(run, progress, writer), execution, shared=True)
+        rounds.rounds(run, method, definition, rounds.Checkpoints(run, progress, writer), execution, shared=True)
         writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
         writer.write("rounds.csv", csv_file.of_rounds(absences.columns([*progress.before, *progress.rows])))
         codebook.write(writer, names := codebook.read(partition))

@@ -150,15 +150,15 @@ class Run(Channel):
         name: str = "sgd",
         epochs: int | None = None,
         lr: float | Callable[[int], float] | NDArray[np.float64] | None = None,
-        **plan: Any,
+        **training: Any,
     ) -> Iterator[TrainedClients]:
         """Train clients locally by SGD from ``start``: one model, a stack (m, ...) or a table; yields parts.
 
         ``t``, the round or a name, keys the minibatch draws, together with ``name`` where a method trains twice in a
         round, and if a round sets the learning rate. Clients train for ``epochs``, or for as many as the training
         settings say; for a number of ``steps`` if either gives that instead. ``lr`` is one rate, a function of the
-        local epoch or step, or a rate for each client (m,). The other options of LocalSGD go to ``plan``; the training
-        settings give those not named.
+        local epoch or step, or a rate for each client (m,). ``training`` are other options of LocalSGD; options that
+        are missing come from the training settings.
 
         A client whose parameters become non-finite is left out: in a round this raises Diverged with all such clients,
         unless they may, and the round is played again without them. When clients personalize, such a client gets its
@@ -166,7 +166,7 @@ class Run(Channel):
         """
         if self.attendance.unanswered and not self.sealed:
             raise Unanswered
-        local, diverged = self._plan(t, epochs, lr, plan), list[int]()
+        local, diverged = self._training(t, epochs, lr, training), list[int]()
         for part in self.engine.local_sgd(clients, start, local, (name, t), restore=self.sealed):
             if self.sealed:
                 self.unfit.update(part.clients[~part.finite].tolist())
@@ -188,22 +188,22 @@ class Run(Channel):
         name: str = "server",
         epochs: int | None = None,
         lr: float | Callable[[int], float] | None = None,
-        **plan: Any,
+        **training: Any,
     ) -> Params:
         """Train one model at the server on rows of the federation, with options as of ``local_sgd``."""
-        return server.train(self.engine, rows, start, self._plan(t, epochs, lr, plan), (name, t))
+        return server.train(self.engine, rows, start, self._training(t, epochs, lr, training), (name, t))
 
-    def _plan(
+    def _training(
         self,
         t: int | str,
         epochs: int | None,
         lr: float | Callable[[int], float] | NDArray[np.float64] | None,
-        plan: dict[str, Any],
+        training: dict[str, Any],
     ) -> LocalSGD:
         settings = self.settings
         if epochs is None:
-            epochs, plan = settings.epochs, {"steps": settings.steps or None, **plan}
-        count = plan.get("steps") or epochs
+            epochs, training = settings.epochs, {"steps": settings.steps or None, **training}
+        count = training.get("steps") or epochs
         if lr is None:
             lr = settings.lr_at(t) if isinstance(t, int) else settings.lr
         if callable(lr):
@@ -213,7 +213,7 @@ class Run(Channel):
         # Torch raises for rates beyond float32, which a method may derive; the largest float32 diverges as well.
         rates = np.minimum(rates, np.finfo(np.float32).max)
         local = LocalSGD(epochs, settings.batch_size, rates, settings.momentum, settings.weight_decay)
-        return replace(local, **{"precision": settings.precision, **plan})
+        return replace(local, **{"precision": settings.precision, **training})
 
     @contextmanager
     def personalizing(self) -> Iterator[None]:

@@ -91,12 +91,14 @@ def _loaded(path: Path) -> Any:
         ) from None
 
 
-def begun(weights: Weights, plan: Settings, init: Params, say: Callable[[str], None]) -> Params:
+def begun(weights: Weights, settings: Settings, init: Params, say: Callable[[str], None]) -> Params:
     """Return ``fit``; ``say`` is also called if the weights may need images that are normalized in another way."""
-    is_pretrained = plan.model.startswith("torchvision:") or "PREFIXES" in registry.card("models", plan.model).facts
-    if is_pretrained and plan.normalize == "none":
+    is_pretrained = (
+        settings.model.startswith("torchvision:") or "PREFIXES" in registry.card("models", settings.model).facts
+    )
+    if is_pretrained and settings.normalize == "none":
         say(f"images lie in [0, 1]; if {weights.path} was trained on ImageNet, it expects --normalize imagenet")
-    return fit(weights, plan.model, init, say)
+    return fit(weights, settings.model, init, say)
 
 
 def fit(weights: Weights, model: str, init: Params, say: Callable[[str], None]) -> Params:

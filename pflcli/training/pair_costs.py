@@ -22,15 +22,15 @@ MANY = 1000
 """The number of clients from which on it is reported."""
 
 
-def remarks(name: str, method: Method, cfg: Any, plan: Settings, partition: Artifact) -> list[str]:
+def remarks(name: str, method: Method, cfg: Any, settings: Settings, partition: Artifact) -> list[str]:
     """Return what grows with the square of the clients of a ``partition``, in numbers; nothing if they are few."""
     clients, participants = int(partition.manifest.summary["clients"]), len(partitions.able(partition))
     if clients < MANY:
         return []
     lines, pair_content = [], method.PAIRS_SENT
     if pair_content == "models":
-        cohort = max(1, round(plan.participation * participants))
-        gigabytes = cohort * participants * resolved_settings.model_bytes(plan, partition) / 1e9
+        cohort = max(1, round(settings.participation * participants))
+        gigabytes = cohort * participants * resolved_settings.model_bytes(settings, partition) / 1e9
         lines.append(
             f"{name}: {cohort:,} of {participants:,} clients a round are sent up to {participants:,} models each, "
             f"{gigabytes:,.1f} GB"

@@ -41,11 +41,11 @@ def owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int
 
 def column(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
     """Return what ``rounds.csv`` says of clients' own models after round ``t``; nothing where none are measured."""
-    plan, adapts = run.settings, method.ADAPTS
-    every = plan.personal_every if adapts else plan.eval_every
+    settings, adapts = run.settings, method.ADAPTS
+    every = settings.personal_every if adapts else settings.eval_every
     if not every or not (adapts or method.PERSONAL_MODELS):
         return {}
-    return {"personal_accuracy": accuracy(run, method, state) if plan.is_due(t, every) else math.nan}
+    return {"personal_accuracy": accuracy(run, method, state) if settings.is_due(t, every) else math.nan}
 
 
 def tested(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:

@@ -42,11 +42,11 @@ def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Art
     return built
 
 
-def model_bytes(plan: Settings, partition: Artifact) -> int:
+def model_bytes(training: Settings, partition: Artifact) -> int:
     """Return the bytes of one model of the settings for the samples of a partition."""
     form = partitions.form(partition)
     return parameters.size(
-        parameters.state(models.outline(plan.model, _model_shape(form), form.classes, tokens=form.dtype == "int16"))
+        parameters.state(models.outline(training.model, _model_shape(form), form.classes, tokens=form.dtype == "int16"))
     )
 
 

@@ -30,21 +30,21 @@ _LATER = {"report": "last", "normalize": "none", "personal_every": 0, "dropout":
 """Settings that came later, with the values that are not recorded, so that old requests hold."""
 
 
-def requested(plan: Settings) -> dict[str, Any]:
+def requested(settings: Settings) -> dict[str, Any]:
     """Return what a request says of the settings; of later ones only what is not the default."""
-    return {key: value for key, value in config.plain(plan).items() if key not in _LATER or value != _LATER[key]}
+    return {key: value for key, value in config.plain(settings).items() if key not in _LATER or value != _LATER[key]}
 
 
-def sources_of(plan: Settings) -> list[str]:
+def sources_of(settings: Settings) -> list[str]:
     """Return the files, by group and name, that decide how models are trained under these settings."""
-    return [f"models/{plan.model}", *(f"uploads/{step.partition(':')[0]}" for step in plan.upload)]
+    return [f"models/{settings.model}", *(f"uploads/{step.partition(':')[0]}" for step in settings.upload)]
 
 
 def prepare(
     data: Partition,
     method: Method,
     cfg: Any,
-    plan: Settings,
+    settings: Settings,
     seed: int,
     execution: Execution,
     trained_on: Partition | None = None,
@@ -57,25 +57,25 @@ def prepare(
     torch.set_num_threads(workers := hardware.threads(execution.threads))
     federation = _federation(data, device)
     measured_on = _federation(trained_on, device) if trained_on is not None else federation
-    federation = normalized(federation, plan.normalize, measured_on)
-    federation = federation.refitted() if plan.refit else federation
+    federation = normalized(federation, settings.normalize, measured_on)
+    federation = federation.refitted() if settings.refit else federation
     shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
-    net = models.create(plan.model, shape, data.classes, seed, tokens=tokens)
+    net = models.create(settings.model, shape, data.classes, seed, tokens=tokens)
     mode, jobs = hardware.engine(execution.engine), hardware.jobs(execution.jobs)
     engine = Engine(net, federation, seed=seed, threads=workers, mode=mode, jobs=jobs)
     init = {name: value.to(device) for name, value in parameters.of(net).items()}
     hands = f"{jobs} processes" if jobs else f"{workers} threads"
-    execution.reporter.detail(f"{plan.model} on {device}, engine mode {engine.mode}, {hands}")
+    execution.reporter.detail(f"{settings.model} on {device}, engine mode {engine.mode}, {hands}")
     engine.explain = lambda strategy: execution.reporter.detail(f"clients train by {strategy}")
     # The engine's federation: with processes the samples lie in shared memory, and only there.
 
-    steps = tuple(uploads.load(step) for step in plan.upload)
+    steps = tuple(uploads.load(step) for step in settings.upload)
 
     def draw_model(number: int) -> parameters.Params:
-        drawn = models.create(plan.model, shape, data.classes, rng.integer(seed, "start", number), tokens=tokens)
+        drawn = models.create(settings.model, shape, data.classes, rng.integer(seed, "start", number), tokens=tokens)
         return {name: value.to(device) for name, value in parameters.of(drawn).items()}
 
-    return Run(method.KIND, cfg, plan, seed, engine.federation, engine, init, draw_model=draw_model, uploads=steps)
+    return Run(method.KIND, cfg, settings, seed, engine.federation, engine, init, draw_model=draw_model, uploads=steps)
 
 
 def _federation(data: Partition, device: str) -> Federation:
@@ -99,7 +99,7 @@ def resumed(run: Run, method: Method, work: ArtifactWriter, execution: Execution
             raise UnsuitedError(error.message, *error.fix) from None
     progress, run.traffic, mode = unpack(saved, work, run)
     if mode != run.engine.mode:
-        # Ways agree to float tolerance only: a resumed run keeps the one it began with, so that its bytes do too.
+        # Modes of the engine agree to float tolerance only: a resumed run keeps its mode, and gives the same bytes.
         run.engine.mode = mode
         execution.reporter.say(f"the engine stays in mode {mode}, in which this run began")
     if progress.answered_clients:
