@@ -38,7 +38,7 @@ def evaluate(
     """
     execution = execution or Execution()
     time_to_target.check(target)
-    named = catalogue.chosen(metrics)
+    metric_names = catalogue.chosen(metrics)
     speeds = None if link is None else simulated_time.Link.of(link)
     if split not in blocks.SPLITS:
         raise UsageError(f"unknown split '{split}'", closest(split, blocks.SPLITS))
@@ -53,7 +53,7 @@ def evaluate(
     request: dict[str, Any] = {"split": split, "baseline": baseline, "statistics": summary.STATISTICS, "seed": 0}
     request |= {} if target is None else {"target": target}
     request |= {} if speeds is None else {"link": str(speeds)}
-    request |= {} if named == catalogue.DEFAULT else {"metric": list(named)}
+    request |= {} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}
     draft = ArtifactSpec(
         "evaluation",
         request,
@@ -61,10 +61,10 @@ def evaluate(
     )
 
     def build(work: ArtifactWriter) -> Built:
-        scored = scoring.score(artifacts, split, baseline, named=named)
+        scored = scoring.score(artifacts, split, baseline, metric_names=metric_names)
         table = scoring.metrics(scored, split, baseline, target, speeds)
         scoring.write(work, scored, table, "evaluation")
-        best = max(table["methods"], key=lambda method: summary.rank(method, named))
+        best = max(table["methods"], key=lambda method: summary.rank(method, metric_names))
         return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best["label"]}, {})
 
     return make(out, draft, execution, build)

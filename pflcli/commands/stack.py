@@ -210,8 +210,10 @@ def _names(artifacts: Sequence[Artifact]) -> list[str]:
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
     names = []
     for artifact, method in zip(artifacts, methods, strict=True):
-        settings = _own_settings(artifact)
-        namesakes = [_own_settings(other) for other, name in zip(artifacts, methods, strict=True) if name == method]
+        settings = predictions.choices(artifact)
+        namesakes = [
+            predictions.choices(other) for other, name in zip(artifacts, methods, strict=True) if name == method
+        ]
         differing = [key for key in settings if any(other.get(key) != settings[key] for other in namesakes)]
         names.append(" ".join([method, *(f"{key}={settings[key]}".replace("/", "|") for key in differing)]))
     count, numbers = Counter(names), Counter[str]()
@@ -219,10 +221,6 @@ def _names(artifacts: Sequence[Artifact]) -> list[str]:
         numbers[name] += 1
         names[index] = f"{name} #{numbers[name]}" if count[name] > 1 else name
     return names
-
-
-def _own_settings(artifact: Artifact) -> dict[str, Any]:
-    return {**artifact.manifest.request["settings"], **artifact.manifest.request["options"]}
 
 
 def _by_sample(learned: pool.Pool, inputs: _PoolInputs) -> NDArray[np.float64]:

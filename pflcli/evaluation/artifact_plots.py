@@ -1,4 +1,4 @@
-"""What can be drawn: who holds what in a partition, or what the last state of a method holds of its rounds."""
+"""Pictures of a partition, and of what the last state of a method records of its rounds."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _STATE = "state.safetensors"
 
 
 def partition(artifact: Artifact) -> bytes:
-    """Return a PNG of who holds what."""
-    held, request = partitions.read(artifact), artifact.manifest.request
+    """Return a PNG of the samples that each client has, by class."""
+    data, request = partitions.read(artifact), artifact.manifest.request
     options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
-    known, clients = codebook.read(artifact), len(held.names)
+    known, clients = codebook.read(artifact), len(data.names)
     dataset, count = known.dataset or request["dataset"], f"{clients} client{'s' * (clients != 1)}"
     title = f"{dataset}, {request['scheme']}{f' ({options})' if options else ''}, {count}"
-    return holdings(held.label_counts, title, held.cluster, held.new, _names(known, clients), known.classes)
+    return holdings(data.label_counts, title, data.cluster, data.new, _names(known, clients), known.classes)
 
 
 def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
     """Return a PNG of the attention, the collapse or the neighbours that the state of a method holds.
 
-    Of attention that is each client's last, or that of the rounds ``chosen``. Raises UsageError if it holds none of
-    them, or not these rounds, InputError if the state is damaged or the partition is gone.
+    The attention is each client's last, or that of the rounds ``chosen``. Raises UsageError if the state has none of
+    these or lacks such a round, InputError if it is damaged or the partition does not exist any more.
     """
     summary, state = artifact.manifest.summary, _state(artifact)
     method, clients = summary["method"], summary["clients"]
@@ -53,78 +53,78 @@ def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
             f"pfl evaluate {artifact.path} -o DIR draws how well all clients do",
         )
     if not len(next(iter(state.values()))):
-        kept = f"{method} keeps no attention of {clients} clients, which are more than {ham_records.MOST}"
-        why = kept if clients > ham_records.MOST else f"no round of {method} went beyond its warm-up"
+        too_many = f"{method} keeps no attention of {clients} clients, which are more than {ham_records.MOST}"
+        why = too_many if clients > ham_records.MOST else f"no round of {method} went beyond its warm-up"
         raise UsageError(f"{artifact.path} holds nothing to draw: {why}")
     if chosen and "attention/first" not in state:
-        raise UsageError(f"{artifact.path} holds no attention, of which alone rounds can be chosen")
+        raise UsageError(f"{artifact.path} holds no attention, and rounds can be chosen of attention only")
     if "history/rho" in state:
         history = {name.removeprefix("history/"): values for name, values in state.items()}
         return collapse(history, _numbers(rounds, len(history["rho"])), title)
-    held = ancestor(artifact, "partition")
-    cluster, able = (None, None) if held is None else (partitions.cluster(held), partitions.able(held))
+    source = ancestor(artifact, "partition")
+    cluster, able = (None, None) if source is None else (partitions.cluster(source), partitions.able(source))
     if "attention/first" in state:
         numbers = _numbers(rounds, len(state["attention/first"]))
-        which = _places(artifact, numbers, chosen)
-        first, second = state["attention/first"][which], state["attention/second"][which]
-        return attention(first, second, numbers[which], title, cluster, names, apart=bool(chosen))
+        places = _places(artifact, numbers, chosen)
+        first, second = state["attention/first"][places], state["attention/second"][places]
+        return attention(first, second, numbers[places], title, cluster, names, apart=bool(chosen))
     if "graph" in state:
         graphs = [neighbourhood.adjacency(packed, clients) for packed in state["graph"]]
-    else:  # whoever is given the same model
-        found = state["cluster"]
-        graphs = [neighbourhood.together(found) & (found >= 0)]
+    else:  # neighbours are the clients that get the same model
+        assigned = state["cluster"]
+        graphs = [neighbourhood.together(assigned) & (assigned >= 0)]
     rows = neighbourhood.by_round(graphs, cluster, able, rounds - len(graphs) + 1)
     return neighbours(graphs[-1], rows, title, cluster, names)
 
 
 def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
-    """Return every weight of the attention that a method kept, or that of the rounds ``chosen``, as CSV.
+    """Return every weight of the attention that a method has stored, of all rounds or of those ``chosen``, as CSV.
 
-    Raises UsageError if there is none, or not of these rounds.
+    Raises UsageError if there is none, or none of such a round.
     """
     summary, state = artifact.manifest.summary, _state(artifact)
     if "attention/first" not in state or not len(state["attention/first"]):
         raise UsageError(f"{artifact.path} holds no attention: {summary['method']} keeps none, or none of these rounds")
     first, second = state["attention/first"], state["attention/second"]
     numbers = _numbers(summary.get("reported_round", summary["rounds"]), len(first))
-    which = _places(artifact, numbers, chosen)
+    places = _places(artifact, numbers, chosen)
     names = codebook.read(artifact).client_names(summary["clients"])
-    rows = pairs(first[which], second[which], numbers[which].tolist(), names)
+    rows = pairs(first[places], second[places], numbers[places].tolist(), names)
     return csv_file.content(["round", "client", "layer", "attends_to", "weight"], rows)
 
 
 def _places(artifact: Artifact, numbers: NDArray[np.int64], chosen: Sequence[int]) -> NDArray[np.int64]:
-    """Return where the rounds ``chosen`` lie among those with these ``numbers``; all of them if none is chosen."""
+    """Return the indices of the rounds ``chosen`` in ``numbers``; all indices if none is chosen."""
     for number in chosen:
         if number not in numbers:
-            held = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]} alone"
-            raise UsageError(f"{artifact.path} holds no attention of round {number}", f"it holds that of rounds {held}")
+            stored = f"rounds {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"round {numbers[0]}"
+            raise UsageError(f"{artifact.path} holds no attention of round {number}", f"it holds that of {stored}")
     return np.searchsorted(numbers, sorted(set(chosen))) if chosen else np.arange(len(numbers))
 
 
 def _names(known: Codebook, clients: int) -> list[str]:
-    """Return the names of clients for a picture; none if they are but numbers that a partition scheme gave them."""
+    """Return the names of clients for a picture; none if they are only numbers that a partition scheme gave them."""
     names = known.client_names(clients)
     return [] if all(re.fullmatch(r"(client-)?\d+", name) for name in names) else names
 
 
-_KEPT = (
+_DRAWABLE = (
     ("history/rho", "history/largest", "history/rejected", "history/validation"),
     ("attention/first", "attention/second"),
     ("graph",),
     ("cluster",),
 )
-"""What can be drawn, by the names of its arrays; the first that is there is."""
+"""Names of the arrays of each picture; the first picture whose arrays are all stored is drawn."""
 
 
 def _state(artifact: Artifact) -> dict[str, NDArray[Any]]:
-    """Read the arrays that can be drawn, none if there are not any."""
+    """Read the arrays of the picture that can be drawn; none if there are none."""
     from safetensors import safe_open
 
     artifact.check(_STATE)
     with artifact.parsing(_STATE), safe_open(artifact.path / _STATE, "numpy") as file:
-        held = set(file.keys())
-        names = next((names for names in _KEPT if held.issuperset(names)), ())
+        stored = set(file.keys())
+        names = next((names for names in _DRAWABLE if stored.issuperset(names)), ())
         return {name: file.get_tensor(name) for name in names}
 
 

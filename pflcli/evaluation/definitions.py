@@ -1,4 +1,4 @@
-"""What the metrics that were asked for mean for these classes, and for how many clients they are not defined."""
+"""What the chosen metrics mean for these classes, and for how many clients they are not defined."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _OF_POSITIVE = {"average_precision", "sensitivity", "specificity"}
 _ONE_AGAINST_REST = {"auroc", "average_precision"}
 
 
-def remarks(methods: Sequence[Mapping[str, Any]], named: Sequence[str], classes: Sequence[str]) -> list[str]:
-    """Return sentences on the metrics ``named``, from the rows of ``methods`` and the names of all classes."""
+def remarks(methods: Sequence[Mapping[str, Any]], metrics: Sequence[str], classes: Sequence[str]) -> list[str]:
+    """Return sentences on the chosen ``metrics``, from the rows of ``methods`` and the names of all classes."""
     lines = []
-    entries = [catalogue.METRICS[name] for name in named]
-    if len(classes) == 2 and _OF_POSITIVE & {*named}:
+    entries = [catalogue.METRICS[name] for name in metrics]
+    if len(classes) == 2 and _OF_POSITIVE & {*metrics}:
         lines.append(f"the positive class is {classes[1]}")
     against = [metric.heading for metric in entries if metric.name in _ONE_AGAINST_REST]
     if len(classes) > 2 and against:

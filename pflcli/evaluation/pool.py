@@ -145,8 +145,8 @@ def learn(
             loss = _loss(answer(logs, per_client[fold, client]), y).sum()
             if loss < least - 1e-9:
                 least, pull, by_sample = loss, tried, per_client[fold, client]
-        everything = np.ones(len(y), np.bool_)
-        each = np.round(_own(logs, y, client, everything, common, pull, len(each)), _DIGITS)
+        all_samples = np.ones(len(y), np.bool_)
+        each = np.round(_own(logs, y, client, all_samples, common, pull, len(each)), _DIGITS)
     held_out = answer(logs, by_sample)
     loss_of_pool = _loss(held_out, y)
     alone = _loss(np.exp(logs[:, 0 if base is None else base].astype(np.float64)), y)
@@ -165,12 +165,12 @@ def _own(
     pull: float,
     count: int,
 ) -> Floats:
-    """Return exponents (m, M) of every client, learned from its chosen samples."""
+    """Return exponents (m, M), one row per client, learned from its samples that are ``chosen`` (n,)."""
     per_client = np.tile(common, (count, 1))
     if np.isfinite(pull):
-        for who in np.unique(client[chosen]):
-            rows = chosen & (client == who)
-            per_client[who] = fit(logs[rows], y[rows], common, pull)
+        for number in np.unique(client[chosen]):
+            rows = chosen & (client == number)
+            per_client[number] = fit(logs[rows], y[rows], common, pull)
     return per_client
 
 

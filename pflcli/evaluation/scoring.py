@@ -1,4 +1,4 @@
-"""Scores of stored predictions, per client, and what an evaluation or a comparison writes of them. NumPy alone."""
+"""Scores of stored predictions per client, and the files of an evaluation or a comparison. NumPy alone."""
 
 from __future__ import annotations
 
@@ -29,47 +29,48 @@ def score(
     split: str,
     baseline: str,
     labels: Sequence[str] | None = None,
-    named: tuple[str, ...] = catalogue.DEFAULT,
+    metric_names: tuple[str, ...] = catalogue.DEFAULT,
 ) -> list[Scored]:
-    """Score predictions, by the metrics ``named`` too, and pair each with its baseline.
+    """Score predictions, by the metrics ``metric_names`` too, and pair each with its baseline.
 
-    Those of one label are rows of one method, a seed each; without ``labels`` they follow from what was requested.
-    Raises UsageError if the baseline is another than FedAvg and not among them, or a metric is not defined for so many
-    classes, InputError without samples to score.
+    Predictions with the same label are of one method, one seed each; without ``labels`` these follow from the requests.
+    Raises UsageError if the baseline is not FedAvg and not among them, or if a metric is not defined for so many
+    classes, InputError if there are no samples to score.
     """
     labelled = _labels(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
-    return _paired([_score(artifact, label, split, named) for artifact, label in labelled], baseline)
+    return _paired([_score(artifact, label, split, metric_names) for artifact, label in labelled], baseline)
 
 
 def metrics(
     scored: Sequence[Scored], split: str, baseline: str, target: float | None = None, link: Link | None = None
 ) -> dict[str, Any]:
-    """Return a row for each method, several seeds together.
+    """Return the content of ``metrics.json``: a row for each method, with all its seeds, and what compares the rows.
 
-    With a ``target`` accuracy, how long each took to it; with a ``link``, how long its rounds would take behind it.
+    With a ``target`` accuracy, rows say how long the method took to reach it; with a ``link``, how long its rounds
+    would take if clients had such links.
     """
-    groups, named = _groups(scored), scored[0].named
-    found: dict[str, Any] = {
+    groups, metric_names = _groups(scored), scored[0].metric_names
+    table: dict[str, Any] = {
         "split": split,
-        **({} if named == catalogue.DEFAULT else {"metric": list(named)}),
+        **({} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}),
         "baseline": baseline if baseline in groups else "global" if _has_baseline(scored) else None,
         "reported": " or ".join(sorted({_reported(item.artifact) for item in scored}, reverse=True)),
         "methods": [summary.row(label, items) for label, items in groups.items()],
     }
     if target is not None:
-        found["target"] = target
-        for method, items in zip(found["methods"], groups.values(), strict=True):
+        table["target"] = target
+        for method, items in zip(table["methods"], groups.values(), strict=True):
             method["metrics"] |= time_to_target.metrics([item.artifact for item in items], target)
     if link is not None:
-        found["link"] = str(link)
-        for method, items in zip(found["methods"], groups.values(), strict=True):
+        table["link"] = str(link)
+        for method, items in zip(table["methods"], groups.values(), strict=True):
             method["metrics"] |= simulated_time.metrics([item.artifact for item in items], link, target)
-    summary.correct(found["methods"], found["baseline"])
-    found["conclusion"] = conclusion.conclusion(found["methods"], found["baseline"], named[0])
-    remarks = definitions.remarks(found["methods"], named, _classes(scored[0]))
-    found |= {"definitions": remarks} if remarks else {}
-    found["warnings"] = convergence.warnings({label: [i.artifact for i in items] for label, items in groups.items()})
-    return found
+    summary.correct(table["methods"], table["baseline"])
+    table["conclusion"] = conclusion.conclusion(table["methods"], table["baseline"], metric_names[0])
+    remarks = definitions.remarks(table["methods"], metric_names, _classes(scored[0]))
+    table |= {"definitions": remarks} if remarks else {}
+    table["warnings"] = convergence.warnings({label: [i.artifact for i in items] for label, items in groups.items()})
+    return table
 
 
 def _classes(item: Scored) -> list[str]:
@@ -77,9 +78,9 @@ def _classes(item: Scored) -> list[str]:
 
 
 def _reported(artifact: Artifact) -> str:
-    """Return which round of a run is reported, in the words of its summary, without its number."""
-    said: str = artifact.manifest.summary.get("reported", "last round")
-    return said.partition(":")[0]
+    """Return which round of a run is reported, such as ``last round``, without its number."""
+    words: str = artifact.manifest.summary.get("reported", "last round")
+    return words.partition(":")[0]
 
 
 def write(
@@ -92,7 +93,7 @@ def write(
     """Write ``metrics.json``, ``clients.csv``, tables, and a picture named by the metric that ranks methods."""
     work.write(evaluation.METRICS, (json.dumps(_json(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _client_table(scored, metrics["split"]))
-    work.write(f"{scored[0].named[0]}.png", _picture(scored, metrics))
+    work.write(f"{scored[0].metric_names[0]}.png", _picture(scored, metrics))
     lines = "".join(f"\n{line}\n" for line in (*conclusion.notes(metrics), *remarks))
     work.write("table.md", (tables.of(metrics, kind).markdown() + lines).encode())
     work.write("table.csv", csv_file.rounded(*tables.numbers(metrics)))
@@ -106,31 +107,26 @@ def _groups(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
 
 
 def _labels(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
-    """Name each predictions artifact by its method, and by the options in which namesakes differ."""
+    """Label each predictions artifact by its method, and by the options in which others of the method differ."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for artifact in artifacts:
-        by_method.setdefault(artifact.manifest.request["method"], []).append(_choices(artifact))
-    named = []
+        by_method.setdefault(artifact.manifest.request["method"], []).append(predictions.choices(artifact))
+    metric_names = []
     for artifact in artifacts:
-        method, mine = artifact.manifest.request["method"], _choices(artifact)
-        differing = [k for k, v in mine.items() if any(other.get(k) != v for other in by_method[method])]
-        named.append((artifact, " ".join([method, *(f"{key}={_short(mine[key])}" for key in differing)])))
+        method, choices = artifact.manifest.request["method"], predictions.choices(artifact)
+        differing = [k for k, v in choices.items() if any(other.get(k) != v for other in by_method[method])]
+        metric_names.append((artifact, " ".join([method, *(f"{key}={_short(choices[key])}" for key in differing)])))
     # The same method, options and seed on another partition or backbone is another row, named by its folder.
-    rows = Counter((label, artifact.manifest.request["seed"]) for artifact, label in named)
+    rows = Counter((label, artifact.manifest.request["seed"]) for artifact, label in metric_names)
     twice = {label for (label, _), count in rows.items() if count > 1}
-    return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in named]
-
-
-def _choices(artifact: Artifact) -> dict[str, Any]:
-    request = artifact.manifest.request
-    return {**request["settings"], **request["options"]}
+    return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in metric_names]
 
 
 def _short(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _score(artifact: Artifact, label: str, split: str, named: tuple[str, ...]) -> Scored:
+def _score(artifact: Artifact, label: str, split: str, metric_names: tuple[str, ...]) -> Scored:
     answers = predictions.read(artifact, split)
     p, y, bounds = answers.parts["p"], answers.y, answers.offsets
     if not len(y):
@@ -138,22 +134,22 @@ def _score(artifact: Artifact, label: str, split: str, named: tuple[str, ...]) -
             f"{artifact.path} has no {split} samples to score",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    catalogue.require_classes(named, p.shape[1])
+    catalogue.require_classes(metric_names, p.shape[1])
     right = scores.correct(p, y)
-    client = {metric.name: metric.by_client(p, y, bounds) for metric in catalogue.per_client(named)}
+    client = {metric.name: metric.by_client(p, y, bounds) for metric in catalogue.per_client(metric_names)}
     seed = int(artifact.manifest.request["seed"])
     new = predictions.new(artifact)
     return Scored(
-        label, seed, artifact, answers, right, np.diff(bounds), client, predictions.tuned(artifact), new, named
+        label, seed, artifact, answers, right, np.diff(bounds), client, predictions.tuned(artifact), new, metric_names
     )
 
 
 def _paired(scored: list[Scored], baseline: str) -> list[Scored]:
-    """Give each what its baseline gets right: predictions on the same samples, else the backbone's own answers."""
+    """Add the scores of each item's baseline: predictions on the same samples, else those of the backbone itself."""
     bases = [item for item in scored if item.label == baseline]
     known = {item.artifact.manifest.request["method"] for item in scored}
     if baseline != "fedavg" and not bases:
-        raise UsageError(f"no predictions of the baseline '{baseline}' are given", closest(baseline, known))
+        raise UsageError(f"the baseline '{baseline}' is not among the predictions", closest(baseline, known))
     paired = []
     for item in scored:
         twins = [base for base in bases if base.seed == item.seed and _same_samples(base, item)]
@@ -161,7 +157,7 @@ def _paired(scored: list[Scored], baseline: str) -> list[Scored]:
             paired.append(replace(item, baseline_right=twins[0].right, baseline=twins[0].score))
         elif "global" in item.answers.parts:
             p, y, offsets = item.answers.parts["global"], item.answers.y, item.answers.offsets
-            score = catalogue.METRICS[item.named[0]].by_client(p, y, offsets)
+            score = catalogue.METRICS[item.metric_names[0]].by_client(p, y, offsets)
             paired.append(replace(item, baseline_right=scores.correct(p, y), baseline=score))
         else:
             paired.append(item)
@@ -182,8 +178,8 @@ def _client_table(scored: Sequence[Scored], split: str) -> bytes:
     has_unseen = any(item.new is not None for item in scored)
     names = [client_identity.names(item.artifact) for item in scored]
     has_names = any(name is not None for name in names)
-    ranked_by = scored[0].named[0]
-    columns = [metric.name for metric in catalogue.per_client(scored[0].named)]
+    ranked_by = scored[0].metric_names[0]
+    columns = [metric.name for metric in catalogue.per_client(scored[0].metric_names)]
 
     def rows() -> Iterator[list[Any]]:
         for item, clients in zip(scored, names, strict=True):
@@ -206,7 +202,7 @@ def _float(value: Any) -> float | None:
 
 
 def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> bytes:
-    groups, metric = _groups(scored), catalogue.METRICS[scored[0].named[0]]
+    groups, metric = _groups(scored), catalogue.METRICS[scored[0].metric_names[0]]
     seeds = max(len(items) for items in groups.values())
     heading = metric.heading[:1].upper() + metric.heading[1:]
     over = f", {seeds} seeds" if seeds > 1 else ""
@@ -246,10 +242,10 @@ def _by_name(
         {number: item.artifact for number, item in numbered.items()},
         {number: item.samples for number, item in numbered.items()},
     )
-    who = [*known.values()]
-    if len(who[0]) >= pictures.FEW or any(not np.array_equal(who[0], other) for other in who[1:]):
+    identities = [*known.values()]
+    if len(identities[0]) >= pictures.FEW or any(not np.array_equal(identities[0], other) for other in identities[1:]):
         return None
-    names = client_identity.names(items[0].artifact) or [f"client {client}" for client in range(len(who[0]))]
+    names = client_identity.names(items[0].artifact) or [f"client {client}" for client in range(len(identities[0]))]
     score = {label: _mean([item.score for item in group]) for label, group in groups.items()}
     if baseline == "global":
         score = {"global": _mean([*_baselines(items).values()]), **score}
@@ -258,7 +254,7 @@ def _by_name(
 
 
 def _mean(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the mean over seeds (m,) of what is known; nan where nothing is."""
+    """Return the mean over seeds (m,), without values that are nan; nan where all are."""
     table = np.stack(values)
     known = ~np.isnan(table)
     total: NDArray[np.float64] = scores.ratio(np.nansum(table, axis=0), known.sum(axis=0))

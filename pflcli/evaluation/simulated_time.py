@@ -41,14 +41,14 @@ class Link:
         return cls(up, down)
 
     def __str__(self) -> str:
-        """Return what ``of`` takes."""
+        """Return the text that ``of`` parses."""
         return f"{self.up:g}:{self.down:g}"
 
     def seconds(self, row: dict[str, str], workers: int) -> float:
         """Return how long one round of ``rounds.csv`` takes, whose clients were trained by so many ``workers``."""
         clients = max(int(row["clients"]), 1)
         up, down, peer = (int(row[f"bytes_{name}"]) for name in ("up", "down", "peer"))
-        megabits = [8e-6 * sent / clients for sent in (up + peer, down + peer)]
+        megabits = [8e-6 * amount / clients for amount in (up + peer, down + peer)]
         # Before the rounds it is the server that computes.
         shared = 1 if row["round"] == "0" else clients
         compute = float(row["seconds"]) * min(workers, shared) / shared
@@ -58,27 +58,31 @@ class Link:
 def metrics(artifacts: Sequence[Artifact], link: Link, target: float | None) -> dict[str, dict[str, Any]]:
     """Return simulated seconds of all rounds of one method, and of those until it reached ``target``, if given."""
     totals = [seconds(artifact, link) for artifact in artifacts]
-    found = {"simulated_seconds": totals}
+    by_metric = {"simulated_seconds": totals}
     if target is not None:
         ends = [time_to_target.reached(artifact, target) for artifact in artifacts]
-        found["simulated_seconds_to_target"] = [
+        by_metric["simulated_seconds_to_target"] = [
             math.nan if end is None else seconds(artifact, link, end["rounds_to_target"])
             for artifact, end in zip(artifacts, ends, strict=True)
         ]
-    known = {name: sum(not math.isnan(value) for value in values) for name, values in found.items()}
+    known = {name: sum(not math.isnan(value) for value in values) for name, values in by_metric.items()}
     return {
         name: catalogue.METRICS[name].record(values, known[name], words=str(link), of=len(values))
-        for name, values in found.items()
+        for name, values in by_metric.items()
     }
 
 
 def seconds(artifact: Artifact, link: Link, last: float = math.inf) -> float:
-    """Return the simulated seconds of the rounds up to ``last``; nan of a method that stands on no rounds."""
+    """Return the simulated seconds of the rounds up to ``last``; nan for a method without rounds."""
     own = backbone.ROUNDS in artifact.manifest.files
     source = artifact if own else ancestor(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
     if source is None:
         return math.nan
-    made = source.manifest.made
-    workers = int(made.get("jobs") or made.get("threads") or 1) if made.get("device", "cpu") == "cpu" else 1
+    circumstances = source.manifest.made
+    workers = (
+        int(circumstances.get("jobs") or circumstances.get("threads") or 1)
+        if circumstances.get("device", "cpu") == "cpu"
+        else 1
+    )
     rows = backbone.rounds(source)
     return sum(link.seconds(row, workers) for row in rows if int(row["round"]) <= last)

@@ -1,4 +1,4 @@
-"""What a stack is to be held against: the best single method that it pools, and a bound on choosing one per client.
+"""What a stack is compared with: the best single method that it pools, and a bound on choosing one per client.
 
 The best single method by validation samples is the choice without a stack. The bound gives each client the method that
 is best on its own test samples. No rule that chooses one method per client can exceed it; a stack can, as it combines
@@ -111,4 +111,4 @@ def _records(values: Sequence[Mapping[str, float]], item: Scored) -> dict[str, d
 
 def _metric(item: Scored) -> Metric:
     """Return the metric that methods are ranked by."""
-    return catalogue.METRICS[item.named[0]]
+    return catalogue.METRICS[item.metric_names[0]]

@@ -20,7 +20,7 @@ from pflcli.metrics import catalogue, gains, scores
 Array = NDArray[Any]
 
 STATISTICS = 2
-"""How rows are worked out, part of what a table is asked for; 1 (``bootstrap_draws``) had other intervals."""
+"""Version of the statistics of a row, part of each request for a table; 1 (``bootstrap_draws``) had other intervals."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Scored:
     client: dict[str, NDArray[np.float64]]
     tuned: dict[str, NDArray[np.float64]]
     new: NDArray[np.bool_] | None = None
-    named: tuple[str, ...] = catalogue.DEFAULT
+    metric_names: tuple[str, ...] = catalogue.DEFAULT
     """the metrics that ``--metric`` names; methods are ranked by the first, and gains are of it"""
     baseline_right: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
@@ -45,14 +45,14 @@ class Scored:
     @property
     def score(self) -> NDArray[np.float64]:
         """The score of each client, (m,), by the metric that methods are ranked by; nan where it is not defined."""
-        return self.client[self.named[0]]
+        return self.client[self.metric_names[0]]
 
     @cached_property
     def gain(self) -> NDArray[np.float64]:
         """How much better than the baseline's each client's score is, (m,); nan where that is not known."""
         if self.baseline is None:
             return np.full(len(self.n), math.nan)
-        lower = catalogue.METRICS[self.named[0]].lower_is_better
+        lower = catalogue.METRICS[self.metric_names[0]].lower_is_better
         return self.baseline - self.score if lower else self.score - self.baseline
 
     @property
@@ -64,7 +64,7 @@ class Scored:
 class _Row(dict[str, dict[str, Any]]):
     """Metrics by name."""
 
-    def put(self, name: str, n: int, values: Sequence[float], words: str = "", **beside: Any) -> None:
+    def add(self, name: str, n: int, values: Sequence[float], words: str = "", **beside: Any) -> None:
         """Add the mean of ``values``, one for each seed, over those that are known."""
         self[name] = catalogue.METRICS[name].record(values, n, words, **beside)
 
@@ -80,7 +80,7 @@ def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     _cost(metrics, items)
     best = [item.artifact.manifest.summary.get("reported_round", math.nan) for item in items]
     if not all(map(math.isnan, best)):
-        metrics.put("reported_round", len(items), best)
+        metrics.add("reported_round", len(items), best)
     return {
         "label": label,
         "method": items[0].artifact.manifest.request["method"],
@@ -90,45 +90,45 @@ def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
-def rank(row: Mapping[str, Any], named: Sequence[str]) -> float:
-    """Return what the row of a better method has more of; a method without any value comes last."""
-    metric = catalogue.METRICS[named[0]]
+def rank(row: Mapping[str, Any], metric_names: Sequence[str]) -> float:
+    """Return a number that is higher for a better method; minus infinity for a method without any value."""
+    metric = catalogue.METRICS[metric_names[0]]
     value: float = row["metrics"][metric.name]["value"]
     return -math.inf if math.isnan(value) else -value if metric.lower_is_better else value
 
 
 def correct(methods: Sequence[dict[str, Any]], baseline: str | None) -> None:
     """Add to the gains of rows their p-values corrected for how many methods are compared with the baseline."""
-    found = {row["label"]: row["metrics"]["gain"] for row in methods if "p" in row["metrics"].get("gain", {})}
-    found.pop(baseline, None)
-    for label, p in gains.holm({label: gain["p"] for label, gain in found.items()}).items():
-        found[label]["p_corrected"] = p
+    gain_by_label = {row["label"]: row["metrics"]["gain"] for row in methods if "p" in row["metrics"].get("gain", {})}
+    gain_by_label.pop(baseline, None)
+    for label, p in gains.holm({label: gain["p"] for label, gain in gain_by_label.items()}).items():
+        gain_by_label[label]["p_corrected"] = p
 
 
 def _scores(metrics: _Row, items: Sequence[Scored]) -> None:
-    """Add what follows from answers alone."""
+    """Add the metrics that need predictions alone."""
     count = sum(int((item.n > 0).sum()) for item in items)
     samples = sum(int(item.n.sum()) for item in items)
-    for metric in catalogue.from_answers(items[0].named):
+    for metric in catalogue.from_answers(items[0].metric_names):
         values = [metric.of_run(item.client, item.n, item.answers.parts["p"], item.answers.y) for item in items]
         if metric.optional:
             known = [item.client[metric.score or metric.name] for item in items]
-            metrics.put(metric.name, _defined(known), values, of=count)
+            metrics.add(metric.name, _defined(known), values, of=count)
         else:
-            metrics.put(metric.name, samples if metric.over is None else count, values)
+            metrics.add(metric.name, samples if metric.over is None else count, values)
 
 
 def _defined(values: Sequence[Array]) -> int:
-    """Return of how many clients the score is defined, all seeds together."""
+    """Return for how many clients the score is defined, all seeds together."""
     return sum(int((~np.isnan(each)).sum()) for each in values)
 
 
 def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
-    """Add how much better than the baseline's the scores are, and for how many clients, if a baseline is known.
+    """Add the gain over the baseline and the shares of clients better and worse off, if the baseline is known.
 
     Clients for which the score is not defined do not count, nor does a seed without any other.
     """
-    metric, clients = catalogue.METRICS[items[0].named[0]], sum(int((item.n > 0).sum()) for item in items)
+    metric, clients = catalogue.METRICS[items[0].metric_names[0]], sum(int((item.n > 0).sum()) for item in items)
     if any(item.baseline is None for item in items):
         return
     items = [item for item in items if not np.isnan(item.gain).all()]
@@ -149,8 +149,8 @@ def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
     if any(counts.any() for counts in differing):
         samples = {item.seed: item.samples for item in items}
         known = client_identity.identities({item.seed: item.artifact for item in items}, samples)
-        who = [known[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
-        estimate = gains.mean_gain(gain, weight, who)
+        identities = [known[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
+        estimate = gains.mean_gain(gain, weight, identities)
         if estimate is not None:
             beside |= {
                 "interval": list(estimate.interval),
@@ -159,22 +159,22 @@ def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
                 "p": estimate.p,
             }
     means = [scores.weighted_mean(g, w) for g, w in zip(gain, weight, strict=True)]
-    metrics.put("gain", count, means, **beside)
+    metrics.add("gain", count, means, **beside)
     repeated = all(all(map(np.array_equal, items[0].samples, item.samples)) for item in items)
     by_chance, high = gains.chance(differing, rng.generator(0, "chance", label), repeated=repeated)
     for name, sign in (("better_off", 1), ("worse_off", -1)):
         shares = [float((sign * g > 0).mean()) for g in gain]
         exceeds = bool(np.mean(shares) > high)
         chance: dict[str, Any] = {"by_chance": by_chance, "by_chance_high": high, "exceeds_chance": exceeds}
-        metrics.put(name, count, shares, **of, **chance)
+        metrics.add(name, count, shares, **of, **chance)
 
 
 def _differing(item: Scored) -> NDArray[np.int64]:
-    """Return on how many samples one of method and baseline is right and the other wrong, by client (m,).
+    """Return by client (m,) on how many samples either the method or the baseline is right, but not both.
 
-    Of another metric than accuracy, whose answers are not right or wrong, all of a client's answers count as one.
+    With another metric than accuracy, answers are not right or wrong; a client whose scores differ then counts as 1.
     """
-    if item.named[0] != "accuracy":
+    if item.metric_names[0] != "accuracy":
         return np.asarray(np.nan_to_num(item.gain) != 0, np.int64)
     other = (item.right != item.baseline_right).astype(np.int64)
     return np.diff(np.concatenate([[0], np.cumsum(other)])[item.answers.offsets])
@@ -188,15 +188,15 @@ def _seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:
         chosen = [(item.client["accuracy"][item.new == late], item.n[item.new == late]) for item in items]
         count = sum(int((n > 0).sum()) for _, n in chosen)
         weighted = [scores.weighted_mean(*pair) for pair in chosen]
-        metrics.put(f"accuracy_{group}", count, weighted)
+        metrics.add(f"accuracy_{group}", count, weighted)
         worst = [scores.bottom_decile(accuracy) for accuracy, _ in chosen]
-        metrics.put(f"bottom_decile_{group}", count, worst)
-        for name in items[0].named:
+        metrics.add(f"bottom_decile_{group}", count, worst)
+        for name in items[0].metric_names:
             if f"{name}_{group}" not in metrics:
                 values = [(item.client[name][item.new == late], item.n[item.new == late]) for item in items]
                 defined = _defined([value for value, _ in values])
                 weighted = [scores.weighted_mean(*pair) for pair in values]
-                metrics.put(f"{name}_{group}", defined, weighted, of=count)
+                metrics.add(f"{name}_{group}", defined, weighted, of=count)
 
 
 def _trained(metrics: _Row, items: Sequence[Scored]) -> None:
@@ -209,11 +209,11 @@ def _trained(metrics: _Row, items: Sequence[Scored]) -> None:
         right = scores.per_client(scores.correct(answers.parts["p"], answers.y), answers.offsets)
         n, late = np.diff(answers.offsets), item.new
         chosen = {"": n >= 0} if late is None else {"": n >= 0, "_seen": ~late, "_unseen": late}
-        for group, who in chosen.items():
-            groups[group].append(scores.weighted_mean(right[who], n[who]))
+        for group, clients in chosen.items():
+            groups[group].append(scores.weighted_mean(right[clients], n[clients]))
     for group, values in groups.items():
         if len(values) == len(items):
-            metrics.put(f"train_accuracy{group}", len(items), values)
+            metrics.add(f"train_accuracy{group}", len(items), values)
 
 
 def _last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
@@ -221,25 +221,29 @@ def _last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
     known = [time_to_target.last_rounds(item.artifact) for item in items]
     if all(known):
         count = min(map(len, known))
-        metrics.put("last_rounds_accuracy", count, [float(np.mean(each)) for each in known], words=str(count))
+        metrics.add("last_rounds_accuracy", count, [float(np.mean(each)) for each in known], words=str(count))
 
 
 def _cost(metrics: _Row, items: Sequence[Scored]) -> None:
     facts, runs = [item.artifact.manifest for item in items], len(items)
     for link in ("up", "down", "peer"):
         values = [fact.summary[f"bytes_{link}"] for fact in facts]
-        metrics.put(f"bytes_{link}", runs, values)
+        metrics.add(f"bytes_{link}", runs, values)
     total = [sum(fact.summary[f"bytes_{link}"] for link in ("up", "down", "peer")) / 1e6 for fact in facts]
-    metrics.put("megabytes", runs, total)
+    metrics.add("megabytes", runs, total)
     shared = [
-        sent / fact.summary.get("clients", len(item.n)) for sent, fact, item in zip(total, facts, items, strict=True)
+        megabytes / fact.summary.get("clients", len(item.n))
+        for megabytes, fact, item in zip(total, facts, items, strict=True)
     ]
-    metrics.put("megabytes_per_client", runs, shared)
+    metrics.add("megabytes_per_client", runs, shared)
     if all("model_bytes" in fact.summary for fact in facts):
-        moved = [1e6 * sent * time_to_target.exchange(item.artifact) for sent, item in zip(total, items, strict=True)]
-        metrics.put("exchanges", runs, moved)
+        moved = [
+            1e6 * megabytes * time_to_target.exchange(item.artifact)
+            for megabytes, item in zip(total, items, strict=True)
+        ]
+        metrics.add("exchanges", runs, moved)
     spent = [fact.made["seconds"] + fact.made.get("seconds_inputs", 0) for fact in facts]
-    metrics.put("seconds", runs, spent)
+    metrics.add("seconds", runs, spent)
     if all("processor_seconds_inputs" in fact.made for fact in facts):  # artifacts from before it was measured lack it
         busy = [fact.made["processor_seconds"] + fact.made["processor_seconds_inputs"] for fact in facts]
-        metrics.put("processor_seconds", runs, busy)
+        metrics.add("processor_seconds", runs, busy)

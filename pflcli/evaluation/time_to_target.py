@@ -27,16 +27,16 @@ METRICS = ("rounds_to_target", "seconds_to_target", "megabytes_to_target", "exch
 
 
 def check(target: float | None) -> None:
-    """Raise UsageError for a target that is no share of samples."""
+    """Raise UsageError for a target outside (0, 1]."""
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"--target {target:g} is not a share of samples, above 0 and up to 1", "--target 0.9")
 
 
 def metrics(artifacts: Sequence[Artifact], target: float) -> dict[str, dict[str, Any]]:
     """Return the row of one method: means over the seeds ``n`` that reached ``target``, ``of`` so many."""
-    known = [found for artifact in artifacts if (found := reached(artifact, target)) is not None]
+    known = [values for artifact in artifacts if (values := reached(artifact, target)) is not None]
     return {
-        name: catalogue.METRICS[name].record([found[name] for found in known], len(known), of=len(artifacts))
+        name: catalogue.METRICS[name].record([values[name] for values in known], len(known), of=len(artifacts))
         for name in METRICS
     }
 
@@ -49,18 +49,18 @@ def reached(artifact: Artifact, target: float) -> dict[str, float] | None:
     column, rows = rounds(artifact)
     if column == "validation_accuracy" and _adapts(artifact.manifest.request["method"]):
         return None
-    seconds = sent = 0.0
+    seconds = sent_bytes = 0.0
     for row in rows:
         seconds += float(row["seconds"])
-        sent += sum(int(row[link]) for link in _LINKS)
+        sent_bytes += sum(int(row[link]) for link in _LINKS)
         if row[column] and float(row[column]) >= target:
-            found = (float(row["round"]), seconds, sent / 1e6, sent * exchange(artifact))
-            return dict(zip(METRICS, found, strict=True))
+            values = (float(row["round"]), seconds, sent_bytes / 1e6, sent_bytes * exchange(artifact))
+            return dict(zip(METRICS, values, strict=True))
     return None
 
 
 def exchange(artifact: Artifact) -> float:
-    """Return what share a byte is of a model to every client that takes part and back; nan where its size is not known.
+    """Return how many exchanges a byte is, a model to every client that takes part and back; nan if that is not known.
 
     New clients and those without training samples take no part; of older predictions all clients count.
     """
@@ -72,10 +72,10 @@ def exchange(artifact: Artifact) -> float:
 def last_rounds(artifact: Artifact) -> list[float]:
     """Return the test accuracy after each of the last rounds, where the training setting ``test_last`` asked for it.
 
-    A method that personalizes what rounds of another have left has none: theirs is not its own.
+    A method that personalizes the backbone of another method has none: the accuracy of those rounds is not its own.
     """
     if not artifact.manifest.request["settings"].get("test_last"):
-        return []  # nothing is looked for, in a backbone that may be gone
+        return []  # without opening a backbone that may not exist any more
     source = artifact if backbone.ROUNDS in artifact.manifest.files else ancestor(artifact, "backbone")
     if source is None or source.manifest.request["method"] != artifact.manifest.request["method"]:
         return []
@@ -98,7 +98,7 @@ def rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
 
 
 def _adapts(method: str) -> bool:
-    """Whether clients answer with something else than the global model that the rounds left."""
+    """Whether clients predict with something else than the global model after the last round."""
     if method not in registry.names("methods"):  # of another pfl
         return False
     facts = registry.card("methods", method).facts

@@ -1,4 +1,4 @@
-"""A picture of the attention that a method's clients pay to each other, and how it went over the rounds."""
+"""A picture of the attention that a method's clients pay to each other, and how it changes over the rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attention(
     *,
     apart: bool = False,
 ) -> bytes:
-    """Return a PNG: whom each client attends to (layer 1), what it then takes (layer 2), and the means by round.
+    """Return a PNG: each client's attention to others (layer 1) and to the three models (layer 2), and means by round.
 
     ``first`` (r, m, m) and ``second`` (r, m, 3) hold a row for each client and round, 0 where it took no part;
     ``rounds`` (r,) are their numbers; of one alone there are no means. The fields show each client's last attention,
@@ -62,13 +62,13 @@ def attention(
 def _last(values: Array, took: NDArray[np.bool_]) -> Array:
     """Return the row (m, ...) of each client's last round; nan for one that never took part."""
     last = len(took) - 1 - took[::-1].argmax(axis=0)
-    found: Array = values[last, np.arange(took.shape[1])].astype(np.float64)
-    found[~took.any(axis=0)] = np.nan
-    return found
+    rows: Array = values[last, np.arange(took.shape[1])].astype(np.float64)
+    rows[~took.any(axis=0)] = np.nan
+    return rows
 
 
 def _others(figure: Any, axis: Any, field: Array, order: Order) -> None:
-    """Draw layer 1, who attends to whom."""
+    """Draw layer 1: a row per client, its attention to each other client."""
     image = axis.imshow(np.ma.masked_where(~(field > 0), field), cmap=_FIELDS, vmin=0, interpolation="nearest")
     axis.set_facecolor(_NOTHING)
     figure.colorbar(image, ax=axis, fraction=0.046, pad=0.02)
@@ -78,9 +78,9 @@ def _others(figure: Any, axis: Any, field: Array, order: Order) -> None:
 
 
 def _slots(figure: Any, axis: Any, field: Array, order: Order) -> None:
-    """Draw layer 2, what each client takes of its own model, the attended mixture and the global one."""
-    shown = np.ma.masked_invalid(field)
-    image = axis.imshow(shown, cmap=_FIELDS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    """Draw layer 2: each client's attention to its own model, the attended mixture and the global model."""
+    masked = np.ma.masked_invalid(field)
+    image = axis.imshow(masked, cmap=_FIELDS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axis.set_facecolor(_NOTHING)
     figure.colorbar(image, ax=axis, fraction=0.1, pad=0.04)
     axis.set(title="layer 2: what it takes")

@@ -17,11 +17,11 @@ MARKS = ("o", "^", "s", "D")
 """What groups with the same colour differ in."""
 
 _NUMBERED, _WORDS = 40, 5
-"""Up to so many clients are labelled by numbers of our choice, and up to so many groups in words."""
+"""Greatest number of clients for which this module places the numbers, and of groups that have the word ``group``."""
 
 
-NAMED = 30
-"""Up to so many clients or classes are labelled by their names."""
+MOST_NAMED = 30
+"""Greatest number of clients or classes that are labelled by their names."""
 
 
 def short(name: str) -> str:
@@ -31,9 +31,9 @@ def short(name: str) -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """Clients as they stand in a picture: ``place`` (m,) are their ids, group after group of ``sizes`` (k,).
+    """The order of clients in a picture: ``place`` (m,) are their ids, group after group of ``sizes`` (k,).
 
-    ``names`` (k,) are those of groups, ``clients`` (m,) those of clients by their ids, empty where there are none.
+    ``names`` (k,) are names of the groups, ``clients`` (m,) names of the clients by id; both may be empty.
     """
 
     place: NDArray[np.intp]
@@ -93,7 +93,7 @@ def name_clients(axis: Any, order: Order, label: str, *, along: str) -> None:
         turn = 90 if along == "y" and few else 0
         target.set_ticks(ends - order.sizes / 2 - 0.5, names, rotation=turn, va="center" if along == "y" else "top")
         target.set_tick_params(length=0)
-    elif order.clients and len(order.place) <= NAMED:
+    elif order.clients and len(order.place) <= MOST_NAMED:
         turn = 90 if along == "x" and any(len(name) > 2 for name in order.clients) else 0
         target.set_ticks(np.arange(len(order.place)), [order.clients[at] for at in order.place], rotation=turn)
     elif len(order.place) <= _NUMBERED:

@@ -1,4 +1,4 @@
-"""A picture of biases that run through a matrix round after round, and of what becomes of accuracy meanwhile."""
+"""A picture of biases that the same matrix maps round after round, and of the accuracy in these rounds."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def collapse(history: Mapping[str, Array], rounds: NDArray[np.int64], title: str
     radius.axhline(1, color="#777777", ls="--", lw=1.2, label="1: above it, biases grow")
     radius.set(ylabel="spectral radius of $W_V$")
     radius.legend(frameon=False, fontsize=8.5)
-    found = np.where(np.isfinite(history["largest"]), history["largest"], np.nan)
-    largest.plot(rounds, found, color=COLOURS[1], **mark)
+    bias = np.where(np.isfinite(history["largest"]), history["largest"], np.nan)
+    largest.plot(rounds, bias, color=COLOURS[1], **mark)
     largest.set(ylabel="largest bias sent")
-    if np.nanmax(found, initial=0) > 100 * max(np.nanmin(found, initial=np.inf), 1e-12):
+    if np.nanmax(bias, initial=0) > 100 * max(np.nanmin(bias, initial=np.inf), 1e-12):
         largest.set_yscale("log")
     right = np.where(history["validation"] < 0, np.nan, history["validation"])
     accuracy.plot(rounds, right, color=COLOURS[2], **mark)

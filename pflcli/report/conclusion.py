@@ -1,4 +1,4 @@
-"""What a table comes to, in one sentence: which method is shown to be better than the baseline, if one is."""
+"""The conclusion of a table in one sentence: which method is shown to be better than the baseline, if any is."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MANY = 10
 
 
 def conclusion(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric: str = "accuracy") -> dict[str, Any]:
-    """Return the sentence and what it stands on, from the rows of stored metrics.
+    """Return the sentence and the facts that it states, from the rows of stored metrics.
 
     A method is shown to be better if its mean gain is above 0 with p < 5 % after Holm's correction for the number of
-    methods compared with the baseline, and its own 95 % interval excludes 0. The best is that with the best value of
-    ``metric`` among those; all gains are of it. As it was selected, its gain is likely a little lower than its
-    estimate.
+    methods compared with the baseline, and its own 95 % interval excludes 0. The best of these is the one with the best
+    value of ``metric``; all gains are in that metric. Because it was selected, its gain is likely a little lower than
+    its estimate.
     """
     known = {m["label"]: m for m in methods if m["label"] != baseline and "p_corrected" in m["metrics"].get("gain", {})}
-    shown = {sign: [label for label, method in known.items() if _is_shown(method, sign)] for sign in (1, -1)}
+    by_sign = {sign: [label for label, method in known.items() if _is_shown(method, sign)] for sign in (1, -1)}
     result: dict[str, Any] = {
         "correction": "Holm",
         "compared": len(known),
-        "better": shown[1],
-        "worse": shown[-1],
+        "better": by_sign[1],
+        "worse": by_sign[-1],
         "best": None,
     }
     entry = catalogue.METRICS[metric]
@@ -39,13 +39,13 @@ def conclusion(methods: Sequence[Mapping[str, Any]], baseline: str | None, metri
     over = "the global model" if baseline == "global" else baseline
     if over is None:
         result["sentence"] = "no gain is known: the baseline was not compared"
-    elif not shown[1]:
+    elif not by_sign[1]:
         result["sentence"] = f"no method is shown to be better than {over}{by}{_highest(known, entry)}"
     else:
         sign = -1 if entry.lower_is_better else 1
-        best = max(shown[1], key=lambda label: sign * known[label]["metrics"][metric]["value"])
+        best = max(by_sign[1], key=lambda label: sign * known[label]["metrics"][metric]["value"])
         result["best"] = best
-        result["sentence"] = f"best{by}: " + _best(known[best], over, len(known), len(shown[1]), entry)
+        result["sentence"] = f"best{by}: " + _best(known[best], over, len(known), len(by_sign[1]), entry)
     return result
 
 
@@ -92,7 +92,7 @@ def _change(before: float, after: Mapping[str, Any], entry: Metric) -> str:
 
 
 def _learned(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return which samples the methods learned from; older rows do not say it."""
+    """Return a sentence on the samples that the methods learned from; older rows do not say it."""
     splits = {method["label"]: method["learned_from"] for method in methods if "learned_from" in method}
     more = [label for label, names in splits.items() if "validation" in names]
     if not splits:
@@ -108,7 +108,7 @@ def _learned(methods: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _tuned(metrics: Mapping[str, Any]) -> list[str]:
-    """Return with how many trials each method was tuned, and what was chosen; nothing if none was."""
+    """Return sentences on the trials with which each method was tuned, and the values chosen; nothing if none was."""
     if "tune" not in metrics:
         return []
     tune, lines = metrics["tune"], []
@@ -129,7 +129,7 @@ def _tuned(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _stacks(metrics: Mapping[str, Any]) -> list[str]:
-    """Return what stands beside each stack: the single method that validation samples choose, and a bound."""
+    """Return a sentence for each stack on the single method that validation samples choose, and on a bound."""
     entry = catalogue.METRICS.get(metrics.get("metric", catalogue.DEFAULT)[0])
     rows = {method["label"]: method["metrics"] for method in metrics["methods"]}
     lines = []
@@ -157,7 +157,7 @@ def _value(value: float | None, entry: Metric) -> str:
 
 
 def notes(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the sentences that stand below the table of stored ``metrics``; older ones have none."""
+    """Return the sentences below the table of stored ``metrics``; older metrics have none."""
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
     lines += [*metrics.get("definitions", ()), *_stacks(metrics), *_tuned(metrics), *_learned(rows)]

@@ -30,13 +30,13 @@ def sweep(rows: Sequence[Row], axes: Mapping[str, Sequence[float]], along: str) 
 
     across = next((a for a, values in axes.items() if len(values) > 1 and a not in (along, "lambda")), None)
     at = {axis: min(axes[axis], key=lambda value: _distance(axis, value)) for axis in _USUAL}
-    shown = [None] if across is None else _spaced(axes[across])
+    lines = [None] if across is None else _spaced(axes[across])
     figure, panels = pyplot.subplots(1, len(_PANELS), figsize=(11.4, 4.2), layout="constrained")
     colours = mpl.colormaps["viridis"]
     for panel, (metric, label) in zip(panels, _PANELS.items(), strict=True):
-        for place, value in enumerate(shown):
+        for place, value in enumerate(lines):
             fixed = {**at, **({} if across is None or value is None else {across: value})}
-            colour = colours(0.9 * place / max(len(shown) - 1, 1))
+            colour = colours(0.9 * place / max(len(lines) - 1, 1))
             name = "lambda tuned per client" if value is None or across is None else f"{across} {value:g}"
             line = [row for row in rows if all(row[a] == v for a, v in fixed.items() if a != along)]
             tuned = [row for row in line if row["lambda"] == "tuned"]
@@ -74,7 +74,7 @@ def _style(colour: Any, label: str) -> dict[str, Any]:
 
 
 def _distance(axis: str, value: float) -> float:
-    """Return how far a value lies from the usual one; scales are compared by their ratio."""
+    """Return the distance of a value from the usual one; scales are compared by their ratio."""
     return abs(math.log(value / _USUAL[axis])) if axis == "sigma" else abs(value - _USUAL[axis])
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pflcli.report import canvas
 
-_SEEN, _NEW = "#0072B2", "#D55E00"
+_TRAINING, _NEW = "#0072B2", "#D55E00"
 _FEW = 120
 """Up to so many clients a bubble each can be told apart; more are drawn as a heat map."""
 
@@ -42,26 +42,26 @@ def holdings(
     late = np.zeros(clients, dtype=np.bool_) if new is None else new[order]
     width = float(np.clip(2.0 + 0.11 * clients, 6.0, 15.0))
     height = float(np.clip(0.24 * labels, 2.4, 9.0))
-    figure, (size, held) = pyplot.subplots(
+    figure, (size, composition) = pyplot.subplots(
         2, 1, sharex=True, figsize=(width, height + 2.3), height_ratios=[1.2, height], layout="constrained"
     )
     _sizes(size, counts.sum(axis=1), late, few)
     figure.suptitle(title, fontsize=11)
     if few:
         place = 72 * min((width - 1.2) / clients, 1.5 * height / labels)
-        _bubbles(held, counts, np.where(late, _NEW, _SEEN), widest=place)
+        _bubbles(composition, counts, np.where(late, _NEW, _TRAINING), widest=place)
     else:
-        _heat(figure, held, counts)
-    held.set(ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(labels - 0.5, -0.5))
-    if classes and labels <= canvas.NAMED:
-        held.set_yticks(range(labels), [canvas.short(name) for name in classes])
+        _heat(figure, composition, counts)
+    composition.set(ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(labels - 0.5, -0.5))
+    if classes and labels <= canvas.MOST_NAMED:
+        composition.set_yticks(range(labels), [canvas.short(name) for name in classes])
     else:
-        held.yaxis.get_major_locator().set_params(integer=True)
-    _name(held, cluster, clients, few)
-    if names and cluster is None and clients <= canvas.NAMED:
+        composition.yaxis.get_major_locator().set_params(integer=True)
+    _name(composition, cluster, clients, few)
+    if names and cluster is None and clients <= canvas.MOST_NAMED:
         turn = 90 if any(len(name) > 4 for name in names) else 0
-        held.set_xticks(range(clients), [canvas.short(names[client]) for client in order], rotation=turn)
-    for axis in (size, held):
+        composition.set_xticks(range(clients), [canvas.short(names[client]) for client in order], rotation=turn)
+    for axis in (size, composition):
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     memory = io.BytesIO()
@@ -72,7 +72,7 @@ def holdings(
 
 def _sizes(axis: Any, totals: NDArray[np.int64], late: NDArray[np.bool_], few: bool) -> None:
     """Draw each client's number of samples, ``totals`` (m,)."""
-    for chosen, colour, label in ((~late, _SEEN, "train the global model"), (late, _NEW, "new: join later")):
+    for chosen, colour, label in ((~late, _TRAINING, "train the global model"), (late, _NEW, "new: join later")):
         if few:
             axis.bar(np.flatnonzero(chosen), totals[chosen], width=0.8, color=colour, label=label)
         else:  # a bar each takes minutes for thousands
@@ -85,7 +85,7 @@ def _sizes(axis: Any, totals: NDArray[np.int64], late: NDArray[np.bool_], few: b
 
 
 def _order(counts: NDArray[np.int64], cluster: NDArray[np.int64] | None, *, by_class: bool) -> NDArray[np.intp]:
-    """Return the clients (m,) as they stand from left to right."""
+    """Return the ids of clients (m,) from left to right."""
     keys = [np.arange(len(counts))]
     if by_class:
         share = counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)
@@ -108,12 +108,12 @@ def _bubbles(axis: Any, counts: NDArray[np.int64], colours: NDArray[np.str_], wi
 
 
 def _heat(figure: Any, axis: Any, counts: NDArray[np.int64]) -> None:
-    """Draw a field for each client and class, white where there is no sample."""
+    """Draw a cell for each client and class, white where there is no sample."""
     from matplotlib.colors import PowerNorm
 
-    shown = np.ma.masked_equal(counts.T, 0)
+    masked = np.ma.masked_equal(counts.T, 0)
     norm = PowerNorm(0.5, vmin=0, vmax=max(int(counts.max()), 1))
-    image = axis.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
+    image = axis.imshow(masked, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
     figure.colorbar(image, ax=axis, label="samples", pad=0.01, aspect=30)
 
 

@@ -1,4 +1,4 @@
-"""A picture of who has whom as neighbours, and how well that matches the true clusters."""
+"""A picture of the neighbours of each client, and how well they match the true clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEW = 60
 """Up to so many clients a graph can be made out."""
 
 _FIELDS = 1000
-"""Fields at most along a side; with more clients one field stands for several."""
+"""Greatest number of cells along a side; with more clients one cell is for several."""
 
 _WITHIN, _ACROSS = "#888888", "#D55E00"
 """Colours of neighbours within a group and across groups."""
@@ -32,10 +32,10 @@ def neighbours(
     cluster: NDArray[np.int64] | None = None,
     names: Sequence[str] = (),
 ) -> bytes:
-    """Return a PNG: who has whom ``last`` (m, m), as a field and for few clients as a graph, and the ``rows`` by round.
+    """Return a PNG: neighbours in the ``last`` round (m, m), a row per client, and curves of the ``rows`` by round.
 
-    Clients of a true ``cluster`` (m,) stand together, and neighbours across clusters have a colour of their own; few
-    clients are called by their ``names`` (m,). There are no curves if there is but one row.
+    Few clients are also drawn as a graph, and labelled by their ``names`` (m,). Clients of a true ``cluster`` (m,) are
+    side by side, and neighbours across clusters have a colour of their own. There are no curves of a single row.
     """
     order = Order.of(len(last), cluster, names)
     graph = last[np.ix_(order.place, order.place)]
@@ -52,22 +52,22 @@ def neighbours(
 
 
 def _across(order: Order) -> Graph:
-    """Return whether two clients, in the picture's order, are of two groups (m, m)."""
+    """Return for each pair of clients, in the picture's order, whether their groups differ (m, m)."""
     return np.asarray(order.group[:, None] != order.group)
 
 
 def _field(axis: Any, graph: Graph, order: Order) -> None:
-    """Draw row by row whom each client has."""
+    """Draw a row per client, a coloured cell for each of its neighbours."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
     side, count = -(-len(graph) // _FIELDS), len(graph)
-    shown = graph.astype(np.uint8) + (graph & _across(order))
-    for axis_of in (0, 1):  # a field of several clients has the colour of the rarest that is in it
-        shown = np.maximum.reduceat(shown, np.arange(0, count, side), axis=axis_of)
+    kinds = graph.astype(np.uint8) + (graph & _across(order))
+    for axis_of in (0, 1):  # a cell of several clients has the colour of the rarest kind in it
+        kinds = np.maximum.reduceat(kinds, np.arange(0, count, side), axis=axis_of)
     where = (-0.5, count - 0.5, count - 0.5, -0.5)
     colours = ListedColormap(["white", _WITHIN, _ACROSS])
-    axis.imshow(shown, cmap=colours, vmin=0, vmax=2, interpolation="nearest", extent=where)
+    axis.imshow(kinds, cmap=colours, vmin=0, vmax=2, interpolation="nearest", extent=where)
     axis.set(title="who has whom" + f" (a point: {side} x {side} clients)" * (side > 1))
     canvas.name_clients(axis, order, "neighbour", along="x")
     canvas.name_clients(axis, order, "client", along="y")
@@ -100,7 +100,7 @@ def _circle(axis: Any, graph: Graph, order: Order) -> None:
             *at[own].T, s=40 if small else 70, zorder=3, label=name, edgecolors="white", linewidths=0.6, **style
         )
     for (x, y), client in zip(at * 1.1, order.place, strict=True):
-        name = order.clients[client] if order.clients and len(graph) <= canvas.NAMED else str(client)
+        name = order.clients[client] if order.clients and len(graph) <= canvas.MOST_NAMED else str(client)
         axis.text(x, y, name, ha="center", va="center", fontsize=6.5 if small else 8, color="#444444")
     axis.set(xlim=(-1.22, 1.22), ylim=(-1.22, 1.22), aspect="equal", title="neighbours, in either direction")
     axis.set_axis_off()

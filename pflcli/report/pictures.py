@@ -41,7 +41,7 @@ def _in_percent(axis: Any, metric: Metric) -> None:
 
 
 def _style(scores: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, int]]:
-    """Return each method's colour, and which lines and marks it has."""
+    """Return each method's colour, line style and mark."""
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(scores)}
     return colours, {name: i // len(COLOURS) % len(_LINES) for i, name in enumerate(scores)}
 
@@ -97,7 +97,7 @@ def by_client(
 def ranked(
     scores: Mapping[str, NDArray[np.float64]], baseline: str | None, title: str, metric: Metric = ACCURACY
 ) -> bytes:
-    """Return a PNG: clients ranked by a score, one line per method, and whom each method helps.
+    """Return a PNG: clients ranked by score, a line per method, and the clients that each method helps.
 
     ``scores`` maps a method to its clients' scores (m,) by the ``metric``. Left, each line is sorted by itself, so that
     its left end shows the worst-served clients. Right, a panel per method with each client's gain over ``baseline``.

@@ -21,7 +21,7 @@ KINDS = ("evaluation", "comparison")
 
 
 class Table(NamedTuple):
-    """Headings, rows of cells, and the headings that give way first where there is no room."""
+    """Headings, rows of cells, and the headings of columns that a narrow terminal leaves out, first to go first."""
 
     heading: list[str]
     rows: list[list[str]]
@@ -34,16 +34,16 @@ class Table(NamedTuple):
 
 
 def of(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequence[str] | None = None) -> Table:
-    """Return the table of the stored ``metrics``, a row per method: some ``columns``, or those of the ``kind``."""
+    """Return the table of the stored ``metrics``, a row per method, with ``columns``, or else those of the ``kind``."""
     methods = metrics["methods"]
-    named = _named(metrics)
-    columns = catalogue.columns(kind, named) if columns is None else columns
-    worst, decile = (catalogue.part(named[0], name) for name in ("worst", "bottom_decile"))
+    metric_names = _metric_names(metrics)
+    columns = catalogue.columns(kind, metric_names) if columns is None else columns
+    worst, decile = (catalogue.part(metric_names[0], name) for name in ("worst", "bottom_decile"))
     hidden = {decile} if max(map(clients, methods)) <= _FEW else set()
     used = [name for name in columns if name not in hidden and any(name in method["metrics"] for method in methods)]
     target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
     link = metrics.get("link", "")
-    entries = {name: _form(name, named) for name in used}
+    entries = {name: _form(name, metric_names) for name in used}
     titles = {
         name: entry.heading.format(target=target, link=link) + (" %" if entry.percent else "")
         for name, entry in entries.items()
@@ -56,29 +56,29 @@ def of(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequence[s
         ]
         for method in methods
     ]
-    spare = [name for name in catalogue.giving_way(named) if name in titles]
-    if hidden:  # the worst client stands for the worst served
+    spare = [name for name in catalogue.giving_way(metric_names) if name in titles]
+    if hidden:  # the worst client is then the only column on the clients that do worst
         spare.sort(key=lambda name: name == worst)
     gives_way = ["seeds", *(titles[name] for name in spare)]
     return Table(["method", "seeds", *titles.values()], body, gives_way)
 
 
-def _named(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+def _metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the metrics that ``--metric`` named; those of a newer pfl are left out."""
     ranking = {metric.name for metric in catalogue.METRICS.values() if metric.ranks}
     return tuple(name for name in metrics.get("metric", ()) if name in ranking) or catalogue.DEFAULT
 
 
-def _form(name: str, named: Sequence[str]) -> Metric:
+def _form(name: str, metric_names: Sequence[str]) -> Metric:
     """Return the entry of a column; a gain has the form of the metric that methods are ranked by."""
-    entry, first = catalogue.METRICS[name], catalogue.METRICS[named[0]]
+    entry, first = catalogue.METRICS[name], catalogue.METRICS[metric_names[0]]
     return (
         replace(entry, percent=first.percent, digits=first.digits, optional=first.optional) if name == "gain" else entry
     )
 
 
 def clients(method: Mapping[str, Any]) -> int:
-    """Return how many clients with samples a method's seed has, by its row in the stored metrics."""
+    """Return the number of clients with samples per seed, from a method's row in the stored metrics."""
     count: int = method["metrics"].get("accuracy", {"n": 0})["n"]
     return round(count / len(method["seeds"]))
 
@@ -121,5 +121,5 @@ def _cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
         return f"{text}{MARK if metric['exceeds_chance'] else ''} ({scale * metric['by_chance']:.1f})"
     # How many clients are left out stands below the table, how many seeds did not reach a target beside the number.
     seeds = "of" in metric and metric["n"] < metric["of"] and not entry.optional
-    some = f" ({metric['n']} of {metric['of']})" if seeds else ""
-    return (f"{text} ± {spread * scale:.{digits}f}" if spread else text) + some
+    reached = f" ({metric['n']} of {metric['of']})" if seeds else ""
+    return (f"{text} ± {spread * scale:.{digits}f}" if spread else text) + reached

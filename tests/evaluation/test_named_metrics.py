@@ -226,7 +226,7 @@ def test_pictures_are_of_the_metric(tmp_path, monkeypatch):
 
 def test_seen_and_unseen_clients_by_hand(tmp_path):
     artifacts = [open_artifact(store(tmp_path / "a", "mine", GOOD, Y, SIZES))]
-    (item,) = scoring.score(artifacts, "test", "fedavg", named=("auroc",))
+    (item,) = scoring.score(artifacts, "test", "fedavg", metric_names=("auroc",))
     late = replace(item, new=np.asarray([False, False, True, True]))
     rows = scoring.metrics([late], "test", "fedavg")["methods"][0]["metrics"]
     assert [rows[f"auroc_{group}"]["value"] for group in ("seen", "unseen")] == [1, 0.5]

@@ -140,6 +140,12 @@ def has(artifact: Artifact, split: str) -> bool:
         return split in file
 
 
+def choices(artifact: Artifact) -> dict[str, Any]:
+    """Return the training settings and the method's options, by name, with which predictions were made."""
+    request = artifact.manifest.request
+    return {**request["settings"], **request["options"]}
+
+
 def learned_from(artifact: Artifact) -> tuple[str, ...]:
     """Return the splits that the run learned from."""
     request = artifact.manifest.request
