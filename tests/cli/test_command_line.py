@@ -76,6 +76,7 @@ def test_every_command_explains_itself(pfl, name, flag):
     help_text = " ".join(ran.out.split())
     assert doc.split(".")[0] in help_text
     assert "default: (" not in help_text
+    assert all("[" in extra for extra in re.findall("'pflcli.*?'", help_text)), "Rich takes [report] for markup"
     for param in APP[name].params:
         assert param.help, f"{name} {param.name} has no help"
         for opt in param.opts:
