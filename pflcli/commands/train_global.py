@@ -58,9 +58,7 @@ def train_global(
         "backbone",
         request if file is None else {**request, "weights": file.digest},
         (partition.as_input("partition", Path(out)),),
-        code={
-            name: sources.code_hash(*name.split("/", 1)) for name in (f"methods/{method}", *rounds.sources_of(training))
-        },
+        code={at: sources.code_hash(*at.split("/", 1)) for at in (f"methods/{method}", *rounds.sources_of(training))},
     )
 
     def build(writer: ArtifactWriter) -> Built:
