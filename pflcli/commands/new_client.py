@@ -196,16 +196,16 @@ def _with_client(book: Codebook, artifact: Artifact, client: str, arrival: Arriv
 
 def _built(artifact: Artifact, tuned: Mapping[str, Any], at: Ready) -> Built:
     """Return the summary of the predictions, and how the client was served."""
-    summary, made = dict(artifact.manifest.summary), artifact.manifest.made
+    summary, circumstances = dict(artifact.manifest.summary), artifact.manifest.made
     summary["clients"] += 1
     summary["tuned"] = {
         name: {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
         for name, values in tuned.items()
     }
     costs = {
-        f"{name}_inputs": round(made[name] + made.get(f"{name}_inputs", 0), 3)
+        f"{name}_inputs": round(circumstances[name] + circumstances.get(f"{name}_inputs", 0), 3)
         for name in ("seconds", "processor_seconds")
-        if name in made
+        if name in circumstances
     }
     engine = at.run.engine
     device = at.run.federation.y.device.type

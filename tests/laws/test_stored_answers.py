@@ -57,7 +57,7 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
     at = answering.ready(model, 17, own, Execution(threads=1))
     assert set(at.clients) == PAIR
     for client in PAIR:  # the other one answers for its own stored samples
-        answer = answering.answered(model, replace(at, client=client))
+        answer = answering.client_answer(model, replace(at, client=client))
         assert answer.parts.keys() == expected.parts.keys()
         for part, values in expected.parts.items():
             rows = values[slice(*expected.offsets[client : client + 2])]

@@ -94,7 +94,7 @@ def ready(model: Personalized, client: int, x: NDArray[Any] | None, execution: E
     return Ready(run, state, run.clients[first : first + count], client)
 
 
-def answered(model: Personalized, at: Ready) -> Answer:
+def client_answer(model: Personalized, at: Ready) -> Answer:
     """Return what the client answers for its test samples; raises ComputationError if its method cannot."""
     return every_split(model, at, ("test",))["test"]
 

@@ -129,12 +129,12 @@ def _appended(split: Embedded, z: NDArray[np.float32], logits: NDArray[np.float3
 def _with_store(stores: Stores, datastore: Artifact, train: Embedded, client: int) -> Stores:
     """Return the stores with that of one more client, built as the others were."""
     stored = StoredEmbeddings(train.z, train.logits, train.y, train.offsets, np.arange(len(train.y)))
-    blob, kept = store_of(datastore.manifest.request, stored, client)
+    blob, samples = store_of(datastore.manifest.request, stored, client)
     return Stores(
         np.concatenate([stores.blob, np.frombuffer(blob, np.uint8)]),
         np.append(stores.bytes, stores.bytes[-1] + len(blob)),
-        np.concatenate([stores.y, kept.y]),
-        np.append(stores.offsets, stores.offsets[-1] + len(kept.y)),
-        np.append(stores.train, len(kept.y)),
+        np.concatenate([stores.y, samples.y]),
+        np.append(stores.offsets, stores.offsets[-1] + len(samples.y)),
+        np.append(stores.train, len(samples.y)),
         stores.threads,
     )

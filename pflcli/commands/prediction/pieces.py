@@ -69,7 +69,7 @@ def pieces(model: Personalized, client: int, execution: Execution) -> Pieces:
     first, last = data.offsets[3 * client + 2 : 3 * client + 4]
     samples = data.x[first:last] if last > first else data.x[:1]
     at = answering.ready(model, client, samples, execution)
-    answer = answering.answered(model, at)
+    answer = answering.client_answer(model, at)
     store = store_of(at.run, client) if model.name == "knn-per" else None
     params = network_of(model, at, answer) if store is None else at.run.backbone
     if params is None:
