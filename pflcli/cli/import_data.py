@@ -90,6 +90,24 @@ def command(
         ),
     ] = None,
     split_column: samples.SplitColumn = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep samples with the same value in this column or array, such as the visits of one patient, in one"
+            " split.",
+            metavar="COL",
+            show_default="drawn one by one",
+        ),
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            help="Split each client's samples by this column or array of numbers or dates: the first train, the last"
+            " test.",
+            metavar="COL",
+            show_default="drawn at random",
+        ),
+    ] = None,
     like: Annotated[
         Path | None,
         typer.Option(
@@ -124,6 +142,8 @@ def command(
         missing=missing,
         standardize=_TRUTHS.get(standardize, standardize),
         split_column=split_column,
+        group=group,
+        order=order,
         resize=resize,
         delimiter=delimiter,
         layout=layout,

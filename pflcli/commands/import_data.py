@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.datasets import Samples
 from pflcli.errors import ConflictError, InputError, UsageError, closest
-from pflcli.formats import arrays, cleaning
+from pflcli.formats import Roles, arrays, cleaning
 from pflcli.preparation import earlier_dataset, scaling
 from pflcli.preparation.detect import form
 from pflcli.preparation.earlier_dataset import Earlier
@@ -46,6 +47,8 @@ def import_data(
     missing: str | None = None,
     standardize: bool | str | None = None,
     split_column: str | None = None,
+    group: str | None = None,
+    order: str | None = None,
     resize: int | None = None,
     delimiter: str | None = None,
     layout: str | None = None,
@@ -65,9 +68,12 @@ def import_data(
     that says where). ``standardize`` brings every number to mean 0 and standard deviation 1: over all clients if it is
     true or "federation", each by its own samples if it is "client". Both are done by ``partition``, from training
     samples alone. ``split_column`` is the column or array that says of each sample what it is for: train, validation
-    (or val, valid) or test; ``partition`` then keeps to it. ``like`` is a dataset, or better its partition: classes,
-    columns, words and, if it knows them, mean, deviation and medians are taken from there, and so are columns and
-    options that are not given. A dry run reads and checks everything.
+    (or val, valid) or test; ``partition`` then keeps to it. Samples of equal ``group``, a column or array such as that
+    of patients, come into one split of a client. By ``order``, a column or array of numbers or dates, each client's
+    samples are split in time: the first are for training, the last for test. Only one of these three can be;
+    "none" leaves out that of ``like``. ``like`` is a dataset, or better its partition: classes, columns, words and, if
+    it knows them, mean, deviation and medians are taken from there, and so are columns and options that are not given.
+    A dry run reads and checks everything.
 
     Raises UsageError for what contradicts itself, InputError for what is wrong in the data, and says where.
     """
@@ -76,22 +82,14 @@ def import_data(
     earlier = None if like is None else earlier_dataset.old(like)
     whose = "federation" if standardize is True else standardize or ""
     _check_choices(missing, layout, whose, earlier)
-    options: dict[str, Any] = dict(client=client, label=label, resize=resize, delimiter=delimiter, layout=layout)
+    options = dict(resize=resize, delimiter=delimiter, layout=layout)
+    columns = {"features": _columns(features), "categorical": _columns(categorical)}
+    source = _source(path, Roles(client, label, split_column, group, order), options, columns, earlier)
     if earlier is not None:
-        options = {name: earlier.chosen(name, value) for name, value in options.items()} | {"like": earlier.like}
         missing, whose = missing or earlier.missing, earlier.standardize
-    options |= {"features": _columns(features), "categorical": _columns(categorical), "split": split_column}
-    source = Source(path, form(path), **options)
-    source.check()
     _require_outside(path, Path(out))
     conversion = Conversion(source, missing or "error", whose, earlier)
-
-    def build(writer: ArtifactWriter) -> Built:
-        dataset, book, summary = conversion.dataset(execution)
-        disk.require_disk(writer.out, dataset.x.nbytes)
-        datasets.write(writer, dataset, book)
-        return Built(summary, {"source": path.name})
-
+    build = partial(conversion.build, execution=execution)
     outcome = make(out, ArtifactSpec("dataset", conversion.request()), execution, build)
     return _tried(outcome, conversion, execution) if outcome.decision.startswith("dry run") else outcome
 
@@ -101,6 +99,18 @@ def _tried(outcome: Outcome, conversion: Conversion, execution: Execution) -> Ou
     dataset, _, summary = conversion.dataset(execution)
     disk.require_disk(outcome.path, dataset.x.nbytes)
     return replace(outcome, summary=summary)
+
+
+def _source(
+    path: Path, roles: Roles, options: dict[str, Any], columns: Mapping[str, Any], earlier: Earlier | None
+) -> Source:
+    """Return what to read, with the roles and options of ``earlier`` where none are given."""
+    if earlier is not None:
+        roles = earlier.roles(roles)
+        options = {name: earlier.chosen(name, value) for name, value in options.items()} | {"like": earlier.like}
+    source = Source(path, form(path), roles, **options, **columns)
+    source.check()
+    return source
 
 
 def _require_outside(path: Path, out: Path) -> None:
@@ -140,8 +150,8 @@ class Conversion:
         return {
             "form": source.form,
             "sha256": source.sha256(),
-            "client": source.client,
-            "label": source.label,
+            "client": source.roles.client,
+            "label": source.roles.label,
             "features": source.features if isinstance(source.features, str | None) else list(source.features),
             "missing": self.missing,
             "standardize": STANDARDIZE.get(self.whose, False),
@@ -150,9 +160,16 @@ class Conversion:
             # What is not asked for stays out, so that a request is the same as before there was such an option.
             **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet") else {}),
             **({} if source.layout is None else {"layout": source.layout}),
-            **({} if source.split is None else {"split_column": source.split}),
+            **{"split_column" if role == "split" else role: name for role, name in source.roles.beside.items()},
             **({} if self.earlier is None else {"like": self.earlier.digest}),
         }
+
+    def build(self, writer: ArtifactWriter, *, execution: Execution) -> Built:
+        """Convert the source and write the dataset."""
+        dataset, book, summary = self.dataset(execution)
+        disk.require_disk(writer.out, dataset.x.nbytes)
+        datasets.write(writer, dataset, book)
+        return Built(summary, {"source": self.source.path.name})
 
     def dataset(self, execution: Execution) -> tuple[datasets.Dataset, Codebook, dict[str, Any]]:
         """Read, check and clean all samples; return the dataset, its codebook and its summary, after saying both."""
@@ -171,6 +188,8 @@ class Conversion:
             fill=self.missing == "median" and clean.x.dtype == np.float64,
             by_client=self.whose == "client",
             split=clean.split,
+            group=clean.group,
+            is_ordered=clean.is_ordered,
         )
         summary = _summary(dataset, clean.dropped)
         scales = {} if earlier is None else {name: getattr(earlier.book, name) for name in _SCALES}
@@ -254,17 +273,16 @@ def load(source: Artifact, root: Path | None, *, download: bool = False) -> Samp
     """Return the samples of an imported dataset; raises UsageError for ``root`` or ``download``, which it needs not."""
     if root is not None or download:
         raise UsageError(f"{source.path} holds its samples: --root and --download have no use", "leave them out")
-    found = datasets.read(source)
-    wish = scaling.wish(found, codebook.read(source))
-    if found.split is None:
-        return Samples(found.x, found.y, len(found.classes), found.owner, scaling=wish)
-    is_validation = found.split == blocks.SPLITS.index("validation")
-    return Samples(
-        found.x,
-        found.y,
-        len(found.classes),
-        found.owner,
-        scaling=wish,
-        is_test=found.split == blocks.SPLITS.index("test"),
+    stored = datasets.read(source)
+    wish = scaling.wish(stored, codebook.read(source))
+    samples = Samples(
+        stored.x, stored.y, len(stored.classes), stored.owner, stored.is_ordered, scaling=wish, group=stored.group
+    )
+    if stored.split is None:
+        return samples
+    is_validation = stored.split == blocks.SPLITS.index("validation")
+    return replace(
+        samples,
+        is_test=stored.split == blocks.SPLITS.index("test"),
         is_validation=is_validation if is_validation.any() else None,
     )

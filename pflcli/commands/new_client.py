@@ -27,7 +27,7 @@ from pflcli.commands.prediction.answering import Answer, Ready
 from pflcli.commands.prediction.personalized import Personalized
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.foreign import require_short
-from pflcli.formats import ABSENT
+from pflcli.formats import ABSENT, Roles
 from pflcli.preparation import arrivals, deal
 from pflcli.preparation.arrivals import Arrival
 from pflcli.preparation.detect import form
@@ -80,7 +80,7 @@ def new_client(
     # The scale of a client is its own, and is measured on its training samples.
     preparation = personalized.preprocessing_of(artifact, partition, replace(book, scales=()), None)
     read = Source(
-        path, form(path), ABSENT, label, features, preparation.resize, delimiter, layout=layout, split=split_column,
+        path, form(path), Roles(ABSENT, label, split_column), features, preparation.resize, delimiter, layout=layout,
         like=preparation.like,
     )  # fmt: skip
     read.check()

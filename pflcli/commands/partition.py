@@ -88,8 +88,7 @@ def partition(
         artifact.write(writer, result, known)
         summary = _summary(result, len(part_of(len(samples.y), *part)), seed)
         _remark(summary, execution)
-        if samples.ordered:
-            execution.reporter.say(f"split by time; {samples.gap} samples after each cut are left out: they overlap it")
+        _remark_split(result, samples, execution)
         return Built(summary, {})
 
     return make(out, spec, execution, build, needs=len(samples.y) // part[1] * _width(samples))
@@ -123,6 +122,8 @@ def _loaded(
         samples.check(dataset)
     if deal.part != (1, 1) and samples.ordered:
         raise UsageError(f"--part: the samples of {dataset} stand in order of time, and are not drawn at random")
+    if deal.part != (1, 1) and samples.group is not None:
+        raise UsageError(f"--part draws samples at random; {dataset} keeps those of one --group together")
     return samples, cfg, dataset_cfg
 
 
@@ -130,6 +131,11 @@ def _fractions(
     dataset: str, samples: Samples, fractions: tuple[float, float, float] | None, *, keep_test: bool
 ) -> tuple[float, float, float]:
     """Return the shares of samples whose split is not given; raises UsageError for what contradicts the given ones."""
+    if keep_test and samples.group is not None:
+        raise UsageError(
+            "--keep-test contradicts --group: samples that belong together may stand on both sides",
+            "leave out --keep-test",
+        )
     if keep_test and samples.is_test is None:
         raise UsageError(f"{dataset} has no published test samples to keep", "leave out --keep-test")
     if samples.is_validation is not None:
@@ -141,6 +147,24 @@ def _fractions(
             "test samples are given, which leaves no share to draw test samples from", "--fractions 0.8,0.2,0"
         )
     return fractions or (FRACTIONS_BESIDE_TEST if keep_test else FRACTIONS)
+
+
+def _remark_split(result: artifact.Partition, samples: Samples, execution: Execution) -> None:
+    """Say how samples are split if not one by one, and how many groups several clients share."""
+    if samples.ordered:
+        left_out = f"; {samples.gap} samples after each cut are left out: they overlap it" if samples.gap else ""
+        execution.reporter.say(f"split by time{left_out}")
+    if samples.group is None:
+        return
+    shares = ", ".join(f"{count / max(len(result.y), 1):.2f}" for count in result.sizes.sum(axis=0))
+    execution.reporter.say(f"samples of one --group are in one split: {shares} for training, validation, test")
+    client = np.repeat(np.arange(len(result.names)), result.sizes.sum(axis=1))
+    pairs = np.unique(np.stack([samples.group[result.sample], client]), axis=1)
+    shared = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
+    if shared:
+        execution.reporter.say(
+            f"{counted(shared, 'value')} of --group with samples of several clients: each client splits its own"
+        )
 
 
 def _codebook(result: artifact.Partition, base: Codebook, splitter: Scheme, cfg: Any) -> Codebook:

@@ -26,8 +26,10 @@ class Samples:
     int16 tokens (n, length); ``y`` (n,) labels 0..classes-1; ``owner`` (n,) names of who holds each sample, or None
     where the dataset has no natural clients.
 
-    ``ordered``: the rows of an owner follow each other in time and are split in that order, never at random; ``gap``
-    is then how many rows to leave out between two splits, so that no window of one overlaps a window of the next.
+    ``ordered``: rows follow each other in time, those of each owner if there are any, and are split in that order,
+    never at random; ``gap`` is then how many rows of an owner to leave out between two splits, so that no window of one
+    overlaps a window of the next. ``group`` (n,) is the same for samples that belong together, such as one patient's,
+    which no client has in two splits.
     ``coarse`` (n,) is each sample's superclass, where classes come in groups. ``names`` (classes,) are those of the
     classes and ``features`` (d,) those of the features, where they have names. ``is_test`` (n,) says which samples the
     dataset's authors publish as its test set, where they do, and ``is_validation`` (n,) which as its validation set.
@@ -46,10 +48,11 @@ class Samples:
     is_test: NDArray[np.bool_] | None = None
     scaling: Scaling | None = None
     is_validation: NDArray[np.bool_] | None = None
+    group: NDArray[np.int64] | None = None
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
-        beside = ("owner", "coarse", "is_test", "is_validation")
+        beside = ("owner", "coarse", "is_test", "is_validation", "group")
         known = {name: getattr(self, name) for name in beside if getattr(self, name) is not None}
         return replace(self, x=self.x[rows], y=self.y[rows], **{name: values[rows] for name, values in known.items()})
 
@@ -58,11 +61,11 @@ class Samples:
 
         Unsound are values that are not finite and labels out of range.
         """
-        arrays = (self.x, self.y, self.owner, self.coarse, self.is_test, self.is_validation)
+        arrays = (self.x, self.y, self.owner, self.coarse, self.is_test, self.is_validation, self.group)
         lengths = {len(array) for array in arrays if array is not None}
         if len(lengths) != 1:
             raise InputError(
-                f"{name}: x, y, owner, coarse, is_test and is_validation differ in length: {sorted(lengths)}"
+                f"{name}: x, y, owner, coarse, is_test, is_validation and group differ in length: {sorted(lengths)}"
             )
         if self.names and len(self.names) != self.classes:
             raise InputError(f"{name} has {self.classes} classes, and names of {len(self.names)}")
@@ -83,8 +86,10 @@ class Samples:
             raise InputError(f"{name}: row {row} holds tokens outside 0..{self.classes - 1}, the classes to predict")
         if self.coarse is not None and self.coarse.min() < 0:
             raise InputError(f"{name}: row {np.argmin(self.coarse)} has superclass {self.coarse.min()}, below 0")
-        if self.ordered and self.owner is None:
-            raise InputError(f"{name}: samples in order of time need owners, as each owner has a time of its own")
+        if self.ordered and self.gap and self.owner is None:
+            raise InputError(f"{name}: samples with gaps in order of time need owners, as each has a time of its own")
+        if self.ordered and self.group is not None:
+            raise InputError(f"{name}: samples are split by time or kept together, not both")
 
     def _check_kind(self, name: str) -> None:
         kind, rank = self.x.dtype, self.x.ndim

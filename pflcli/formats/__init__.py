@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pflcli.errors import InputError, closest
 from pflcli.foreign import require_short
 
 ABSENT = "none"
-"""What a user types for the client's column if samples are not assigned to clients yet."""
+"""What a user types for a column that there is none of, such as the client's if samples have no clients yet."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,40 @@ class Like:
 
 
 @dataclass(frozen=True)
+class Roles:
+    """Which column of a table, or which array, says what of each sample; None where the user names none.
+
+    ``client`` and ``label`` say whose it is and its class, ``split`` what it is for, ``group`` with which others it
+    belongs together, such as one patient's, and ``order`` when it was recorded.
+    """
+
+    client: str | None = None
+    label: str | None = None
+    split: str | None = None
+    group: str | None = None
+    order: str | None = None
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """The names for roles beside client and label, without those that have none."""
+        names = {"split": self.split, "group": self.group, "order": self.order}
+        return {role: name for role, name in names.items() if name not in (None, ABSENT)}
+
+
+def option(role: str) -> str:
+    """Return the option that names the column or array for a role."""
+    return {"split": "--split-column"}.get(role, f"--{role}")
+
+
+@dataclass(frozen=True)
 class Raw:
     """Samples as they stand in a file, before anything but their form is checked.
 
     ``x`` (n, ...) numbers, NaN where missing; ``label`` (n,) and ``owner`` (n,) text, empty where missing. ``place``
-    says where a value stands: its sample, "features", "label", "client" or "split", and the index within the sample.
+    says where a value stands: its sample, "features" or a role, and the index within the sample.
     ``columns`` are those of a table. One with words takes a feature for each of them, 1 where it stands, NaN in all of
     them where nothing does. ``classes`` are names for the labels, if the file has them. ``remarks`` are for the user.
-    ``split`` (n,) is the word for what a sample is for, such as "train", where the user names a column of them.
+    ``beside`` has what stands in the columns or arrays of further roles (``Roles.beside``), text (n,) for each.
     """
 
     x: NDArray[Any]
@@ -60,7 +86,17 @@ class Raw:
     columns: tuple[Column, ...] = ()
     classes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    split: NDArray[np.str_] | None = None
+    beside: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
+
+    def require_same_length(self, name: str) -> None:
+        """Raise InputError, which calls the file ``name``, unless there are as many features as labels, and some."""
+        lengths = {"features": len(self.x), "labels": len(self.label)}
+        lengths |= {} if self.owner is None else {"clients": len(self.owner)}
+        lengths |= {f"values of the {role}": len(words) for role, words in self.beside.items()}
+        if len(set(lengths.values())) > 1:
+            raise InputError(f"{name}: " + ", ".join(f"{count} {role}" for role, count in lengths.items()))
+        if not len(self.label):
+            raise InputError(f"{name} holds no samples")
 
 
 def text(values: NDArray[Any], where: str) -> NDArray[np.str_]:

@@ -17,33 +17,19 @@ from numpy.typing import NDArray
 
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import Npz, read_npy, require_room, require_short
-from pflcli.formats import ABSENT, Raw, text, unknown
+from pflcli.formats import ABSENT, Raw, Roles, option, text, unknown
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def read_npz(
-    path: Path,
-    client: str | None,
-    label: str | None,
-    features: str | None,
-    layout: str | None = None,
-    split: str | None = None,
-) -> Raw:
+def read_npz(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
     """Read an NPZ file; raises InputError if it does not hold what is asked for, other kinds if it is damaged."""
     with Npz(path) as file:
-        return _raw(path.name, file.names, file.load, client, label, features, layout, split)
+        return _raw(path.name, file.names, file.load, roles, features, layout)
 
 
-def read_hdf5(
-    path: Path,
-    client: str | None,
-    label: str | None,
-    features: str | None,
-    layout: str | None = None,
-    split: str | None = None,
-) -> Raw:
-    """Read an HDF5 file; ``features``, ``label`` and ``client`` may be paths within it, such as ``train/x``.
+def read_hdf5(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
+    """Read an HDF5 file; ``features`` and the names in ``roles`` may be paths within it, such as ``train/x``.
 
     Links are not followed. Raises InputError if it does not hold what is asked for, other kinds if it is damaged.
     """
@@ -51,7 +37,7 @@ def read_hdf5(
 
     with h5py.File(path, "r", locking=False) as file:
         names = _datasets(path.name, file)
-        return _raw(path.name, names, lambda name: _numpy(path, file[name]), client, label, features, layout, split)
+        return _raw(path.name, names, lambda name: _numpy(path, file[name]), roles, features, layout)
 
 
 def read_features(path: Path, name: str | None = None, layout: str | None = None) -> Raw:
@@ -150,30 +136,29 @@ def _raw(
     where: str,
     names: list[str],
     load: Callable[[str], NDArray[Any]],
-    client: str | None,
-    label: str | None,
+    roles: Roles,
     features: str | None,
     layout: str | None,
-    split: str | None,
 ) -> Raw:
-    roles = {"features": features or "x", "label": label or "y"}
+    array_of = {"features": features or "x", "label": roles.label or "y"}
     owner_arrays = [name for name in ("owner", "client") if name in names]
-    if client not in (None, ABSENT) or (client is None and owner_arrays):
-        roles["client"] = client or owner_arrays[0]
-    if split is not None:
-        roles["split-column"] = split
-    for role, name in roles.items():
+    if roles.client not in (None, ABSENT) or (roles.client is None and owner_arrays):
+        array_of["client"] = roles.client or owner_arrays[0]
+    array_of |= roles.beside
+    for role, name in array_of.items():
         if name not in names:
             error = unknown(where, "array", name, names)
-            error.fix = (*error.fix, f"--{role} NAME says which array it is")
+            error.fix = (*error.fix, f"{option(role)} NAME says which array it is")
             raise error
-    loaded = {role: load(name) for role, name in roles.items()}
-    for role in ("label", "client", "split-column"):
-        if role in loaded:
-            loaded[role] = _flat(f"{where}: array '{roles[role]}'", loaded[role], role)
-    x, remark = _samples(f"{where}: array '{roles['features']}'", loaded["features"], layout)
-    if client is None and not owner_arrays:
-        others = sorted(set(names) - set(roles.values()) - {_CLASSES})
+        twice = [other for other in array_of if other != role and array_of[other] == name]
+        if twice and role in roles.beside:
+            raise UsageError(f"array '{name}' cannot be both {option(twice[0])} and {option(role)}")
+    loaded = {role: load(name) for role, name in array_of.items()}
+    for role in loaded.keys() - {"features"}:
+        loaded[role] = _flat(f"{where}: array '{array_of[role]}'", loaded[role], role)
+    x, remark = _samples(f"{where}: array '{array_of['features']}'", loaded["features"], layout)
+    if roles.client is None and not owner_arrays:
+        others = sorted(set(names) - set(array_of.values()) - {_CLASSES})
         raise UsageError(
             "--client is missing: name the array that holds each sample's client",
             *([f"--client NAME, one of: {', '.join(others[:10])}"] if others else []),
@@ -183,12 +168,10 @@ def _raw(
         x=x,
         label=loaded["label"],
         owner=loaded.get("client"),
-        place=lambda row, role, at: (
-            f"{where}: {split if role == 'split' else roles[role]}[{', '.join(map(str, (row, *at)))}]"
-        ),
-        classes=_class_names(where, load(_CLASSES)) if _CLASSES in names and roles["label"] != _CLASSES else (),
+        place=lambda row, role, at: f"{where}: {array_of[role]}[{', '.join(map(str, (row, *at)))}]",
+        classes=_class_names(where, load(_CLASSES)) if _CLASSES in names and array_of["label"] != _CLASSES else (),
         remarks=(remark,) if remark else (),
-        split=loaded.get("split-column"),
+        beside={role: loaded[role] for role in roles.beside},
     )
 
 
@@ -214,6 +197,8 @@ def _flat(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
         hint = "y.argmax(axis=1) makes classes of one-hot rows" if role == "label" else ""
         hint = "reshape(-1) makes it so" if values.ndim == 2 and values.shape[1] == 1 else hint
         raise InputError(f"{source} has shape {values.shape} where ({role} of each sample,) is meant", hint)
+    if values.dtype.kind == "M":
+        values = np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[us]")))
     try:
         return text(values, source)
     except TypeError as error:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError, UsageError
-from pflcli.formats import Column, Like, Raw, given_split, is_number, ordered, spelled
+from pflcli.formats import Column, Like, Raw, given_split, in_time, is_number, ordered, spelled
 
 _LARGEST = float(np.finfo(np.float32).max)
 _EXACT = 2**24
@@ -19,7 +19,10 @@ _EXACT = 2**24
 
 @dataclass(frozen=True)
 class Clean:
-    """Samples that were checked; see ``artifacts.dataset`` for shapes. ``x`` has gaps if they are to be filled in."""
+    """Samples that were checked; see ``artifacts.dataset`` for shapes. ``x`` has gaps if they are to be filled in.
+
+    With ``is_ordered``, samples that were recorded earlier stand before later ones.
+    """
 
     x: NDArray[Any]
     y: NDArray[np.int64]
@@ -30,6 +33,8 @@ class Clean:
     dropped: int
     remarks: tuple[str, ...]
     split: NDArray[np.int8] | None = None
+    group: NDArray[np.int64] | None = None
+    is_ordered: bool = False
 
 
 def cleaned(
@@ -42,13 +47,8 @@ def cleaned(
     be filled in or, with ``standardize``, brought to one scale. Classes and columns are those of ``like``, if given.
     Raises InputError that says where the first bad value stands.
     """
-    x, label, owner = raw.x, raw.label, raw.owner
-    lengths = {"features": len(x), "labels": len(label)} | ({} if owner is None else {"clients": len(owner)})
-    lengths |= {} if raw.split is None else {"words of the split": len(raw.split)}
-    if len(set(lengths.values())) > 1:
-        raise InputError(f"{name}: " + ", ".join(f"{count} {role}" for role, count in lengths.items()))
-    if not len(label):
-        raise InputError(f"{name} holds no samples")
+    raw.require_same_length(name)
+    x, owner = raw.x, raw.owner
     pictures = x.dtype == np.uint8 and x.ndim > 2
     if pictures and standardize:
         raise UsageError("--standardize is for features; pixels are scaled to [0, 1] anyway", "leave it out")
@@ -58,16 +58,14 @@ def cleaned(
     rows = np.flatnonzero(~lost)
     if not len(rows):
         raise InputError(f"{name}: every sample lacks a value", *_blamed(raw, x, lost))
+    if "order" in raw.beside:
+        times = raw.beside["order"][rows]
+        rows = rows[in_time.sorted_rows(times, lambda at: raw.place(int(rows[at]), "order", ()))]
     bounded(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
     y, classes = classes_of(raw, rows, like)
-    split = None
-    if raw.split is not None:
-        rows_owner = None if owner is None else owner[rows]
-        split = given_split.numbered(
-            raw.split[rows], rows_owner, lambda at: raw.place(int(rows[at]), "split", ()), name
-        )
+    split, group = _split(raw, rows, name), _group(raw, rows)
     remarks = [*raw.remarks, *_losses(raw, x, lost)]
-    if len(rows) < len(x):
+    if len(rows) < len(x) or "order" in raw.beside:
         x, owner = x[rows], None if owner is None else owner[rows]
     remarks += [f"'{name}' numbers the samples: --features without it?" for name in _counters(x, raw.columns)]
     if not pictures and not standardize:
@@ -82,7 +80,36 @@ def cleaned(
     features = [
         feature for column in columns for feature in [*column.features, *[f"{column.name} missing"] * column.gaps]
     ]
-    return Clean(x, y, owner, classes, columns, tuple(features), int(lost.sum()), tuple(remarks), split)
+    return Clean(
+        x,
+        y,
+        owner,
+        classes,
+        columns,
+        tuple(features),
+        int(lost.sum()),
+        tuple(remarks),
+        split,
+        group,
+        "order" in raw.beside,
+    )
+
+
+def _split(raw: Raw, rows: NDArray[np.int64], name: str) -> NDArray[np.int8] | None:
+    """Return what each of ``rows`` is for, if the file says it."""
+    if "split" not in raw.beside:
+        return None
+    owner = None if raw.owner is None else raw.owner[rows]
+    return given_split.numbered(
+        raw.beside["split"][rows], owner, lambda at: raw.place(int(rows[at]), "split", ()), name
+    )
+
+
+def _group(raw: Raw, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return a number for each of ``rows``, the same for those that belong together, if the file says it."""
+    if "group" not in raw.beside:
+        return None
+    return np.unique(raw.beside["group"][rows], return_inverse=True)[1].astype(np.int64)
 
 
 def _gaps(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
@@ -90,8 +117,7 @@ def _gaps(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
     holes = {
         "client": None if raw.owner is None else raw.owner == "",
         "label": raw.label == "",
-        "split": None if raw.split is None else raw.split == "",
-    }
+    } | {role: words == "" for role, words in raw.beside.items()}
     if x.dtype.kind == "f" and missing != "median":
         holes["features"] = np.isnan(x.reshape(len(x), -1)).any(axis=1)
     known = {role: hole for role, hole in holes.items() if hole is not None}

@@ -12,31 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import InputError, UsageError
-from pflcli.formats import ABSENT, Column, Like, Raw, text, unknown
+from pflcli.formats import ABSENT, Column, Like, Raw, Roles, option, text, unknown
 from pflcli.formats.table import HINTS, MISSING, Table, listed_columns, place_of
 from pflcli.formats.words import few_words, known_words, one_hot, words_of
 
 
 def read(
     table: Table,
-    client: str | None,
-    label: str | None,
+    roles: Roles,
     features: str | Sequence[str] | None,
     categorical: str | Sequence[str] | None = None,
     like: Like | None = None,
-    split: str | None = None,
 ) -> Raw:
     """Read the samples of a table.
 
-    Without ``features``, these are all columns that hold numbers or few words but those of client, label and split;
-    with ``like``, its columns. A column of words becomes a feature for each word, and so do numbers in ``categorical``
-    columns; its value "none" leaves columns of words out. ``split`` is the column that says what a sample is for.
-    Raises UsageError for columns that contradict one another, InputError for a column that is not there, a cell that is
-    not a number or a word that ``like`` does not know.
+    Without ``features``, these are all columns that hold numbers or few words but those of ``roles``; with ``like``,
+    its columns. A column of words becomes a feature for each word, and so do numbers in ``categorical`` columns; its
+    value "none" leaves columns of words out. Raises UsageError for columns that contradict one another, InputError for
+    a column that is not there, a cell that is not a number or a word that ``like`` does not know.
     """
-    columns, roles = table.columns, _roles(table, client, label, split)
-    keys = list(roles.values())
-    selected, coded = _choice(table, features, categorical, like, roles)
+    columns, positions = table.columns, _positions(table, roles)
+    keys = list(positions.values())
+    selected, coded = _choice(table, features, categorical, like, positions)
     candidates = (
         [at for at, column in enumerate(columns) if column and at not in keys] if selected is None else selected
     )
@@ -49,20 +46,20 @@ def read(
         for column in chosen
         if column.words
     ]
+    words = {
+        role: text(loaded[at].to_numpy(object), f"{table.name}: column '{columns[at]}'")
+        for role, at in positions.items()
+    }
     return Raw(
         x=np.concatenate(values, axis=1),
-        label=text(loaded[roles["label"]].to_numpy(object), f"{table.name}: column '{label}'"),
-        owner=None
-        if "client" not in roles
-        else text(loaded[roles["client"]].to_numpy(object), f"{table.name}: column '{client}'"),
+        label=words["label"],
+        owner=words.get("client"),
         place=lambda row, role, at: place_of(
-            table, row, {"label": label, "client": client, "split": split}.get(role) or places[at[0]]
+            table, row, columns[positions[role]] if role in positions else places[at[0]]
         ),
         columns=tuple(chosen),
         remarks=tuple(remarks),
-        split=None
-        if split is None
-        else text(loaded[roles["split-column"]].to_numpy(object), f"{table.name}: column '{split}'"),
+        beside={role: words[role] for role in roles.beside},
     )
 
 
@@ -92,33 +89,32 @@ def _require_distinct(table: Table) -> None:
         raise InputError(f"{table.name}: two columns are called '{twice[0]}'", "rename one in the first line")
 
 
-def _roles(table: Table, client: str | None, label: str | None, split: str | None) -> dict[str, int]:
-    """Return the columns that say of a sample its label, its client and what it is for, by the option that names each.
+def _positions(table: Table, roles: Roles) -> dict[str, int]:
+    """Return the position of the column for each role.
 
     Raises UsageError for an option that is missing or contradicts another, InputError for a column that is not there.
     """
     columns = table.columns
     _require_distinct(table)
-    if client is None:
+    if roles.client is None:
         raise UsageError(
             "--client is missing: name the column that holds each sample's client",
             f"--client COL, one of: {listed_columns(columns)}",
             f"--client {ABSENT} if samples are not assigned to clients yet",
         )
-    if label is None:
+    if roles.label is None:
         raise UsageError(
             "--label is missing: name the column that holds the class to learn",
             f"--label COL, one of: {listed_columns(columns)}",
         )
-    owner = {} if client == ABSENT and ABSENT not in columns else {"client": _find(table, client)}
-    roles = {"label": _find(table, label), **owner}
-    if split is not None:
-        roles["split-column"] = _find(table, split)
-    for role, at in roles.items():
-        twice = [other for other in roles if other != role and roles[other] == at]
+    owner = {} if roles.client == ABSENT and ABSENT not in columns else {"client": _find(table, roles.client)}
+    positions = {"label": _find(table, roles.label), **owner}
+    positions |= {role: _find(table, name) for role, name in roles.beside.items()}
+    for role, at in positions.items():
+        twice = [other for other in positions if other != role and positions[other] == at]
         if twice:
-            raise UsageError(f"column '{columns[at]}' cannot be both --{twice[0]} and --{role}")
-    return roles
+            raise UsageError(f"column '{columns[at]}' cannot be both {option(twice[0])} and {option(role)}")
+    return positions
 
 
 def _features(
@@ -168,24 +164,29 @@ def _choice(
     features: str | Sequence[str] | None,
     categorical: str | Sequence[str] | None,
     like: Like | None,
-    roles: Mapping[str, int],
+    positions: Mapping[str, int],
 ) -> tuple[list[int] | None, dict[int, tuple[str, ...]]]:
     """Return the columns asked for, None if none are, and those of words with the words that are known before."""
     if like is not None and like.columns:
-        for option, value in (("features", features), ("categorical", categorical)):
+        for name, value in (("features", features), ("categorical", categorical)):
             if value is not None:
-                raise UsageError(f"--{option} contradicts --like, which takes the columns of {like.name}")
+                raise UsageError(f"--{name} contradicts --like, which takes the columns of {like.name}")
         for column in like.columns:
             if column.name not in table.columns:
                 error = unknown(table.name, "column", column.name, [name for name in table.columns if name])
                 error.fix = (*error.fix, f"{like.name} has it: --like needs all its columns")
                 raise error
         known = {_find(table, column.name): column.words for column in like.columns}
+        for role, at in positions.items():
+            if at in known:
+                raise UsageError(
+                    f"column '{table.columns[at]}' is a feature of {like.name}, and cannot be {option(role)}"
+                )
         return list(known), {at: words for at, words in known.items() if words}
-    selected = None if features is None else _chosen_columns(table, "features", features, roles)
+    selected = None if features is None else _chosen_columns(table, "features", features, positions)
     if categorical is None or categorical == ABSENT:
         return selected, {}
-    coded = _chosen_columns(table, "categorical", categorical, roles)
+    coded = _chosen_columns(table, "categorical", categorical, positions)
     outside = [table.columns[at] for at in coded if selected is not None and at not in selected]
     if outside:
         raise UsageError(f"column '{outside[0]}' is in --categorical and not in --features", "name it in both")
@@ -201,18 +202,18 @@ def _find(table: Table, column: str) -> int:
     return table.columns.index(column)
 
 
-def _chosen_columns(table: Table, option: str, chosen: str | Sequence[str], roles: Mapping[str, int]) -> list[int]:
+def _chosen_columns(table: Table, source: str, chosen: str | Sequence[str], positions: Mapping[str, int]) -> list[int]:
     names = next(csv.reader([chosen], skipinitialspace=True), []) if isinstance(chosen, str) else list(chosen)
     names = [name.strip() for name in names]
     if not any(names):
-        raise UsageError(f"--{option} names no column", f"--{option} COL,COL of: {listed_columns(table.columns)}")
-    role_of = {table.columns[at]: role for role, at in roles.items()}
+        raise UsageError(f"--{source} names no column", f"--{source} COL,COL of: {listed_columns(table.columns)}")
+    role_of = {table.columns[at]: role for role, at in positions.items()}
     for name, count in Counter(names).items():
         if count > 1:
-            raise UsageError(f"column '{name}' is twice in --{option}")
+            raise UsageError(f"column '{name}' is twice in --{source}")
         role = role_of.get(name)
         if role is not None:
-            raise UsageError(f"column '{name}' cannot be both --{role} and one of --{option}")
+            raise UsageError(f"column '{name}' cannot be both {option(role)} and one of --{source}")
     return [_find(table, name) for name in names]
 
 

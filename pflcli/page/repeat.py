@@ -51,7 +51,18 @@ def _words(artifact: Artifact, lineage: Lineage) -> list[str]:
 def _import(artifact: Artifact, inputs: list[str], lineage: Lineage) -> list[str]:
     request = artifact.manifest.request
     words = ["import", str(artifact.manifest.made.get("source", "DATA"))]
-    for key in ("client", "label", "features", "categorical", "layout", "split_column", "resize", "delimiter"):
+    for key in (
+        "client",
+        "label",
+        "features",
+        "categorical",
+        "layout",
+        "split_column",
+        "group",
+        "order",
+        "resize",
+        "delimiter",
+    ):
         if request.get(key) is not None:
             words += [_flag(key), _word(request[key])]
     if request.get("missing", "error") != "error":

@@ -54,7 +54,7 @@ def read(
     classes = book.class_names(preprocessing.form.classes)
     x, y = preprocessing.filled(raw), _labels(raw, classes, preprocessing.name)
     order = rng.generator(seed, "split", number).permutation(np.arange(len(y)))
-    parts = within_client.at_random(order, fractions) if raw.split is None else _as_named(raw, source.path.name)
+    parts = _as_named(raw, source.path.name) if "split" in raw.beside else within_client.cut(order, fractions)
     scale = None
     if book.scales:
         if not len(parts[0]):
@@ -83,6 +83,5 @@ def _labels(raw: Raw, classes: Sequence[str], name: str) -> NDArray[np.int64]:
 
 def _as_named(raw: Raw, name: str) -> list[NDArray[np.int64]]:
     """Return the rows of each split as the file says them."""
-    assert raw.split is not None
-    split = given_split.numbered(raw.split, None, lambda row: raw.place(row, "split", ()), name)
+    split = given_split.numbered(raw.beside["split"], None, lambda row: raw.place(row, "split", ()), name)
     return [np.flatnonzero(split == number) for number in range(len(blocks.SPLITS))]

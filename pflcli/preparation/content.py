@@ -25,6 +25,9 @@ def of_samples(samples: Samples) -> str:
         digest.update("\n".join(samples.owner.tolist()).encode())
     if samples.ordered:
         digest.update(f"ordered, gap {samples.gap}".encode())
+    if samples.group is not None:
+        digest.update(b"group")
+        digest.update(np.ascontiguousarray(samples.group).data)
     if samples.coarse is not None:
         digest.update(np.ascontiguousarray(samples.coarse).data)
     return digest.hexdigest()

@@ -108,15 +108,19 @@ def assembled(
 ) -> Partition:
     """Return the partition; where ``samples`` say which of them are test samples, these are."""
     client_rows: list[NDArray[np.int64]] = []
-    in_time = split_by_time(samples, fractions) if samples.ordered else None
+    in_time = split_by_time(samples, fractions) if samples.ordered and samples.gap else None
     for client, part in enumerate(parts):
+        draw = rng.generator(seed, "split", client)
         if in_time is not None:
             client_rows += [np.sort(part[in_time[part] == split]) for split in range(len(blocks.SPLITS))]
-            continue
-        if samples.is_test is None:
-            client_rows += within_client.at_random(rng.generator(seed, "split", client).permutation(part), fractions)
-        else:
+        elif samples.ordered:  # samples do not overlap: each client has its own cuts, whoever owned the samples
+            client_rows += within_client.cut(np.sort(part), fractions)
+        elif samples.is_test is not None:
             client_rows += within_client.keeping_test(part, fractions, samples.is_test, samples.is_validation)
+        elif samples.group is not None:
+            client_rows += within_client.by_group(part, fractions, samples.group[part], draw)
+        else:
+            client_rows += within_client.cut(draw.permutation(part), fractions)
     rows = np.concatenate(client_rows)
     x = samples.x[rows]
     return Partition(

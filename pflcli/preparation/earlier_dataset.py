@@ -13,7 +13,7 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.reader import ancestor, open_artifact
 from pflcli.errors import GoneError, InputError
-from pflcli.formats import Column, Like
+from pflcli.formats import Column, Like, Roles
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,13 @@ class Earlier:
     def chosen(self, option: str, value: Any) -> Any:
         """Return the value of an option, or that of the old import where none is given."""
         return self.request.get(option) if value is None else value
+
+    def roles(self, roles: Roles) -> Roles:
+        """Return ``roles`` with the old columns where none are named; one that says how to split stands for all."""
+        client, label = self.chosen("client", roles.client), self.chosen("label", roles.label)
+        if roles.split is None and roles.group is None and roles.order is None:
+            return Roles(client, label, group=self.request.get("group"), order=self.request.get("order"))
+        return replace(roles, client=client, label=label)
 
     @property
     def digest(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pflcli.errors import UsageError
 from pflcli.foreign import parsing
-from pflcli.formats import ABSENT, Like, Raw, arrays, images, tables
+from pflcli.formats import ABSENT, Like, Raw, Roles, arrays, images, option, tables
 from pflcli.formats.table import Table
 from pflcli.reporter import Reporter
 
@@ -21,18 +21,21 @@ class Source:
 
     path: Path
     form: str
-    client: str | None
-    label: str | None
+    roles: Roles
     features: str | tuple[str, ...] | None
     resize: int | None
     delimiter: str | None
     categorical: str | tuple[str, ...] | None = None
     layout: str | None = None
-    split: str | None = None
     like: Like | None = None
 
     def check(self) -> None:
-        """Raise UsageError for an option that the form has no use for."""
+        """Raise UsageError for an option that the form has no use for, or that contradicts another."""
+        if len(self.roles.beside) > 1:
+            first, second = [option(role) for role in self.roles.beside][:2]
+            raise UsageError(
+                f"{first} and {second} contradict each other: both say how samples are split", f"leave out {second}"
+            )
         if self.resize is not None and self.form != "images":
             raise UsageError(f"--resize is for folders of images; {self.path} is none", "leave it out")
         if self.resize is not None and not 1 <= self.resize <= 4096:
@@ -44,22 +47,18 @@ class Source:
         if self.layout is not None and self.form not in ("npz", "hdf5"):
             raise UsageError(f"--layout is for NPZ and HDF5; {self.path} is neither", "leave it out")
         if self.form == "images":
-            for option, value in (
-                ("client", self.client),
-                ("label", self.label),
-                ("features", self.features),
-                ("split-column", self.split),
-            ):
-                if value is not None and (option, value) != ("client", ABSENT):
+            names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
+            for role, value in (names | self.roles.beside).items():
+                if value is not None and (role, value) != ("client", ABSENT):
                     raise UsageError(
-                        f"--{option} is for tables and arrays; in a folder of images the layout says it",
+                        f"{option(role)} is for tables and arrays; in a folder of images the layout says it",
                         "CLIENT/LABEL/IMAGE",
                     )
 
     def sha256(self) -> str:
         """A hash of the file, or of all images."""
         if self.form == "images":
-            return images.find(self.path, self.client).sha256()
+            return images.find(self.path, self.roles.client).sha256()
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -70,7 +69,7 @@ class Source:
 
     def _read(self, reporter: Reporter) -> Raw:
         if self.form == "images":
-            folder = images.find(self.path, self.client)
+            folder = images.find(self.path, self.roles.client)
             with reporter.progress("read", len(folder.paths)) as advance:
                 return images.read(folder, self.resize, advance)
         if self.form == "csv":
@@ -84,7 +83,7 @@ class Source:
         if not (self.features is None or isinstance(self.features, str)):
             raise UsageError("--features of an array file is the name of one array", "--features x")
         read = arrays.read_npz if self.form == "npz" else arrays.read_hdf5
-        return read(self.path, self.client, self.label, self.features, self.layout, self.split)
+        return read(self.path, self.roles, self.features, self.layout)
 
     def _table(self, table: Table) -> Raw:
-        return tables.read(table, self.client, self.label, self.features, self.categorical, self.like, self.split)
+        return tables.read(table, self.roles, self.features, self.categorical, self.like)

@@ -231,8 +231,10 @@ def test_superclasses_and_order_are_checked():
         Samples(x, y, 1, coarse=y[:2]).check("mine")
     with pytest.raises(InputError, match="row 1 has superclass -1"):
         Samples(x, y, 1, coarse=np.asarray([0, -1, 0])).check("mine")
-    with pytest.raises(InputError, match="need an owner"):
-        Samples(x, y, 1, ordered=True).check("mine")
+    with pytest.raises(InputError, match="need owners"):
+        Samples(x, y, 1, ordered=True, gap=2).check("mine")
+    with pytest.raises(InputError, match="not both"):
+        Samples(x, y, 1, ordered=True, group=y).check("mine")
 
 
 @pytest.mark.parametrize("token", [-1, 3])

@@ -6,7 +6,8 @@ they have any. Features are float32; or float64, with attributes ``standardize``
 still standardize them or fill in missing values (NaN), by training samples; with attribute ``by_client`` it does so for
 each client by itself. Older files have none of these; their ``x`` is already standardized by ``mean`` and ``sd`` (d,).
 If the imported file said which samples are for what, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for
-test. Names are UTF-8. ``codebook.json``: see ``codebook``.
+test. If it said which belong together, such as one patient's, ``group`` (n,) int64 is the same for these. With
+attribute ``ordered``, samples stand in order of time. Names are UTF-8. ``codebook.json``: see ``codebook``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Dataset:
     fill: bool = False
     by_client: bool = False
     split: NDArray[np.int8] | None = None
+    group: NDArray[np.int64] | None = None
+    is_ordered: bool = False
 
 
 def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
@@ -57,9 +60,13 @@ def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
         arrays["features"] = _encoded(dataset.features)
     if dataset.split is not None:
         arrays["split"] = dataset.split
+    if dataset.group is not None:
+        arrays["group"] = dataset.group
     attributes = {"standardize": dataset.standardize, "fill": dataset.fill}
-    if dataset.by_client:  # came later
-        attributes["by_client"] = True
+    # These came later, and stand only where they are true.
+    attributes |= {
+        name: True for name, value in (("by_client", dataset.by_client), ("ordered", dataset.is_ordered)) if value
+    }
     writer.write(FILE, blocks.h5_bytes(arrays, attributes if any(attributes.values()) else None))
     codebooks.write(writer, codebook)
 
@@ -85,6 +92,8 @@ def read(artifact: Artifact) -> Dataset:
             fill=bool(file.attrs.get("fill", False)),
             by_client=bool(file.attrs.get("by_client", False)),
             split=file["split"][...] if "split" in file else None,
+            group=file["group"][...] if "group" in file else None,
+            is_ordered=bool(file.attrs.get("ordered", False)),
         )
         where = str(artifact.path / FILE)
         blocks.check_labels(where, dataset.y, len(dataset.classes))
@@ -94,6 +103,10 @@ def read(artifact: Artifact) -> Dataset:
             dataset.split.shape != dataset.y.shape or not np.isin(dataset.split, range(len(blocks.SPLITS))).all()
         ):
             raise InputError(f"{where} is inconsistent: split must be 0, 1 or 2 for each sample")
+        if dataset.group is not None:
+            blocks.check_integers(where, group=dataset.group)
+            if dataset.group.shape != dataset.y.shape:
+                raise InputError(f"{where} is inconsistent: group must be a number for each sample")
         if dataset.x.ndim < 2 or dataset.x.dtype.kind not in "fiu":
             raise InputError(f"{where} is inconsistent: x is not an array of samples")
         if dataset.x.dtype.kind == "f" and not (~np.isinf(dataset.x) if dataset.fill else np.isfinite(dataset.x)).all():

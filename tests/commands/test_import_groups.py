@@ -1,0 +1,269 @@
+"""Samples that belong together stay in one split, and samples with a time are split in its order."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+
+from pflcli.artifacts.kinds import dataset as datasets
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.import_data import import_data
+from pflcli.commands.partition import partition
+from pflcli.errors import InputError, UsageError
+from pflcli.preparation import within_client
+
+COLUMNS = {"client": "ward", "label": "ill"}
+SCHEMES = {
+    "by owner": {},
+    "iid": {"scheme": "iid", "clients": 5},
+    "filled": {"scheme": "dirichlet", "clients": 4, "min_samples": 5},
+    "two that join": {"new_clients": 0.5, "new_capacity": 0.4},
+}
+
+
+def frame(rows=120, patients=30, seed=0):
+    """Visits of patients, some of whom are in two wards, at days in no order; some days have several visits."""
+    draw = np.random.default_rng(seed)
+    patient = draw.integers(patients, size=rows)
+    moved = draw.random(rows) < 0.05
+    day = draw.integers(60, size=rows)
+    return pd.DataFrame(
+        {
+            "ward": [f"w{number % 3 + extra}" for number, extra in zip(patient, moved, strict=True)],
+            "ill": draw.integers(2, size=rows),
+            "age": draw.normal(50, 9, size=rows).round(3),
+            "days": day.astype(float),
+            "patient": [f"p{number}" for number in patient],
+            "date": [(datetime.date(2024, 1, 1) + datetime.timedelta(days=int(number))).isoformat() for number in day],
+            "time": day,
+        }
+    )
+
+
+@pytest.fixture
+def source(tmp_path):
+    frame().to_csv(tmp_path / "visits.csv", index=False)
+    return tmp_path / "visits.csv"
+
+
+def stored(path):
+    return partitions.read(open_artifact(path))
+
+
+def blocks(result):
+    """Yield for each client the rows of its training, validation and test samples in the dataset."""
+    for client in range(len(result.names)):
+        yield [result.sample[slice(*result.offsets[3 * client + split :][:2])] for split in range(3)]
+
+
+def require_together(result, group):
+    for splits in blocks(result):
+        values = [set(group[rows].tolist()) for rows in splits]
+        assert not values[0] & values[1]
+        assert not values[0] & values[2]
+        assert not values[1] & values[2]
+        assert len(splits[0]) or not sum(map(len, splits))
+
+
+def require_in_time(result, time):
+    for train, validation, test in blocks(result):
+        parts = [time[rows] for rows in (train, validation, test) if len(rows)]
+        assert all(first.max() <= later.min() for first, later in itertools.pairwise(parts))
+        assert len(train)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_one_patient_is_in_one_split_of_a_client(tmp_path, source, scheme):
+    import_data(source, tmp_path / "d", **COLUMNS, features="age", group="patient")
+    dataset = datasets.read(open_artifact(tmp_path / "d"))
+    _, expected = np.unique(frame()["patient"], return_inverse=True)
+    np.testing.assert_array_equal(dataset.group, expected)
+    assert dataset.features == ("age",)
+    for seed in (0, 1):
+        partition(str(tmp_path / "d"), tmp_path / f"p{seed}", seed=seed, **SCHEMES[scheme])
+        require_together(stored(tmp_path / f"p{seed}"), dataset.group)
+    assert stored(tmp_path / "p0").sample.tolist() != stored(tmp_path / "p1").sample.tolist()
+
+
+@pytest.mark.parametrize("scheme", ["by owner", "iid", "filled", "two that join"])
+@pytest.mark.parametrize("column", ["date", "time"])
+def test_training_samples_are_not_later_than_others(tmp_path, source, scheme, column):
+    import_data(source, tmp_path / "d", **COLUMNS, features="age,days", order=column)
+    dataset = datasets.read(open_artifact(tmp_path / "d"))
+    assert dataset.is_ordered
+    np.testing.assert_array_equal(dataset.x[:, 1], np.sort(frame()["days"]))
+    partition(str(tmp_path / "d"), tmp_path / "p", **SCHEMES[scheme])
+    require_in_time(stored(tmp_path / "p"), dataset.x[:, 1])
+    partition(str(tmp_path / "d"), tmp_path / "q", **{**SCHEMES[scheme], "new_clients": 0, "new_capacity": 1})
+    sizes = stored(tmp_path / "q").sizes
+    assert (abs(sizes - np.outer(sizes.sum(axis=1), (0.6, 0.2, 0.2))) <= 1).all()
+
+
+def test_samples_without_clients_have_a_time_too(tmp_path, source):
+    import_data(source, tmp_path / "d", client="none", label="ill", features="days", order="date")
+    partition(str(tmp_path / "d"), tmp_path / "p", scheme="dirichlet", clients=4)
+    require_in_time(stored(tmp_path / "p"), datasets.read(open_artifact(tmp_path / "d")).x[:, 0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fractions_are_met_as_closely_as_groups_allow(seed):
+    draw = np.random.default_rng(seed)
+    group = np.repeat(np.arange(12), draw.integers(1, 9, size=12))
+    rows, fractions = draw.permutation(len(group)) + 5, (0.6, 0.2, 0.2)
+    targets = np.asarray([len(piece) for piece in within_client.cut(rows, fractions)])
+    splits = within_client.by_group(rows, fractions, group, np.random.default_rng(seed))
+    np.testing.assert_array_equal(np.sort(np.concatenate(splits)), np.sort(rows))
+    sizes = np.asarray([len(piece) for piece in splits])
+    of = dict(zip(rows.tolist(), group.tolist(), strict=True))
+    training = [of[row] for row in splits[0].tolist()]
+    for size in (training.count(number) for number in set(training)):
+        for target in (1, 2):
+            moved = sizes.copy()
+            moved[[0, target]] += [-size, size]
+            assert abs(moved - targets).sum() >= abs(sizes - targets).sum()
+    single = within_client.by_group(rows, fractions, rows, np.random.default_rng(seed))
+    assert [len(piece) for piece in single] == targets.tolist()
+
+
+@pytest.mark.parametrize("sizes", [[7], [1, 1], [50, 1], [1] * 3])
+def test_a_client_keeps_one_group_to_train_on(sizes):
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    for fractions in ((0.6, 0.2, 0.2), (0.01, 0.5, 0.49)):
+        splits = within_client.by_group(np.arange(len(group)), fractions, group, np.random.default_rng(0))
+        assert len(splits[0]) >= 1
+
+
+@pytest.mark.parametrize("form", ["npz", "h5", "parquet"])
+@pytest.mark.parametrize("role", ["group", "order"])
+def test_arrays_and_parquet_have_them(tmp_path, form, role):
+    visits = frame()
+    name = {"group": "patient", "order": "date"}[role]
+    dates = visits["date"].to_numpy("datetime64[D]")
+    if form == "parquet":
+        path = tmp_path / "visits.parquet"
+        visits.assign(date=dates).to_parquet(path)
+        import_data(path, tmp_path / "d", **COLUMNS, features="age,days", **{role: name})
+    else:
+        arrays = {"x": visits[["age", "days"]].to_numpy(), "y": visits["ill"].to_numpy()}
+        path = tmp_path / f"visits.{form}"
+        if form == "npz":
+            words = {"owner": visits["ward"].to_numpy(str), "patient": visits["patient"].to_numpy(str)}
+            np.savez(path, **arrays, **words, date=dates)
+        else:
+            words = {"owner": visits["ward"].to_numpy("S"), "patient": visits["patient"].to_numpy("S")}
+            with h5py.File(path, "w") as file:
+                for key, values in {**arrays, **words, "date": visits["time"].to_numpy()}.items():
+                    file[key] = values
+        import_data(path, tmp_path / "d", **{role: name})
+    dataset = datasets.read(open_artifact(tmp_path / "d"))
+    partition(str(tmp_path / "d"), tmp_path / "p")
+    if role == "group":
+        require_together(stored(tmp_path / "p"), np.unique(visits["patient"], return_inverse=True)[1])
+    else:
+        require_in_time(stored(tmp_path / "p"), dataset.x[:, 1])
+
+
+@pytest.mark.parametrize("role", ["group", "order"])
+def test_new_data_are_split_like_the_old(tmp_path, source, role):
+    name = {"group": "patient", "order": "date"}[role]
+    import_data(source, tmp_path / "d", **COLUMNS, features="age", **{role: name})
+    partition(str(tmp_path / "d"), tmp_path / "p")
+    frame(seed=1).to_csv(tmp_path / "new.csv", index=False)
+    import_data(tmp_path / "new.csv", tmp_path / "n", like=tmp_path / "p")
+    later = datasets.read(open_artifact(tmp_path / "n"))
+    assert later.is_ordered == (role == "order")
+    assert (later.group is None) == (role == "order")
+    import_data(tmp_path / "new.csv", tmp_path / "n2", like=tmp_path / "p", **{role: "none"})
+    free = datasets.read(open_artifact(tmp_path / "n2"))
+    assert not free.is_ordered
+    assert free.group is None
+    other = {"group": {"order": "time"}, "order": {"group": "patient"}}[role]
+    import_data(tmp_path / "new.csv", tmp_path / "n3", like=tmp_path / "p", **other)
+    assert datasets.read(open_artifact(tmp_path / "n3")).is_ordered == (role == "group")
+
+
+CONTRADICTIONS = {
+    "two ways": ({"group": "patient", "order": "date"}, "--group and --order contradict each other"),
+    "a split and a group": ({"split_column": "date", "group": "patient"}, "--split-column and --group contradict"),
+    "a split and a time": ({"split_column": "patient", "order": "date"}, "--split-column and --order contradict"),
+    "the client": ({"group": "ward"}, "column 'ward' cannot be both --group and --client"),
+    "a feature": ({"order": "days", "features": "days"}, "cannot be both --order and one of --features"),
+    "no such column": ({"group": "patients"}, "no column 'patients'"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_contradictions_are_one_error(tmp_path, source, case):
+    options, message = CONTRADICTIONS[case]
+    with pytest.raises((InputError, UsageError), match=message):
+        import_data(source, tmp_path / "d", **COLUMNS, **options)
+
+
+def test_a_feature_of_earlier_data_is_no_time(tmp_path, source):
+    import_data(source, tmp_path / "d", **COLUMNS, features="age,days")
+    with pytest.raises(UsageError, match=r"column 'days' is a feature of .*d, and cannot be --order"):
+        import_data(source, tmp_path / "n", like=tmp_path / "d", order="days")
+
+
+def test_a_partition_refuses_what_would_part_them(tmp_path, source):
+    import_data(source, tmp_path / "d", **COLUMNS, features="age", group="patient")
+    for options in ({"part": (1, 2)}, {"keep_test": True}):
+        with pytest.raises(UsageError, match=r"--group"):
+            partition(str(tmp_path / "d"), tmp_path / "p", **options)
+    import_data(source, tmp_path / "d", **COLUMNS, features="age", order="date", execution=Execution(force=True))
+    for options, message in (({"part": (1, 2)}, "in order of time"), ({"keep_test": True}, "no published test")):
+        with pytest.raises(UsageError, match=message):
+            partition(str(tmp_path / "d"), tmp_path / "p", **options)
+
+
+TIMES = {
+    "words": (["2024-01-01", "soon", "2024-01-02"], r"line 3 .*, column 'at': 'soon' is neither a number nor a date"),
+    "both": (["1", "2024-01-01", "3"], r"line 2 .*, column 'at': '1' is neither"),
+    "infinity": (["1", "inf", "3"], r"line 3 .*, column 'at': 'inf' is neither"),
+    "of other countries": (["31/12/2023", "1/1/2024", "2/1/2024"], r"' is neither a number nor a date such as"),
+    "none": (["1", "", "3"], r"line 3 .*, column 'at': no value"),
+}
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_a_time_that_is_none_is_named_by_line(tmp_path, case):
+    times, message = TIMES[case]
+    rows = [f"{'ab'[row % 2]},{row % 2},{row},{time}" for row, time in enumerate(times * 2)]
+    rows = rows[:3] + [row.replace(",,", ",1,") for row in rows[3:]]
+    (tmp_path / "a.csv").write_text("who,y,z,at\n" + "\n".join(rows) + "\n")
+    with pytest.raises(InputError, match=message):
+        import_data(tmp_path / "a.csv", tmp_path / "d", client="who", label="y", order="at")
+
+
+MIXED = {
+    "integers of nanoseconds": ["1700000000000000002", "1700000000000000001", "1700000000000000003"],
+    "fractions": ["2.5", "-1", "3e2"],
+    "zones": ["2024-01-01T12:00+00:00", "2024-01-01T12:30+02:00", "2024-01-01 12:01"],
+    "with and without hours": ["2024-01-02 00:01", "2024-01-02", "2024-01-03"],
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_times_are_compared_by_value(tmp_path, case):
+    rows = [f"a,{row % 2},{place},{time}" for row, (place, time) in enumerate(zip((1, 0, 2), MIXED[case], strict=True))]
+    (tmp_path / "a.csv").write_text("who,y,place,at\n" + "\n".join(rows) + "\n")
+    import_data(tmp_path / "a.csv", tmp_path / "d", client="who", label="y", order="at")
+    assert datasets.read(open_artifact(tmp_path / "d")).x[:, 0].tolist() == [0, 1, 2]
+
+
+def test_the_command_says_what_became_of_them(pfl, tmp_path, source):
+    columns = ("--client", "ward", "--label", "ill", "--features", "age")
+    pfl("import", source, *columns, "--group", "patient", "-o", tmp_path / "d")
+    result = pfl("partition", tmp_path / "d", "-o", tmp_path / "p")
+    assert "samples of one --group are in one split: 0." in result.err
+    assert "values of --group with samples of several clients" in result.err
+    pfl("import", source, *columns, "--order", "date", "-o", tmp_path / "e")
+    assert "split by time" in (report := pfl("partition", tmp_path / "e", "-o", tmp_path / "q").err)
+    assert "left out" not in report
