@@ -80,15 +80,15 @@ def import_data(
     path = Path(path)
     execution = (execution or Execution()).reading(path, like)
     earlier = None if like is None else earlier_dataset.old(like)
-    whose = "federation" if standardize is True else standardize or ""
-    _check_choices(missing, layout, whose, earlier)
+    standardize_by = "federation" if standardize is True else standardize or ""
+    _check_choices(missing, layout, standardize_by, earlier)
     options = dict(resize=resize, delimiter=delimiter, layout=layout)
     columns = {"features": _columns(features), "categorical": _columns(categorical)}
     source = _source(path, Roles(client, label, split_column, group, order), options, columns, earlier)
     if earlier is not None:
-        missing, whose = missing or earlier.missing, earlier.standardize
+        missing, standardize_by = missing or earlier.missing, earlier.standardize
     _require_outside(path, Path(out))
-    conversion = Conversion(source, missing or "error", whose, earlier)
+    conversion = Conversion(source, missing or "error", standardize_by, earlier)
     build = partial(conversion.build, execution=execution)
     outcome = make(out, ArtifactSpec("dataset", conversion.request()), execution, build)
     return _tried(outcome, conversion, execution) if outcome.decision.startswith("dry run") else outcome
@@ -122,26 +122,26 @@ def _columns(names: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     return names if names is None or isinstance(names, str) else tuple(names)
 
 
-def _check_choices(missing: str | None, layout: str | None, whose: str, earlier: Earlier | None) -> None:
+def _check_choices(missing: str | None, layout: str | None, standardize_by: str, earlier: Earlier | None) -> None:
     """Raise UsageError for a word that an option does not know, or that contradicts the ``earlier`` import."""
     if missing is not None and missing not in MISSING:
         raise UsageError(f"unknown --missing '{missing}'", closest(missing, MISSING))
     if layout is not None and layout not in arrays.LAYOUTS:
         raise UsageError(f"unknown --layout '{layout}'", closest(layout, arrays.LAYOUTS))
-    if whose and whose not in STANDARDIZE:
-        raise UsageError(f"unknown --standardize '{whose}'", closest(whose, STANDARDIZE))
-    if earlier is not None and whose and whose != earlier.standardize:
+    if standardize_by and standardize_by not in STANDARDIZE:
+        raise UsageError(f"unknown --standardize '{standardize_by}'", closest(standardize_by, STANDARDIZE))
+    if earlier is not None and standardize_by and standardize_by != earlier.standardize:
         how = f"standardized by {earlier.standardize}" if earlier.standardize else "not standardized"
         raise UsageError(f"{earlier.name} is {how}, and so is what is read like it", "leave out --standardize")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a source becomes a dataset: what is done about ``missing`` values, and ``whose`` samples standardize."""
+    """How a source becomes a dataset: treatment of ``missing`` values, and samples that standardize the features."""
 
     source: Source
     missing: str
-    whose: str
+    standardize_by: str
     earlier: Earlier | None
 
     def request(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Conversion:
             "label": source.roles.label,
             "features": source.features if isinstance(source.features, str | None) else list(source.features),
             "missing": self.missing,
-            "standardize": STANDARDIZE.get(self.whose, False),
+            "standardize": STANDARDIZE.get(self.standardize_by, False),
             "resize": source.resize,
             "delimiter": source.delimiter,
             # What is not asked for stays out, so that a request is the same as before there was such an option.
@@ -176,7 +176,7 @@ class Conversion:
         source, earlier = self.source, self.earlier
         raw = source.read(execution.reporter)
         clean = cleaning.cleaned(
-            raw, source.path.name, missing=self.missing, standardize=bool(self.whose), like=source.like
+            raw, source.path.name, missing=self.missing, standardize=bool(self.standardize_by), like=source.like
         )
         dataset = datasets.Dataset(
             clean.x,
@@ -184,9 +184,9 @@ class Conversion:
             clean.classes,
             clean.owner,
             clean.features,
-            standardize=bool(self.whose),
+            standardize=bool(self.standardize_by),
             fill=self.missing == "median" and clean.x.dtype == np.float64,
-            by_client=self.whose == "client",
+            by_client=self.standardize_by == "client",
             split=clean.split,
             group=clean.group,
             is_ordered=clean.is_ordered,
@@ -200,8 +200,8 @@ class Conversion:
             columns=tuple(Column(column.name, column.words, column.gaps) for column in clean.columns),
             **scales,
         )
-        later = self.whose and not (book.mean or book.scales)
-        hints = [f"standardized by `pfl partition`, {STANDARDIZE[self.whose]}"] if later else []
+        later = self.standardize_by and not (book.mean or book.scales)
+        hints = [f"standardized by `pfl partition`, {STANDARDIZE[self.standardize_by]}"] if later else []
         hints += [earlier.hint()] if earlier and earlier.hint() else []
         _remark(summary, [*clean.remarks, *hints], execution)
         return dataset, book, summary
@@ -232,23 +232,23 @@ def _summary(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
     return summary
 
 
-_SHOWN = 12
+_MOST_LISTED = 12
 
 
 def _remark(summary: dict[str, Any], remarks: Sequence[str], execution: Execution) -> None:
     say = execution.reporter.say
-    whose = "no clients yet (pfl partition --scheme dirichlet --clients 100)"
+    clients = "no clients yet (pfl partition --scheme dirichlet --clients 100)"
     if summary["clients"] is not None:
-        whose = (
+        clients = (
             f"{counted(summary['clients'], 'client')} with "
             f"{summary['smallest']} / {summary['median']:g} / {summary['largest']} samples (min / median / max)"
         )
     shape = "x".join(map(str, summary["shape"]))
     kind = "pixels" if summary["type"] == "uint8" else "feature" if shape == "1" else "features"
-    say(f"{counted(summary['samples'], 'sample')} of {len(summary['classes'])} classes, {shape} {kind}, {whose}")
-    say(f"classes: {listed([f'{name} {count}' for name, count in summary['classes'].items()], _SHOWN)}")
+    say(f"{counted(summary['samples'], 'sample')} of {len(summary['classes'])} classes, {shape} {kind}, {clients}")
+    say(f"classes: {listed([f'{name} {count}' for name, count in summary['classes'].items()], _MOST_LISTED)}")
     if summary["features"]:
-        say(f"features: {listed(summary['features'], _SHOWN)}")
+        say(f"features: {listed(summary['features'], _MOST_LISTED)}")
     for remark in remarks:
         say(remark)
 
@@ -258,8 +258,8 @@ def artifact(dataset: str) -> Artifact | None:
 
     Raises InputError for a path at which there is none.
     """
-    there = Path(dataset).exists() or any(placement.interrupted(Path(dataset)))
-    if dataset in registry.names("datasets") or not ("/" in dataset or there):
+    exists = Path(dataset).exists() or any(placement.interrupted(Path(dataset)))
+    if dataset in registry.names("datasets") or not ("/" in dataset or exists):
         return None
     if Path(dataset).is_file() and Path(dataset).name != manifests.NAME:
         raise InputError(
