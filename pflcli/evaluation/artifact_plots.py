@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import predictions as predictions_kind
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import UsageError
 from pflcli.methods.parts import ham_records
@@ -21,8 +21,6 @@ from pflcli.report.attention import attention
 from pflcli.report.collapse import collapse
 from pflcli.report.holdings import holdings
 from pflcli.report.neighbours import neighbours
-
-_STATE = "state.safetensors"
 
 
 def partition(artifact: Artifact) -> bytes:
@@ -41,7 +39,7 @@ def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
     The attention is each client's last, or that of the rounds ``chosen``. Raises UsageError if the state has none of
     these or lacks such a round, InputError if it is damaged or the partition does not exist any more.
     """
-    summary, state = artifact.manifest.summary, _state(artifact)
+    summary, state = artifact.manifest.summary, predictions_kind.state(artifact, _DRAWABLE)
     method, clients = summary["method"], summary["clients"]
     rounds = summary.get("reported_round", summary["rounds"])
     known = codebook.read(artifact)
@@ -82,7 +80,7 @@ def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
 
     Raises UsageError if there is none, or none of such a round.
     """
-    summary, state = artifact.manifest.summary, _state(artifact)
+    summary, state = artifact.manifest.summary, predictions_kind.state(artifact, _DRAWABLE)
     if "attention/first" not in state or not len(state["attention/first"]):
         raise UsageError(f"{artifact.path} holds no attention: {summary['method']} keeps none, or none of these rounds")
     first, second = state["attention/first"], state["attention/second"]
@@ -115,17 +113,6 @@ _DRAWABLE = (
     ("cluster",),
 )
 """Names of the arrays of each picture; the first picture whose arrays are all stored is drawn."""
-
-
-def _state(artifact: Artifact) -> dict[str, NDArray[Any]]:
-    """Read the arrays of the picture that can be drawn; none if there are none."""
-    from safetensors import safe_open
-
-    artifact.check(_STATE)
-    with artifact.parsing(_STATE), safe_open(artifact.path / _STATE, "numpy") as file:
-        stored = set(file.keys())
-        names = next((names for names in _DRAWABLE if stored.issuperset(names)), ())
-        return {name: file.get_tensor(name) for name in names}
 
 
 def _numbers(rounds: int, count: int) -> NDArray[np.int64]:

@@ -17,6 +17,17 @@ SLOTS = ("own", "attended", "global")
 """What the second layer chooses among."""
 
 
+def of_last_round(values: Array, active: NDArray[np.bool_]) -> Array:
+    """Return the row (m, ...) of each client's last round, of ``values`` (r, m, ...); nan for one never ``active``.
+
+    ``active`` (r, m) says which clients took part in which of the r rounds.
+    """
+    last = len(active) - 1 - active[::-1].argmax(axis=0)
+    rows: Array = values[last, np.arange(active.shape[1])].astype(np.float64)
+    rows[~active.any(axis=0)] = math.nan
+    return rows
+
+
 def by_round(first: Array, second: Array, rounds: Sequence[int], cluster: Array | None) -> list[dict[str, float]]:
     """Return a row for each of the ``rounds`` (r,) of attention ``first`` (r, m, m) and ``second`` (r, m, 3).
 

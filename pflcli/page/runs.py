@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.metrics import neighbourhood
+from pflcli.metrics.attention import of_last_round
 from pflcli.page.content import MOST, UNUSABLE, Content
 from pflcli.page.lineage import Lineage
 
@@ -164,11 +164,13 @@ _STATES = {"attention/first": "attention", "graph": "neighbours", "cluster": "cl
 def _relation(label: str, run: Artifact, content: Content) -> Relation | None:
     """Return from whom clients learned by a method, as its last state says, or None if it keeps nothing of it."""
     clients = int(run.manifest.summary["clients"] or 0)
-    key, state = _state(run)
-    if state is None or not len(state):
+    if "state.safetensors" not in run.manifest.files:
+        return None
+    key, state = next(iter(predictions.state(run, [(key,) for key in _STATES]).items()), ("", np.empty(0)))
+    if not len(state):
         return None
     if key == "attention/first":
-        weights = _last(state)
+        weights = np.nan_to_num(of_last_round(state, state.sum(axis=2) > 0))
     elif key == "graph":
         weights = neighbourhood.adjacency(state[-1], clients).astype(np.float64)
     else:
@@ -183,27 +185,3 @@ def _relation(label: str, run: Artifact, content: Content) -> Relation | None:
     drawn = [order[i] for i in np.linspace(0, clients - 1, min(clients, _RELATED)).round().astype(int)]
     names = [by_number.get(number, f"client {number}") for number in drawn]
     return Relation(label, _STATES[key], names, weights[np.ix_(drawn, drawn)], clients)
-
-
-def _state(run: Artifact) -> tuple[str, NDArray[Any] | None]:
-    from safetensors import safe_open
-
-    name = "state.safetensors"
-    if name not in run.manifest.files:
-        return "", None
-    run.check(name)
-    with run.parsing(name), safe_open(run.path / name, "numpy") as file:
-        keys: Sequence[str] = file.keys()
-        key = next((key for key in _STATES if key in keys), "")
-        return key, file.get_tensor(key) if key else None
-
-
-def _last(attention: NDArray[Any]) -> NDArray[np.float64]:
-    """Return each client's attention (m, m) in the last round in which it took part, of those of all rounds (r, m, m).
-
-    A client that took part in none has zeros.
-    """
-    active = attention.sum(axis=2) > 0
-    last = len(active) - 1 - active[::-1].argmax(axis=0)
-    weights: NDArray[np.float64] = attention[last, np.arange(attention.shape[1])].astype(np.float64)
-    return np.nan_to_num(weights)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from pflcli.artifacts import disk
+from pflcli.artifacts import disk, single_file
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.page import data, html
 
@@ -53,26 +53,12 @@ def write(out: Path, page: str, files: Mapping[str, bytes]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            _replace(folder / name, content)
+            single_file.replace(folder / name, content)
         for name in earlier - {*files}:
             (folder / name).unlink(missing_ok=True)
-        _replace(out, page.encode())
+        single_file.replace(out, page.encode())
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(page)) from None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace a file in one step: a killed writer leaves the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _listed(folder: Path) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.metrics.attention import of_last_round
 from pflcli.report import canvas
 from pflcli.report.canvas import COLOURS, Order
 
@@ -44,27 +45,19 @@ def attention(
         figure.suptitle(title, fontsize=11)
         for place, (others, slots) in enumerate(axes):
             one = slice(place, place + 1)
-            _others(figure, others, _last(first[one], took[one])[order.place][:, order.place], order)
-            _slots(figure, slots, _last(second[one], took[one])[order.place], order)
+            _others(figure, others, of_last_round(first[one], took[one])[order.place][:, order.place], order)
+            _slots(figure, slots, of_last_round(second[one], took[one])[order.place], order)
             others.set_title(f"round {rounds[place]}, layer 1: whom a client attends to", fontsize=10)
         return canvas.png(figure)
     several = len(rounds) > 1
     figure, axes = canvas.draw((7.2 + 7 * several, 4.4), [4.4, 1.7, 4.2][: 2 + several])
     others, slots, *means = axes[0]
     figure.suptitle(title + "; grey clients took no part" * (not took.any(axis=0).all()), fontsize=11)
-    _others(figure, others, _last(first, took)[order.place][:, order.place], order)
-    _slots(figure, slots, _last(second, took)[order.place], order)
+    _others(figure, others, of_last_round(first, took)[order.place][:, order.place], order)
+    _slots(figure, slots, of_last_round(second, took)[order.place], order)
     if several:
         _means(means[0], first, second, took, rounds, cluster)
     return canvas.png(figure)
-
-
-def _last(values: Array, took: NDArray[np.bool_]) -> Array:
-    """Return the row (m, ...) of each client's last round; nan for one that never took part."""
-    last = len(took) - 1 - took[::-1].argmax(axis=0)
-    rows: Array = values[last, np.arange(took.shape[1])].astype(np.float64)
-    rows[~took.any(axis=0)] = np.nan
-    return rows
 
 
 def _others(figure: Any, axis: Any, field: Array, order: Order) -> None:

@@ -215,7 +215,7 @@ def test_a_file_is_replaced_by_force_alone_and_in_one_step(clinic, tmp_path, pfl
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(output.os, "fsync", broken)
+        patched.setattr("os.fsync", broken)
         assert pfl(*line, "--force").code == 3
     assert out.read_text() == "old"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.csv", "q.csv"]

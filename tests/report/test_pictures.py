@@ -18,6 +18,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import plot
 from pflcli.errors import InputError, UsageError
+from pflcli.metrics.attention import of_last_round
 from pflcli.report import attention, canvas, collapse, holdings, neighbours, pictures
 from pflcli.report.canvas import Order
 
@@ -170,7 +171,7 @@ def test_attention_is_that_of_each_clients_last_round():
     first = np.zeros((2, 3, 3))
     first[0, 0], first[1, 1] = [0, 0.5, 0.5], [1, 0, 0]
     took = np.asarray([[True, True, False], [False, True, False]])
-    actual = attention._last(first, took)
+    actual = of_last_round(first, took)
     np.testing.assert_array_equal(actual, [[0, 0.5, 0.5], [1, 0, 0], [np.nan] * 3])
 
 

@@ -14,7 +14,7 @@ Those of ``pfl stack`` have no rounds; their state is an exponent per learner. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from pflcli.errors import InputError
 SCHEMA = 1
 MADE_BY = "pfl personalize METHOD SOURCE -o DIR"
 
+_STATE = "state.safetensors"
 _FRAME = ("y", "sample", "offsets")
 
 
@@ -177,6 +178,20 @@ def new(artifact: Artifact) -> NDArray[np.bool_] | None:
         values = file["new"][...] if "new" in file else None
         _check_clients(file, artifact, {} if values is None else {"new": values})
     return values
+
+
+def state(artifact: Artifact, choices: Iterable[tuple[str, ...]]) -> dict[str, NDArray[Any]]:
+    """Read arrays of the method's last state: the first of ``choices``, by their names, of which it has all, or none.
+
+    Raises InputError if the file is damaged.
+    """
+    from safetensors import safe_open
+
+    artifact.check(_STATE)
+    with artifact.parsing(_STATE), safe_open(artifact.path / _STATE, "numpy") as file:
+        existing = {*file.keys()}
+        names = next((names for names in choices if existing.issuperset(names)), ())
+        return {name: file.get_tensor(name) for name in names}
 
 
 def _check_clients(file: Any, artifact: Artifact, arrays: Mapping[str, NDArray[Any]]) -> None:

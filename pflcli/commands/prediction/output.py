@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import csv_file, disk
+from pflcli.artifacts import csv_file, disk, single_file
 from pflcli.artifacts import manifest as manifests
 from pflcli.errors import ConflictError, InputError, UsageError
 
@@ -120,16 +118,7 @@ def require_writable(out: Path, *, force: bool) -> None:
 def write(out: Path, content: bytes, *, force: bool) -> None:
     """Write a file in one step, so that nobody reads a part of it; raises as ``require_writable`` and if that fails."""
     require_writable(out, force=force)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        try:
-            with partial.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(out)
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+        single_file.replace(out, content)
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(content)) from None
