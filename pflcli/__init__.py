@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pflcli.commands.build_datastore import build_datastore
     from pflcli.commands.compare import compare
     from pflcli.commands.evaluate import evaluate
+    from pflcli.commands.export import export
     from pflcli.commands.extract import extract
     from pflcli.commands.import_data import import_data
     from pflcli.commands.new_client import new_client
@@ -30,6 +31,7 @@ __all__ = [
     "build_datastore",
     "compare",
     "evaluate",
+    "export",
     "extract",
     "import_data",
     "new_client",

@@ -12,6 +12,7 @@ from pflcli.cli import (
     compare,
     doctor,
     evaluate,
+    export,
     extract,
     import_data,
     listing,
@@ -54,6 +55,7 @@ app.command("tune", cls=shared.Command, rich_help_panel=_CHAIN)(tune.command)
 app.command("sweep", cls=shared.Command, rich_help_panel=_CHAIN)(sweep.command)
 app.command("new-client", cls=shared.Command, rich_help_panel=_USE)(new_client.command)
 app.command("predict", cls=shared.Command, rich_help_panel=_USE)(predict.command)
+app.command("export", cls=shared.Command, rich_help_panel=_USE)(export.command)
 app.command("report", cls=shared.Command, rich_help_panel=_LOOK)(report.command)
 app.command("show", cls=shared.Command, rich_help_panel=_LOOK)(show.command)
 app.command("list", cls=shared.Command, rich_help_panel=_LOOK)(listing.command)

@@ -159,6 +159,15 @@ def search(
     return distance.astype(np.float64), np.where(outside, -1, row)
 
 
+def first_rows(raw: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Return an index with the first ``size`` rows alone, if this kind of index can be cut; see ``read``."""
+    index = read(raw)
+    if index.ntotal > size:
+        _cut(index, size)
+    serialised: NDArray[np.uint8] = faiss().serialize_index(index)
+    return serialised
+
+
 def _cut(index: Any, size: int) -> None:
     """Remove the rows from ``size`` on, if this kind of index can: graphs cannot."""
     module = faiss()

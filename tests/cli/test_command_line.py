@@ -56,7 +56,7 @@ STEPS = list(steps(SimpleNamespace(p="", b="", e="", d="", knn="", fedavg="", st
 # Help, and what it costs
 
 
-MAKERS = sorted({*APP} - {"predict", "report", "show", "list", "doctor"})
+MAKERS = sorted({*APP} - {"export", "predict", "report", "show", "list", "doctor"})
 
 
 @pytest.mark.parametrize("name", MAKERS)

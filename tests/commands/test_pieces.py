@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,6 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.personalize import personalize
 from pflcli.commands.prediction import personalized, pieces
 from pflcli.errors import InputError
@@ -29,13 +30,14 @@ def outputs(network, x):
 def test_knn_per_is_a_network_and_a_store(small):
     artifact, data = open_artifact(small.knn), partitions.read(open_artifact(small.p))
     one = pieces.pieces(personalized.opened(artifact, None), 2, ONE)
-    logits, z = outputs(one.network, data.x[slice(*data.offsets[8:10])])
+    logits, z = outputs(one.networks[0], data.x[slice(*data.offsets[8:10])])
     model = torch.softmax(logits.double(), dim=1).numpy()
-    distance = np.linalg.norm(z[:, None] - one.store.z, axis=2)
-    nearest = np.argsort(distance, axis=1)[:, : one.cfg.k]
+    store = one.neighbours.store
+    distance = np.linalg.norm(z[:, None] - store.z, axis=2)
+    nearest = np.argsort(distance, axis=1)[:, : one.neighbours.k]
     weight = np.exp(-np.take_along_axis(distance, nearest, axis=1))
-    votes = np.stack([(weight * (one.store.y[nearest] == c)).sum(axis=1) for c in range(10)], axis=1)
-    lam = one.tuned["lambda"]
+    votes = np.stack([(weight * (store.y[nearest] == c)).sum(axis=1) for c in range(10)], axis=1)
+    lam = one.neighbours.weight
     p = lam * votes / votes.sum(axis=1, keepdims=True) + (1 - lam) * model
     split = predictions.read(artifact, "test")
     np.testing.assert_allclose(p, split.parts["p"][slice(*split.offsets[2:4])], atol=1e-5)
@@ -47,23 +49,24 @@ def test_a_personal_model_is_a_network(small, tmp_path):
     personalize("fedper", small.p, tmp_path / "m", settings={"model": "mlp", "rounds": 1}, execution=ONE)
     artifact, data = open_artifact(tmp_path / "m"), partitions.read(open_artifact(small.p))
     one = pieces.pieces(personalized.opened(artifact, None), 2, ONE)
-    logits, _ = outputs(one.network, data.x[slice(*data.offsets[8:10])])
+    logits, _ = outputs(one.networks[0], data.x[slice(*data.offsets[8:10])])
     split = predictions.read(artifact, "test")
     expected = split.parts["p"][slice(*split.offsets[2:4])]
     np.testing.assert_allclose(torch.softmax(logits, dim=1).numpy(), expected, atol=1e-5)
-    assert (one.store, one.pixels) == (None, None)
+    assert (one.neighbours, one.pixels, one.shares) == (None, None, (1.0,))
 
 
-def test_what_has_no_network_or_no_vectors_is_refused(small, tmp_path):
-    personalize("prior", small.e, tmp_path / "prior", execution=ONE)
+def test_a_client_without_a_sound_model_is_refused(small, tmp_path, monkeypatch):
+    personalize("local", small.p, tmp_path / "m", settings={"model": "logistic", "rounds": 1}, execution=ONE)
+    answer = pieces.answering.client_answer
+    monkeypatch.setattr(
+        pieces.answering,
+        "client_answer",
+        lambda *arguments: replace(answer(*arguments), remarks=("training diverged",)),
+    )
     with pytest.raises(InputError) as error:
-        pieces.pieces(personalized.opened(open_artifact(tmp_path / "prior"), None), 0, ONE)
-    assert "does not answer by one network" in error_text(error)
-    build_datastore(small.e, tmp_path / "d", index="SQ8")
-    personalize("knn-per", tmp_path / "d", tmp_path / "knn", execution=ONE)
-    with pytest.raises(InputError) as error:
-        pieces.pieces(personalized.opened(open_artifact(tmp_path / "knn"), None), 0, ONE)
-    assert "--index Flat" in error_text(error)
+        pieces.pieces(personalized.opened(open_artifact(tmp_path / "m"), None), 0, ONE)
+    assert "has no sound model: training diverged" in error_text(error)
 
 
 def test_normalized_images_say_how(small, tmp_path):
@@ -74,6 +77,6 @@ def test_normalized_images_say_how(small, tmp_path):
     mean, deviation = (value.item() for value in one.pixels)
     x = torch.from_numpy(data.x[slice(*data.offsets[5:7])])[:, None].float() / 255
     with torch.no_grad():
-        p = torch.softmax(one.network((x - mean) / deviation), dim=1).numpy()
+        p = torch.softmax(one.networks[0]((x - mean) / deviation), dim=1).numpy()
     split = predictions.read(artifact, "test")
     np.testing.assert_allclose(p, split.parts["p"][slice(*split.offsets[1:3])], atol=1e-5)

@@ -1,0 +1,61 @@
+"""``pfl export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli.cli import console, shared
+
+Client = Annotated[str, typer.Option(help="Export the model of the client of this name.", metavar="NAME")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Write the files to this folder.", metavar="DIR")]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        help="Read the initial weights of the run again, where PREDICTIONS began with a file and has no backbone.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+
+
+def command(
+    source: Annotated[
+        Path,
+        typer.Argument(help="Export a model by which a client of these predictions answers.", metavar="PREDICTIONS"),
+    ],
+    client: Client,
+    out: Out,
+    weights: Weights = None,
+    device: shared.Device = "auto",
+    threads: shared.Threads = 0,
+    engine: shared.Engine = "auto",
+    config_file: shared.Config = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace a folder that pfl export has written.")] = False,
+    as_json: shared.Json = False,
+    quiet: shared.Quiet = False,
+    verbose: shared.Verbose = False,
+) -> None:
+    """Write one client's model to a folder that is used without pfl: ONNX, the store of kNN-Per, and a script.
+
+    A store contains the client's data. Needs `pip install 'pflcli\\[export]'`.
+
+    Example: pfl export runs/knn-per --client w0012 -o model && python model/reader.py model digits.npz
+    """
+    from pflcli.artifacts.make import Execution
+    from pflcli.commands.export import export
+
+    reporter = console.Console(quiet=quiet, verbose=verbose)
+    exported = export(
+        source,
+        out,
+        client=client,
+        weights=weights,
+        execution=Execution(force=force, device=device, engine=engine, threads=threads, reporter=reporter),
+    )
+    if as_json:
+        console.data({"path": str(out), "files": dict(exported.files), **exported.model})
+    else:
+        console.lines([str(out)])

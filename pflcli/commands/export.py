@@ -1,0 +1,193 @@
+"""``pfl export``: one client's model as a folder that is read without pfl."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import __version__
+from pflcli.artifacts import disk, placement
+from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.commands import stack
+from pflcli.commands.exporting import description, onnx_network
+from pflcli.commands.exporting.description import INDEX, NAME, NETWORK, READER, STORE, Agreement
+from pflcli.commands.prediction import personalized
+from pflcli.commands.prediction.pieces import Pieces, pieces
+from pflcli.errors import ComputationError, ConflictError, InputError
+from pflcli.foreign import size
+from pflcli.formats import unknown
+from pflcli.preparation.preprocessing import Preprocessing
+
+FILES = {NAME, NETWORK, STORE, INDEX, READER}
+CLOSE = 1e-5
+"""Largest difference of probabilities up to which a folder answers as pfl does."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The folder at ``path``; ``files`` are its bytes by name, ``model`` what is in its ``model.json``."""
+
+    path: Path
+    model: Mapping[str, Any]
+    files: Mapping[str, int]
+
+
+def export(
+    source: Path | str | Artifact,
+    out: Path | str,
+    *,
+    client: str,
+    weights: Path | str | None = None,
+    execution: Execution | None = None,
+) -> Exported:
+    """Write what a client of the predictions ``source`` answers by to the folder ``out``, which needs no pfl.
+
+    It has the network as ONNX, the store of kNN-Per, ``model.json``, and a script that answers by them with NumPy and
+    onnxruntime. That script answers the client's test samples before the folder takes its place, and agrees with pfl.
+    ``weights`` is the file with which a run began that has no backbone.
+
+    Raises UsageError if a package is missing, InputError for a client that is not known or a method that answers by
+    more than networks and a store, ConflictError if ``out`` exists and may not be replaced, ComputationError if the
+    folder does not answer as pfl does.
+    """
+    execution = execution or Execution()
+    onnx_network.require_packages()
+    artifact, path = open_artifact(source, "predictions"), Path(out)
+    _require_replaceable(path, force=execution.force)
+    if artifact.manifest.request["method"] == stack.NAME:
+        raise InputError(
+            f"{artifact.path} is a stack, which answers by several methods, so that it cannot be exported",
+            "pfl export the predictions of one of its methods",
+        )
+    names = personalized.client_names(artifact)
+    number = personalized.number_of(client, names)
+    if number is None:
+        raise unknown(str(artifact.path), "client", client, names)
+    parts = pieces(personalized.opened(artifact, weights), number, execution)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        try:
+            partial.mkdir()
+            for name, content in _contents(parts).items():
+                _write(partial / name, content)
+            agreement = _agreement(parts, partial)
+            model = description.description(parts, __version__, agreement)
+            _write(partial / NAME, description.content(model))
+            files = {item.name: item.stat().st_size for item in sorted(partial.iterdir())}
+            _require_replaceable(path, force=execution.force)
+            _move(partial, path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise disk.write_error(f"cannot write {path}", path.parent, error) from None
+    _report(path, parts, agreement, files, execution)
+    return Exported(path, model, files)
+
+
+def _require_replaceable(out: Path, *, force: bool) -> None:
+    """Raise ConflictError if a folder may not be written to ``out``, InputError if there is no folder for it."""
+    if not out.parent.is_dir():
+        raise InputError(f"{out.parent} does not exist", f"mkdir -p {out.parent}")
+    if manifests.is_artifact(out.parent):
+        raise ConflictError(f"{out.parent} is an artifact, whose files nothing else may change", "choose another --out")
+    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir() or out.is_symlink() or not (out / NAME).is_file() or manifests.is_artifact(out):
+        raise ConflictError(f"{out} exists, and is no folder that pfl export has written", "choose another --out")
+    others = sorted(item.name for item in out.iterdir() if item.name not in FILES)
+    if others:
+        raise ConflictError(
+            f"{out} has files that pfl export has not written, and --force would delete them: {', '.join(others)}",
+            f"move them out of {out}, or choose another --out",
+        )
+    if not force:
+        raise ConflictError(f"{out} exists", "--force replaces it")
+
+
+def _contents(parts: Pieces) -> dict[str, bytes]:
+    """Return the files of the folder by name; ``model.json`` still lacks how well it agrees with pfl."""
+    reader = Path(description.__file__).with_name(READER)
+    files = {NETWORK: onnx_network.network(parts), READER: reader.read_bytes()}
+    if parts.neighbours is not None:
+        store, memory = parts.neighbours.store, io.BytesIO()
+        arrays: dict[str, Any] = {"y": store.y} if store.z is None else {"y": store.y, "z": store.z}
+        np.savez(memory, **arrays)
+        files[STORE] = memory.getvalue()
+        if store.index is not None:
+            files[INDEX] = store.index.tobytes()
+    return {**files, NAME: description.content(description.description(parts, __version__))}
+
+
+def _agreement(parts: Pieces, folder: Path) -> Agreement:
+    """Let the folder answer the client's test samples; raises ComputationError if a network answers otherwise."""
+    from pflcli.commands.exporting import reader
+
+    model = description.description(parts, __version__)
+    p = reader.answer(folder, model, as_in_a_file(parts.x, parts.preprocessing))
+    difference = float(np.abs(p - parts.p).max())
+    if difference > CLOSE and parts.neighbours is None:
+        raise ComputationError(
+            f"the exported network of {parts.method} differs from pfl by {difference:.1g}, which is a fault of pfl"
+        )
+    return Agreement(len(parts.x), difference)
+
+
+def as_in_a_file(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray[Any]:
+    """Return samples of a partition (n, ...) as they stood in a file: not standardized, and nan where a value lacks."""
+    if preprocessing.is_images or preprocessing.is_tokens:
+        return x
+    x = x.astype(np.float64)
+    if preprocessing.scale is not None:
+        x = x * preprocessing.scale.sd + preprocessing.scale.mean
+    if not preprocessing.median:
+        return x
+    columns, at = [], 0
+    for column in preprocessing.columns:
+        width = len(column.features)
+        values, at = x[..., at : at + width], at + width
+        if column.gaps:
+            values, at = np.where(x[..., at : at + 1] > 0.5, np.nan, values), at + 1
+        columns.append(values)
+    return np.concatenate(columns, axis=-1) if columns else x
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _move(folder: Path, out: Path) -> None:
+    """Rename ``folder`` to ``out``; what was there stays until then, and is removed after it."""
+    placement.move(folder, out)
+    old = out.with_name(f"{out.name}.replaced-{os.getpid()}")
+    with suppress(OSError):
+        shutil.rmtree(old)
+
+
+def _report(path: Path, parts: Pieces, agreement: Agreement, files: Mapping[str, int], execution: Execution) -> None:
+    """Say what the folder is, how it was checked, and that a store contains the client's data."""
+    say = execution.reporter.say
+    say(f"{parts.method} for client {parts.client}: {size(sum(files.values()))}; python {path / READER} {path} DATA")
+    say(
+        f"{len(parts.x)} test samples answered by the folder and by pfl: "
+        f"probabilities differ by {agreement.largest_difference:.1g} at most"
+    )
+    if agreement.largest_difference > CLOSE:
+        say(
+            "WARNING: two stored samples are equally near to a sample, up to rounding, and the folder takes another one"
+        )
+    if parts.neighbours is not None:
+        say(f"WARNING: {description.privacy(parts)}")

@@ -1,0 +1,95 @@
+"""Answer samples as a client does: python reader.py FOLDER DATA, a table (.csv, .tsv) or an array (.npy, .npz).
+
+Needs NumPy and onnxruntime, and faiss-cpu where FOLDER has a store.faiss. model.json says what is computed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+
+def plain(cell: str) -> float | str:
+    """Return what stands in a cell, as a number if it is one."""
+    try:
+        return float({"true": "1", "false": "0"}.get(cell.lower(), cell))
+    except ValueError:
+        return cell
+
+
+def samples(path: Path, model: dict[str, Any]) -> Any:
+    """Return the samples (n, ...) of a file; a feature is nan where its value is missing."""
+    if path.suffix in (".npy", ".npz"):
+        arrays: Any = np.load(path)
+        return arrays if path.suffix == ".npy" else arrays["x" if "x" in arrays else arrays.files[0]]
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        header, *rows = filter(None, csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+    names = [name.strip() for name in header]
+    features: list[list[Any]] = []
+    for column in model["columns"] or [{"name": name, "words": []} for name in names]:
+        if column["name"] not in names:
+            sys.exit(f"{path} has no column '{column['name']}'")
+        cells = [row[names.index(column["name"])].strip() for row in rows]
+        values = [None if cell in model["missing"] else plain(cell) for cell in cells]
+        words = [plain(word) for word in column["words"]]
+        for cell, value in zip(cells, values, strict=True):
+            if value is not None and (value not in words if words else isinstance(value, str)):
+                sys.exit(f"{path}, column '{column['name']}': '{cell}' is no {'known word' if words else 'number'}")
+        features += [[None if v is None else float(v == word) for v in values] for word in words] or [values]
+    return np.asarray(features, dtype=np.float64).T
+
+
+def nearest(folder: Path, z: Any, k: int) -> tuple[Any, Any]:
+    """Return squared distances (n, k) of representations z (n, d) to the nearest stored samples, and their classes."""
+    store = np.load(folder / "store.npz")
+    if "z" in store:
+        stored = store["z"].astype(np.float64)
+        squared, row = np.stack([((stored - query) ** 2).sum(axis=1) for query in z]), np.arange(len(stored))[None]
+    else:
+        import faiss
+
+        index, size = faiss.read_index(str(folder / "store.faiss")), len(store["y"])
+        squared, row = index.search(z, min(k, size) + index.ntotal - size)
+        squared = np.where((row < 0) | (row >= size), np.inf, np.maximum(squared, 0).astype(np.float64))
+    order = np.argsort(squared, axis=1, kind="stable")[:, :k]
+    squared, row = (np.take_along_axis(np.broadcast_to(a, squared.shape), order, axis=1) for a in (squared, row))
+    return squared, np.where(np.isfinite(squared), store["y"][row % len(store["y"])], -1)
+
+
+def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
+    """Return the probabilities (n, C) of samples (n, ...) as they stand in a file."""
+    session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
+    x = x.astype(model["input"]["dtype"], casting="same_kind")
+    p, *z = session.run(None, {"x": x})
+    if not np.isfinite(p).all():
+        sys.exit(f"sample {np.argwhere(~np.isfinite(p))[0][0]} has a value that is missing, or too large")
+    if rule := model["neighbours"]:  # kNN-Per, Eq. 6 and 7
+        squared, label = nearest(folder, z[0], rule["k"])
+        distance = np.sqrt(squared) if rule["kernel"] == "euclidean" else squared / z[0].shape[1]
+        first = np.where(np.isfinite(distance[:, :1]), distance[:, :1], 0)
+        vote = np.exp((first - distance) / rule["sigma"])
+        votes = np.stack([(vote * (label == c)).sum(axis=1) for c in range(p.shape[1])], axis=1)
+        total = votes.sum(axis=1, keepdims=True)
+        weight = rule["lambda"] * np.maximum(0, 1 - rule["decay"] * first) * (total > 0)
+        p = weight * votes / np.where(total > 0, total, 1) + (1 - weight) * p
+    return p
+
+
+def main(folder: Path, path: Path) -> None:
+    """Print the answers for the samples of a file."""
+    model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    names = model["classes"]
+    lines = csv.writer(sys.stdout, lineterminator="\n")
+    lines.writerow(["sample", "class", "probability", *(f"p({name})" for name in names)])
+    for number, p in enumerate(answer(folder, model, samples(path, model)).tolist()):
+        lines.writerow([number, names[p.index(max(p))], max(p), *p])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

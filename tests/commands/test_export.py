@@ -1,0 +1,301 @@
+"""``pfl export``: a folder that answers as ``pfl predict`` does, with NumPy and onnxruntime alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from helpers import error_text, listing
+from pflcli import models, registry
+from pflcli.artifacts import disk
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds.partition import Form
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands import export as exports
+from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.export import export
+from pflcli.commands.exporting import onnx_network, reader
+from pflcli.commands.import_data import import_data
+from pflcli.commands.partition import partition
+from pflcli.commands.personalize import personalize
+from pflcli.commands.predict import predict
+from pflcli.commands.prediction.pieces import Pieces
+from pflcli.engine.federation import Federation
+from pflcli.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.preparation.preprocessing import Preprocessing
+
+ONE = Execution(threads=1)
+CLASSES = 5
+SHAPES = {"images": ((28, 28), (32, 32, 3)), "series": ((10, 4),), "features": ((6,),), "tokens": ((12,),)}
+TYPES = {"images": "uint8", "tokens": "int16", "series": "float32", "features": "float32"}
+CASES = [
+    pytest.param(
+        *(name, kind, shape),
+        marks=[pytest.mark.long] * (name == "resnet-18" or len(shape) == 3),
+        id=f"{name}-{kind}-{'x'.join(map(str, shape))}",
+    )
+    for name in registry.names("models")
+    if name != "torchvision"
+    for kind in registry.card("models", name).facts["TAKES"]
+    for shape in SHAPES[kind]
+]
+
+
+def samples(kind, shape, n):
+    draw = np.random.default_rng(0)
+    if kind == "images":
+        return draw.integers(0, 256, (n, *shape), dtype=np.uint8)
+    if kind == "tokens":
+        return draw.integers(0, CLASSES, (n, *shape), dtype=np.int16)
+    return draw.normal(size=(n, *shape)).astype(np.float32)
+
+
+def unlike_new(net):
+    """Give a network other statistics and weights than it begins with."""
+    with torch.no_grad():
+        for name, value in net.state_dict().items():
+            if name.endswith("running_mean"):
+                value += 0.1
+            elif name.endswith("running_var"):
+                value *= 0.8
+            elif value.is_floating_point():
+                value *= 1.1
+    return net.eval()
+
+
+@pytest.mark.parametrize(("name", "kind", "shape"), CASES)
+def test_every_model_gives_the_same_probabilities_as_onnx(name, kind, shape):
+    """Batch normalization, recurrent layers, tokens and normalized pixels, for another number of samples as well."""
+    x = samples(kind, shape, 3)
+    data = Federation.of(x, np.zeros(3, np.int64), np.asarray([0, 3, 3, 3]), CLASSES)
+    pixels = None
+    if kind == "images":
+        pixels = np.linspace(0.3, 0.5, data.in_shape[0], dtype=np.float32), np.full(data.in_shape[0], 0.2, np.float32)
+        data = replace(data, scale=tuple(torch.from_numpy(values)[:, None, None] for values in pixels))
+    net = unlike_new(models.create(name, data.in_shape, CLASSES, 0, tokens=kind == "tokens"))
+    with torch.no_grad():
+        expected = torch.softmax(net(data.inputs(slice(0, 3))), dim=1).numpy()
+    form = Preprocessing("p", Form(shape, TYPES[kind], CLASSES))
+    pieces = Pieces("local", "a", tuple("abcde"), form, pixels, (net,), (1.0,), None, x, expected)
+    session = onnxruntime.InferenceSession(onnx_network.network(pieces))
+    for n in (1, 3):
+        p = session.run(["p"], {"x": x[:n].astype(onnx_network.input_dtype(form))})[0]
+        np.testing.assert_allclose(p, expected[:n], rtol=0, atol=1e-5)
+
+
+def answers(folder, x):
+    return reader.answer(folder, json.loads((folder / "model.json").read_text()), x)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Digits of four writers with normalized pixels, a client's name, and digits of another one (n, 28, 28)."""
+    at = tmp_path_factory.mktemp("digits")
+    partition("writers", at / "p", clients=4, part=(1, 6))
+    settings = {"model": "logistic", "rounds": 1, "normalize": "dataset"}
+    for method in ("local", "fedem"):
+        personalize(method, at / "p", at / method, settings=settings, execution=ONE)
+    data = partitions.read(open_artifact(at / "p"))
+    np.save(at / "q.npy", data.x[data.offsets[6] : data.offsets[9]])
+    return at, data.names[1]
+
+
+@pytest.mark.parametrize("method", ["local", "fedem"])
+def test_further_images_are_answered_as_predict_does(digits, tmp_path, method):
+    at, client = digits
+    exported = export(at / method, tmp_path / "x", client=client, execution=ONE)
+    assert listing(tmp_path / "x") == ["model.json", "network.onnx", "reader.py"]
+    expected = predict(at / method, at / "q.npy", client=client, execution=ONE)
+    np.testing.assert_allclose(answers(tmp_path / "x", np.load(at / "q.npy")), expected.p, rtol=0, atol=1e-5)
+    assert sum(exported.model["networks"]) == pytest.approx(1)
+    assert exported.model["contains_client_data"] is False
+    assert exported.model["agreement"]["largest_difference"] < 1e-5
+    assert "deviation of each channel" in exported.model["rule"]
+
+
+OPTIONS = {
+    "as in the paper": {},
+    "lambda that falls with distance": {"decay": 0.5, "sigma": "auto", "weight": 0.7},
+    "squared distances": {"kernel": "scaled-squared", "k": 3},
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_a_store_answers_by_every_option(small, tmp_path, case):
+    data = partitions.read(open_artifact(small.p))
+    personalize("knn-per", small.d, tmp_path / "m", options=OPTIONS[case], execution=ONE)
+    exported = export(tmp_path / "m", tmp_path / "x", client=data.names[2], execution=ONE)
+    np.savez(tmp_path / "q.npz", x=data.x[:40])
+    expected = predict(tmp_path / "m", tmp_path / "q.npz", client=data.names[2], execution=ONE)
+    np.testing.assert_allclose(answers(tmp_path / "x", data.x[:40]), expected.p, rtol=0, atol=1e-5)
+    assert exported.model["contains_client_data"] is True
+    with np.load(tmp_path / "x" / "store.npz") as store:
+        first, last = data.offsets[6:8]
+        assert store["y"].tolist() == data.y[first:last].tolist()
+        assert f"of {last - first} training samples" in exported.model["privacy"]
+
+
+@pytest.mark.parametrize("index", ["SQ8", "PCA16,Flat", "HNSW8"])
+def test_a_compressed_store_stays_one_of_faiss(small, tmp_path, index):
+    data = partitions.read(open_artifact(small.p))
+    build_datastore(small.e, tmp_path / "d", index=index)
+    personalize("knn-per", tmp_path / "d", tmp_path / "m", execution=ONE)
+    exported = export(tmp_path / "m", tmp_path / "x", client=data.names[2], execution=ONE)
+    np.savez(tmp_path / "q.npz", x=data.x[:40])
+    expected = predict(tmp_path / "m", tmp_path / "q.npz", client=data.names[2], execution=ONE)
+    np.testing.assert_allclose(answers(tmp_path / "x", data.x[:40]), expected.p, rtol=0, atol=1e-5)
+    assert "store.faiss" in exported.files
+    with np.load(tmp_path / "x" / "store.npz") as store:
+        assert set(store) == {"y"}
+
+
+# Tables
+
+
+def visits():
+    """Sixty visits to three hospitals, some without a pressure or a word."""
+    draw = random.Random(0)
+    for number in range(60):
+        pressure = "" if draw.random() < 0.2 else f"{draw.gauss(120, 9):.1f}"
+        smokes = draw.choice(["never", "often", "daily", ""])
+        yield ["ABC"[number % 3], f"{draw.gauss(50, 8):.1f}", smokes, pressure, draw.choice(["no", "yes"])]
+
+
+COLUMNS = ["hospital", "age", "smokes", "pressure", "outcome"]
+
+
+def table(path, rows, columns=COLUMNS, delimiter=","):
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([columns, *rows])
+    return path
+
+
+@pytest.fixture(scope="module", params=["client", "federation"])
+def clinic(request, tmp_path_factory):
+    """What ditto answers for hospitals' visits with words, gaps and a scale, and hospital B's model in ``x``."""
+    at = tmp_path_factory.mktemp(request.param)
+    source = table(at / "visits.csv", visits())
+    import_data(source, at / "data", client="hospital", label="outcome", missing="median", standardize=request.param)
+    partition(str(at / "data"), at / "p")
+    personalize("ditto", at / "p", at / "m", settings={"model": "mlp", "rounds": 1}, execution=ONE)
+    export(at / "m", at / "x", client="B", execution=ONE)
+    return at
+
+
+ALONE = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+assert not {"pflcli", "torch", "pandas", "faiss"} & set(sys.modules)
+"""
+
+
+def test_the_script_prints_what_predict_prints(clinic, tmp_path):
+    """Columns by name, words, gaps and scale; no module of pfl, and no other package than NumPy and onnxruntime."""
+    path = table(tmp_path / "q.tsv", [row[::-1] for row in visits()], COLUMNS[::-1], "\t")
+    line = [sys.executable, "-c", ALONE, clinic / "x" / "reader.py", clinic / "x", path]
+    printed = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    rows = list(csv.DictReader(io.StringIO(printed)))
+    expected = predict(clinic / "m", path, client="B", execution=ONE)
+    assert list(rows[0]) == ["sample", "class", "probability", "p(no)", "p(yes)"]
+    assert [row["class"] for row in rows] == [expected.classes[label] for label in expected.labels]
+    p = np.asarray([[row["p(no)"], row["p(yes)"]] for row in rows], dtype=np.float64)
+    np.testing.assert_allclose(p, expected.p, rtol=0, atol=1e-5)
+
+
+REFUSED = {
+    "age,smokes,pressure\n50,rarely,120\n": "'rarely' is no known word",
+    "age,smokes,pressure\nfifty,never,120\n": "'fifty' is no number",
+    "age,pressure\n50,120\n": "no column 'smokes'",
+    "age,smokes,pressure\n,never,120\ninf,never,120\n": "sample 1 has a value",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_the_script_names_what_it_cannot_read(clinic, tmp_path, text):
+    (tmp_path / "q.csv").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        reader.main(clinic / "x", tmp_path / "q.csv")
+    assert REFUSED[text] in str(end.value)
+
+
+def test_the_same_request_gives_the_same_bytes_and_no_path(clinic, tmp_path):
+    export(clinic / "m", tmp_path / "x", client="B", execution=ONE)
+    for name in listing(clinic / "x"):
+        content = (tmp_path / "x" / name).read_bytes()
+        assert content == (clinic / "x" / name).read_bytes()
+        assert str(clinic).encode() not in content
+        assert exports.__file__.removesuffix("commands/export.py").encode() not in content
+
+
+# The command
+
+
+def test_the_command_prints_the_path_and_warns_of_a_store(small, tmp_path, pfl):
+    name = partitions.read(open_artifact(small.p)).names[2]
+    line = ("export", small.knn, "--client", name, "--out", tmp_path / "x", "--threads", 1)
+    ran = pfl(*line)
+    assert (ran.code, ran.out) == (0, f"{tmp_path / 'x'}\n")
+    assert "WARNING: store.npz contains the client's data" in " ".join(ran.err.split())
+    before = (tmp_path / "x" / "network.onnx").stat().st_ino
+    ran = pfl(*line)
+    assert ran.code == 4
+    assert "--force" in ran.err
+    ran = pfl(*line, "--force", "--json")
+    facts = json.loads(ran.out)
+    assert ran.code == 0
+    assert (facts["client"], facts["contains_client_data"], facts["path"]) == (name, True, str(tmp_path / "x"))
+    assert set(facts["files"]) == {"model.json", "network.onnx", "reader.py", "store.npz"}
+    assert (tmp_path / "x" / "network.onnx").stat().st_ino != before
+    assert listing(tmp_path) == ["x"]
+
+
+def test_a_folder_takes_its_place_in_one_step(clinic, tmp_path, monkeypatch):
+    def broken(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exports.os, "fsync", broken)
+    with pytest.raises(InputError) as error:
+        export(clinic / "m", tmp_path / "x", client="B", execution=ONE)
+    assert "No space left" in error_text(error)
+    assert listing(tmp_path) == []
+    assert disk.free_bytes(tmp_path) > 0
+
+
+def test_what_cannot_be_exported_is_named(small, clinic, tmp_path, monkeypatch):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("notes")
+    export(clinic / "m", tmp_path / "more", client="B", execution=ONE)
+    (tmp_path / "more" / "notes.txt").write_text("notes")
+    force = Execution(threads=1, force=True)
+    for error, words, source, options in (
+        (InputError, "no client 'D'", clinic / "m", {"client": "D"}),
+        (InputError, "mkdir -p", clinic / "m", {"out": tmp_path / "no" / "x"}),
+        (ConflictError, "no folder that pfl export", clinic / "m", {"out": tmp_path / "foreign", "execution": force}),
+        (ConflictError, "notes.txt", clinic / "m", {"out": tmp_path / "more", "execution": force}),
+        (ConflictError, "no folder that pfl export", clinic / "m", {"out": clinic / "p", "execution": force}),
+        (ConflictError, "is an artifact", clinic / "m", {"out": clinic / "p" / "x"}),
+        (UsageError, "neither .safetensors", clinic / "m", {"weights": tmp_path / "foreign" / "notes.txt"}),
+        (InputError, "is a stack", small.st, {}),
+    ):
+        with pytest.raises(PflError) as refused:
+            export(source, **{"out": tmp_path / "x", "client": "B", "execution": ONE, **options})
+        assert isinstance(refused.value, error), words
+        assert words in error_text(refused)
+    assert listing(tmp_path) == ["foreign", "more"]
+    monkeypatch.setattr(onnx_network.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError) as refused:
+        export(clinic / "m", tmp_path / "x", client="B", execution=ONE)
+    assert refused.value.message == "pfl export needs onnx and onnxruntime, which are not installed"
+    assert refused.value.fix == ("pip install 'pflcli[export]'",)
