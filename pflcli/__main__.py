@@ -45,8 +45,10 @@ def main(args: list[str] | None = None) -> None:
     # Imported here, because it takes long enough to be interrupted.
     from typer import Abort, TyperException
 
-    from pflcli.cli import app, console
+    from pflcli.cli import app, completion, console
 
+    if args is None and completion.VARIABLE in os.environ:
+        sys.exit(completion.answer(app))
     # Idle OpenMP threads that spin slow down small FAISS searches beside torch; read when either is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -8,25 +8,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pflcli import config
-from pflcli.cli import shared
+from pflcli.cli import completion, shared
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
 
 
+_Index = Annotated[
+    str,
+    typer.Option(
+        help="Build this FAISS index. Flat is exact; SQ8, PQ16x4 and PCA64,Flat take less memory; HNSW32 and"
+        " IVF8,Flat take less time.",
+        metavar="FACTORY",
+        autocompletion=completion.words("Flat", "SQ8", "PQ16x4", "PCA64,Flat", "HNSW32", "IVF8,Flat"),
+    ),
+]
+
+
 @shared.makes_artifact()
 def command(
-    source: Annotated[Path, typer.Argument(help="Index these embeddings.", metavar="EMBEDDINGS")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Index these embeddings.", metavar="EMBEDDINGS", autocompletion=completion.artifacts("embeddings")
+        ),
+    ],
     out: shared.Out,
     execution: Execution,
-    index: Annotated[
-        str,
-        typer.Option(
-            help="Build this FAISS index. Flat is exact; SQ8, PQ16x4 and PCA64,Flat take less memory; HNSW32 and"
-            " IVF8,Flat take less time.",
-            metavar="FACTORY",
-        ),
-    ] = "Flat",
+    index: _Index = "Flat",
     options: Annotated[
         list[str] | None,
         typer.Option(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli import config, registry
-from pflcli.cli import console, shared, training
+from pflcli import config
+from pflcli.cli import completion, console, shared, training
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -23,6 +23,7 @@ def command(
         typer.Argument(
             help="Compare on this partition, or on several, each with the seed that it was made with.",
             metavar="PARTITION...",
+            autocompletion=completion.artifacts("partition"),
         ),
     ],
     out: Annotated[
@@ -42,7 +43,7 @@ def command(
             help="Run these methods, separated by commas, or all; stack pools the others' predictions. METHOD@NAME is "
             "a variant with its own --set options.",
             metavar="NAME,NAME",
-            autocompletion=lambda: ["all", "stack", *registry.names("methods")],
+            autocompletion=completion.listed(completion.names("methods", "all", "stack")),
         ),
     ] = "all",
     seeds: Annotated[
@@ -60,10 +61,11 @@ def command(
             help="Set an option or a training setting of one method, such as ditto.lam=0.5; repeat it for more.",
             metavar="METHOD.KEY=VALUE",
             callback=shared.beside_file,
+            autocompletion=completion.assignments_by_method,
         ),
     ] = None,
     weights: shared.Weights = None,
-    baseline: Annotated[str, typer.Option(help="Measure gains against this method.")] = "fedavg",
+    baseline: shared.Baseline = "fedavg",
     target: shared.Target = None,
     link: shared.Link = None,
     metric: shared.Metrics = None,

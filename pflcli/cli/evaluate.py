@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pflcli.cli import console, shared
+from pflcli.cli import completion, console, shared
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -16,14 +16,23 @@ if TYPE_CHECKING:
 @shared.makes_artifact()
 def command(
     sources: Annotated[
-        list[Path], typer.Argument(help="Score these predictions, one or more artifacts.", metavar="PREDICTIONS...")
+        list[Path],
+        typer.Argument(
+            help="Score these predictions, one or more artifacts.",
+            metavar="PREDICTIONS...",
+            autocompletion=completion.artifacts("predictions"),
+        ),
     ],
     out: shared.Out,
     execution: Execution,
     split: Annotated[
-        str, typer.Option(help="Score this split: test, validation, or train (after personalize --answer-train).")
+        str,
+        typer.Option(
+            help="Score this split: test, validation, or train (after personalize --answer-train).",
+            autocompletion=completion.words("test", "validation", "train"),
+        ),
     ] = "test",
-    baseline: Annotated[str, typer.Option(help="Measure gains against this method.")] = "fedavg",
+    baseline: shared.Baseline = "fedavg",
     target: shared.Target = None,
     link: shared.Link = None,
     metric: shared.Metrics = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pflcli.cli import shared
+from pflcli.cli import completion, shared
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 @shared.makes_artifact("device", "threads")
 def command(
-    source: Annotated[Path, typer.Argument(help="Embed with this backbone.", metavar="BACKBONE")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Embed with this backbone.", metavar="BACKBONE", autocompletion=completion.artifacts("backbone")
+        ),
+    ],
     out: shared.Out,
     execution: Execution,
     partition: Annotated[
@@ -23,6 +28,7 @@ def command(
         typer.Option(
             help="Embed the samples of this partition, such as the clients' newer data.",
             metavar="PARTITION",
+            autocompletion=completion.artifacts("partition"),
             show_default="that of the backbone",
         ),
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli.cli import samples, shared
+from pflcli.cli import completion, samples, shared
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -75,7 +75,7 @@ def command(
             help="Treat missing values: error refuses them; drop leaves their samples out; median fills in the median"
             " of training samples and adds a feature that marks where.",
             metavar="NAME",
-            autocompletion=lambda: ["error", "drop", "median"],
+            autocompletion=completion.words("error", "drop", "median"),
             show_default="error",
         ),
     ] = None,
@@ -85,7 +85,7 @@ def command(
             help="Scale each feature to mean 0 and standard deviation 1. `pfl partition` does it, by the training"
             " samples of all clients (federation, the default without NAME) or by each client's own (client).",
             metavar="[NAME]",
-            autocompletion=lambda: [*_STANDARDIZE],
+            autocompletion=completion.words(*_STANDARDIZE),
             show_default="no",
         ),
     ] = None,
@@ -114,6 +114,7 @@ def command(
             help="Read new data with the classes, columns and scaling of earlier data: of a dataset, or of its"
             " partition, which has the means and deviations.",
             metavar="ARTIFACT",
+            autocompletion=completion.artifacts("dataset", "partition"),
             show_default=False,
         ),
     ] = None,

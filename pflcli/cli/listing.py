@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pflcli import registry
-from pflcli.cli import console, shared
+from pflcli.cli import completion, console, shared
 
 _GIVES_WAY = ("options", "licence", "year", "needs", "representation", "paper")
 """Columns in the order in which they are left out if the terminal is too narrow."""
@@ -19,11 +19,16 @@ def command(
         str | None,
         typer.Argument(
             help="List methods, datasets, models, schemes or uploads; without it, all of them.",
-            autocompletion=lambda: [*registry.GROUPS],
+            autocompletion=completion.words(*registry.GROUPS),
             show_default=False,
         ),
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="Describe this one, with its options.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Describe this one, with its options.", show_default=False, autocompletion=completion.described
+        ),
+    ] = None,
     root: Annotated[
         Path | None, typer.Option(help="Look for datasets in this folder.", metavar="DIR", show_default=False)
     ] = None,

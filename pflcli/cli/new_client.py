@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pflcli.cli import samples, shared
+from pflcli.cli import completion, samples, shared
 from pflcli.cli.predict import Weights
 
 if TYPE_CHECKING:
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 @shared.makes_artifact("device", "threads", "engine")
 def command(
-    source: Annotated[Path, typer.Argument(help="Add the client to these predictions.", metavar="PREDICTIONS")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Add the client to these predictions.",
+            metavar="PREDICTIONS",
+            autocompletion=completion.artifacts("predictions"),
+        ),
+    ],
     data: Annotated[
         Path,
         typer.Argument(

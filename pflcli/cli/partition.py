@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pflcli import config, registry
-from pflcli.cli import samples, shared
+from pflcli import config
+from pflcli.cli import completion, samples, shared
 from pflcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def command(
         typer.Argument(
             help="Partition this dataset: a name of `pfl list datasets`, or the path of an imported one.",
             metavar="DATASET",
-            autocompletion=lambda: registry.names("datasets"),
+            autocompletion=completion.datasets,
         ),
     ],
     out: shared.Out,
@@ -31,7 +31,7 @@ def command(
         str,
         typer.Option(
             help="Assign samples to clients by this scheme (`pfl list schemes`).",
-            autocompletion=lambda: registry.names("schemes"),
+            autocompletion=completion.names("schemes"),
         ),
     ] = "natural",
     clients: Annotated[

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli import config, registry
-from pflcli.cli import shared, training
+from pflcli import config
+from pflcli.cli import completion, shared, training
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -23,13 +23,15 @@ def command(
         typer.Argument(
             help="Run this method (`pfl list methods`).",
             metavar="METHOD",
-            autocompletion=lambda: registry.names("methods"),
+            autocompletion=completion.names("methods"),
         ),
     ],
     source: Annotated[
         Path,
         typer.Argument(
-            help="Run it on this partition, backbone or datastore, and on what that was made from.", metavar="SOURCE"
+            help="Run it on this partition, backbone or datastore, and on what that was made from.",
+            metavar="SOURCE",
+            autocompletion=completion.artifacts(*completion.SOURCES),
         ),
     ],
     out: shared.Out,
@@ -42,6 +44,7 @@ def command(
         typer.Option(
             help="With --refit, use the choices of these predictions: of the same run without --refit.",
             metavar="PREDICTIONS",
+            autocompletion=completion.artifacts("predictions"),
             show_default=False,
         ),
     ] = None,

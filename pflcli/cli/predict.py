@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli.cli import console, samples, shared
+from pflcli.cli import completion, console, samples, shared
 
 if TYPE_CHECKING:
     from pflcli.commands.prediction.output import Predicted
@@ -26,6 +26,7 @@ Client = Annotated[
     typer.Option(
         help="Answer for the client of this name. The global model answers for a name that PREDICTIONS does not have.",
         metavar="NAME",
+        autocompletion=completion.clients,
     ),
 ]
 Out = Annotated[
@@ -45,7 +46,7 @@ Form = Annotated[
         help="Print the answers in this form: csv, or jsonl for a JSON object per line.",
         metavar="NAME",
         show_default="csv",
-        autocompletion=lambda: ["csv", "jsonl"],
+        autocompletion=completion.words("csv", "jsonl"),
     ),
 ]
 Features = Annotated[
@@ -64,7 +65,12 @@ Weights = Annotated[
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="Answer as a client of these predictions does.", metavar="PREDICTIONS")
+        Path,
+        typer.Argument(
+            help="Answer as a client of these predictions does.",
+            metavar="PREDICTIONS",
+            autocompletion=completion.artifacts("predictions"),
+        ),
     ],
     data: Data,
     client: Client,

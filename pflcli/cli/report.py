@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
-from pflcli.cli import console, shared
+from pflcli.cli import completion, console, shared
 
 
 def command(
     sources: Annotated[
         list[Path],
-        typer.Argument(help="Report these comparisons or evaluations, one or more.", metavar="COMPARISON..."),
+        typer.Argument(
+            help="Report these comparisons or evaluations, one or more.",
+            metavar="COMPARISON...",
+            autocompletion=completion.artifacts("comparison", "evaluation"),
+        ),
     ],
     out: Annotated[
         Path,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pflcli.cli import completion
 from pflcli.errors import UsageError
 
 Label = Annotated[
@@ -26,7 +27,7 @@ Layout = Annotated[
         help="Read the arrays of series and images in this order: channels-first or channels-last.",
         metavar="NAME",
         show_default="channels-last",
-        autocompletion=lambda: ["channels-first", "channels-last"],
+        autocompletion=completion.words("channels-first", "channels-last"),
     ),
 ]
 Delimiter = Annotated[

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from pflcli import config
-from pflcli.cli import console
+from pflcli.cli import completion, console
 from pflcli.errors import UsageError, closest
 
 if TYPE_CHECKING:
@@ -102,7 +102,11 @@ Seed = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option(help="Compute on this device: cpu, cuda, cuda:1, or auto (a GPU if there is one).", metavar="NAME"),
+    typer.Option(
+        help="Compute on this device: cpu, cuda, cuda:1, or auto (a GPU if there is one).",
+        metavar="NAME",
+        autocompletion=completion.words("auto", "cpu", "cuda"),
+    ),
 ]
 Threads = Annotated[int, typer.Option(help="Use this many threads; 0 uses one per core.", metavar="N")]
 Engine = Annotated[
@@ -110,6 +114,7 @@ Engine = Annotated[
     typer.Option(
         help="Train clients one by one (loop), many as one batched program (stacked), or by a rule (auto).",
         metavar="NAME",
+        autocompletion=completion.words("auto", "loop", "stacked"),
     ),
 ]
 Jobs = Annotated[
@@ -132,7 +137,11 @@ Set = Annotated[
         help="Set an option of the method, scheme or dataset; repeat it for more. `pfl list` shows them.",
         metavar="KEY=VALUE",
         callback=beside_file,
+        autocompletion=completion.assignments,
     ),
+]
+Baseline = Annotated[
+    str, typer.Option(help="Measure gains against this method.", autocompletion=completion.names("methods"))
 ]
 Weights = Annotated[
     Path | None,
@@ -169,10 +178,16 @@ Metrics = Annotated[
         " add columns.",
         metavar="NAME,NAME",
         show_default="accuracy",
+        autocompletion=completion.listed(completion.words(*completion.METRICS)),
     ),
 ]
 Metric = Annotated[
-    str, typer.Option(help="Choose by this metric on validation samples, such as auroc or log_loss.", metavar="NAME")
+    str,
+    typer.Option(
+        help="Choose by this metric on validation samples, such as auroc or log_loss.",
+        metavar="NAME",
+        autocompletion=completion.words(*completion.METRICS),
+    ),
 ]
 Tune = Annotated[
     int | None,

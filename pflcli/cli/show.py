@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from pflcli.cli import console, shared
+from pflcli.cli import completion, console, shared
 from pflcli.errors import UsageError
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="Show this artifact.")],
+    path: Annotated[Path, typer.Argument(help="Show this artifact.", autocompletion=completion.artifacts())],
     lineage: Annotated[
         bool, typer.Option("--lineage", help="Print a tree of all artifacts that it was made from.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pflcli.cli import shared
+from pflcli.cli import completion, shared
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 @shared.makes_artifact()
 def command(
     sources: Annotated[
-        list[Path], typer.Argument(help="Pool these predictions, of one partition and seed.", metavar="PREDICTIONS...")
+        list[Path],
+        typer.Argument(
+            help="Pool these predictions, of one partition and seed.",
+            metavar="PREDICTIONS...",
+            autocompletion=completion.artifacts("predictions"),
+        ),
     ],
     out: shared.Out,
     execution: Execution,

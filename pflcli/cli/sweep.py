@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pflcli.cli import shared
+from pflcli.cli import completion, shared
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 @shared.makes_artifact("threads")
 def command(
-    source: Annotated[Path, typer.Argument(help="Search in these embeddings.", metavar="EMBEDDINGS")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Search in these embeddings.", metavar="EMBEDDINGS", autocompletion=completion.artifacts("embeddings")
+        ),
+    ],
     out: shared.Out,
     execution: Execution,
     capacity: Annotated[
@@ -45,6 +50,7 @@ def command(
             help="Draw accuracy over this axis: capacity, k, sigma or lambda.",
             show_default="the first with several values",
             metavar="AXIS",
+            autocompletion=completion.words("capacity", "k", "sigma", "lambda"),
         ),
     ] = None,
     seed: shared.Seed = None,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli import config, registry
-from pflcli.cli import shared, training
+from pflcli import config
+from pflcli.cli import completion, shared, training
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 @training.options()
 @shared.makes_artifact("device", "threads", "engine", "jobs")
 def command(
-    source: Annotated[Path, typer.Argument(help="Train on the clients of this partition.", metavar="PARTITION")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Train on the clients of this partition.",
+            metavar="PARTITION",
+            autocompletion=completion.artifacts("partition"),
+        ),
+    ],
     out: shared.Out,
     execution: Execution,
     settings: Mapping[str, Any],
@@ -26,7 +33,7 @@ def command(
         str,
         typer.Option(
             help="Train with this method, which must be of kind server (`pfl list methods`).",
-            autocompletion=lambda: registry.names("methods"),
+            autocompletion=completion.names("methods"),
         ),
     ] = "fedavg",
     weights: shared.Weights = None,

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from pflcli import registry
-from pflcli.cli import shared
+from pflcli.cli import completion, shared
 from pflcli.errors import UsageError
 from pflcli.settings import Settings, changed
 
@@ -64,6 +64,9 @@ def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[
     )
 
 
+_COMPLETERS = {"model": completion.names("models", "auto"), "upload": completion.upload_steps}
+
+
 def _parameters(default: str) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(Settings)
     return [_parameter(option, hints[option.name], default) for option in registry.options(Settings)]
@@ -85,6 +88,7 @@ def _parameter(option: registry.Option, hint: Any, default: str) -> inspect.Para
         metavar=shape or None,
         show_default=default or ("none" if value == () else str(value).lower() if hint is bool else str(value)),
         rich_help_panel="Training",
+        autocompletion=_COMPLETERS.get(option.name, completion.words(*completion.choices(option))),
     )
     where = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Parameter(option.name, where, default=info, annotation=kind | None)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli import config, registry
-from pflcli.cli import console, shared, training
+from pflcli import config
+from pflcli.cli import completion, console, shared, training
 from pflcli.wording import as_typed
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _Sampler = Annotated[
     typer.Option(
         help="Choose each next point by this sampler: grid, or optuna (pip install 'pflcli\\[tune]').",
         metavar="NAME",
+        autocompletion=completion.words("grid", "optuna"),
     ),
 ]
 _Minutes = Annotated[
@@ -38,14 +39,23 @@ _Minutes = Annotated[
 ]
 
 
+_Source = Annotated[
+    Path,
+    typer.Argument(
+        help="Tune on this partition, or on a backbone or datastore made from it.",
+        autocompletion=completion.artifacts(*completion.SOURCES),
+    ),
+]
+
+
 @training.options("that of the backbone, if there is one")
 @shared.makes_artifact("device", "threads", "engine", "jobs")
 def command(
     method: Annotated[
         str,
-        typer.Argument(help="Tune this method (`pfl list methods`).", autocompletion=lambda: registry.names("methods")),
+        typer.Argument(help="Tune this method (`pfl list methods`).", autocompletion=completion.names("methods")),
     ],
-    source: Annotated[Path, typer.Argument(help="Tune on this partition, or on a backbone or datastore made from it.")],
+    source: _Source,
     out: _Out,
     settings: Mapping[str, Any],
     execution: Execution,
@@ -57,6 +67,7 @@ def command(
             " 0.01..0.3.",
             metavar="KEY=VALUE,VALUE",
             callback=shared.beside_file,
+            autocompletion=completion.searches,
             show_default="learning rates and the method's own grid",
         ),
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pflcli.cli import shared
+from pflcli.cli import completion, shared
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
@@ -15,9 +15,21 @@ if TYPE_CHECKING:
 
 @shared.makes_artifact()
 def command(
-    source: Annotated[Path, typer.Argument(help="Update this datastore of exact (Flat) indexes.", metavar="DATASTORE")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Update this datastore of exact (Flat) indexes.",
+            metavar="DATASTORE",
+            autocompletion=completion.artifacts("datastore"),
+        ),
+    ],
     arriving: Annotated[
-        Path, typer.Argument(help="Add the training samples of these embeddings.", metavar="EMBEDDINGS")
+        Path,
+        typer.Argument(
+            help="Add the training samples of these embeddings.",
+            metavar="EMBEDDINGS",
+            autocompletion=completion.artifacts("embeddings"),
+        ),
     ],
     out: shared.Out,
     execution: Execution,
@@ -26,6 +38,7 @@ def command(
         typer.Option(
             help="fifo replaces the oldest samples by the new ones; concatenate keeps all; fixed adds none.",
             metavar="fifo|concatenate|fixed",
+            autocompletion=completion.words("fifo", "concatenate", "fixed"),
         ),
     ] = "fifo",
     first: Annotated[

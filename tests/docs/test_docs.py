@@ -144,7 +144,8 @@ def test_the_functions_of_the_api_are_those_of_the_commands():
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in FOR_USERS)])
 def test_every_option_that_is_named_exists(page):
     of_recipes = {"--paper"}
-    known = set().union(*(options(command) for command in COMMANDS.values()), {"--help"}, of_recipes)
+    pfl = typer.main.get_command(app)
+    known = set().union(*(options(command) for command in (pfl, *COMMANDS.values())), {"--help"}, of_recipes)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGES[page])) <= known
 
 

@@ -1,0 +1,245 @@
+"""What shells complete: asked as their scripts ask, and typed with a tabulator into real ones."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.main import get_command
+
+from helpers import ROOT
+from pflcli.cli import app, completion
+from pflcli.metrics import catalogue
+
+
+@pytest.fixture
+def offers(monkeypatch, capsys):
+    """Ask for completions of a line in this process, as the script of a shell does; the last word is unfinished."""
+
+    command = get_command(app)
+
+    def ask(*words, shell="bash"):
+        monkeypatch.setenv(completion.VARIABLE, f"complete_{shell}")
+        monkeypatch.setenv("COMP_WORDS", "\n".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", " ".join(words))
+        monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+        capsys.readouterr()
+        completion.answer(command)
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return captured.out.splitlines()
+
+    return ask
+
+
+LINES = {
+    ("pfl", "per"): ["personalize"],
+    ("pfl", "personalize", "knn"): ["knn-per", "knn-per-plus"],
+    ("pfl", "compare", "p", "--methods", "fedavg,loc"): ["fedavg,local"],
+    ("pfl", "compare", "p", "--methods", "local,loc"): [],
+    ("pfl", "compare", "p", "--methods", "panm", "@", "grad,loc"): ["grad,local"],
+    ("pfl", "compare", "p", "--methods", "fedavg,ditto", "--set", "dit"): "ditto.lam=",
+    ("pfl", "compare", "p", "--methods", "fedavg,ditto", "--set", "ditto.mom"): [
+        "ditto.momentum=",
+        "ditto.momentum=0.0",
+    ],
+    ("pfl", "compare", "p", "--methods", "panm@grad", "--set", "panm", "@", "grad.metric", "=", "l"): ["loss"],
+    ("pfl", "compare", "p", "--metric", "auroc,f"): ["auroc,f1"],
+    ("pfl", "compare", "p", "--baseline", "pan"): ["panm"],
+    ("pfl", "personalize", "ditto", "p", "--set", "la"): ["lam=", "lam=none"],
+    ("pfl", "personalize", "fedavg", "p", "--set", "server", "="): ["sgd", "avgm", "adagrad", "adam", "yogi"],
+    ("pfl", "personalize", "fedavg", "p", "--set", "server", "=", "ad"): ["adagrad", "adam"],
+    ("pfl", "personalize", "fedavg", "p", "--engine", "=", "lo"): ["loop"],
+    ("pfl", "tune", "ditto", "p", "--search", "batch"): ["batch_size=", "batch_size=32"],
+    ("pfl", "partition", "heart"): ["heart-disease"],
+    ("pfl", "partition", "writers", "--scheme", "dir"): ["dirichlet"],
+    ("pfl", "partition", "writers", "--scheme", "dirichlet", "--set", ""): ["alpha=", "alpha=0.3"],
+    ("pfl", "partition", "emnist", "--set", "spl"): "split=balanced",
+    ("pfl", "train-global", "p", "--model", "mob"): ["mobilenet-v2"],
+    ("pfl", "train-global", "p", "--upload", "cl"): ["clip", "clip:1.0"],
+    ("pfl", "train-global", "p", "--upload", "clip", ":"): ["1.0"],
+    ("pfl", "train-global", "p", "--precision", "b"): ["bfloat16"],
+    ("pfl", "list", "sch"): ["schemes"],
+    ("pfl", "list", "schemes", "pach"): ["pachinko"],
+    ("pfl", "show", "--ver"): ["--verify"],
+    ("pfl", "import", "data.csv", "--standardize", "cl"): ["client"],
+}
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
+def test_words_are_completed(offers, line):
+    expected = LINES[line]
+    if isinstance(expected, str):
+        assert expected in offers(*line)
+    else:
+        assert offers(*line) == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_keep_words_whole(offers, shell):
+    (line,) = offers("pfl", "personalize", "fedavg", "p", "--set", "server=ad", shell=shell)[:1]
+    assert "server=adagrad" in line
+
+
+KINDS = {
+    ("personalize", "knn-per"): "b d e p ud",
+    ("tune", "ditto"): "b d e p ud",
+    ("train-global",): "p",
+    ("compare",): "p",
+    ("extract",): "b",
+    ("extract", "b", "--partition"): "p",
+    ("build-datastore",): "e",
+    ("sweep",): "e",
+    ("update-datastore",): "d ud",
+    ("update-datastore", "d"): "e",
+    ("stack", "fedavg"): "fedavg knn st",
+    ("evaluate",): "fedavg knn st",
+    ("predict",): "fedavg knn st",
+    ("new-client",): "fedavg knn st",
+    ("report",): "ev",
+    ("show",): "b d e ev fedavg knn p st sw ud",
+}
+
+
+@pytest.mark.parametrize("line", KINDS, ids=" ".join)
+def test_artifacts_are_completed_by_kind(offers, small, monkeypatch, line):
+    monkeypatch.chdir(small.root)
+    assert offers("pfl", *line, "") == KINDS[line].split()
+
+
+def test_folders_are_parts_of_paths(offers, small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deeper = tmp_path / "my runs" / "seed-0"
+    shutil.copytree(small.p, deeper / "p")
+    for name in ("p2.partial", ".hidden"):
+        shutil.copytree(small.p, deeper / name)
+    (deeper / "broken").mkdir()
+    (deeper / "broken" / "manifest.json").write_text("{")
+    assert offers("pfl", "compare", "my") == [r"my\ runs/seed-0/p", r"my\ runs/seed-0/broken/"]
+    assert offers("pfl", "compare", r"my\ runs/seed-0/p") == [r"my\ runs/seed-0/p"]
+    assert offers("pfl", "compare", "nowhere/") == []
+    monkeypatch.setenv("HOME", str(deeper))
+    assert offers("pfl", "compare", "~/p") == ["~/p"]
+
+
+def test_clients_of_predictions_are_completed(offers, small):
+    names = offers("pfl", "predict", str(small.knn), "x.npz", "--client", "w")
+    assert len(names) == 6
+    assert all(re.fullmatch(r"w\d{4}", name) for name in names)
+    assert offers("pfl", "predict", str(small.ev), "x.npz", "--client", "w") == []
+
+
+def test_metrics_are_those_of_the_catalogue():
+    assert sorted(completion.METRICS) == sorted(name for name, metric in catalogue.METRICS.items() if metric.ranks)
+
+
+def test_no_value_of_any_option_fails(offers, tmp_path, monkeypatch):
+    """Every option and argument of every command, before anything, behind nonsense, and in broken quotes."""
+    monkeypatch.chdir(tmp_path)
+    for name, command in get_command(app).commands.items():
+        for param in command.params:
+            option = [opt for opt in param.opts if opt.startswith("--")][:1]
+            offers("pfl", name, *option, "")
+            offers("pfl", name, "nowhere", "nothing", *option, "'x=\"")
+
+
+def test_nothing_heavy_is_loaded():
+    code = (
+        "import os, sys; os.environ |= {'_PFL_COMPLETE': 'complete_bash', 'COMP_CWORD': '4',"
+        "'COMP_WORDS': 'pfl\\npersonalize\\nditto\\n--set\\nla'}\n"
+        "from pflcli.__main__ import run\n"
+        "try: run()\n"
+        "except SystemExit: print(*sorted({'torch', 'numpy', 'pandas', 'h5py'} & {*sys.modules}), 'end')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["lam=", "lam=none", "end"]
+
+
+# Real shells
+
+_PFL = f"""#!/bin/sh
+if [ -n "$_PFL_COMPLETE" ] || [ "$1" = --show-completion ]; then
+  PYTHONPATH='{ROOT.parent}' exec '{sys.executable}' -c 'from pflcli.__main__ import run; run()' "$@"
+fi
+printf '<%s>' "$@"; echo '<end>'
+"""
+"""A ``pfl`` that completes, and prints the words of any other line."""
+
+
+@pytest.fixture
+def workplace(small, tmp_path, monkeypatch):
+    """A folder with artifacts, and a ``pfl`` on the path."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pfl").write_text(_PFL)
+    (tmp_path / "bin" / "pfl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for name in ("HOME", "ZDOTDIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("TERM", "dumb")
+    (tmp_path / "runs").mkdir()
+    for name in ("p", "ev"):
+        (tmp_path / "runs" / name).symlink_to(getattr(small, name))
+    monkeypatch.chdir(tmp_path)
+
+
+def shell(name, *args):
+    """Return the path of a shell; skips the test where it is not installed."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return [path, *args]
+
+
+def typed(command, set_up, line):
+    """Type a line with tabulators into an interactive shell; return the words that ``pfl`` then receives."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(command[0], command)
+    output = ""
+    try:
+        for text, until in ((f"{set_up}; echo rea''dy\n", "ready"), (f"{line}\n", "<end>")):
+            os.write(terminal, text.encode())
+            deadline = time.monotonic() + 120
+            output = ""
+            while until not in output:
+                assert time.monotonic() < deadline, output
+                if select.select([terminal], [], [], 1)[0]:
+                    output += os.read(terminal, 4096).decode(errors="replace")
+    finally:
+        os.close(terminal)
+        os.kill(process, 9)
+        os.waitpid(process, 0)
+    return re.findall(r"<([^<>]*)>", output)[:-1]
+
+
+LINE = "pfl personali\tditto ru\t--set la\t"
+WORDS = ["personalize", "ditto", "runs/p", "--set", "lam="]
+
+
+def test_bash_completes(workplace):
+    words = typed(shell("bash", "--norc", "-i"), 'eval "$(pfl --show-completion)"', LINE)
+    assert words == WORDS
+
+
+def test_zsh_completes(workplace):
+    set_up = 'autoload -U compinit; compinit -u; eval "$(pfl --show-completion)"'
+    assert typed(shell("zsh", "-f", "-i"), set_up, LINE) == WORDS
+
+
+def test_fish_completes(workplace):
+    for line, expected in {
+        "pfl personali": ["personalize"],
+        "pfl personalize ditto ru": ["runs/p"],
+        "pfl personalize ditto runs/p --set la": ["lam=", "lam=none"],
+    }.items():
+        script = f"pfl --show-completion | source; complete -C '{line}'"
+        result = subprocess.run(shell("fish", "-c", script), capture_output=True, text=True, check=True)
+        assert [offer.split("\t")[0] for offer in result.stdout.splitlines()] == expected
