@@ -15,7 +15,7 @@ import pytest
 
 from pflcli.__main__ import main
 
-NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "sw", "ud")
+NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "sw", "ud", "nc")
 
 # A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and a child of theirs would too.
 _PFL = """
@@ -63,9 +63,14 @@ class Ran:
 
 def build_chain(root: Path) -> SimpleNamespace:
     """Make the whole chain in ``root`` through the Python API."""
+    import numpy as np
+
+    from pflcli.artifacts.kinds import partition as partitions
+    from pflcli.artifacts.reader import open_artifact
     from pflcli.commands.build_datastore import build_datastore
     from pflcli.commands.evaluate import evaluate
     from pflcli.commands.extract import extract
+    from pflcli.commands.new_client import new_client
     from pflcli.commands.partition import partition
     from pflcli.commands.personalize import personalize
     from pflcli.commands.stack import stack
@@ -84,11 +89,14 @@ def build_chain(root: Path) -> SimpleNamespace:
     evaluate([at.fedavg, at.knn], at.ev)
     sweep(at.e, at.sw)
     update_datastore(at.d, at.e, at.ud)
+    data = partitions.read(open_artifact(at.p))
+    np.savez(at.samples, x=data.x[:40], y=data.y[:40])
+    new_client(at.knn, at.samples, at.nc, client="late")
     return at
 
 
 def paths(root: Path) -> SimpleNamespace:
-    return SimpleNamespace(root=root, **{name: root / name for name in NAMES})
+    return SimpleNamespace(root=root, samples=root / "late.npz", **{name: root / name for name in NAMES})
 
 
 @pytest.fixture(scope="session")

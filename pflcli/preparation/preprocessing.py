@@ -149,7 +149,7 @@ def _scale(name: str, book: Codebook, client: str | None) -> Scale | None:
         by_client: dict[str, ClientScale] = {scale.client: scale for scale in book.scales}
         if client not in by_client:
             raise InputError(
-                f"the features of {name} were standardized by each client's own samples, and this client has no scale",
+                f"the features of {name} were standardized by each client's own samples, and '{client}' has no scale",
                 f"choose from: {', '.join(list(by_client)[:10])}",
             )
         return Scale(np.asarray(by_client[client].mean), np.asarray(by_client[client].sd))

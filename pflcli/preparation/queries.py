@@ -120,10 +120,16 @@ class Source:
 
 @contextmanager
 def _stdin() -> Iterator[Path]:
-    """Yield the path of a file with what stdin gives; a table is read twice, which a pipe cannot be."""
+    """Yield the path of a file with what stdin gives; a table is read twice, which a pipe cannot be.
+
+    Raises InputError if stdin is closed or cannot be copied.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "stdin")
-        with path.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+        try:
+            with path.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        except (OSError, AttributeError) as error:  # a closed stdin is None
+            raise InputError(f"stdin cannot be read: {getattr(error, 'strerror', None) or 'it is closed'}") from None
         require_file(path)
         yield path

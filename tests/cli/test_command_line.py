@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import typer.main
 
+from conftest import NAMES
 from pflcli import registry
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
@@ -47,10 +48,11 @@ def steps(at):
         "ev": ("evaluate", at.fedavg, at.knn, "--out", at.ev),
         "sw": ("sweep", at.e, "--out", at.sw),
         "ud": ("update-datastore", at.d, at.e, "--out", at.ud),
+        "nc": ("new-client", at.knn, at.samples, "--client", "late", "--out", at.nc),
     }
 
 
-STEPS = list(steps(SimpleNamespace(p="", b="", e="", d="", knn="", fedavg="", st="", ev="", sw="", ud="")))
+STEPS = list(steps(SimpleNamespace(**dict.fromkeys((*NAMES, "samples"), ""))))
 
 
 # Help, and what it costs

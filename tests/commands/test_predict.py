@@ -235,6 +235,9 @@ def test_stdin_is_a_table(clinic, tmp_path, pfl, monkeypatch):
     ran = pfl("predict", clinic / "m", "-", "--client", "B")
     assert ran.code == 3
     assert "pfl: stdin has no column 'smokes'" in ran.err
+    monkeypatch.setattr(sys, "stdin", None)
+    ran = pfl("predict", clinic / "m", "-", "--client", "B")
+    assert (ran.code, ran.err) == (3, "pfl: stdin cannot be read: it is closed\n")
 
 
 REFUSED = {

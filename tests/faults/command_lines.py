@@ -52,7 +52,7 @@ def lines(count: int, seed: int = 0) -> Iterator[list[str]]:
             elif "--out" in param.opts:
                 if draw.random() < 0.9:
                     options.append(["--out", draw.choice(FILES) if draw.random() < 0.15 else "out"])
-            elif draw.random() < 0.12:
+            elif draw.random() < (0.9 if param.required else 0.12):
                 option = draw.choice([opt for opt in (*param.opts, *param.secondary_opts)])
                 options.append([option] if getattr(param, "is_flag", False) else [option, _value(param, draw)])
         if draw.random() < 0.03:

@@ -46,6 +46,8 @@ COMMANDS = (
     "build-datastore embeddings -o graphs --index HNSW4",
     "personalize knn-per datastore -o predictions",
     "personalize fedrep partition -o rounds --model mlp --rounds 2",
+    "personalize ditto partition -o served --model mlp --rounds 1",
+    "new-client served d.npz --client late -o client",
     "evaluate predictions -o evaluation",
     "stack predictions rounds -o stack",
     "compare partition -o . --methods fedavg,local,stack --seeds 1 --model mlp --rounds 1",
@@ -64,12 +66,15 @@ READERS = {
     "predictions": "evaluate predictions -o out",
     "rounds": "evaluate rounds -o out --target 0.5",
     "stack": "evaluate stack -o out",
+    "served": "predict served x.npy --client client-0001 --threads 1",
+    "client": "predict client x.npy --client late --threads 1",
     "evaluation": "show evaluation",
     "comparison": "show comparison",
     "sweep": "show sweep",
     "tuning": "show tuning",
 }
-"""A command that reads each artifact: ``graphs`` is a datastore too, ``rounds`` predictions with a table of rounds."""
+"""A command that reads each artifact: ``graphs`` is a datastore too, ``rounds`` predictions with a table of rounds,
+``served`` those with a table of models and ``client`` those with a client that came after the rounds."""
 
 UNFINISHED = ("ditto", "fedrep")
 """Methods with a table, whose unfinished runs are damaged."""
@@ -350,7 +355,9 @@ def make(root: Path) -> None:
     """Make an artifact of every kind in ``root``, from three clients of a few samples."""
     draw = np.random.default_rng(0)
     y = draw.integers(0, 3, 60)
-    np.savez(root / "d.npz", x=(draw.normal(size=(60, 4)) + 2 * np.eye(3, 4)[y]).astype(np.float32), y=y)
+    x = (draw.normal(size=(60, 4)) + 2 * np.eye(3, 4)[y]).astype(np.float32)
+    np.savez(root / "d.npz", x=x, y=y)
+    np.save(root / "x.npy", x[:3])
     with contextlib.chdir(root):
         for line in COMMANDS:
             ran = run(line)

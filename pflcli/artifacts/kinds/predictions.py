@@ -80,10 +80,12 @@ def later_clients(artifact: Artifact) -> LaterClients | None:
         later = LaterClients(**{name: file[name][...] for name in ("x", "y", "sample", "offsets")})
     where = f"{artifact.path}/{UNSEEN}"
     blocks.check(where, later.offsets, len(later.x), len(later.y), len(later.sample))
-    blocks.check_integers(where, y=later.y, sample=later.sample)
+    with artifact.h5("predictions.h5") as file:
+        blocks.check_labels(where, later.y, file["test"]["p"].shape[1])
+    blocks.check_integers(where, sample=later.sample)
     if later.x.dtype.kind == "f":
         blocks.check_finite(where, x=later.x)
-    if (len(later.offsets) - 1) % len(blocks.SPLITS) or (len(later.y) and later.y.min() < 0):
+    if (len(later.offsets) - 1) % len(blocks.SPLITS):
         raise InputError(f"{where} is inconsistent: its blocks are not those of clients")
     return later
 

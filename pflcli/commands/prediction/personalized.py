@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pflcli import config, methods, sources
-from pflcli.artifacts import chain, codebook
+from pflcli.artifacts import blocks, chain, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
@@ -120,8 +120,22 @@ def opened(artifact: Artifact, weights: Path | str | None) -> Personalized:
         lineage,
         None if choices is None else follow(artifact, choices),
         _weights(artifact, lineage["backbone"], weights),
-        predictions.later_clients(artifact),
+        _later_clients(artifact, lineage["partition"]),
     )
+
+
+def _later_clients(artifact: Artifact, partition: Artifact) -> LaterClients | None:
+    """Return the clients that came after the rounds; raises InputError if their samples are not of the partition's."""
+    later, form = predictions.later_clients(artifact), partitions.form(partition)
+    if later is None:
+        return None
+    known = int(partition.manifest.summary["clients"])
+    is_alike = (later.x.shape[1:], str(later.x.dtype)) == (form.shape, form.dtype)
+    if not is_alike or known + (len(later.offsets) - 1) // len(blocks.SPLITS) != artifact.manifest.summary["clients"]:
+        raise InputError(
+            f"{artifact.path / predictions.UNSEEN} is inconsistent: its samples or clients do not fit {partition.path}"
+        )
+    return later
 
 
 def _weights(artifact: Artifact, backbone: Artifact | None, file: Path | str | None) -> initial.Weights | None:
