@@ -179,11 +179,17 @@ def _dumbbell_layers(rows: list[Row], content: Content, few: bool, score_axis: d
     base = alt.Chart(data(rows)).transform_filter(
         "datum.method == (method == null || method == reference ? fallback : method)"
     )
-    line = base.mark_rule(strokeWidth=2.5).encode(**along, **ends, color=colour, opacity=fade, tooltip=tips)
+    column = f"width / {len(content.clients.drawn)}"  # pixels of a client
+    line = base.mark_rule(strokeWidth=2.5 if few else alt.ExprRef(f"min(2.5, 0.6 * {column})")).encode(
+        **along, **ends, color=colour, opacity=fade, tooltip=tips
+    )
     tick = base.mark_tick(
-        thickness=3, size=12 if few else 8, orient="vertical" if few else "horizontal", color=colours.GREY
+        thickness=3,
+        size=12 if few else alt.ExprRef(f"min(8, 0.75 * {column})"),
+        orient="vertical" if few else "horizontal",
+        color=colours.GREY,
     ).encode(**along, **points[0], opacity=fade, tooltip=tips)
-    dot = base.mark_point(filled=True, size=60 if few else 30).encode(
+    dot = base.mark_point(filled=True, size=60 if few else alt.ExprRef(f"min(30, pow(0.8 * {column}, 2))")).encode(
         **along, **points[1], color=colour, opacity=fade, tooltip=tips
     )
     return alt.layer(line, tick, dot)
@@ -222,8 +228,7 @@ def tuned(content: Content) -> list[Chart]:
         methods = ", ".join(label for label, other in clients.tuned if other == name)
         over_seeds = "; means over seeds" if len(content.seeds) > 1 else ""
         caption = (
-            f"The {name} that each client chose by its validation samples under {methods}, and what came of "
-            f"it{over_seeds}."
+            f"Each client's {name}, chosen by its validation samples under {methods}, and what came of it{over_seeds}."
         )
         charts.append(Chart(f"tuned-{len(charts)}", f"What clients chose: {name}", caption, finished(chart, 260)))
     return charts

@@ -80,7 +80,7 @@ def _logarithmic(numbers: Sequence[float], constant: float) -> tuple[alt.Scale, 
     """
     width = math.log1p(max(numbers) / constant) or 1.0
     ticks = [factor * 10.0**power for power in range(-6, 10) for factor in (1, 2, 5)]
-    domain = [-constant * math.expm1(0.12 * width), constant * math.expm1(1.18 * width)]
+    domain = [-constant * math.expm1(0.12 * width), constant * math.expm1(1.28 * width)]
     scale = alt.Scale(type="symlog", constant=constant, domain=[float(f"{end:.4g}") for end in domain], nice=False)
     return scale, [0, *(tick for tick in ticks if constant <= tick <= domain[1])]
 

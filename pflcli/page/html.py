@@ -31,6 +31,7 @@ _LEFT_OUT = {
     *("megabytes_per_client", "exchanges", "processor_seconds"),
 }
 """Metrics that the page's table lacks, so that the others fit."""
+_STACK = "Stack: the answers of other methods pooled into one, by exponents learned on validation samples."
 _FOLDED = 12
 """More artifacts than this are folded away."""
 
@@ -114,7 +115,7 @@ def _section(section: Section, number: int, several: bool) -> str:
     heading = f"<h2{mark}>{escape(section.title)}</h2>"
     lead, *facts = sentences.answer(content)
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    notes = "".join(f"<li>{escape(note)}</li>" for note in [*sentences.small_print(content), *section.remarks])
+    notes = "".join(f"<li>{_marked(note)}</li>" for note in [*sentences.small_print(content), *section.remarks])
     return (
         f'<section class="comparison" id="c{number}">{heading}\n'
         f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_facts(section)}'
@@ -125,10 +126,15 @@ def _section(section: Section, number: int, several: bool) -> str:
     )
 
 
+def _marked(note: str) -> str:
+    """Return a remark as HTML; what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(note))
+
+
 def _facts(section: Section) -> str:
     content = section.content
     tune = content.metrics.get("tune")
-    budget = f"at most {counted(tune['trials'], 'trial')} per method" if tune else "no search"
+    budget = f"at most {counted(tune['trials'], 'trial')} per method" if tune else "none"
     facts = [
         ("data", section.dataset),
         ("clients", str(max(map(tables.clients, content.rows)))),
@@ -234,8 +240,9 @@ def _explained(content: Content) -> str:
     """Return the first sentence of each method's own description."""
     entries = []
     for row in content.rows:
+        method = str(row.get("method", row["label"]))
         try:
-            words = registry.card("methods", str(row.get("method", row["label"]))).doc.partition("\n")[0]
+            words = _STACK if method == "stack" else registry.card("methods", method).doc.partition("\n")[0]
         except PflError:  # a method that this version does not have
             continue
         entries.append(f"<dt>{escape(row['label'])}</dt><dd>{escape(words)}</dd>")

@@ -125,19 +125,24 @@ def _cost(content: Content, label: str) -> list[str]:
     if content.baseline in content.methods and label != content.baseline:
         base = value(content.row(str(content.baseline)), "megabytes")
         if math.isclose(base, megabytes, rel_tol=0.005):
-            line = f"It costs no further communication: {_megabytes(megabytes)}, as {over(content)}"
+            line = f"It costs no further communication: {_megabytes(megabytes)}, as much as {over(content)}"
         elif base > 0:
-            line += f", {megabytes / base:.2g} times as much as {over(content)}"
+            line += f", {_short(megabytes / base)} times as much as {over(content)}"
     seconds = value(row, "seconds")
     if not math.isnan(seconds):
-        line += f"; a run took {seconds:.3g} s"
+        line += f"; a run took {_short(seconds)} s"
     return [f"{line}."]
 
 
 def _megabytes(number: float) -> str:
     if number == 0:
         return "nothing"
-    return f"{number / 1000:.3g} GB" if number >= 1000 else f"{number:.3g} MB"
+    return f"{_short(number / 1000)} GB" if number >= 1000 else f"{_short(number)} MB"
+
+
+def _short(number: float) -> str:
+    """Return a number with about three figures, never as a power of ten."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _harmful(content: Content) -> list[str]:

@@ -101,6 +101,11 @@ def test_the_answer_gives_gain_interval_worst_served_shares_and_cost(tmp_path):
         assert words in text
 
 
+@pytest.mark.parametrize(("number", "text"), [(12345.6, "12,346"), (99.96, "100"), (1.234, "1.23"), (0.0135, "0.0135")])
+def test_numbers_are_short(number, text):
+    assert sentences._short(number) == text
+
+
 def test_no_method_is_called_better_that_is_not_shown_to_be(tmp_path):
     comparison = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
     comparison.metrics["conclusion"].update(best=None, better=[])
