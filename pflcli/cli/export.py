@@ -8,17 +8,10 @@ from typing import Annotated
 import typer
 
 from pflcli.cli import console, shared
+from pflcli.cli.predict import Weights
 
 Client = Annotated[str, typer.Option(help="Export the model of the client of this name.", metavar="NAME")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Write the files to this folder.", metavar="DIR")]
-Weights = Annotated[
-    Path | None,
-    typer.Option(
-        help="Read the initial weights of the run again, where PREDICTIONS began with a file and has no backbone.",
-        metavar="FILE",
-        show_default=False,
-    ),
-]
 
 
 def command(

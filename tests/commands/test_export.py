@@ -27,6 +27,7 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.export import export
 from pflcli.commands.exporting import onnx_network, reader
 from pflcli.commands.import_data import import_data
+from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
@@ -158,6 +159,23 @@ def test_a_compressed_store_stays_one_of_faiss(small, tmp_path, index):
     assert "store.faiss" in exported.files
     with np.load(tmp_path / "x" / "store.npz") as store:
         assert set(store) == {"y"}
+
+
+@pytest.mark.parametrize("method", ["knn-per", "fedem"])
+def test_a_client_that_came_later_is_exported_too(small, tmp_path, method):
+    data = partitions.read(open_artifact(small.p))
+    if method == "fedem":
+        personalize(method, small.p, tmp_path / "m", settings={"model": "logistic", "rounds": 1}, execution=ONE)
+    np.savez(tmp_path / "own.npz", x=data.x[:40], y=data.y[:40])
+    new_client(
+        small.knn if method == "knn-per" else tmp_path / "m", tmp_path / "own.npz", tmp_path / "with", client="N"
+    )
+    exported = export(tmp_path / "with", tmp_path / "x", client="N", execution=ONE)
+    assert exported.model["agreement"]["samples"] == 8
+    assert exported.model["agreement"]["largest_difference"] < 1e-5
+    np.savez(tmp_path / "q.npz", x=data.x[40:60])
+    expected = predict(tmp_path / "with", tmp_path / "q.npz", client="N", execution=ONE)
+    np.testing.assert_allclose(answers(tmp_path / "x", data.x[40:60]), expected.p, rtol=0, atol=1e-5)
 
 
 # Tables

@@ -68,17 +68,22 @@ def with_queries(data: Partition, client: int, x: NDArray[Any]) -> Partition:
     )
 
 
+def samples_of(model: Personalized, client: int) -> tuple[Partition, bool]:
+    """Return the samples of the partition, and whether ``client`` is a later one: then with those of later clients."""
+    data = partitions.read(model.partition)
+    if client < len(data.names):
+        return data, False
+    assert model.later is not None
+    return later_clients.extended(data, model.later, client + 1), True
+
+
 def ready(model: Personalized, client: int, x: NDArray[Any] | None, execution: Execution) -> Ready:
     """Return the run in which a client, by its number, answers samples ``x`` (n, ...), with the method's state.
 
     Without ``x`` it answers its own test samples. A client that came later answers alone.
     """
     execution = model.execution(execution)
-    data = partitions.read(model.partition)
-    is_later = client >= len(data.names)
-    if is_later:
-        assert model.later is not None
-        data = later_clients.extended(data, model.later, client + 1)
+    data, is_later = samples_of(model, client)
     if x is not None:
         data = with_queries(data, client, x)
     run = model.run(data, execution)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from pflcli import models, parameters
 from pflcli.artifacts import codebook
-from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Execution
 from pflcli.commands.prediction import answering, personalized
 from pflcli.commands.prediction.answering import Answer, Ready
@@ -90,7 +89,7 @@ def pieces(model: Personalized, client: int, execution: Execution) -> Pieces:
 
     Raises InputError if the method answers in another way than by networks, or by a store beside one.
     """
-    data = partitions.read(model.partition)
+    data, _ = answering.samples_of(model, client)
     first, last = data.offsets[3 * client + 2 : 3 * client + 4]
     samples = data.x[first:last] if last > first else data.x[:1]
     at = answering.ready(model, client, samples, execution)
