@@ -65,7 +65,7 @@ def new_client(
     Raises UsageError for a name that ``source`` has, InputError for samples that the model cannot take, and where
     neither the method nor its run can serve a client that was not there.
     """
-    execution = (execution or Execution()).reading(data)
+    execution = (execution or Execution()).reading(data, weights)
     artifact = open_artifact(source, "predictions")
     _check(artifact, client)
     if fractions is not None:

@@ -49,7 +49,7 @@ def predict(
     if layout is not None and layout not in arrays.LAYOUTS:
         raise UsageError(f"unknown --layout '{layout}'", closest(layout, arrays.LAYOUTS))
     if path is not None:
-        output.require_writable(path, force=execution.force)
+        output.require_writable(path, force=execution.force, inputs=[data, *([] if weights is None else [weights])])
     artifact = open_artifact(source, "predictions")
     answerer = answerers.opened(artifact, weights)
     number = personalized.number_of(client, personalized.client_names(artifact))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,7 @@ COMMANDS = {
     "sweep": ("{e}",),
     "stack": ("{fedavg}", "{knn}"),
     "tune": ("local", "{p}", *MODEL, "--search", "lr=0.1"),
+    "new-client": ("{fedavg}", "{samples}", "--client", "late"),
 }
 OPTIONS = {
     ("import", "data"): ("{inside}/table.csv", "--client", "who", "--label", "class"),
@@ -39,10 +41,14 @@ OPTIONS = {
     ("personalize", "choices"): ("ditto", "{p}", *MODEL, "--refit", "--choices", "{inside}/q"),
     ("tune", "weights"): (*COMMANDS["tune"], "--weights", "{inside}/weights.safetensors"),
     ("compare", "weights"): (*COMMANDS["compare"], "--weights", "{inside}/weights.safetensors"),
+    ("new-client", "data"): ("{fedavg}", "{inside}/late.npz", "--client", "late"),
+    ("new-client", "weights"): ("{began}", *COMMANDS["new-client"][1:], "--weights", "{inside}/weights.safetensors"),
     **{(name, "config_file"): (*line, "--config", "{inside}/x.toml") for name, line in COMMANDS.items()},
 }
 ARTIFACTS = {"source", "sources", "arriving"}
 """Arguments: inputs, which test_placing holds to the same law."""
+NO_ARTIFACT = {"predict", "export", "report"}
+"""Commands that replace a single file, or a folder that has nothing but their own files."""
 
 
 def test_every_path_that_a_command_reads_is_tried():
@@ -50,7 +56,7 @@ def test_every_path_that_a_command_reads_is_tried():
     for command in app.registered_commands:
         hints = inspect.signature(command.callback, eval_str=True).parameters
         paths = {name for name, parameter in hints.items() if "pathlib" in str(parameter.annotation)}
-        if "out" in paths:
+        if "out" in paths and command.name not in NO_ARTIFACT:
             path_options |= {(command.name, name) for name in paths - ARTIFACTS - {"out"}}
     assert path_options == set(OPTIONS)
 
@@ -89,19 +95,35 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
         (folder / "table.csv").write_text("who,class,a\nann,yes,1\nbob,no,2\nann,no,3\nbob,yes,4\n")
     (inside / "x.toml").touch()
     if option == "weights":
-        shutil.copy(small.b / "weights.safetensors", inside)
+        weights = Path(shutil.copy(small.b / "weights.safetensors", inside))
+        if command == "new-client":  # which reads them only for a run that began with them
+            personalize("local", small.p, tmp_path / "began", settings={"model": "mlp", "rounds": 1}, weights=weights)
     elif option in ("like", "partition"):
         shutil.copytree(small.p, inside / "p")
+    elif option == "data" and command == "new-client":
+        shutil.copy(small.samples, inside)
     elif option == "root":
         write_idx(inside, "train", "t10k")
     elif option == "choices":
         settings = {"model": "mlp", "rounds": 1}
         personalize("ditto", small.p, inside / "q", settings=settings)
-    words = {**vars(small), "inside": inside, "table": tmp_path / "table.csv"}
+    words = {**vars(small), "inside": inside, "table": tmp_path / "table.csv", "began": tmp_path / "began"}
     line = [word.format(**words) for word in OPTIONS[command, option]]
     before = tree(tmp_path)
     ran = pfl(command, *line, "-o", out, "--force")
     assert (ran.code, ran.out) == (ConflictError.exit_code, ""), ran.err
     assert str(inside) in ran.err
     assert "--out" in ran.err
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("option", ["data", "weights"])
+def test_answers_do_not_replace_what_they_were_made_from(small, tmp_path, pfl, tree, option):
+    data = shutil.copy(small.samples, tmp_path / "data.npz")
+    out = {"data": data, "weights": tmp_path / "weights.npz"}[option]
+    shutil.copy(small.b / "weights.safetensors", tmp_path / "weights.npz")
+    before = tree(tmp_path)
+    ran = pfl("predict", small.knn, data, "--client", "0", "--weights", tmp_path / "weights.npz", "-o", out, "--force")
+    assert ran.code == ConflictError.exit_code
+    assert f"{out} is an input" in ran.err
     assert tree(tmp_path) == before

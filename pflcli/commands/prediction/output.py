@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,13 @@ def form_of(out: Path | None, form: str | None) -> str:
     return suffix
 
 
-def require_writable(out: Path, *, force: bool) -> None:
-    """Raise ConflictError if a file may not be written to ``out``, InputError if there is no folder for it."""
+def require_writable(out: Path, *, force: bool, inputs: Sequence[Path | str] = ()) -> None:
+    """Raise ConflictError if a file may not be written to ``out``, InputError if there is no folder for it.
+
+    ``out`` may be none of the ``inputs``: files that are read.
+    """
+    if any(out.exists() and Path(item).exists() and out.samefile(item) for item in inputs):
+        raise ConflictError(f"{out} is an input, which the answers would replace", "choose another --out")
     if out.is_dir():
         raise ConflictError(f"{out} is a folder", f"-o {out / 'answers.csv'}")
     if not out.parent.is_dir():
