@@ -68,7 +68,9 @@ def command(
 ) -> Outcome:
     """Build one nearest-neighbour index per client.
 
-    Example: pfl build-datastore runs/e -o runs/d
+    Examples:
+        pfl build-datastore runs/e -o runs/d
+        pfl build-datastore runs/e -o runs/half --capacity 0.5 --index SQ8
     """
     from pflcli.commands.build_datastore import build_datastore
 

@@ -77,7 +77,9 @@ def command(
 
     Artifacts that are already there are used again.
 
-    Example: pfl compare runs/p -o runs/c --methods fedavg,local --seeds 0,1,2
+    Examples:
+        pfl compare runs/p -o runs/c --methods fedavg,local --seeds 0,1,2
+        pfl compare runs/p -o runs/c2 --methods fedavg,ditto --set ditto.lam=0.5
     """
     from pflcli.commands.compare import IncompleteError, compare
 

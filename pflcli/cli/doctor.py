@@ -7,7 +7,12 @@ from pflcli.errors import InputError
 
 
 def command(as_json: shared.Json = False) -> None:
-    """Check this installation, and print the versions and devices that it uses."""
+    """Check this installation, and print the versions and devices that it uses.
+
+    Examples:
+        pfl doctor
+        pfl doctor --json
+    """
     from pflcli.commands.doctor import doctor
 
     checks = doctor()

@@ -40,7 +40,9 @@ def command(
 ) -> Outcome:
     """Score predictions for each client and over all clients, methods and seeds.
 
-    Example: pfl evaluate runs/fedavg runs/knn-per -o runs/evaluation
+    Examples:
+        pfl evaluate runs/fedavg runs/knn-per -o runs/evaluation
+        pfl evaluate runs/fedavg runs/knn-per -o runs/validation --split validation
     """
     from pflcli.artifacts.reader import open_artifact
     from pflcli.commands.evaluate import evaluate

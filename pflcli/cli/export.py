@@ -7,17 +7,26 @@ from typing import Annotated
 
 import typer
 
-from pflcli.cli import console, shared
+from pflcli.cli import completion, console, shared
 from pflcli.cli.predict import Weights
 
-Client = Annotated[str, typer.Option(help="Export the model of the client of this name.", metavar="NAME")]
+Client = Annotated[
+    str,
+    typer.Option(
+        help="Export the model of the client of this name.", metavar="NAME", autocompletion=completion.clients
+    ),
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Write the files to this folder.", metavar="DIR")]
 
 
 def command(
     source: Annotated[
         Path,
-        typer.Argument(help="Export a model by which a client of these predictions answers.", metavar="PREDICTIONS"),
+        typer.Argument(
+            help="Export a model by which a client of these predictions answers.",
+            metavar="PREDICTIONS",
+            autocompletion=completion.artifacts("predictions"),
+        ),
     ],
     client: Client,
     out: Out,
@@ -35,7 +44,9 @@ def command(
 
     A store contains the client's data. Needs `pip install 'pflcli\\[export]'`.
 
-    Example: pfl export runs/knn-per --client w0012 -o model && python model/reader.py model digits.npz
+    Examples:
+        pfl export runs/knn-per --client w0012 -o model
+        pfl export runs/fedavg --client w0012 -o model --force
     """
     from pflcli.artifacts.make import Execution
     from pflcli.commands.export import export

@@ -35,7 +35,9 @@ def command(
 ) -> Outcome:
     """Compute the representation of every sample by the backbone.
 
-    Example: pfl extract runs/b -o runs/e
+    Examples:
+        pfl extract runs/b -o runs/e
+        pfl extract runs/b -o runs/e2 --partition runs/p2
     """
     from pflcli.commands.extract import extract
 

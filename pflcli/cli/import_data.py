@@ -129,7 +129,9 @@ def command(
 ) -> Outcome:
     """Check your own data and convert them for `pfl partition`.
 
-    Example: pfl import visits.csv --client hospital --label outcome -o runs/data
+    Examples:
+        pfl import visits.csv --client hospital --label outcome -o runs/data
+        pfl import newer.csv --like runs/data -o runs/newer
     """
     from pflcli.commands.import_data import import_data
 

@@ -36,7 +36,9 @@ def command(
 ) -> None:
     """List methods, datasets, models, schemes and upload steps, with options and defaults.
 
-    Example: pfl list methods knn-per
+    Examples:
+        pfl list methods knn-per
+        pfl list datasets --json
     """
     from pflcli.commands.listing import listing, options, overview
 

@@ -54,7 +54,9 @@ def command(
 ) -> Outcome:
     """Serve a client that comes after the rounds from its own samples, without a round, and add its predictions.
 
-    Example: pfl new-client runs/knn-per digits.npz --client me -o runs/with-me
+    Examples:
+        pfl new-client runs/knn-per me.npz --client me -o runs/with-me
+        pfl new-client runs/fedavg me.npz --client me -o runs/me --split-column use
     """
     from pflcli.commands.new_client import new_client
 

@@ -78,7 +78,9 @@ def command(
 ) -> Outcome:
     """Divide the samples of a dataset among clients, and into training, validation and test samples.
 
-    Example: pfl partition writers -o runs/p
+    Examples:
+        pfl partition writers -o runs/p
+        pfl partition runs/data -o runs/q --scheme dirichlet --clients 5
     """
     from pflcli.commands.partition import partition
 

@@ -54,7 +54,9 @@ def command(
 
     Training settings that you do not set are those of the backbone, if SOURCE has one.
 
-    Example: pfl personalize knn-per runs/d -o runs/knn-per
+    Examples:
+        pfl personalize knn-per runs/d -o runs/knn-per
+        pfl personalize fedavg runs/d -o runs/fedavg
     """
     from pflcli.commands.personalize import personalize
 

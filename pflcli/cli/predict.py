@@ -91,7 +91,9 @@ def command(
 ) -> None:
     """Answer further samples as a client's personal model does: the class, and the probability of each.
 
-    Example: pfl predict runs/knn-per digits.npz --client w0012 -o answers.csv
+    Examples:
+        pfl predict runs/knn-per digits.npz --client w0012 -o answers.csv
+        pfl predict runs/knn-per digits.npz --client w0012 --format jsonl
     """
     from pflcli.artifacts.make import Execution
     from pflcli.commands.predict import predict

@@ -39,7 +39,9 @@ def command(
 
     The page fetches nothing, and can be sent as it is. It needs an extra: pip install 'pflcli\[report]'.
 
-    Example: pfl report runs/c/comparison -o report.html
+    Examples:
+        pfl report runs/c/comparison -o report.html
+        pfl report runs/evaluation runs/c/comparison -o both.html
     """
     from pflcli.commands.report import report
 

@@ -20,11 +20,22 @@ if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
 
 
+EXAMPLES = "\nExamples:\n"
+"""What stands in a docstring above the examples of a command, one in a line."""
+
+
 class Command(TyperCommand):
-    """A command whose help shows a default in words as ``[default: 60]``, where Typer writes ``[default: (60)]``."""
+    """A command whose help ends with the examples of its docstring, and shows a default as ``[default: 60]``.
+
+    Typer joins all lines into one paragraph, and writes a default in words as ``[default: (60)]``.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        text, heading, lines = (self.help or "").partition(EXAMPLES)
+        self.examples = [line.strip() for line in lines.splitlines() if line.strip()]
+        if heading:
+            self.help, self.epilog = text.strip(), "\n".join([heading.strip(), *self.examples])
         opening, closing = ("[dim]\\[", "][/]") if self.rich_markup_mode == "rich" else ("[", "]")
         for option in self.params:
             if isinstance(option, TyperOption) and isinstance(option.show_default, str):

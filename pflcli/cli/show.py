@@ -50,7 +50,9 @@ def command(
 ) -> None:
     """Print what an artifact is, the request that made it, and its inputs.
 
-    Example: pfl show runs/knn-per --lineage --verify
+    Examples:
+        pfl show runs/knn-per --lineage --verify
+        pfl show runs/p --plot clients.png
     """
     from pflcli.artifacts.reader import open_artifact
     from pflcli.cli.lineage import tree

@@ -37,7 +37,9 @@ def command(
 ) -> Outcome:
     """Pool the stored predictions of several methods into one, with exponents learned on validation samples.
 
-    Example: pfl stack runs/fedavg runs/fedavg-plus runs/knn-per -o runs/stack
+    Examples:
+        pfl stack runs/fedavg runs/knn-per -o runs/stack
+        pfl stack runs/fedavg runs/knn-per -o runs/own --own
     """
     from pflcli.commands.stack import stack
 

@@ -58,7 +58,10 @@ def command(
     """Score kNN-Per at all combinations of capacity, k, sigma and lambda, with one search per client.
 
     Writes table.csv, clients.csv (the lambda that each client chooses on validation samples) and sweep.png.
-    Example: pfl sweep runs/e -o runs/sweep --k 10 --sigma 0.1,1,10
+
+    Examples:
+        pfl sweep runs/e -o runs/sweep
+        pfl sweep runs/e -o runs/sweep2 --k 10 --sigma 0.1,1,10
     """
     from pflcli.commands.sweep import sweep
 

@@ -44,7 +44,9 @@ def command(
 
     If interrupted, type the same command again to resume.
 
-    Example: pfl train-global runs/p -o runs/b --rounds 100
+    Examples:
+        pfl train-global runs/p -o runs/b --rounds 100
+        pfl train-global runs/p -o runs/b2 --method fedprox --set mu=0.1
     """
     from pflcli.commands.train_global import train_global
 

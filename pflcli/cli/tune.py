@@ -83,7 +83,10 @@ def command(
     """Choose options and training settings of a method by validation samples.
 
     Every trial is an ordinary artifact. Give DIR/tuning/best.toml to --config of personalize or compare.
-    Example: pfl tune ditto runs/p -o runs/t --search lr=0.01,0.03,0.1 --search lam=0.1,1
+
+    Examples:
+        pfl tune ditto runs/p -o runs/t --search lr=0.03,0.1 --search lam=0.1,1
+        pfl tune knn-per runs/d -o runs/t2 --search k=5,10 --metric log_loss
     """
     from pflcli.commands.tune import tune
 

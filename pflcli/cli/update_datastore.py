@@ -54,7 +54,9 @@ def command(
 ) -> Outcome:
     """Add new samples to the clients' stores and remove old ones, without building them again.
 
-    Example: pfl update-datastore runs/d runs/new -o runs/d2 --policy fifo
+    Examples:
+        pfl update-datastore runs/d runs/e2 -o runs/d2
+        pfl update-datastore runs/d runs/e2 -o runs/d3 --policy concatenate --to 0.5
     """
     from pflcli.commands.update_datastore import update_datastore
 

@@ -15,6 +15,8 @@ import pytest
 from typer.main import get_command
 
 from helpers import ROOT
+from pflcli.artifacts import kinds
+from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app, completion
 from pflcli.metrics import catalogue
 
@@ -89,30 +91,46 @@ def test_other_shells_keep_words_whole(offers, shell):
     assert "server=adagrad" in line
 
 
+SOURCES = "partition backbone embeddings datastore"
 KINDS = {
-    ("personalize", "knn-per"): "b d e p ud",
-    ("tune", "ditto"): "b d e p ud",
-    ("train-global",): "p",
-    ("compare",): "p",
-    ("extract",): "b",
-    ("extract", "b", "--partition"): "p",
-    ("build-datastore",): "e",
-    ("sweep",): "e",
-    ("update-datastore",): "d ud",
-    ("update-datastore", "d"): "e",
-    ("stack", "fedavg"): "fedavg knn st",
-    ("evaluate",): "fedavg knn st",
-    ("predict",): "fedavg knn st",
-    ("new-client",): "fedavg knn st",
-    ("report",): "ev",
-    ("show",): "b d e ev fedavg knn p st sw ud",
+    ("personalize", "knn-per"): SOURCES,
+    ("tune", "ditto"): SOURCES,
+    ("train-global",): "partition",
+    ("compare",): "partition",
+    ("extract",): "backbone",
+    ("extract", "b", "--partition"): "partition",
+    ("build-datastore",): "embeddings",
+    ("sweep",): "embeddings",
+    ("update-datastore",): "datastore",
+    ("update-datastore", "d"): "embeddings",
+    ("stack", "fedavg"): "predictions",
+    ("evaluate",): "predictions",
+    ("predict",): "predictions",
+    ("new-client",): "predictions",
+    ("export",): "predictions",
+    ("report",): "evaluation comparison",
+    ("show",): " ".join(kinds.schemas()),
 }
 
 
 @pytest.mark.parametrize("line", KINDS, ids=" ".join)
 def test_artifacts_are_completed_by_kind(offers, small, monkeypatch, line):
     monkeypatch.chdir(small.root)
-    assert offers("pfl", *line, "") == KINDS[line].split()
+    kind_of = {folder.name: open_artifact(folder).kind for folder in small.root.iterdir() if folder.is_dir()}
+    expected = sorted(name for name, kind in kind_of.items() if kind in KINDS[line].split())
+    assert len(expected) >= 1
+    assert offers("pfl", *line, "") == expected
+
+
+def test_every_command_that_takes_an_artifact_completes_it():
+    expected = {
+        name
+        for name, command in get_command(app).commands.items()
+        for param in command.params
+        if param.param_type_name == "argument" and str(param.metavar).strip(".").lower() in kinds.schemas()
+    }
+    assert len(expected) > 10
+    assert expected <= {line[0] for line in KINDS} | {"partition"}
 
 
 def test_folders_are_parts_of_paths(offers, small, tmp_path, monkeypatch):

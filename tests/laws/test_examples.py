@@ -1,0 +1,68 @@
+"""The examples in the help of all commands run, one after the other: together they are a chain."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer.main
+
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.reader import open_artifact
+from pflcli.cli import app
+
+COMMANDS = typer.main.get_command(app).commands
+BRIEF = ["--model", "mlp", "--rounds", "1"]
+SMALLER = {
+    "pfl partition writers": ["--clients", "6"],
+    "pfl train-global": BRIEF,
+    "pfl compare": [*BRIEF, "--seeds", "0"],
+    "pfl tune ditto": BRIEF,
+}
+"""What is added to examples by their first words, so that they take no minutes."""
+
+
+def write_inputs():
+    """Write the files that examples read and no example makes."""
+    draw = np.random.default_rng(0)
+    for name in ("visits.csv", "newer.csv"):
+        rows = [[f"h{row % 3}", row % 2, *draw.normal(size=2).round(3)] for row in range(60)]
+        with Path(name).open("w", newline="") as file:
+            csv.writer(file).writerows([["hospital", "outcome", "age", "pulse"], *rows])
+
+
+def write_images():
+    """Write images as the partition of the examples has them, for its models to answer and a client to bring."""
+    images = partitions.read(open_artifact("runs/p"))
+    np.savez("digits.npz", x=images.x[:20])
+    use = np.resize(["train", "train", "val", "test"], 40)
+    np.savez("me.npz", x=images.x[:40], y=images.y[:40], use=use)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_ends_with_two_examples(pfl, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in pfl(name, "--help").out.splitlines() if line.strip()]
+    examples = COMMANDS[name].examples
+    assert lines[-3:] == ["Examples:", *examples]
+    for example in examples:
+        assert example.startswith(f"pfl {name}")
+        assert len(example) <= 78
+
+
+def test_the_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_inputs()
+    assert pfl("partition", "writers", "-o", "runs/p2", "--clients", "6", "--fractions", "0.5,0.25,0.25").code == 0
+    for command in COMMANDS.values():
+        for example in command.examples:
+            words = shlex.split(example)[1:]
+            words += [word for start, added in SMALLER.items() if example.startswith(start) for word in added]
+            words += ["--threads", "1"] if any("--threads" in param.opts for param in command.params) else []
+            result = pfl(*words)
+            assert result.code == 0, f"{example}: {result.err}"
+            if example == "pfl partition writers -o runs/p":
+                write_images()
