@@ -41,17 +41,25 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     for artifact in artifacts:
         placement.require_outside(artifact.path, [out, writing.data_folder(out)])
     from pflcli.page import run_charts
+    from pflcli.page.parts import Chart
 
-    sections, added = [], []
-    for artifact in artifacts:
-        comparison = content.read(artifact)
-        history = lineage.trace(artifact)
-        run = runs.read(comparison, history)
-        drawn = run_charts.of(comparison, run)
-        reporter.detail(f"{artifact.path}: {len(drawn)} charts")
-        stills = [bundle.still(chart.spec, is_wide=chart.is_wide) for chart in drawn]
-        sections.append(html.Section(comparison, drawn, stills, history, repeat.lines(history), run.remarks))
-        added.append(run)
+    comparisons = [content.read(artifact) for artifact in artifacts]
+    lineages = [lineage.trace(artifact) for artifact in artifacts]
+    added = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
+    charts = [run_charts.of(*pair) for pair in zip(comparisons, added, strict=True)]
+    with reporter.progress("charts", sum(map(len, charts))) as advance:
+
+        def picture(chart: Chart) -> str:
+            url = bundle.still(chart.spec, is_wide=chart.is_wide)
+            advance(1, chart.title)
+            return url
+
+        sections = [
+            html.Section(
+                comparison, drawn, [picture(chart) for chart in drawn], made_from, repeat.lines(made_from), run.remarks
+            )
+            for comparison, drawn, made_from, run in zip(comparisons, charts, lineages, added, strict=True)
+        ]
     page = html.page(sections, bundle.javascript(), writing.data_folder(out).name)
     writing.write(out, page, data.files(sections, added))
     return Page(out, writing.data_folder(out), [sentences.answer(section.content)[0] for section in sections])

@@ -121,10 +121,19 @@ def _personalize(artifact: Artifact, inputs: list[str], lineage: Lineage) -> lis
     if request["method"] == "stack":
         switches = [] if request["options"]["gate"] else ["--no-gate"]
         return ["stack", *inputs, *switches, *(["--own"] if request["options"]["own"] else [])]
+    if request.get("later_clients"):
+        return _new_client(request["later_clients"][-1], inputs)
     backbone = lineage.nearest(artifact, "backbone")
     base = asdict(Settings()) if backbone is None else {**asdict(Settings()), **backbone.manifest.request["settings"]}
     words = ["personalize", str(request["method"]), *inputs[:1], *_settings(request["settings"], base)]
     return words + _of_method(str(request["method"]), request["options"]) + _start(request)
+
+
+def _new_client(values: Mapping[str, Any], inputs: list[str]) -> list[str]:
+    words = ["new-client", *inputs[:1], "DATA"]
+    for key in ("client", "label", "features", "split_column", "layout", "delimiter", "fractions"):
+        words += [_flag(key), _word(values[key])] if key in values else []
+    return words
 
 
 def _evaluate(artifact: Artifact, inputs: list[str], lineage: Lineage) -> list[str]:

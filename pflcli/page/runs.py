@@ -141,12 +141,10 @@ def _holdings(artifact: Artifact, content: Content) -> Holdings:
     """Return the classes of a partition's clients, in the order of the other pictures where they are known there."""
     partition, book = partitions.read(artifact), codebook.read(artifact)
     counts, clients = partition.label_counts, content.clients
-    seed = int(artifact.manifest.request["seed"])
-    place = {number: client for client, (first, number) in enumerate(clients.keys) if first in (seed, content.seeds[0])}
+    place = _by_number(content, content.seeds[0])
     if any(number >= len(counts) for number in place):  # the clients drawn are of another partition
         place = {}
-    order = [clients.keys[client][1] for client in clients.order if clients.keys[client][1] in place]
-    order += [number for number in range(len(counts)) if number not in {*order}]
+    order = [*place, *(number for number in range(len(counts)) if number not in place)]
     most = max(1, min(MOST, _FIELDS // max(counts.shape[1], 1)))
     drawn = [order[i] for i in np.linspace(0, len(order) - 1, min(len(order), most)).round().astype(int)]
     all_names = book.client_names(len(counts))
@@ -177,11 +175,19 @@ def _relation(label: str, run: Artifact, content: Content) -> Relation | None:
         weights = (neighbourhood.together(state) & (state >= 0)).astype(np.float64)
     if weights.shape != (clients, clients):
         return None
-    by_number: dict[int, str] = {}
-    for name, (_, number) in zip(content.clients.names, content.clients.keys, strict=True):
-        by_number.setdefault(number, name)
-    ranks = {content.clients.keys[client][1]: rank for rank, client in enumerate(content.clients.order)}
-    order = sorted(range(clients), key=lambda number: (ranks.get(number, clients), number))
+    place = _by_number(content, int(run.manifest.request["seed"]))
+    order = [number for number in place if number < clients]
+    order += [number for number in range(clients) if number not in place]
     drawn = [order[i] for i in np.linspace(0, clients - 1, min(clients, _RELATED)).round().astype(int)]
-    names = [by_number.get(number, f"client {number}") for number in drawn]
+    names = [content.clients.names[place[n]] if n in place else f"client {n}" for n in drawn]
     return Relation(label, _STATES[key], names, weights[np.ix_(drawn, drawn)], clients)
+
+
+def _by_number(content: Content, seed: int) -> dict[int, int]:
+    """Return the client of each number under a ``seed``, in the order of the pictures.
+
+    Clients that are the same under every seed have their numbers from the first.
+    """
+    keys, order = content.clients.keys, content.clients.order.tolist()
+    numbers = {keys[client][1]: client for client in order if keys[client][0] == seed}
+    return numbers or {keys[client][1]: client for client in order if keys[client][0] == content.seeds[0]}

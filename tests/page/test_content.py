@@ -101,6 +101,17 @@ def test_the_answer_gives_gain_interval_worst_served_shares_and_cost(tmp_path):
         assert words in text
 
 
+def test_numbers_of_clients_are_those_of_their_seed():
+    keys = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    baseline = np.asarray([0.4, 0.3, 0.2, 0.1])
+    clients = content.Clients([*"abcd"], keys, np.ones(4), {}, baseline, lower_is_better=False, tuned={})
+    metrics = {"methods": [{"label": "fedavg", "seeds": [0, 1]}]}
+    comparison = content.Content(None, metrics, clients)
+    assert list(runs._by_number(comparison, 0).items()) == [(1, 1), (0, 0)]
+    assert list(runs._by_number(comparison, 1).items()) == [(1, 3), (0, 2)]
+    assert runs._by_number(comparison, 7) == runs._by_number(comparison, 0)
+
+
 @pytest.mark.parametrize(("number", "text"), [(12345.6, "12,346"), (99.96, "100"), (1.234, "1.23"), (0.0135, "0.0135")])
 def test_numbers_are_short(number, text):
     assert sentences._short(number) == text

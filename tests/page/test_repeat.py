@@ -5,10 +5,13 @@ from __future__ import annotations
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
+from pflcli.commands.evaluate import evaluate
+from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.page import lineage, repeat
 
@@ -50,6 +53,15 @@ def test_of_an_evaluation_through_the_whole_chain(typed, small):
     assert [line.split()[1] for line in typed(small.ev)] == [
         *("partition", "train-global", "extract", "build-datastore", "personalize", "personalize", "evaluate")
     ]
+
+
+def test_of_a_client_that_came_later(small, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "late.npz", x=rng.integers(0, 256, (12, 28, 28), dtype=np.uint8), y=np.arange(12) % 10)
+    new_client(small.knn, tmp_path / "late.npz", tmp_path / "late", client="late")
+    evaluate([tmp_path / "late"], tmp_path / "ev")
+    lines = repeat.lines(lineage.trace(open_artifact(tmp_path / "ev")))
+    assert " DATA --client late --fractions 0.6,0.2,0.2 -o " in lines[-2]
 
 
 def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
