@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -165,3 +166,32 @@ def tree() -> Callable[[Path], dict[str, tuple[bytes, int]]]:
         }
 
     return look
+
+
+@pytest.fixture(scope="session")
+def compared(small, tmp_path_factory) -> SimpleNamespace:
+    """A comparison of three methods under two seeds, beside it its runs; shared, so only to be read."""
+    from pflcli.commands.compare import compare
+
+    at = tmp_path_factory.mktemp("compared")
+    settings = {"model": "logistic", "rounds": 3, "participation": 1.0, "eval_every": 1}
+    compare([small.p], at / "c", methods=["fedavg", "knn-per", "panm"], seeds=[0, 1], settings=settings)
+    return SimpleNamespace(path=at / "c" / "comparison", out=at / "c", partition=small.p)
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory) -> Any:
+    """A comparison whose clients and methods have names that are markup elsewhere; shared, so only to be read."""
+    import synthetic
+
+    at = tmp_path_factory.mktemp("hostile") / "comparison"
+    return synthetic.comparison(at, ["fedavg", "local@</script>", "<b>knn</b>"], synthetic.HOSTILE)
+
+
+@pytest.fixture
+def without_vega(monkeypatch) -> None:
+    """Leave out of pages the script that draws charts and the pictures in their place, which take seconds to make."""
+    from pflcli.page import bundle
+
+    monkeypatch.setattr(bundle, "javascript", lambda: "/* Vega */")
+    monkeypatch.setattr(bundle, "still", lambda spec, is_wide: "data:image/png;base64,AA==")

@@ -56,7 +56,7 @@ def write(out: Path, page: str, files: Mapping[str, bytes]) -> None:
             single_file.replace(folder / name, content)
         for name in earlier - {*files}:
             (folder / name).unlink(missing_ok=True)
-        single_file.replace(out, page.encode())
+        single_file.replace(out, page.encode(errors="replace"))  # names of folders may be no UTF-8
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(page)) from None
 

@@ -12,18 +12,13 @@ import pytest
 from helpers import error_text
 from pflcli.commands.report import report
 from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.page import bundle
 
 pytest.importorskip("altair")
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Leave out what takes seconds."""
-    monkeypatch.setattr(bundle, "javascript", lambda: "/* Vega */")
-    monkeypatch.setattr(bundle, "still", lambda spec, is_wide: "data:image/png;base64,AA==")
+pytestmark = pytest.mark.usefixtures("without_vega")
 
 
 def names(folder):
@@ -98,6 +93,12 @@ def test_the_missing_extra_is_named_with_what_to_type(small, tmp_path, monkeypat
     assert result.code == 2
     assert "pip install 'pflcli[report]'" in result.err
     assert names(tmp_path) == []
+
+
+def test_a_folder_whose_name_is_no_utf_8_is_shown(small, tmp_path):
+    folder = tmp_path / "runs-\udcff"
+    shutil.copytree(small.ev, folder / "ev")
+    assert b"runs-?" in report([folder / "ev"], tmp_path / "report.html").path.read_bytes()
 
 
 def test_a_write_that_fails_leaves_the_old_page(small, tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def written(hostile, tmp_path, quick):
+def written(hostile, tmp_path, without_vega):
     report([hostile.path], tmp_path / "report.html")
     return (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -97,7 +97,7 @@ def test_the_answer_stands_before_the_table_and_the_pictures(written):
     assert places == sorted(places)
 
 
-def test_a_page_is_the_same_when_it_is_written_again(compared, tmp_path, quick):
+def test_a_page_is_the_same_when_it_is_written_again(compared, tmp_path, without_vega):
     for name in ("a", "b"):
         report([compared.path], tmp_path / name / "report.html")
     one, two = (
