@@ -74,7 +74,7 @@ def _import(artifact: Artifact, inputs: list[str], lineage: Lineage) -> list[str
 
 def _partition(artifact: Artifact, inputs: list[str], lineage: Lineage) -> list[str]:
     request = artifact.manifest.request
-    dataset = inputs[0] if inputs else str(request["dataset"])
+    dataset = inputs[0] if inputs else "DATASET" if request["dataset"] == "imported" else str(request["dataset"])
     words = ["partition", dataset, "--scheme", str(request["scheme"])]
     words += _sets(request["options"]) + _sets(request.get("dataset_options", {}))
     if request["clients"] is not None:

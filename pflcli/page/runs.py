@@ -77,8 +77,9 @@ def read(content: Content, lineage: Lineage) -> Runs:
     ]
     partition = next((item for item in lineage.artifacts if item.kind == "partition"), None)
     remarks = []
-    if lineage.missing:
-        kinds = sorted({item.kind for item in lineage.missing})
+    # A partition has a copy of its dataset.
+    kinds = sorted({item.kind for item in lineage.missing} - {"dataset"})
+    if kinds:
         remarks.append(
             f"{' and '.join(kinds)} of this comparison do not exist any more where they were: what only they hold "
             "(learning curves, the partition, neighbours) is not drawn"

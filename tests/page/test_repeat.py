@@ -11,9 +11,10 @@ import pytest
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
+from pflcli.commands.import_data import import_data
 from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
-from pflcli.page import lineage, repeat
+from pflcli.page import content, lineage, repeat, runs
 
 
 @pytest.fixture
@@ -53,6 +54,21 @@ def test_of_an_evaluation_through_the_whole_chain(typed, small):
     assert [line.split()[1] for line in typed(small.ev)] == [
         *("partition", "train-global", "extract", "build-datastore", "personalize", "personalize", "evaluate")
     ]
+
+
+def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
+    rows = [f"{'AB'[n % 2]},{'yes' if n % 3 else 'no'},{n},{n * n % 7}" for n in range(40)]
+    (tmp_path / "visits.csv").write_text("\n".join(["hospital,outcome,age,pressure", *rows]) + "\n")
+    at = tmp_path / "runs"
+    import_data(tmp_path / "visits.csv", at / "data", client="hospital", label="outcome", standardize=True)
+    partition(str(at / "data"), at / "p", fractions=(0.5, 0.2, 0.3))
+    compare([at / "p"], at / "c", methods=["local"], settings={"model": "logistic", "rounds": 1})
+    comparison = at / "c" / "comparison"
+    assert [line.split()[1] for line in typed(comparison)] == ["import", "partition", "compare"]
+    shutil.rmtree(at / "data")
+    history = lineage.trace(open_artifact(comparison))
+    assert repeat.lines(history)[0].startswith("pfl partition DATASET ")
+    assert not runs.read(content.read(open_artifact(comparison)), history).remarks
 
 
 def test_of_a_client_that_came_later(small, tmp_path):
