@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pflcli.commands.build_datastore import build_datastore
     from pflcli.commands.compare import compare
+    from pflcli.commands.demo import demo
     from pflcli.commands.evaluate import evaluate
     from pflcli.commands.export import export
     from pflcli.commands.extract import extract
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "build_datastore",
     "compare",
+    "demo",
     "evaluate",
     "export",
     "extract",

@@ -10,6 +10,7 @@ from pflcli import __version__
 from pflcli.cli import (
     build_datastore,
     compare,
+    demo,
     doctor,
     evaluate,
     export,
@@ -51,6 +52,7 @@ app.command("personalize", cls=shared.Command, rich_help_panel=_CHAIN)(personali
 app.command("stack", cls=shared.Command, rich_help_panel=_CHAIN)(stack.command)
 app.command("evaluate", cls=shared.Command, rich_help_panel=_CHAIN)(evaluate.command)
 app.command("compare", cls=shared.Command, rich_help_panel=_CHAIN)(compare.command)
+app.command("demo", cls=shared.Command, rich_help_panel=_CHAIN)(demo.command)
 app.command("tune", cls=shared.Command, rich_help_panel=_CHAIN)(tune.command)
 app.command("sweep", cls=shared.Command, rich_help_panel=_CHAIN)(sweep.command)
 app.command("new-client", cls=shared.Command, rich_help_panel=_USE)(new_client.command)

@@ -13,6 +13,7 @@ import typer.main
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
+from pflcli.commands import demo
 
 COMMANDS = typer.main.get_command(app).commands
 BRIEF = ["--model", "mlp", "--rounds", "1"]
@@ -55,6 +56,7 @@ def test_the_help_ends_with_two_examples(pfl, monkeypatch, name):
 
 def test_the_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "rounds": 1})
     write_inputs()
     assert pfl("partition", "writers", "-o", "runs/p2", "--clients", "6", "--fractions", "0.5,0.25,0.25").code == 0
     for command in COMMANDS.values():

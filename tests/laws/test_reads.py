@@ -26,6 +26,7 @@ COMMANDS = {
     "personalize": ("local", "{p}", *MODEL),
     "evaluate": ("{fedavg}",),
     "compare": ("{p}", "--methods", "local", "--baseline", "local", *MODEL),
+    "demo": (),
     "sweep": ("{e}",),
     "stack": ("{fedavg}", "{knn}"),
     "tune": ("local", "{p}", *MODEL, "--search", "lr=0.1"),
@@ -85,7 +86,7 @@ def test_what_a_source_was_made_from_is_read_too(small_copy, pfl, tree, line):
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, tree, command, option, beside):
     out = tmp_path / "out"
-    place = out / {"compare": "seed-0/local", "tune": "tuning"}.get(command, "")
+    place = out / {"compare": "seed-0/local", "tune": "tuning", "demo": "partition"}.get(command, "")
     make(place, spec(alpha=7), Execution(), build)
     if beside:
         with pytest.raises(KeyboardInterrupt):
