@@ -94,7 +94,7 @@ def command(
         str | None,
         typer.Option(
             help="Keep samples with the same value in this column or array, such as the visits of one patient, in one"
-            " split.",
+            " split; 'none' drops the column of --like.",
             metavar="COL",
             show_default="drawn one by one",
         ),
@@ -103,7 +103,7 @@ def command(
         str | None,
         typer.Option(
             help="Split each client's samples by this column or array of numbers or dates: the first train, the last"
-            " test.",
+            " test; 'none' drops the column of --like.",
             metavar="COL",
             show_default="drawn at random",
         ),

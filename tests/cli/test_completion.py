@@ -253,11 +253,12 @@ def test_zsh_completes(workplace):
 
 
 def test_fish_completes(workplace):
-    for line, expected in {
+    lines = {
         "pfl personali": ["personalize"],
         "pfl personalize ditto ru": ["runs/p"],
         "pfl personalize ditto runs/p --set la": ["lam=", "lam=none"],
-    }.items():
-        script = f"pfl --show-completion | source; complete -C '{line}'"
-        result = subprocess.run(shell("fish", "-c", script), capture_output=True, text=True, check=True)
-        assert [offer.split("\t")[0] for offer in result.stdout.splitlines()] == expected
+    }
+    script = "pfl --show-completion | source; " + "; echo; ".join(f"complete -C '{line}'" for line in lines)
+    result = subprocess.run(shell("fish", "-c", script), capture_output=True, text=True, check=True)
+    offers = [[offer.split("\t")[0] for offer in block.splitlines()] for block in result.stdout.split("\n\n")]
+    assert offers == [*lines.values()]
