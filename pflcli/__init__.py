@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pflcli.commands.partition import partition
     from pflcli.commands.personalize import personalize
     from pflcli.commands.predict import predict
+    from pflcli.commands.report import report
     from pflcli.commands.stack import stack
     from pflcli.commands.sweep import sweep
     from pflcli.commands.train_global import train_global
@@ -40,6 +41,7 @@ __all__ = [
     "partition",
     "personalize",
     "predict",
+    "report",
     "stack",
     "sweep",
     "train_global",

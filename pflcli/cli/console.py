@@ -165,7 +165,7 @@ def table(
 def scores(artifact: Artifact, *, to_stderr: bool) -> None:
     """Print the table of an evaluation or a comparison, and its conclusions on stderr."""
     from pflcli.artifacts.kinds.evaluation import read
-    from pflcli.report import conclusion, tables
+    from pflcli.presentation import conclusion, tables
 
     metrics = read(artifact)
     where = f"{artifact.path / 'table.csv'}, or pfl show {artifact.path} --json"

@@ -35,7 +35,7 @@ FRACTIONS_BESIDE_TEST = (0.8, 0.2, 0.0)
 
 
 def partition(
-    dataset: str,
+    dataset: str | Path,
     out: Path | str,
     *,
     scheme: str = "natural",
@@ -67,6 +67,7 @@ def partition(
     execution = (execution or Execution()).reading(root)
     deal = Deal(scheme, clients, min_samples, new_clients, new_capacity, part, seed)
     deal.check(fractions)
+    dataset = str(dataset)
     source, splitter = import_data.artifact(dataset), schemes.load(scheme)
     samples, cfg, dataset_cfg = _loaded(dataset, source, splitter, deal, options or {}, root, download)
     names = Codebook(dataset, (), samples.names, samples.features) if source is None else codebook.read(source)

@@ -32,7 +32,7 @@ from pflcli.knn.grid import Sample, right, tuned
 from pflcli.knn.stores import each
 from pflcli.methods import knn_per
 from pflcli.metrics import catalogue, scores
-from pflcli.report import curves
+from pflcli.presentation import curves
 from pflcli.training import hardware, rounds
 
 TUNED = "tuned"

@@ -17,10 +17,10 @@ from pflcli.errors import UsageError
 from pflcli.methods.parts import ham_records
 from pflcli.metrics import neighbourhood
 from pflcli.metrics.attention import pairs
-from pflcli.report.attention import attention
-from pflcli.report.collapse import collapse
-from pflcli.report.holdings import holdings
-from pflcli.report.neighbours import neighbours
+from pflcli.presentation.attention import attention
+from pflcli.presentation.collapse import collapse
+from pflcli.presentation.holdings import holdings
+from pflcli.presentation.neighbours import neighbours
 
 
 def partition(artifact: Artifact) -> bytes:

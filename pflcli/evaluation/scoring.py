@@ -21,7 +21,7 @@ from pflcli.evaluation import client_identity, convergence, definitions, simulat
 from pflcli.evaluation.simulated_time import Link
 from pflcli.evaluation.summary import Scored
 from pflcli.metrics import catalogue, scores
-from pflcli.report import conclusion, pictures, tables
+from pflcli.presentation import conclusion, pictures, tables
 
 
 def score(

@@ -12,7 +12,7 @@ from pflcli.artifacts import csv_file
 from pflcli.page import sentences
 from pflcli.page.html import Section
 from pflcli.page.runs import Runs
-from pflcli.report import tables
+from pflcli.presentation import tables
 
 INDEX = "report.json"
 MARK = '{\n "generator": "pfl report'

@@ -19,7 +19,7 @@ from pflcli.page import colours, sentences
 from pflcli.page.content import Content
 from pflcli.page.lineage import HEADINGS, Lineage
 from pflcli.page.parts import Chart
-from pflcli.report import tables
+from pflcli.presentation import tables
 from pflcli.wording import counted
 
 GENERATOR = '<meta name="generator" content="pfl report'

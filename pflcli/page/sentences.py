@@ -9,7 +9,7 @@ from typing import Any
 from pflcli.metrics import catalogue
 from pflcli.metrics.metric import Metric
 from pflcli.page.content import Content, value
-from pflcli.report import conclusion, tables
+from pflcli.presentation import conclusion, tables
 from pflcli.wording import counted, listed
 
 _FEW = 10

@@ -21,7 +21,7 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
 from pflcli.evaluation import scoring
 from pflcli.metrics import catalogue
-from pflcli.report import pictures, tables
+from pflcli.presentation import pictures, tables
 
 RANKING = [metric.name for metric in catalogue.METRICS.values() if metric.ranks]
 

@@ -17,7 +17,7 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity, scores
 from pflcli.metrics.attention import by_round, pairs
-from pflcli.report import pictures
+from pflcli.presentation import pictures
 
 
 def test_mean_by_client_with_empty_clients_anywhere():

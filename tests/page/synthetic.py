@@ -12,7 +12,7 @@ from pflcli.artifacts.make import Built, Execution, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.metrics import gains, scores
-from pflcli.report import conclusion
+from pflcli.presentation import conclusion
 
 HOSTILE = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "]]>", "</script>", "<!--", "' || 1 || '",

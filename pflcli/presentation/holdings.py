@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.report import canvas
+from pflcli.presentation import canvas
 
 _TRAINING, _NEW = "#0072B2", "#D55E00"
 _FEW = 120

@@ -8,7 +8,7 @@ from typing import Any
 
 from pflcli.metrics import catalogue
 from pflcli.metrics.metric import Metric
-from pflcli.report import tables
+from pflcli.presentation import tables
 from pflcli.wording import as_typed, counted
 
 _RISK = 0.05

@@ -14,9 +14,9 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.evaluation import convergence, summary
-from pflcli.report import conclusion as words
-from pflcli.report import tables
-from pflcli.report.conclusion import notes
+from pflcli.presentation import conclusion as words
+from pflcli.presentation import tables
+from pflcli.presentation.conclusion import notes
 
 
 def conclusion(methods, baseline):

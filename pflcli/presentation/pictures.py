@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from pflcli.metrics import catalogue
 from pflcli.metrics.metric import Metric
-from pflcli.report import canvas
-from pflcli.report.canvas import COLOURS
+from pflcli.presentation import canvas
+from pflcli.presentation.canvas import COLOURS
 
 _LINES, _MARKS = ("-", ":", "-."), ("o", "^", "s")
 """How the second and third eight methods differ from the first of their colour."""

@@ -19,8 +19,8 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.show import plot
 from pflcli.errors import InputError, UsageError
 from pflcli.metrics.attention import of_last_round
-from pflcli.report import attention, canvas, collapse, holdings, neighbours, pictures
-from pflcli.report.canvas import Order
+from pflcli.presentation import attention, canvas, collapse, holdings, neighbours, pictures
+from pflcli.presentation.canvas import Order
 
 mpl.use("Agg")
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.report import canvas
-from pflcli.report.canvas import COLOURS
+from pflcli.presentation import canvas
+from pflcli.presentation.canvas import COLOURS
 
 Array = NDArray[np.floating[Any]]
 

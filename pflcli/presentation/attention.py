@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.metrics.attention import of_last_round
-from pflcli.report import canvas
-from pflcli.report.canvas import COLOURS, Order
+from pflcli.presentation import canvas
+from pflcli.presentation.canvas import COLOURS, Order
 
 Array = NDArray[np.floating[Any]]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.report import canvas
-from pflcli.report.canvas import COLOURS, MARKS, Order
+from pflcli.presentation import canvas
+from pflcli.presentation.canvas import COLOURS, MARKS, Order
 
 Graph = NDArray[np.bool_]
 
