@@ -291,6 +291,21 @@ def test_a_folder_takes_its_place_in_one_step(clinic, tmp_path, monkeypatch):
     assert disk.free_bytes(tmp_path) > 0
 
 
+def test_answers_that_differ_from_those_of_pfl_are_counted_or_refused(clinic, tmp_path, monkeypatch, pfl):
+    answer, line = reader.answer, ("export", clinic / "m", "--client", "B", "-o", tmp_path / "x", "--threads", 1)
+    monkeypatch.setattr(reader, "answer", lambda *arguments: answer(*arguments) + 1e-4)
+    ran = pfl(*line)
+    assert ran.code == 0
+    assert "of them differ by more than 1e-05, by rounding" in " ".join(ran.err.split())
+    agreement = json.loads((tmp_path / "x" / "model.json").read_text())["agreement"]
+    assert agreement["beyond"] == agreement["samples"] > 0
+    monkeypatch.setattr(reader, "answer", lambda *arguments: answer(*arguments) + 0.1)
+    ran = pfl(*line, "--force")
+    assert (ran.code, ran.out) == (5, "")
+    assert "is a fault of pfl" in " ".join(ran.err.split())
+    assert listing(tmp_path) == ["x"]
+
+
 def test_what_cannot_be_exported_is_named(small, clinic, tmp_path, monkeypatch):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "notes.txt").write_text("notes")

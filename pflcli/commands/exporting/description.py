@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pflcli.commands.exporting import onnx_network
@@ -19,9 +19,10 @@ NAME, NETWORK, STORE, INDEX, READER = "model.json", "network.onnx", "store.npz",
 
 @dataclass(frozen=True)
 class Agreement:
-    """The ``largest_difference`` of probabilities between the folder and pfl, over so many ``samples``."""
+    """How far the probabilities of the folder and of pfl differ for test samples; ``beyond`` is by more than 1e-5."""
 
     samples: int
+    beyond: int
     largest_difference: float
 
 
@@ -60,7 +61,7 @@ def description(pieces: Pieces, version: str, agreement: Agreement | None = None
             "kernel": nearby.kernel,
         },
         "rule": rule(pieces),
-        "agreement": agreement and {"samples": agreement.samples, "largest_difference": agreement.largest_difference},
+        "agreement": agreement and asdict(agreement),
     }
 
 
