@@ -66,6 +66,8 @@ def export(
     execution = execution or Execution()
     onnx_network.require_packages()
     artifact, path = open_artifact(source, "predictions"), Path(out)
+    if path.name in ("", ".."):  # such as ".": files are written beside the folder first, under its name
+        path = path.resolve()
     _require_replaceable(path, force=execution.force)
     if artifact.manifest.request["method"] == stack.NAME:
         raise InputError(

@@ -291,6 +291,13 @@ def test_a_folder_takes_its_place_in_one_step(clinic, tmp_path, monkeypatch):
     assert disk.free_bytes(tmp_path) > 0
 
 
+def test_an_empty_folder_takes_the_files_by_whatever_name(clinic, tmp_path, monkeypatch):
+    (tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path / "x")
+    assert export(clinic / "m", ".", client="B", execution=ONE).path == tmp_path / "x"
+    assert "model.json" in listing(tmp_path / "x")
+
+
 def test_answers_that_differ_from_those_of_pfl_are_counted_or_refused(clinic, tmp_path, monkeypatch, pfl):
     answer, line = reader.answer, ("export", clinic / "m", "--client", "B", "-o", tmp_path / "x", "--threads", 1)
     monkeypatch.setattr(reader, "answer", lambda *arguments: answer(*arguments) + 1e-4)
