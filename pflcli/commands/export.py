@@ -28,6 +28,7 @@ from pflcli.errors import ComputationError, ConflictError, InputError
 from pflcli.foreign import size
 from pflcli.formats import unknown
 from pflcli.preparation.preprocessing import Preprocessing
+from pflcli.wording import counted
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER}
 CLOSE = 1e-5
@@ -56,7 +57,8 @@ def export(
     """Write what a client of the predictions ``source`` answers by to the folder ``out``, which needs no pfl.
 
     It has the network as ONNX, the store of kNN-Per, ``model.json``, and a script that answers by them with NumPy and
-    onnxruntime. That script answers the client's test samples before the folder takes its place, and agrees with pfl.
+    onnxruntime. Before the folder takes its place, that script answers the client's test samples (its other samples if
+    it has none), and agrees with pfl.
     ``weights`` is the file with which a run began that has no backbone.
 
     Raises UsageError if a package is missing, InputError for a client that is not known or a method that answers by
@@ -134,7 +136,7 @@ def _contents(parts: Pieces) -> dict[str, bytes]:
 
 
 def _agreement(parts: Pieces, folder: Path) -> Agreement:
-    """Let the folder answer the client's test samples; raises ComputationError if a network answers otherwise."""
+    """Let the folder answer the client's samples; raises ComputationError if a network answers otherwise."""
     from pflcli.commands.exporting import reader
 
     model = description.description(parts, __version__)
@@ -186,7 +188,7 @@ def _report(path: Path, parts: Pieces, agreement: Agreement, files: Mapping[str,
     say = execution.reporter.say
     say(f"{parts.method} for client {parts.client}: {size(sum(files.values()))}; python {path / READER} {path} DATA")
     say(
-        f"{len(parts.x)} test samples answered by the folder and by pfl: "
+        f"{counted(len(parts.x), 'sample')} of the client answered by the folder and by pfl: "
         f"probabilities differ by {agreement.largest_difference:.1g} at most"
     )
     if agreement.beyond:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.errors import InputError, UsageError
+from pflcli.errors import InputError, UsageError, closest
 from pflcli.formats import ABSENT, Column, Like, Raw, Roles, option, text, unknown
 from pflcli.formats.table import HINTS, MISSING, Table, listed_columns, place_of
 from pflcli.formats.words import few_words, known_words, one_hot, words_of
@@ -72,7 +72,8 @@ def read_features(table: Table, like: Like | None = None) -> Raw:
     selected, coded = _choice(table, None, None, like, {})
     candidates = [at for at, column in enumerate(table.columns) if column] if selected is None else selected
     loaded = table.load([at for at in candidates if at in coded], [at for at in candidates if at not in coded])
-    chosen, places, values, _ = _features(table, candidates, loaded, coded, selected is None, ABSENT, like)
+    expected = like or Like("the model", (), ())
+    chosen, places, values, _ = _features(table, candidates, loaded, coded, selected is None, ABSENT, expected)
     return Raw(
         x=np.concatenate(values, axis=1),
         label=np.full(len(values[0]), "", dtype=np.str_),
@@ -149,7 +150,7 @@ def _features(
                 skipped.append(columns[at])
                 continue
             if strange.any():
-                raise _not_a_number(table, int(np.argmax(strange)), at)
+                raise _not_a_number(table, int(np.argmax(strange)), at, like)
             column = Column(columns[at])
             values.append(numbers[:, None])
         chosen.append(column)
@@ -170,12 +171,15 @@ def _choice(
     if like is not None and like.columns:
         for name, value in (("features", features), ("categorical", categorical)):
             if value is not None:
-                raise UsageError(f"--{name} contradicts --like, which takes the columns of {like.name}")
+                raise UsageError(f"--{name} cannot choose: the columns of {like.name} are read", f"leave out --{name}")
         for column in like.columns:
             if column.name not in table.columns:
-                error = unknown(table.name, "column", column.name, [name for name in table.columns if name])
-                error.fix = (*error.fix, f"{like.name} has it: --like needs all its columns")
-                raise error
+                near = closest(column.name, [name for name in table.columns if name])
+                raise InputError(
+                    f"{table.name} has no column '{column.name}'",
+                    *([near] if near.startswith("did") else []),
+                    f"{like.name} has it, and needs all its columns",
+                )
         known = {_find(table, column.name): column.words for column in like.columns}
         for role, at in positions.items():
             if at in known:
@@ -239,13 +243,16 @@ def _numbers(column: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     return numbers, np.isnan(numbers) & ~empty
 
 
-def _not_a_number(table: Table, row: int, column: int) -> InputError:
+def _not_a_number(table: Table, row: int, column: int, like: Like | None) -> InputError:
     cell = table.cell(row, column)
     hints = [hint for pattern, hint in HINTS.items() if re.fullmatch(pattern, cell.strip())]
     line = " ".join(cell.split())
     excerpt = line if len(line) <= 40 else line[:37] + "..."
+    problem = f"{place_of(table, row, table.columns[column])}: '{excerpt}' is not a number"
+    if like:
+        return InputError(problem, *(hints or ["correct it"]), f"{like.name} takes numbers in this column")
     return InputError(
-        f"{place_of(table, row, table.columns[column])}: '{excerpt}' is not a number",
+        problem,
         *(hints or ["correct it, or --categorical with this column makes a feature of 0 and 1 for each word"]),
         "or name the --features to take, without this column",
     )

@@ -57,7 +57,7 @@ def one_hot(table: Table, at: int, words: NDArray[np.str_], column: Column, like
         raise InputError(
             f"{place_of(table, row, column.name)}: '{words[row]}' is not among the words of "
             f"{like.name if like else 'that column'}: {listed_columns(column.words)}",
-            "correct it, or import without --like and train again",
+            "give it one of these; a new word needs new training",
         )
     hot: NDArray[np.float64] = (words[:, None] == np.asarray(column.words)).astype(np.float64)
     hot[words == ""] = np.nan

@@ -237,15 +237,41 @@ REFUSED = {
     "age,smokes,pressure\nfifty,never,120\n": "'fifty' is no number",
     "age,pressure\n50,120\n": "no column 'smokes'",
     "age,smokes,pressure\n,never,120\ninf,never,120\n": "sample 1 has a value",
+    "": "no samples",
+    "age,smokes,pressure\n": "no samples",
+    "age,smokes,pressure\n50,never,120\n50,never\n": "sample 1 has 2 cells",
+    "age,age,smokes,pressure\n50,40,never,120\n": "two columns 'age'",
 }
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_the_script_names_what_it_cannot_read(clinic, tmp_path, text):
+def test_the_script_names_what_it_cannot_read(clinic, tmp_path, capsys, text):
     (tmp_path / "q.csv").write_text(text)
     with pytest.raises(SystemExit) as end:
         reader.main(clinic / "x", tmp_path / "q.csv")
     assert REFUSED[text] in str(end.value)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("none.csv", "cannot be read"), ("wide.npy", "shape [9]"), ("utf16.csv", "cannot be read")]
+)
+def test_the_script_ends_with_one_line(clinic, tmp_path, name, expected):
+    np.save(tmp_path / "wide.npy", np.zeros((2, 9)))
+    (tmp_path / "utf16.csv").write_text("age,smokes,pressure\n50,never,120\n", encoding="utf-16")
+    line = [sys.executable, clinic / "x" / "reader.py", clinic / "x", tmp_path / name]
+    ran = subprocess.run(line, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert expected in ran.stderr
+
+
+def test_a_client_without_test_samples_is_checked_by_its_own(clinic, tmp_path):
+    """One training sample: the client's scale makes 0 of each number, and not of those of others."""
+    source = table(tmp_path / "own.csv", [["D", "50.0", "never", "", "no"]])
+    new_client(clinic / "m", source, tmp_path / "n", client="D", label="outcome", execution=ONE)
+    agreement = export(tmp_path / "n", tmp_path / "x", client="D", execution=ONE).model["agreement"]
+    assert agreement["samples"] == 1
+    assert agreement["largest_difference"] < 1e-5
 
 
 def test_the_same_request_gives_the_same_bytes_and_no_path(clinic, tmp_path):

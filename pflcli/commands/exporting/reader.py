@@ -29,12 +29,17 @@ def samples(path: Path, model: dict[str, Any]) -> Any:
         arrays: Any = np.load(path)
         return arrays if path.suffix == ".npy" else arrays["x" if "x" in arrays else arrays.files[0]]
     with path.open(newline="", encoding="utf-8-sig") as file:
-        header, *rows = filter(None, csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
-    names = [name.strip() for name in header]
+        lines = list(filter(None, csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")))
+    if len(lines) < 2:
+        sys.exit(f"{path} has no samples below names of columns")
+    names, rows = [name.strip() for name in lines[0]], lines[1:]
+    for number, row in enumerate(rows):
+        if len(row) != len(names):
+            sys.exit(f"{path}, sample {number} has {len(row)} cells, and the header {len(names)}")
     features: list[list[Any]] = []
     for column in model["columns"] or [{"name": name, "words": []} for name in names]:
-        if column["name"] not in names:
-            sys.exit(f"{path} has no column '{column['name']}'")
+        if names.count(column["name"]) != 1:
+            sys.exit(f"{path} has {'two columns' if column['name'] in names else 'no column'} '{column['name']}'")
         cells = [row[names.index(column["name"])].strip() for row in rows]
         values = [None if cell in model["missing"] else plain(cell) for cell in cells]
         words = [plain(word) for word in column["words"]]
@@ -65,6 +70,8 @@ def nearest(folder: Path, z: Any, k: int) -> tuple[Any, Any]:
 def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
     """Return the probabilities (n, C) of samples (n, ...) as they stand in a file."""
     session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
+    if list(x.shape[1:]) != model["input"]["shape"]:
+        sys.exit(f"each sample has the shape {list(x.shape[1:])}; the network takes {model['input']['shape']}")
     x = x.astype(model["input"]["dtype"], casting="same_kind")
     p, *z = session.run(None, {"x": x})
     if not np.isfinite(p).all():
@@ -84,12 +91,17 @@ def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
 def main(folder: Path, path: Path) -> None:
     """Print the answers for the samples of a file."""
     model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    names = model["classes"]
+    names, answers = model["classes"], answer(folder, model, samples(path, model)).tolist()
     lines = csv.writer(sys.stdout, lineterminator="\n")
     lines.writerow(["sample", "class", "probability", *(f"p({name})" for name in names)])
-    for number, p in enumerate(answer(folder, model, samples(path, model)).tolist()):
+    for number, p in enumerate(answers):
         lines.writerow([number, names[p.index(max(p))], max(p), *p])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"{sys.argv[2]} cannot be read: {error}")

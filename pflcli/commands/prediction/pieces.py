@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pflcli import models, parameters
 from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.commands.prediction import answering, personalized
 from pflcli.commands.prediction.answering import Answer, Ready
@@ -68,8 +69,8 @@ class Pieces:
     ``preprocessing`` makes samples from raw ones, and ``pixels`` says how a model takes those of images: divided by
     255, less the mean of each channel (C,), by its deviation (C,); None leaves them in [0, 1]. Each of ``networks``
     then gives logits; their probabilities are summed by ``shares``. With ``neighbours``, the answer of a store is mixed
-    in. ``classes`` (C,) are their names. ``x`` (n, ...) are the client's test samples, or if it has none another
-    sample, and ``p`` (n, C) what it answers for them.
+    in. ``classes`` (C,) are their names. ``x`` (n, ...) are the client's test samples, or if it has none its other
+    samples, and ``p`` (n, C) what it answers for them.
     """
 
     method: str
@@ -90,8 +91,7 @@ def pieces(model: Personalized, client: int, execution: Execution) -> Pieces:
     Raises InputError if the method answers in another way than by networks, or by a store beside one.
     """
     data, _ = answering.samples_of(model, client)
-    first, last = data.offsets[3 * client + 2 : 3 * client + 4]
-    samples = data.x[first:last] if last > first else data.x[:1]
+    samples = _own_samples(data, client)
     at = answering.ready(model, client, samples, execution)
     answer = answering.client_answer(model, at)
     name = personalized.client_names(model.artifact)[client]
@@ -111,6 +111,16 @@ def pieces(model: Personalized, client: int, execution: Execution) -> Pieces:
         samples,
         answer.parts["p"],
     )
+
+
+def _own_samples(data: Partition, client: int) -> NDArray[Any]:
+    """Return a client's test samples (n, ...), or if it has none its other samples: they have its own scale.
+
+    A client without any sample has no scale of its own either; then one sample of another stands for them.
+    """
+    first, test, last = data.offsets[3 * client + np.asarray([0, 2, 3])]
+    x = data.x[test:last] if last > test else data.x[first:last]
+    return x if len(x) else data.x[:1]
 
 
 def _parts(model: Personalized, at: Ready, answer: Answer) -> tuple[list[Params], tuple[float, ...], Store | None]:
