@@ -99,7 +99,7 @@ def place() -> Iterator[Path]:
 
 PACKAGES = (
     *("cli", "commands", "training", "evaluation", "preparation", "artifacts.kinds"),
-    *("methods", "models", "schemes", "formats", "datasets", "report"),
+    *("methods", "models", "schemes", "formats", "datasets", "presentation", "page"),
 )
 """What commands import before they compute."""
 
