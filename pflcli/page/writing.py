@@ -52,8 +52,8 @@ def write(out: Path, page: str, files: Mapping[str, bytes]) -> None:
     earlier = _listed(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            single_file.replace(folder / name, content)
+        for name in sorted(files, key=lambda name: name != data.INDEX):  # first what says that the folder is pfl's
+            single_file.replace(folder / name, files[name])
         for name in earlier - {*files}:
             (folder / name).unlink(missing_ok=True)
         single_file.replace(out, page.encode(errors="replace"))  # names of folders may be no UTF-8

@@ -52,7 +52,7 @@ class Source:
                 if value is not None and (role, value) != ("client", ABSENT):
                     raise UsageError(
                         f"{option(role)} is for tables and arrays; in a folder of images the layout says it",
-                        "CLIENT/LABEL/IMAGE",
+                        "LABEL/IMAGE" if self.roles.client == ABSENT else "CLIENT/LABEL/IMAGE",
                     )
 
     def sha256(self) -> str:

@@ -254,10 +254,17 @@ def test_the_script_names_what_it_cannot_read(clinic, tmp_path, capsys, text):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("none.csv", "cannot be read"), ("wide.npy", "shape [9]"), ("utf16.csv", "cannot be read")]
+    ("name", "expected"),
+    [
+        ("none.csv", "cannot be read"),
+        ("wide.npy", "shape [9]"),
+        ("complex.npy", "complex128 numbers"),
+        ("utf16.csv", "cannot be read"),
+    ],
 )
 def test_the_script_ends_with_one_line(clinic, tmp_path, name, expected):
     np.save(tmp_path / "wide.npy", np.zeros((2, 9)))
+    np.save(tmp_path / "complex.npy", np.zeros((2, 5), np.complex128))
     (tmp_path / "utf16.csv").write_text("age,smokes,pressure\n50,never,120\n", encoding="utf-16")
     line = [sys.executable, clinic / "x" / "reader.py", clinic / "x", tmp_path / name]
     ran = subprocess.run(line, capture_output=True, text=True)

@@ -150,6 +150,13 @@ def test_a_column_that_is_gone_is_named(own):
             import_data(path, own / "new", like=own / "p", **options)
 
 
+@pytest.mark.parametrize(("client", "layout"), [(None, "CLIENT/LABEL/IMAGE"), ("none", "LABEL/IMAGE")])
+def test_images_need_no_label(tmp_path, client, layout):
+    with pytest.raises(UsageError, match="--label is for tables and arrays") as error:
+        import_data(tmp_path, tmp_path / "new", client=client, label="outcome")
+    assert error.value.fix == (layout,)
+
+
 def test_reversed_words_keep_their_classes(own):
     """New data whose first row is ill and whose words stand in another order mean the same."""
     path = patients(own / "new.csv", words=("yes", "no"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers import error_text
+from pflcli.artifacts import single_file
 from pflcli.commands.report import report
 from pflcli.errors import ConflictError, InputError, UsageError
 
@@ -109,3 +110,20 @@ def test_a_write_that_fails_leaves_the_old_page(small, tmp_path, monkeypatch):
         report([small.ev], tmp_path / "report.html")
     assert (tmp_path / "report.html").read_bytes() == before
     assert not [name for name in names(tmp_path) if "/." in name or name.startswith(".")]
+
+
+@pytest.mark.parametrize("written", [1, 2])
+def test_a_page_can_be_written_after_a_write_that_failed(small, tmp_path, monkeypatch, written):
+    replace, paths = single_file.replace, []
+
+    def full(path, content):
+        if len(paths) == written:
+            raise OSError(28, "No space left on device")
+        paths.append(path)
+        replace(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(single_file, "replace", full)
+        with pytest.raises(InputError, match="No space left"):
+            report([small.ev], tmp_path / "report.html")
+    report([small.ev], tmp_path / "report.html")

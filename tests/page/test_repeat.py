@@ -64,7 +64,9 @@ def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
     partition(str(at / "data"), at / "p", fractions=(0.5, 0.2, 0.3))
     compare([at / "p"], at / "c", methods=["local"], settings={"model": "logistic", "rounds": 1})
     comparison = at / "c" / "comparison"
-    assert [line.split()[1] for line in typed(comparison)] == ["import", "partition", "compare"]
+    lines = typed(comparison)
+    assert [line.split()[1] for line in lines] == ["import", "partition", "compare"]
+    assert lines[0] == "pfl import visits.csv --client hospital --label outcome --standardize -o runs/data"
     shutil.rmtree(at / "data")
     history = lineage.trace(open_artifact(comparison))
     assert repeat.lines(history)[0].startswith("pfl partition DATASET ")

@@ -72,7 +72,9 @@ def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
     session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
     if list(x.shape[1:]) != model["input"]["shape"]:
         sys.exit(f"each sample has the shape {list(x.shape[1:])}; the network takes {model['input']['shape']}")
-    x = x.astype(model["input"]["dtype"], casting="same_kind")
+    if not np.can_cast(x.dtype, model["input"]["dtype"], casting="same_kind"):
+        sys.exit(f"the samples are {x.dtype} numbers; the network takes {model['input']['dtype']}")
+    x = x.astype(model["input"]["dtype"])
     p, *z = session.run(None, {"x": x})
     if not np.isfinite(p).all():
         sys.exit(f"sample {np.argwhere(~np.isfinite(p))[0][0]} has a value that is missing, or too large")
