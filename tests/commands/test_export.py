@@ -258,12 +258,16 @@ def test_the_script_names_what_it_cannot_read(clinic, tmp_path, capsys, text):
     [
         ("none.csv", "cannot be read"),
         ("wide.npy", "shape [9]"),
+        ("none.npy", "no samples"),
+        ("cut.npy", "cannot be read"),
         ("complex.npy", "complex128 numbers"),
         ("utf16.csv", "cannot be read"),
     ],
 )
 def test_the_script_ends_with_one_line(clinic, tmp_path, name, expected):
     np.save(tmp_path / "wide.npy", np.zeros((2, 9)))
+    np.save(tmp_path / "none.npy", np.zeros((0, 5)))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "wide.npy").read_bytes()[:-9])
     np.save(tmp_path / "complex.npy", np.zeros((2, 5), np.complex128))
     (tmp_path / "utf16.csv").write_text("age,smokes,pressure\n50,never,120\n", encoding="utf-16")
     line = [sys.executable, clinic / "x" / "reader.py", clinic / "x", tmp_path / name]

@@ -72,6 +72,8 @@ def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
     session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
     if list(x.shape[1:]) != model["input"]["shape"]:
         sys.exit(f"each sample has the shape {list(x.shape[1:])}; the network takes {model['input']['shape']}")
+    if not len(x):
+        sys.exit("there are no samples")
     if not np.can_cast(x.dtype, model["input"]["dtype"], casting="same_kind"):
         sys.exit(f"the samples are {x.dtype} numbers; the network takes {model['input']['dtype']}")
     x = x.astype(model["input"]["dtype"])
@@ -92,8 +94,12 @@ def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
 
 def main(folder: Path, path: Path) -> None:
     """Print the answers for the samples of a file."""
-    model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    names, answers = model["classes"], answer(folder, model, samples(path, model)).tolist()
+    try:
+        model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        x = samples(path, model)
+    except (OSError, EOFError, ValueError) as error:
+        sys.exit(f"{folder} or {path} cannot be read: {error}")
+    names, answers = model["classes"], answer(folder, model, x).tolist()
     lines = csv.writer(sys.stdout, lineterminator="\n")
     lines.writerow(["sample", "class", "probability", *(f"p({name})" for name in names)])
     for number, p in enumerate(answers):
@@ -103,7 +109,4 @@ def main(folder: Path, path: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
-    except (OSError, UnicodeDecodeError) as error:
-        sys.exit(f"{sys.argv[2]} cannot be read: {error}")
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
