@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflcli.artifacts import kinds
 from pflcli.errors import InputError
+from pflcli.wording import listed
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -114,6 +115,14 @@ def is_artifact(folder: Path) -> bool:
         return False
 
 
+def _inside(folder: Path) -> list[str]:
+    """Return the artifacts in a folder, such as the one in which ``compare`` leaves its table."""
+    try:
+        return [str(path) for path in sorted(folder.iterdir()) if is_artifact(path)]
+    except OSError:
+        return []
+
+
 def read(folder: Path) -> Manifest:
     """Read a folder's manifest; raises InputError if there is none, or this version cannot read it, or it was edited.
 
@@ -123,7 +132,8 @@ def read(folder: Path) -> Manifest:
     if not folder.exists():
         raise InputError(f"{folder} does not exist")
     if not path.is_file():
-        raise InputError(f"{folder} is not a pfl artifact: it has no {NAME}")
+        inner = listed(_inside(folder), most=5)
+        raise InputError(f"{folder} is not a pfl artifact: it has no {NAME}", f"it contains: {inner}" if inner else "")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         kind, schema = fields["kind"], fields["schema"]
