@@ -15,4 +15,5 @@ fi
 "$venv/bin/ruff" format --check .
 "$venv/bin/ruff" check .
 "$venv/bin/mypy"
-"$venv/bin/python" -m pytest "$@"
+# A worker per core, and one thread for each, so that workers do not compete for cores.
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$venv/bin/python" -m pytest -n auto "$@"
