@@ -42,6 +42,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=long)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Number parameters that are bytes: an id made of compressed bytes would change from one worker to the next."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(autouse=True)
 def gradients_stay_on() -> Iterator[None]:
     """Fail a test that leaves PyTorch without gradients, rather than all that come after it."""
