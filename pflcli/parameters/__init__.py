@@ -141,45 +141,106 @@ def finite(stacked: Stacked) -> NDArray[np.bool_]:
 _BLOCK = 2 << 20
 """Bytes in float64 that a CPU sums at a time, so that they fit into its cache."""
 
+_ROWS = 32
+"""Models, a power of two, that ``Mean`` sums at a time: more would leave rows in the cache that are too short."""
 
-def _weighted(w: Tensor, stacked: Tensor) -> Tensor:
-    """Return the sum of ``stacked`` (m, ...) weighted by ``w`` (m,), in float64 without a full copy in float64."""
-    flat = stacked.reshape(len(stacked), -1)
-    step = max(1, _BLOCK // (8 * max(len(flat), 1))) if flat.device.type == "cpu" else max(flat.shape[1], 1)
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """The sum in float64 of models times their weights; of integer buffers the largest value.
+
+    ``dtypes`` are those of the models.
+    """
+
+    params: Params
+    weight: float
+    dtypes: Mapping[str, torch.dtype]
+
+    @classmethod
+    def of(cls, stacked: Stacked, weights: NDArray[np.floating] | Iterable[float]) -> WeightedSum:
+        """Sum the models of a stack (m, ...) with weights (m,), pairwise: see ``Mean``."""
+        w = torch.as_tensor(np.asarray(weights, dtype=np.float64))
+        sums = {
+            name: _pairwise(value, w.to(value.device)) if value.is_floating_point() else value.max(dim=0).values
+            for name, value in stacked.items()
+        }
+        return cls(sums, float(_pairwise(torch.ones_like(w), w)), {name: v.dtype for name, v in stacked.items()})
+
+    def plus(self, other: WeightedSum) -> WeightedSum:
+        """Return the sum of both, in the memory of the first."""
+        for name, total in self.params.items():
+            if total.is_floating_point():
+                total.add_(other.params[name])
+            else:
+                torch.maximum(total, other.params[name], out=total)
+        return WeightedSum(self.params, self.weight + other.weight, self.dtypes)
+
+    def mean(self) -> Params:
+        """Return the mean; raises ValueError if no weight is positive."""
+        if self.weight <= 0:
+            raise ValueError("the mean of no models is not defined")
+        return {
+            name: (total / self.weight).to(self.dtypes[name]) if total.is_floating_point() else total
+            for name, total in self.params.items()
+        }
+
+
+def _pairwise(stacked: Tensor, w: Tensor) -> Tensor:
+    """Return the sum of ``stacked`` (m, ...) weighted by ``w`` (m,), without a full copy in float64.
+
+    Neighbours are added first, then neighbours of these sums, and so on: the sum of aligned 2^k rows is a part of it.
+    """
+    flat, count = stacked.reshape(len(stacked), -1), len(stacked)
+    step = max(1, _BLOCK // (8 * count)) if flat.device.type == "cpu" else max(flat.shape[1], 1)
     total = flat.new_empty(flat.shape[1], dtype=torch.float64)
     for first in range(0, flat.shape[1], step):
-        torch.mv(flat[:, first : first + step].double().T, w, out=total[first : first + step])
+        terms = flat[:, first : first + step].double().mul_(w[:, None])
+        stride = 1
+        while stride < count:
+            right = terms[stride :: 2 * stride]
+            terms[:: 2 * stride][: len(right)].add_(right)
+            stride *= 2
+        total[first : first + step] = terms[0]
     return total.view(stacked.shape[1:])
 
 
 class Mean:
-    """A weighted mean of models, summed in float64; integer buffers take the largest value."""
+    """A weighted mean of models, summed in float64; integer buffers take the largest value.
+
+    The sum has one shape, whoever computes its parts: a binary tree over the models in their order, in which aligned
+    2^k models have a sum of their own. It also rounds less than adding one model after the other (Higham, 1993,
+    https://doi.org/10.1137/0914050).
+    """
 
     def __init__(self) -> None:
-        self._sums: Params = {}
-        self._like: Params = {}
-        self._weight = 0.0
+        self._count = 0
+        self._subtrees: list[tuple[int, WeightedSum]] = []  # by falling sizes, all powers of two
 
     def add(self, stacked: Stacked, weights: NDArray[np.floating] | Iterable[float]) -> None:
         """Add the models of a stack (m, ...) with weights (m,)."""
-        w = torch.as_tensor(np.asarray(weights, dtype=np.float64))
-        for name, value in stacked.items():
-            if not value.is_floating_point():
-                largest = value.max(dim=0).values
-                previous = self._sums.get(name)
-                self._sums[name] = largest if previous is None else torch.maximum(previous, largest)
-                continue
-            total = _weighted(w.to(value.device), value)
-            previous = self._sums.get(name)
-            self._sums[name] = total if previous is None else previous.add_(total)
-        self._like = {name: value[0] for name, value in stacked.items()}
-        self._weight += float(w.sum())
+        w = np.asarray(weights, dtype=np.float64)
+        first = 0
+        while first < len(w):
+            size = min(1 << (len(w) - first).bit_length() - 1, _ROWS)
+            if self._count:
+                size = min(size, self._count & -self._count)  # the largest subtree that begins at this place
+            rows = slice(first, first + size)
+            self._push(size, WeightedSum.of({name: value[rows] for name, value in stacked.items()}, w[rows]))
+            first += size
+
+    def _push(self, size: int, total: WeightedSum) -> None:
+        self._count += size
+        while self._subtrees and self._subtrees[-1][0] == size:
+            total = self._subtrees.pop()[1].plus(total)
+            size *= 2
+        self._subtrees.append((size, total))
 
     def value(self) -> Params:
         """Return the mean; raises ValueError if nothing with a positive weight was added."""
-        if self._weight <= 0:
+        if not self._subtrees:
             raise ValueError("the mean of no models is not defined")
-        return {
-            name: (total / self._weight).to(self._like[name].dtype) if total.is_floating_point() else total
-            for name, total in self._sums.items()
-        }
+        (_, total), *larger = reversed(self._subtrees)
+        for _, left in larger:
+            total = left.plus(total)
+        self._subtrees = [(self._count, total)]  # nothing is added any more
+        return total.mean()

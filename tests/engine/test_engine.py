@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -364,6 +365,34 @@ def test_mean_is_weighted_and_renormalised():
     assert value["w"].dtype == torch.float32
     with pytest.raises(ValueError, match="no models"):
         parameters.Mean().value()
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 32, 77])
+def test_a_mean_has_the_same_bytes_whoever_sums_its_parts(count):
+    draw = np.random.default_rng(count)
+    models = {"w": torch.from_numpy(draw.normal(size=(count, 3, 5)).astype(np.float32)), "n": torch.arange(count)}
+    weights = draw.random(count)  # not whole numbers, so that sums of weights round, too
+
+    def mean(*cuts):
+        total = parameters.Mean()
+        for first, last in itertools.pairwise([0, *cuts, count]):
+            total.add({name: value[first:last] for name, value in models.items()}, weights[first:last])
+        return total.value()
+
+    def tree(first, size):
+        own = {name: value[first : first + size] for name, value in models.items()}
+        if size == 1 or first + size // 2 >= count:
+            return (
+                parameters.WeightedSum.of(own, weights[first : first + size]) if size == 1 else tree(first, size // 2)
+            )
+        return tree(first, size // 2).plus(tree(first + size // 2, size // 2))
+
+    expected = mean()
+    np.testing.assert_allclose(expected["w"], np.average(models["w"], axis=0, weights=weights), rtol=1e-6, atol=1e-7)
+    assert expected["n"].item() == count - 1
+    for cuts in ([], range(1, count), range(3, count, 3), sorted(set(draw.integers(1, count, 4))) if count > 1 else []):
+        assert worlds.same(mean(*cuts), expected)
+    assert worlds.same(tree(0, 128).mean(), expected)
 
 
 def test_images_become_channels_first_and_unit_range():
