@@ -26,6 +26,7 @@ GROUPS = {
     "models": "model",
     "schemes": "scheme",
     "uploads": "upload step",
+    "aggregators": "aggregator",
 }
 ROOT = Path(__file__).parent
 """The package's own folder."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from pflcli import registry
 
 SHARED = {
-    *("", "datasets", "errors", "foreign", "formats", "methods", "models"),
+    *("", "aggregators", "datasets", "errors", "foreign", "formats", "methods", "models"),
     *("registry", "rng", "settings", "uploads", "vision", "wording"),
     *("engine", "knn.embedded", "parameters", "parameters.model_table"),
     *(f"fl.{name}" for name in ("attendance", "channel", "predictor", "run")),

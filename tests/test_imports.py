@@ -32,12 +32,15 @@ ALLOWED = {
     "engine": ENGINE,
     "fl": ENGINE | {"knn"},
     "uploads": {"config", "errors", "fl", "parameters", "registry"},
+    "aggregators": {"config", "errors", "fl", "parameters", "registry"},
     "methods": ENGINE | {"fl", "knn"},
     "artifacts": {"errors", "wording", "foreign", "registry", "reporter", "knn"},
     "evaluation": BASE | {"artifacts", "methods", "metrics", "presentation"},
     "page": BASE | {"artifacts", "metrics", "presentation"},
     "preparation": BASE | {"config", "artifacts", "datasets", "formats", "knn", "schemes"},
-    "training": BASE | {"config", "artifacts", "engine", "fl", "knn", "methods", "models", "parameters", "uploads"},
+    "training": BASE
+    | {"config", "artifacts", "engine", "fl", "knn", "methods", "models", "parameters"}
+    | {"aggregators", "uploads"},
     "commands": BASE
     | {
         "config",
@@ -52,7 +55,7 @@ ALLOWED = {
         "engine",
         "knn",
     }
-    | {"fl", "uploads", "methods", "artifacts", "page", "preparation", "training", "evaluation"},
+    | {"fl", "aggregators", "uploads", "methods", "artifacts", "page", "preparation", "training", "evaluation"},
     "cli": BASE | {"config", "commands", "artifacts", "evaluation", "presentation"},
     "__main__": {"cli", "errors"},
     "__init__": {"commands"},

@@ -18,7 +18,7 @@ def command(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="List methods, datasets, models, schemes or uploads; without it, all of them.",
+            help="List methods, datasets, models, schemes, uploads or aggregators; without it, all of them.",
             autocompletion=completion.words(*registry.GROUPS),
             show_default=False,
         ),
@@ -34,7 +34,7 @@ def command(
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """List methods, datasets, models, schemes and upload steps, with options and defaults.
+    """List methods, datasets, models, schemes, upload steps and aggregators, with options and defaults.
 
     Examples:
         pfl list methods knn-per

@@ -29,6 +29,33 @@ class UploadStep(Protocol):
         """Return the bytes of one upload shaped like ``params``, which took ``size`` bytes before this step."""
 
 
+class Uploads(Protocol):
+    """The uploads of one round, of which an aggregator makes one model."""
+
+    def add(self, stacked: Stacked, weights: NDArray[np.float64]) -> None:
+        """Take the uploads (m, ...) of clients with weights (m,), as they arrive after the upload steps."""
+
+    def value(self) -> Params:
+        """Return the model; raises ValueError if nothing with a positive weight was added."""
+
+
+class Aggregator(Protocol):
+    """Makes one model of the uploads of a round, see ``pflcli.aggregators``."""
+
+    def begin(self, downloaded: Params) -> Uploads:
+        """Return what takes the uploads of clients that received ``downloaded``."""
+
+
+class WeightedMean:
+    """The default aggregator: the mean, weighted by the clients' weights. It follows from sums, so it is separable."""
+
+    separable = True
+
+    def begin(self, downloaded: Params) -> Uploads:
+        """Return an empty mean."""
+        return parameters.Mean()
+
+
 class Channel:
     """The part of a run with which a method sends."""
 
@@ -37,6 +64,7 @@ class Channel:
     attendance: Attendance
     sealed: bool
     uploads: Sequence[UploadStep]
+    aggregator: Aggregator
 
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
@@ -93,15 +121,19 @@ class Channel:
 
 
 class Average:
-    """The server's weighted mean of clients' uploads: of the parameters whose names are in ``downloaded``."""
+    """What the server makes of clients' uploads, by default their weighted mean.
+
+    Only parameters whose names are in ``downloaded`` are uploaded.
+    """
 
     def __init__(self, channel: Channel, downloaded: Params) -> None:
-        self._channel, self._downloaded, self._mean = channel, downloaded, parameters.Mean()
+        self._channel, self._downloaded = channel, downloaded
+        self._uploads = channel.aggregator.begin(downloaded)
 
     def add(self, params: Stacked, weights: NDArray[np.float64]) -> None:
         """Upload ``params`` (m, ...) and add them with ``weights`` (m,)."""
-        self._mean.add(self._channel.upload(params, self._downloaded), weights)
+        self._uploads.add(self._channel.upload(params, self._downloaded), weights)
 
     def value(self) -> Params:
         """Return the mean; raises ValueError if nothing with a positive weight was added."""
-        return self._mean.value()
+        return self._uploads.value()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pflcli import parameters
 from pflcli.fl.run import Run
-from pflcli.parameters import Mean, Stacked, TrainedClients
+from pflcli.parameters import Stacked, TrainedClients
 
 
 def of(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
@@ -35,7 +35,9 @@ def averaged(
     Parameters whose name starts with ``shared``, if that is not empty, become the mean over the whole cohort.
     ``on_upload`` is called with each uploaded part, and the models from which its clients started.
     """
-    means, common = [Mean() for _ in next(iter(models.values()))], Mean()
+    common = run.aggregator.begin(parameters.part(run.init, shared)) if shared else None
+    count = len(next(iter(models.values())))
+    means = [run.aggregator.begin(parameters.pick(models, c)) for c in range(count)]
     cluster_of = dict(zip(cohort.tolist(), cluster.tolist(), strict=True))
     for ids in run.client_chunks(cohort, parameters.size(run.init)):
         start_clusters = np.asarray([cluster_of[i] for i in ids.tolist()])
@@ -48,13 +50,13 @@ def averaged(
             for c in np.unique(part_clusters):
                 members = np.flatnonzero(part_clusters == c)
                 means[c].add(of(part.params, members), part.weights[members])
-            if shared:
+            if common is not None:
                 common.add({n: v for n, v in part.params.items() if n.startswith(shared)}, part.weights)
     updated = {name: value.clone() for name, value in models.items()}
     for c in np.unique(cluster):
         for name, value in means[c].value().items():
             updated[name][c] = value
-    if shared:
+    if common is not None:
         for name, value in common.value().items():
             updated[name][:] = value
     return updated

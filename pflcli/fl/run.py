@@ -19,7 +19,7 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.errors import ComputationError, UsageError
 from pflcli.fl.attendance import Attendance, Diverged, Unanswered
-from pflcli.fl.channel import Channel, UploadStep
+from pflcli.fl.channel import Aggregator, Channel, UploadStep, WeightedMean
 from pflcli.fl.predictor import Predictor
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.stores import Stores
@@ -63,6 +63,8 @@ class Run(Channel):
     """whether clients are personalizing, so that nothing may be sent"""
     uploads: Sequence[UploadStep] = ()
     """steps that change uploads on their way to the server, in this order"""
+    aggregator: Aggregator = field(default_factory=WeightedMean)
+    """what the server makes of uploads: their weighted mean, or another of ``pflcli.aggregators``"""
     storage: Callable[[int], Storage] = InMemoryRows
     """makes the storage of a table by its number"""
     tables: int = 0

@@ -45,7 +45,14 @@ def test_the_table_of_methods_is_what_list_says():
 
 
 @pytest.mark.parametrize(
-    ("group", "page"), [("datasets", "data"), ("schemes", "data"), ("models", "data"), ("uploads", "commands")]
+    ("group", "page"),
+    [
+        ("datasets", "data"),
+        ("schemes", "data"),
+        ("models", "data"),
+        ("uploads", "commands"),
+        ("aggregators", "commands"),
+    ],
 )
 def test_every_name_is_mentioned(group, page):
     for name in registry.names(group):
