@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import csv
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +35,7 @@ def error_text(error):
 
 def kill(work):
     """Leave the work as a killed process does: the lock goes, the folder stays."""
-    os.close(work._lock)
+    work._lock.release()
 
 
 def listing(folder):

@@ -16,13 +16,11 @@ import torch
 
 from helpers import FORCE, build, listing, spec
 from pflcli import foreign
-from pflcli.artifacts import locks, placement
+from pflcli.artifacts import placement
 from pflcli.artifacts.make import Execution, make
 from pflcli.artifacts.reader import open_artifact
-from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.engine import allocator
 from pflcli.engine.executors.shared_memory import Arena, attach
-from pflcli.errors import ConflictError, InputError
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,33 +54,6 @@ def test_windows_is_refused_before_modules_that_it_lacks_are_imported():
 def test_everything_is_imported_without_fcntl_and_resource():
     code = "import sys; sys.modules.update(fcntl=None, resource=None)\nimport pflcli.artifacts.make, pflcli.foreign"
     subprocess.run([sys.executable, "-c", f"{code}\nassert pflcli.foreign.free_memory() > 0"], check=True)
-
-
-def test_an_artifact_is_made_without_locks(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "fcntl", None)
-    for request in (spec(), spec(alpha=7)):
-        make(tmp_path / "out", request, FORCE, build)
-    open_artifact(tmp_path / "out").verify()
-    assert listing(tmp_path) == ["out"]
-
-
-def refuse(number):
-    def flock(*_):
-        raise OSError(number, os.strerror(number))
-
-    return flock
-
-
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks.fcntl, "flock", refuse(errno.EOPNOTSUPP))
-    with pytest.raises(InputError, match=r"cannot lock .*out\.partial"):
-        ArtifactWriter(tmp_path / "out", spec())
-
-
-def test_a_lock_that_another_holds_is_a_conflict(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks.fcntl, "flock", refuse(errno.EAGAIN))
-    with pytest.raises(ConflictError, match="being written by another pfl"):
-        ArtifactWriter(tmp_path / "out", spec())
 
 
 # Exchange of two names

@@ -60,7 +60,7 @@ def h5_bytes(arrays: Mapping[str, NDArray[Any]], attrs: Mapping[str, Any] | None
     import h5py
 
     memory = io.BytesIO()
-    with h5py.File(memory, "w") as file:
+    with h5py.File(memory, "w", locking=False) as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values, track_times=False)
         for key, value in (attrs or {}).items():

@@ -1,23 +1,240 @@
-"""Locks on open folders, by flock: no lock file is left behind, and a process that is killed holds none any more."""
+"""Locks on outputs that hold on any file system and between machines: a folder ``OUT.partial.lock`` with one entry.
+
+The name of the entry says who holds the lock: process, host, and a random part. A lock is acquired by renaming a folder
+with one's own entry to the lock's name, which fails while another entry is there. It is taken over from a dead holder
+by renaming the holder's entry to one's own: as that name never comes again, one successor gets it, and nobody takes a
+new lock for an old one. Each of these steps is atomic on local disks, NFS and Lustre, where ``flock`` may hold on one
+host only, or fail.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
+import re
+import secrets
+import socket
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
-try:
-    import fcntl
-except ImportError:  # a system without flock, where commands that write the same folder are not kept apart
-    fcntl = None  # type: ignore[assignment]
+from pflcli.errors import ConflictError
+
+LEASE = 60.0
+"""Seconds after which a holder on another host that has not renewed its entry counts as dead, by our own clock."""
+
+RENEWAL = 10.0
+"""Seconds between two renewals: a lease is six of them, so that a slow network does not end it."""
+
+LONGEST_SUFFIX = len(".partial.lock.") + 8
+"""The most bytes that the name of a lock, or of one that is being prepared, adds to the name of an output."""
+
+_POLL = 0.5  # seconds between two looks at another holder's entry
+_TRIES = 500  # of at least 10 ms while the lock has no holder to be seen: one is being released, or taken over
+_OCCUPIED = {errno.EEXIST, errno.ENOTEMPTY}
 
 
-def acquire(handle: int) -> bool:
-    """Lock an open folder until it is closed; False if another process holds it, OSError if it cannot be locked."""
-    if fcntl is None:
-        return True
+class Holder(NamedTuple):
+    """Who holds a lock, as the name of its entry says; the parts are joined by dots."""
+
+    pid: str
+    started: str
+    """when the process started, in units of the system: a later process of the same number is another one"""
+    host: str
+    """a hash of host name, boot and process namespace: processes with the same one can see each other"""
+    token: str
+    """a random part, so that no entry's name comes again"""
+    host_name: str
+
+    @classmethod
+    def me(cls) -> Holder:
+        """Return this process as a holder, with a new token."""
+        name, pid = host_name(), os.getpid()
+        return cls(str(pid), _started(pid) or "", _host(name), secrets.token_hex(8), name)
+
+    @classmethod
+    def of(cls, entry: str) -> Holder | None:
+        """Return the holder that an entry names, or None if pfl did not write the entry."""
+        parts = entry.split(".", len(cls._fields) - 1)
+        return cls(*parts) if len(parts) == len(cls._fields) and re.fullmatch("[1-9][0-9]{0,8}", parts[0]) else None
+
+    @property
+    def entry(self) -> str:
+        """The name of the holder's entry."""
+        return ".".join(self)
+
+
+class Lock:
+    """An acquired lock. A thread renews its lease; it is released when nothing refers to it any more, if not before."""
+
+    def __init__(self, entry: Path) -> None:
+        """Keep the lock in which ``entry`` is this process's own."""
+        self._entry = entry
+        ended = threading.Event()
+        self.release = weakref.finalize(self, _release, entry, ended, os.getpid())
+        threading.Thread(target=_renew, args=(entry, ended), name="lease", daemon=True).start()
+
+    def is_lost(self) -> bool:
+        """Whether another process has taken over the lock, since this one was suspended for longer than the lease."""
+        return not self._entry.exists()
+
+
+def folder(out: Path) -> Path:
+    """Return where the lock on the output ``out`` is, if there is one."""
+    return out.with_name(out.name + ".partial.lock")
+
+
+def acquire(out: Path, say: Callable[[str], None] | None = None) -> Lock:
+    """Lock ``out`` at once, or take its lock over from a dead holder.
+
+    A holder on this host is dead if its process is. One on another host is dead if it does not renew its entry for
+    ``LEASE`` seconds of our clock: clocks are not compared. With ``say`` this is waited for, and said; without, it is
+    not. Raises ConflictError if a living process has the lock, or if what is there is no lock; OSError if no lock can
+    be made in this place.
+    """
+    lock, me = folder(out), Holder.me()
+    for _ in range(_TRIES):
+        holder = _holder(out)
+        if holder is None:
+            _create(lock, me)
+        elif _is_dead(lock, holder, say):
+            with suppress(FileNotFoundError):  # another successor was faster, or the holder lives and has ended
+                (lock / holder.entry).rename(lock / me.entry)
+        elif (lock / holder.entry).exists():
+            raise ConflictError(
+                f"{out} is being written by another pfl (process {holder.pid} on {holder.host_name})",
+                "wait for it to end",
+            )
+        if (lock / me.entry).exists():  # the one fact that counts: NFS may report that a step failed which it did
+            _remove_unused(lock)
+            return Lock(lock / me.entry)
+    raise ConflictError(f"{out} is being written by another pfl", "wait for it to end")
+
+
+def _holder(out: Path) -> Holder | None:
+    """Return who holds the lock on ``out``, or None; raises ConflictError if there is something else in its place."""
+    lock = folder(out)
+    try:  # hidden names are what NFS keeps of a file that is still open
+        entries = [item.name for item in lock.iterdir() if not item.name.startswith(".")]
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        entries = [""]
+    holders = [Holder.of(name) for name in entries]
+    if None in holders:
+        raise ConflictError(
+            f"{lock} was not made by pfl, which needs this name to write {out}", "choose another folder for --out"
+        )
+    return holders[0] if holders else None
+
+
+def _create(lock: Path, me: Holder) -> None:
+    """Put a lock with one's own entry in its place, unless another one is there."""
+    prepared = lock.with_name(f"{lock.name}.{me.token[:8]}")
+    prepared.mkdir()
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError):  # who has acquired the lock meanwhile removes what others have prepared
+            (prepared / me.entry).touch()
+            prepared.rename(lock)
     except OSError as error:
-        if error.errno != errno.EWOULDBLOCK:
+        if error.errno not in _OCCUPIED:
             raise
+        time.sleep(0.01)  # its holder is seen next, or has just left
+    finally:
+        _remove(prepared)
+
+
+def _is_dead(lock: Path, holder: Holder, say: Callable[[str], None] | None) -> bool:
+    if holder.host == _host(host_name()):
+        started = _started(int(holder.pid))
+        return started is None or ("" not in (started, holder.started) and started != holder.started)
+    if say is None:
         return False
+    began, renewed = time.monotonic(), _renewed(lock / holder.entry)
+    say(
+        f"{lock} belongs to process {holder.pid} on {holder.host_name}: "
+        f"it is taken over if it is not renewed within {LEASE:.0f} seconds"
+    )
+    while time.monotonic() - began < LEASE:
+        time.sleep(_POLL)
+        if _renewed(lock / holder.entry) != renewed:
+            return False
     return True
+
+
+def _renewed(entry: Path) -> int:
+    """Return the time of an entry's last renewal on its own clock, 0 if it is gone."""
+    try:
+        handle = os.open(entry, os.O_RDONLY)  # NFS asks the server when a file is opened, and may not before
+    except OSError:
+        return 0
+    try:
+        return os.fstat(handle).st_mtime_ns
+    finally:
+        os.close(handle)
+
+
+def _renew(entry: Path, ended: threading.Event) -> None:
+    while not ended.wait(RENEWAL):
+        with suppress(OSError):  # a network may come back; that the lock is lost is seen by ``is_lost``
+            os.utime(entry)
+
+
+def _release(entry: Path, ended: threading.Event, pid: int) -> None:
+    ended.set()
+    if os.getpid() == pid:  # and not a fork of the process
+        with suppress(OSError):
+            entry.unlink()
+            entry.parent.rmdir()
+
+
+def _remove(unused: Path) -> None:
+    """Remove a folder with entries of locks, and leave anything else alone."""
+    with suppress(OSError):
+        for item in unused.iterdir():
+            if Holder.of(item.name):
+                item.unlink()
+        unused.rmdir()
+
+
+def _remove_unused(lock: Path) -> None:
+    """Remove what killed processes had prepared; a living one notices, and begins again."""
+    name = re.compile(re.escape(lock.name) + r"\.[0-9a-f]{8}")
+    for item in lock.parent.iterdir():
+        if name.fullmatch(item.name):
+            _remove(item)
+
+
+def host_name() -> str:
+    """Return the name of this host."""
+    return socket.gethostname().replace("/", "-")
+
+
+def _host(name: str) -> str:
+    facts = [name]
+    with suppress(OSError):  # Linux has both
+        facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process of this host started, "" if that is not to be seen, None if it has ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass  # it lives, and belongs to another user
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in b"ZX" else fields[19].decode()
+    command = ["ps", "-o", "state=", "-o", "lstart=", "-p", str(pid)]  # macOS has no /proc
+    output = subprocess.run(command, capture_output=True, env={**os.environ, "LC_ALL": "C", "TZ": "UTC"}, check=False)
+    state, _, started = output.stdout.strip().partition(b" ")
+    return None if state.startswith(b"Z") else hashlib.sha256(started).hexdigest()[:16] if started else ""

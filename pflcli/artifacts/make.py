@@ -111,7 +111,7 @@ def make(
         )
     if decision is Decision.UP_TO_DATE:
         if not execution.dry_run:
-            placement.tidy(out)
+            placement.tidy_after_kill(out)
             _touch(out)
         execution.reporter.say(f"{out} is up to date")
         summary = open_artifact(out).manifest.summary
@@ -133,7 +133,7 @@ def make(
 def _write(out: Path, spec: ArtifactSpec, execution: Execution, build: Build, *, force: bool) -> dict[str, Any]:
     """Write the artifact, or finish one that a killed writer has left complete; return its summary."""
     began = _processor_seconds()
-    with ArtifactWriter(out, spec, force=force) as writer:
+    with ArtifactWriter(out, spec, force=force, reporter=execution.reporter) as writer:
         if writer.complete is not None:
             execution.reporter.say(f"nothing is computed again: only the last step of making {out} was missing")
             writer.finish(writer.complete)

@@ -6,12 +6,11 @@ pfl deletes nothing that it did not make. An old artifact stays until the new on
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from pflcli.artifacts import drafts, locks
@@ -19,7 +18,7 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.errors import ConflictError, InputError, UsageError
 
-_SUFFIX = len(".replaced-") + 7  # process ids have at most 7 digits
+_SUFFIX = max(len(".replaced-") + 7, locks.LONGEST_SUFFIX)  # process ids have at most 7 digits
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _RENAME_SWAP = 2  # sys/stdio.h of macOS
 
@@ -154,16 +153,15 @@ def move(folder: Path, out: Path) -> None:
         return
     old = out.with_name(f"{out.name}.replaced-{os.getpid()}")
     _remove(old)  # left by an earlier process of the same number
-    with _locked(out):  # for a moment it has the name of a folder that is being written
-        if _exchange(folder, out):
-            folder.rename(old)
-            return
-        out.rename(old)
-        try:
-            folder.rename(out)
-        except OSError:
-            old.rename(out)
-            raise
+    if _exchange(folder, out):
+        folder.rename(old)
+        return
+    out.rename(old)
+    try:
+        folder.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -178,26 +176,6 @@ def _exchange(first: Path, second: Path) -> bool:
     if hasattr(library, "renamex_np"):  # macOS
         return bool(library.renamex_np(*names, _RENAME_SWAP) == 0)
     return False
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder; yield False if another process has locked it."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield False
-        return
-    try:
-        try:
-            acquired = locks.acquire(handle)
-        except OSError as error:
-            if error.errno != errno.ENOLCK:
-                raise
-            acquired = False
-        yield acquired
-    finally:
-        os.close(handle)
 
 
 def leftovers(out: Path) -> list[Path]:
@@ -240,12 +218,21 @@ def is_only_artifact(folder: Path) -> bool:
     return manifests.is_artifact(folder) and not unlisted(folder)
 
 
+def tidy_after_kill(out: Path) -> None:
+    """Remove what a killed writer of ``out`` has left, its lock too, unless another one is writing it now."""
+    if leftovers(out) or locks.folder(out).is_dir() or (out / drafts.NAME).exists():
+        with suppress(ConflictError, OSError):  # it may belong to another user, or to a host that may be dead
+            lock = locks.acquire(out)
+            try:
+                tidy(out)
+            finally:
+                lock.release()
+
+
 def tidy(out: Path) -> None:
-    """Remove the artifacts that were replaced at ``out``, now or by a writer that was killed."""
+    """Remove the artifacts that were replaced at ``out``, now or by a writer that was killed. Needs the lock."""
     for item in leftovers(out):
-        with _locked(item) as is_locked:
-            if is_locked or item.is_symlink():
-                _remove(item)
+        _remove(item)
     with suppress(OSError):
         (out / drafts.NAME).unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """Begin, resume and commit an artifact: files first, manifest last, one rename.
 
-Files are written to ``OUT.partial/``, which the writer locks (flock on the folder itself, so that no lock file is left
-behind). Without a manifest it is not an artifact. The same request resumes what a killed writer has left there.
+Files are written to ``OUT.partial/``, while the writer has the lock ``OUT.partial.lock``. Without a manifest it is not
+an artifact. The same request resumes what a killed writer has left there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pflcli.artifacts.manifest import ArtifactSpec, Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.row_file import RowFile
 from pflcli.errors import ComputationError, ConflictError, InputError
+from pflcli.reporter import SILENT, Reporter
 
 _CHECKPOINT = Path("checkpoint", "state.safetensors")
 
@@ -28,7 +29,7 @@ _CHECKPOINT = Path("checkpoint", "state.safetensors")
 class ArtifactWriter:
     """An artifact that is being written; a context manager that, after a failure, keeps what is needed to resume."""
 
-    def __init__(self, out: Path, spec: ArtifactSpec, *, force: bool = False) -> None:
+    def __init__(self, out: Path, spec: ArtifactSpec, *, force: bool = False, reporter: Reporter = SILENT) -> None:
         """Lock and prepare ``OUT.partial``; raises ConflictError as ``decide`` does, or if another writer has it."""
         self.out = Path(out)
         self.spec = spec
@@ -39,38 +40,38 @@ class ArtifactWriter:
         self._keep_folder = False
         self.complete: Manifest | None = None
         """The manifest, if a killed writer of this request has written all files: ``finish`` it, and build nothing."""
-        decision, _ = decide(self.out, spec, force=force)
+        decide(self.out, spec, force=force)  # refuses before anything is made
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder, os.O_RDONLY)
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = locks.acquire(self.out, reporter.say)
         except OSError as error:
             raise InputError(f"cannot write to {self.out.parent}: {error.strerror}", "choose another --out") from None
         try:
-            if not locks.acquire(self._lock):
-                raise ConflictError(f"{self.out} is being written by another pfl", "wait for it to end")
+            self._prepare()
         except OSError as error:
-            os.close(self._lock)
-            raise InputError(
-                f"cannot lock {self.folder}: {error.strerror}", "choose another --out, on a file system with locks"
-            ) from None
-        except ConflictError:
-            os.close(self._lock)
-            raise
-        try:
-            current = self.folder.stat() if self.folder.exists() else None
-            if current is None or not os.path.samestat(os.fstat(self._lock), current):
-                raise ConflictError(f"{self.out} is being written by another pfl", "wait for it to end")
-            if decision is Decision.RESUME:
-                self.complete = self._complete_manifest()
-            else:
-                placement.clear(self.folder, {drafts.NAME})  # it says who uses the folder, until it is replaced
-                _replace(self.folder / drafts.NAME, self.folder / drafts.UNFINISHED, drafts.content(spec, force=force))
-        except OSError as error:
-            os.close(self._lock)
+            self._lock.release()
             raise disk.write_error(f"cannot write to {self.folder}", self.folder, error) from None
-        except ConflictError:
-            os.close(self._lock)
+        except BaseException:
+            self._lock.release()
             raise
+
+    def _prepare(self) -> None:
+        decision, _ = decide(self.out, self.spec, force=self.force)  # another writer may have ended meanwhile
+        self.folder.mkdir(exist_ok=True)
+        if decision is Decision.RESUME:
+            self.complete = self._complete_manifest()
+            return
+        placement.clear(self.folder, {drafts.NAME})  # it says who uses the folder, until it is replaced
+        draft = drafts.content(self.spec, force=self.force)
+        _replace(self.folder / drafts.NAME, self.folder / drafts.UNFINISHED, draft)
+
+    def _require_lock(self) -> None:
+        """Raise ConflictError if another process has taken this writer for dead: the folder is then its own."""
+        if self._lock.is_lost():
+            raise ConflictError(
+                f"another pfl has taken over {self.out}: this one was suspended for over {locks.LEASE:.0f} seconds",
+                "wait for the other one to end, and repeat this command",
+            )
 
     def _complete_manifest(self) -> Manifest | None:
         """Return the manifest of a partial folder with all its files; remove a manifest whose files are missing."""
@@ -94,10 +95,11 @@ class ArtifactWriter:
         """
         failed = kind is not None and issubclass(kind, ComputationError)
         try:
-            if not self._keep_folder and (failed or not (self.folder / _CHECKPOINT).is_file()):
+            is_unwanted = failed or not (self.folder / _CHECKPOINT).is_file()
+            if is_unwanted and not self._keep_folder and not self._lock.is_lost():
                 placement.discard(self.folder)
         finally:
-            os.close(self._lock)
+            self._lock.release()
 
     def write(self, name: str, content: bytes) -> None:
         """Write one file of the artifact; raises InputError if that fails."""
@@ -105,6 +107,7 @@ class ArtifactWriter:
 
     def stream(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write one file of the artifact in pieces, as it may not fit into memory."""
+        self._require_lock()
         digest, size = hashlib.sha256(), 0
 
         def hashed() -> Iterator[bytes | memoryview]:
@@ -127,6 +130,7 @@ class ArtifactWriter:
 
     def checkpoint(self, content: bytes) -> None:
         """Replace the checkpoint in one step: a killed writer leaves the old one or the new one, never a mixture."""
+        self._require_lock()
         folder = self.folder / "checkpoint"
         try:
             folder.mkdir(exist_ok=True)
@@ -145,6 +149,7 @@ class ArtifactWriter:
         Raises ConflictError if another program has put something there meanwhile. If a step fails after the manifest
         was written, all files are kept, and the same request finishes the artifact.
         """
+        self._require_lock()
         manifest = Manifest(
             kind=self.spec.kind,
             schema=kinds.schemas()[self.spec.kind],
@@ -167,6 +172,7 @@ class ArtifactWriter:
 
     def finish(self, manifest: Manifest) -> None:
         """Put the folder with its manifest in its place; raises as ``commit`` does."""
+        self._require_lock()
         decision, _ = decide(self.out, self.spec, force=self.force)
         try:
             if decision is Decision.UP_TO_DATE:  # another process has made it meanwhile

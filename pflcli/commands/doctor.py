@@ -108,5 +108,5 @@ def _hdf5() -> str:
 
     from pflcli.artifacts.blocks import h5_bytes
 
-    with h5py.File(io.BytesIO(h5_bytes({"a": np.arange(3)})), "r") as file:
+    with h5py.File(io.BytesIO(h5_bytes({"a": np.arange(3)})), "r", locking=False) as file:
         return f"reads what it writes ({file['a'].shape[0]} of 3 values)"

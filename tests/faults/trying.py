@@ -295,7 +295,7 @@ def _timeless(value: object) -> object:
 
 def leftovers(folder: Path) -> list[str]:
     """Return what a writer has left beside its output or in it."""
-    known = re.compile(r".*(\.partial|\.replaced-\d+|\.tmp|draft\.json|checkpoint)")
+    known = re.compile(r".*(\.partial(\.lock(\.\w+)?)?|\.replaced-\d+|\.tmp|draft\.json|checkpoint)")
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if known.fullmatch(path.name)]
 
 

@@ -33,7 +33,7 @@ def run(steps: Sequence[Step], execution: Execution, *, every: bool) -> Results:
     pending = [step for step in steps if step.is_ahead]
     finished = [(step, open_artifact(step.artifact.path)) for step in steps if step.is_done]
     for _, artifact in finished:
-        placement.tidy(artifact.path)  # a writer may have been killed before it tidied up
+        placement.tidy_after_kill(artifact.path)  # a writer may have been killed before it tidied up
     results = Results({step: artifact for step, artifact in finished if step.is_method})
     methods, seeds = {step.name for step in steps if step.is_method}, {step.seed for step in steps}
     counts = f"{counted(len(methods), 'method')}, {counted(len(seeds), 'seed')}"
