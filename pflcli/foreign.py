@@ -151,11 +151,46 @@ class Npz:
         source = f"{self.path}: array '{name}'"
         with self._zip.open(info) as file:
             declared = _declared(source, name, file, info.file_size)
+        if info.compress_type == zipfile.ZIP_STORED and declared >= _MAPPED:
+            images = self._mapped(info)
+            if images is not None:
+                return images
         require_room(source, declared, info.compress_size)
         from numpy.lib import format as npy
 
         with self._zip.open(info) as file:
             return npy.read_array(file, allow_pickle=False)
+
+    def _mapped(self, info: zipfile.ZipInfo) -> NDArray[Any] | None:
+        """Return an array of bytes, such as images, that is not packed as a read-only memory map; None for others.
+
+        Its checksum is compared first. Numbers of other types are read, as they are checked and converted in memory.
+        """
+        import numpy as np
+        from numpy.lib import format as npy
+
+        with self._zip.open(info) as file:
+            version = npy.read_magic(file)
+            shape, is_fortran, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(
+                file
+            )
+            header = file.tell()
+            if dtype != np.uint8 or is_fortran:
+                return None
+            while file.read(1 << 20):
+                pass  # at the end, zipfile compares the checksum
+        with self.path.open("rb") as archive:
+            archive.seek(info.header_offset)
+            local = archive.read(_LOCAL_HEADER)
+        lengths = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")  # its name and extras
+        start = info.header_offset + _LOCAL_HEADER + lengths + header
+        return np.asarray(np.memmap(self.path, np.uint8, "r", start, shape))
+
+
+_LOCAL_HEADER = 30
+"""Bytes before the name of a member of a ZIP file: APPNOTE.TXT, section 4.3.7."""
+_MAPPED = 1 << 24
+"""Bytes from which an array of an NPZ file is mapped."""
 
 
 def read_npy(path: Path) -> NDArray[Any]:

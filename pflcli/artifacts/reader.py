@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import foreign
-from pflcli.artifacts import blocks, kinds, placement
+from pflcli.artifacts import h5_file, kinds, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Input, Manifest
 from pflcli.errors import GoneError, InputError
@@ -76,7 +76,7 @@ class Artifact:
 
         self.check(name)
         with self.parsing(name), h5py.File(self._listed_path(name), "r", locking=False) as file:
-            blocks.require_plain(file, self._listed_path(name).stat().st_size)
+            h5_file.require_plain(file, self._listed_path(name).stat().st_size)
             yield file
 
     @contextmanager

@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from pflcli.artifacts import disk, drafts, kinds, locks, placement
+from numpy.typing import NDArray
+
+from pflcli.artifacts import disk, drafts, h5_file, kinds, locks, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide
+from pflcli.artifacts.gathered import Gathered
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.row_file import RowFile
@@ -123,6 +126,26 @@ class ArtifactWriter:
             needed = sum(map(len, chunks)) if isinstance(chunks, list) else None
             raise disk.write_error(f"cannot write {self.folder / name}", self.folder, error, needed) from None
         self._files[name] = {"sha256": digest.hexdigest(), "bytes": size}
+
+    @contextmanager
+    def h5(self, name: str) -> Iterator[Any]:
+        """Yield an HDF5 file of the artifact to be filled, which need not fit into memory."""
+        path = self.folder / name
+        try:
+            with h5_file.writing(path) as file:
+                yield file
+            with path.open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+        except h5_file.WriteError as error:
+            raise disk.write_error(f"cannot write {path}", self.folder, error, error.needed or None) from None
+        self._files[name] = {"sha256": digest, "bytes": path.stat().st_size}
+
+    def write_h5(
+        self, name: str, arrays: Mapping[str, NDArray[Any] | Gathered], attrs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write an HDF5 file of these arrays, by ``group/name``, and attributes."""
+        with self.h5(name) as file:
+            h5_file.fill(file, arrays, attrs)
 
     def rows(self, number: int, *, empty: bool) -> RowFile:
         """Return the row file of table ``number``, which is stored beside the checkpoint and removed with it."""

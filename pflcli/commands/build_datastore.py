@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,27 +125,32 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     splits = embeddings.read(job.source)
     count = len(splits["train"].offsets) - 1
     capacity = capacities.spread(job.capacity, job.capacity_spread, count, job.seed)
-    stores: list[StoredSamples] = []
-    pieces: list[bytes | memoryview] = []
+    labels: list[NDArray[np.int64]] = []
+    samples: list[NDArray[np.int64]] = []
     kinds: list[str] = []
     sizes: list[int] = []
-    with execution.reporter.progress("build-datastore", count) as advance:
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        # A store is built when it is written, so that one of them is in memory at a time.
         for client in range(count):
             store = _stored(splits, client, float(capacity[client]), job.prototypes, job.seed)
-            exact, ends = flat_pieces([store.z])
             is_exact = job.index == indexes.EXACT
             blob = None if is_exact else indexes.built(job.index, store.z, len(store.y), job.parameters)
-            pieces += exact if blob is None else [blob]
-            sizes.append(int(ends[-1]) if blob is None else len(blob))
+            written = flat_pieces([store.z])[0] if blob is None else [blob]
+            yield from written
+            sizes.append(sum(map(len, written)))
             kinds.append(indexes.EXACT if blob is None else job.index)
-            stores.append(store)
+            labels.append(store.y)
+            samples.append(store.sample)
             advance(1, "")
-    rows = [len(store.y) for store in stores]
-    datastore.write(
+
+    with execution.reporter.progress("build-datastore", count) as advance:
+        writer.stream(datastore.INDEXES, pieces())
+    rows = [len(y) for y in labels]
+    datastore.write_labels(
         writer,
-        pieces,
-        y=np.concatenate([store.y for store in stores]),
-        sample=np.concatenate([store.sample for store in stores]),
+        y=np.concatenate(labels),
+        sample=np.concatenate(samples),
         offsets=blocks.offsets(rows),
         train=np.asarray(rows, dtype=np.int64),
         bytes=blocks.offsets(sizes),
@@ -199,7 +204,9 @@ def _stored(
     """Return the training samples that a client's store keeps, or the prototypes that stand for them."""
     split = splits["train"]
     first, last = split.offsets[client], split.offsets[client + 1]
-    rows = first + capacities.kept_rows(capacity, capacities.arrival_order(seed, "train", client, last - first))
+    rows = np.arange(first, last)
+    if capacity < 1:
+        rows = first + capacities.kept_rows(capacity, capacities.arrival_order(seed, "train", client, last - first))
     z, y, sample = split.z[rows], split.y[rows], split.sample[rows]
     if prototypes is not None:
         share = min(1.0, prototypes / max(len(y), 1)) if prototypes >= 1 else prototypes

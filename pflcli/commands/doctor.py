@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from pflcli.training import hardware
@@ -101,12 +102,16 @@ def _faiss() -> str:
 
 
 def _hdf5() -> str:
-    import io
+    import tempfile
 
     import h5py
     import numpy as np
 
-    from pflcli.artifacts.blocks import h5_bytes
+    from pflcli.artifacts import h5_file
 
-    with h5py.File(io.BytesIO(h5_bytes({"a": np.arange(3)})), "r", locking=False) as file:
-        return f"reads what it writes ({file['a'].shape[0]} of 3 values)"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.h5")
+        with h5_file.writing(path) as file:
+            h5_file.fill(file, {"a": np.arange(3)})
+        with h5py.File(path, "r", locking=False) as file:
+            return f"reads what it writes ({file['a'].shape[0]} of 3 values)"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from pflcli import methods
 from pflcli.artifacts import blocks, codebook
@@ -16,6 +19,9 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
+from pflcli.fl.run import Run
+from pflcli.parameters import Params
+from pflcli.reporter import Advance
 from pflcli.training import hardware, resolved_settings, rounds
 
 
@@ -61,27 +67,36 @@ def extract(
         known = partitions.read(trained_on) if chosen is not trained_on and training.normalize == "dataset" else None
         run = rounds.prepare(data, method, None, training, request["seed"], execution, known)
         weights = tensors(backbone, like=run.init)
-        splits: dict[str, embeddings.StoredEmbeddings] = {}
+        empty = run.engine.infer(weights, np.empty(0, np.int64), features=True)
+        classes, dimension = (int(values.shape[1]) for values in empty)
         with execution.reporter.progress("extract", len(data.y)) as advance:
-            for split in blocks.SPLITS:
-                rows = np.concatenate([run.federation.rows(int(client), split) for client in run.clients])
-                logits, z = run.engine.infer(weights, rows, features=True)
-                splits[split] = embeddings.StoredEmbeddings(
-                    z=z.cpu().numpy(),
-                    logits=logits.cpu().numpy(),
-                    y=run.federation.y[rows].cpu().numpy(),
-                    sample=data.sample[rows],
-                    offsets=blocks.offsets(run.federation.sizes(split)),
-                )
-                advance(len(rows), split)
-        embeddings.write(work, splits)
+            splits = {split: _embedded(run, weights, data.sample, split, advance) for split in blocks.SPLITS}
+            embeddings.write(work, splits, dimension, classes)
         codebook.write(work, codebook.read(chosen))
-        dimension = splits["train"].z.shape[1]
         execution.reporter.say(f"{len(data.y)} samples, {dimension}-d")
         summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}
         return Built(summary, {"device": hardware.device(execution.device), "threads": run.engine.threads})
 
     return make(out, draft, execution, build, needs=_bytes(chosen, backbone))
+
+
+PIECE = 1 << 14
+"""Samples that are embedded at a time: a whole number of the engine's batches."""
+
+
+def _embedded(run: Run, weights: Params, sample: NDArray[np.int64], split: str, advance: Advance) -> embeddings.Source:
+    """Return one split of all clients, embedded piece by piece when it is written."""
+    rows = run.federation.rows_of(run.clients, split)
+
+    def pieces() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        for first in range(0, len(rows), PIECE):
+            piece = rows[first : first + PIECE]
+            logits, z = run.engine.infer(weights, piece, features=True)
+            yield z.cpu().numpy(), logits.cpu().numpy()
+            advance(len(piece), split)
+
+    y = run.federation.y[torch.from_numpy(rows)].cpu().numpy()
+    return embeddings.Source(y, sample[rows], blocks.offsets(run.federation.sizes(split)), pieces)
 
 
 def _bytes(chosen: Artifact, backbone: Artifact) -> int:

@@ -139,9 +139,9 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
             advance(1, "")
     pieces, ends = flat_pieces([store.z for store in stores])
     sizes = [len(store.y) for store in stores]
-    datastore.write(
+    writer.stream(datastore.INDEXES, pieces)
+    datastore.write_labels(
         writer,
-        pieces,
         y=np.concatenate([store.y for store in stores]),
         sample=np.concatenate([store.sample for store in stores]),
         offsets=blocks.offsets(sizes),

@@ -17,6 +17,9 @@ from pflcli.errors import InputError, PflError, UsageError
 from pflcli.foreign import parsing, read_npz
 from pflcli.formats import idx
 
+_PIECE = 1 << 16
+"""Samples that are checked at a time."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -73,11 +76,13 @@ class Samples:
         if len(self.y) == 0:
             raise InputError(f"{name} holds no samples")
         gaps = self.scaling is not None and self.scaling.fill
-        sound = ~np.isinf(self.x) if gaps else np.isfinite(self.x)
-        if np.issubdtype(self.x.dtype, np.floating) and not sound.all():
-            row, *place = np.argwhere(~sound)[0].tolist()
-            value = self.x[(row, *place)]
-            raise InputError(f"{name}: x holds {value} in row {row}, column {','.join(map(str, place))}")
+        for first in range(0, len(self.x), _PIECE) if np.issubdtype(self.x.dtype, np.floating) else ():
+            piece = self.x[first : first + _PIECE]
+            sound = ~np.isinf(piece) if gaps else np.isfinite(piece)
+            if not sound.all():
+                row, *place = np.argwhere(~sound)[0].tolist()
+                value = piece[(row, *place)]
+                raise InputError(f"{name}: x holds {value} in row {first + row}, column {','.join(map(str, place))}")
         bad = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
         if len(bad):
             raise InputError(f"{name}: row {bad[0]} has label {self.y[bad[0]]}, outside 0..{self.classes - 1}")

@@ -1,7 +1,8 @@
-"""The clients' samples in memory: flat tensors with one block for each client and split."""
+"""The clients' samples, in memory or mapped from a file: flat tensors with one block for each client and split."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,10 @@ class Federation:
     """All clients' samples; block (client, split) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
 
     ``x`` (n, ...) uint8 images with channels first, float32 features or int16 tokens; ``y`` (n,) int64; both on the
-    run's device. ``new`` (m,) marks clients that take no part in training a global model, or is None if all do;
-    ``cluster`` (m,) is the true cluster of each client, where it is known.
+    run's device. On a CPU ``x`` may be a read-only map of a partition's file, and images a view with channels first of
+    an array with channels last: ``samples`` and ``inputs`` read rows of it. ``new`` (m,) marks clients that take no
+    part in training a global model, or is None if all do; ``cluster`` (m,) is the true cluster of each client, where it
+    is known.
     """
 
     x: Tensor
@@ -45,10 +48,15 @@ class Federation:
         cluster: NDArray[np.int64] | None = None,
     ) -> Federation:
         """Convert the arrays of a partition; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
-        tensor = torch.from_numpy(x)
+        with warnings.catch_warnings():
+            # Samples may be a read-only map of a file; nothing writes to them.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+            tensor = torch.from_numpy(x)
         if tensor.dtype == torch.uint8:
             tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-        return cls(tensor.contiguous().to(device), torch.from_numpy(y).to(device), offsets, classes, new, cluster)
+        if device != "cpu":  # there channels of images go first at once; here when they are read
+            tensor = tensor.to(device).contiguous()
+        return cls(tensor, torch.from_numpy(y).to(device), offsets, classes, new, cluster)
 
     @property
     def clients(self) -> NDArray[np.int64]:
@@ -89,6 +97,17 @@ class Federation:
         blocks = (self.block(client, split) for split in splits)
         return np.concatenate([np.arange(block.start, block.stop) for block in blocks])
 
+    def rows_of(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
+        """Return the rows (n,) of one split of many clients, in their order."""
+        blocks = len(SPLITS) * np.asarray(clients, dtype=np.int64) + SPLITS.index(split)
+        first, sizes = self.offsets[blocks], self.offsets[blocks + 1] - self.offsets[blocks]
+        before = np.cumsum(sizes) - sizes
+        return np.repeat(first - before, sizes) + np.arange(sizes.sum())
+
+    def samples(self, rows: slice | Tensor | NDArray[np.int64]) -> Tensor:
+        """Return samples (n, ...) as they are stored, images with channels first."""
+        return self.x[rows].contiguous()
+
     def refitted(self) -> Federation:
         """Return the same clients with their validation samples as further training samples."""
         offsets = self.offsets.copy()
@@ -99,7 +118,7 @@ class Federation:
         """Return a federation of one client that trains on these rows, whichever clients they belong to."""
         positions, n = torch.from_numpy(rows).to(self.y.device), len(rows)
         return Federation(
-            self.x[positions], self.y[positions], np.asarray([0, n, n, n]), self.classes, scale=self.scale
+            self.samples(positions), self.y[positions], np.asarray([0, n, n, n]), self.classes, scale=self.scale
         )
 
     def sizes(self, *splits: str) -> NDArray[np.int64]:
@@ -113,7 +132,7 @@ class Federation:
 
         Tokens are int64, as embeddings take them.
         """
-        x = self.x[rows]
+        x = self.samples(rows)
         if x.dtype == torch.uint8:
             x = x.float().div_(255)
             return x if self.scale is None else x.sub_(self.scale[0]).div_(self.scale[1])

@@ -49,7 +49,7 @@ def _measured(data: Federation) -> tuple[list[float], list[float]]:
     """Return the mean and standard deviation of each channel, in [0, 1]; the deviation of a constant channel is 1."""
     counts = np.zeros((data.in_shape[0], 256))
     for client in data.seen_clients:
-        pixels = data.x[data.block(int(client), "train")].cpu().numpy()
+        pixels = data.samples(data.block(int(client), "train")).cpu().numpy()
         for channel in range(len(counts)):
             counts[channel] += np.bincount(pixels[:, channel].ravel(), minlength=256)
     shares, values = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), np.arange(256) / 255

@@ -68,7 +68,7 @@ def setup(run: Run) -> State:
     """
     clients = run.federation.seen_clients
     rows = run.once("public", lambda: _public(run, clients))
-    public_samples = {"x": run.federation.x[rows], "y": run.federation.y[rows]}
+    public_samples = {"x": run.federation.samples(rows), "y": run.federation.y[rows]}
     run.send("up", public_samples)
     run.send("down", {"x": public_samples["x"]}, copies=len(clients))
     try:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pflcli import config, rng
 from pflcli.artifacts import blocks
+from pflcli.artifacts.gathered import Gathered
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.datasets import Samples
 from pflcli.errors import UsageError
@@ -122,9 +123,9 @@ def assembled(
         else:
             client_rows += within_client.cut(draw.permutation(part), fractions)
     rows = np.concatenate(client_rows)
-    x = samples.x[rows]
+    is_single = np.issubdtype(samples.x.dtype, np.floating) and samples.scaling is None
     return Partition(
-        x=x.astype(np.float32) if np.issubdtype(x.dtype, np.floating) and samples.scaling is None else x,
+        x=Gathered(samples.x, rows, np.dtype(np.float32) if is_single else samples.x.dtype),
         y=samples.y[rows],
         sample=rows,
         offsets=blocks.offsets([len(piece) for piece in client_rows]),
@@ -135,7 +136,7 @@ def assembled(
 
 def _clustered(result: Partition, cluster: NDArray[np.int64], splitter: Scheme, cfg: Any, seed: int) -> Partition:
     """Return the partition with every client's samples as its group sees them."""
-    x, y = result.x.copy(), result.y.copy()
+    x, y = np.array(result.x), result.y.copy()
     holder = np.repeat(cluster, result.sizes.sum(axis=1))
     for group in np.unique(cluster).tolist():
         rows = holder == group
@@ -157,7 +158,9 @@ def _new(sizes: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.boo
 
 
 def _names(samples: Samples, parts: list[NDArray[np.int64]]) -> list[str]:
-    owners = [] if samples.owner is None else [np.unique(samples.owner[part]) for part in parts]
-    if owners and all(len(owner) == 1 for owner in owners):
-        return [str(owner[0]) for owner in owners]
+    if samples.owner is not None and parts and all(map(len, parts)):
+        owners = samples.owner[[part[0] for part in parts]]
+        sizes = [len(part) for part in parts]
+        if (samples.owner[np.concatenate(parts)] == np.repeat(owners, sizes)).all():
+            return [str(owner) for owner in owners.tolist()]
     return [f"client-{client:04d}" for client in range(len(parts))]

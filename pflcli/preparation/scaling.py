@@ -39,7 +39,7 @@ def applied(partition: Partition, book: Codebook, scaling: Scaling) -> tuple[Par
     each = [np.arange(*partition.offsets[3 * client : 3 * client + 2]) for client in range(len(partition.names))]
     seen_rows = [rows for client, rows in enumerate(each) if partition.new is None or not partition.new[client]]
     train = np.concatenate([np.empty(0, np.int64), *seen_rows])
-    x, median = filled(partition.x, train, scaling)
+    x, median = filled(np.asarray(partition.x), train, scaling)
     book = replace(book, median=floats(median))
     if not scaling.standardize:
         return replace(partition, x=x.astype(np.float32)), book

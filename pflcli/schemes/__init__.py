@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from abc import abstractmethod
 from typing import Any, Protocol
 
@@ -79,11 +80,15 @@ def redistribute(parts: list[Indices], minimum: int, rng: np.random.Generator) -
             f"--min-samples {total // len(parts)}",
         )
     rows: list[list[Any]] = [list(part) for part in parts]
+    # The largest first, of equally large ones the first: a search among all for each taker would take m^2 steps.
+    givers = [(-len(part), client) for client, part in enumerate(rows) if len(part) > minimum]
+    heapq.heapify(givers)
     for taker in sorted(range(len(rows)), key=lambda client: len(rows[client])):
         while len(rows[taker]) < minimum:
-            giver = max(range(len(rows)), key=lambda client: len(rows[client]))
+            giver = givers[0][1]
             spare = min(minimum - len(rows[taker]), len(rows[giver]) - minimum)
             rng.shuffle(rows[giver])
             rows[taker] += rows[giver][:spare]
             rows[giver] = rows[giver][spare:]
+            heapq.heapreplace(givers, (-len(rows[giver]), giver))
     return [np.sort(np.asarray(part, dtype=np.int64)) for part in rows]

@@ -23,8 +23,10 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
     """Return each owner's samples, in the order of their names."""
     if samples.owner is None:
         raise UsageError("this dataset has no natural clients", "--scheme dirichlet --clients 100")
-    owners, place = np.unique(samples.owner, return_inverse=True)
+    owners, place, sizes = np.unique(samples.owner, return_inverse=True, return_counts=True)
     if clients is not None and clients > len(owners):
         raise UsageError(f"{clients} clients are more than the {len(owners)} owners", f"--clients {len(owners)}")
     chosen = range(len(owners)) if clients is None else np.sort(rng.permutation(len(owners))[:clients])
-    return [np.flatnonzero(place == index) for index in chosen]
+    # One sort for all owners: a search per owner would take time by owners times samples.
+    rows = np.split(np.argsort(place, kind="stable"), np.cumsum(sizes)[:-1])
+    return [rows[index] for index in chosen]

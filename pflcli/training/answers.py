@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from pflcli.artifacts import blocks
@@ -85,7 +84,7 @@ def with_labels(
     run: Run, data: partitions.Partition, split: str, parts: Mapping[str, torch.Tensor]
 ) -> predictions.SplitPredictions:
     """Return the answers of all clients on a split, with their labels and sample ids."""
-    rows = np.concatenate([run.federation.rows(int(client), split) for client in run.clients])
+    rows = run.federation.rows_of(run.clients, split)
     return predictions.SplitPredictions(
         parts={name: values.numpy() for name, values in parts.items()},
         y=data.y[rows],

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from pflcli import config, models, parameters, rng, uploads
@@ -79,7 +80,7 @@ def prepare(
 
 
 def _federation(data: Partition, device: str) -> Federation:
-    return Federation.of(data.x, data.y, data.offsets, data.classes, device, data.new, data.cluster)
+    return Federation.of(np.asarray(data.x), data.y, data.offsets, data.classes, device, data.new, data.cluster)
 
 
 def reported(artifact: Artifact) -> dict[str, Any]:

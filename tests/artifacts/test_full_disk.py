@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from pflcli.artifacts import disk, writer
+from pflcli.artifacts import disk
 from pflcli.knn.flat_format import flat_indexes
 from pflcli.knn.stores import Stores
 
@@ -48,13 +48,10 @@ def test_a_tight_disk_is_warned_of(small, tmp_path, pfl, monkeypatch):
 
 
 def test_a_disk_that_fills_up_says_what_is_needed_and_free(small, tmp_path, pfl, monkeypatch):
-    def full(path, chunks):
-        if path.suffix == ".h5":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written(path, chunks)
+    def full(file, content, position):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    written = writer._write
-    monkeypatch.setattr(writer, "_write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     ran = pfl("extract", small.b, "--out", tmp_path / "out")
     assert ran.code == 3
     assert "No space left on device; " in ran.err

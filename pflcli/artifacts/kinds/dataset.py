@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks
+from pflcli.artifacts import blocks, h5_file
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds._wording import count, word
@@ -67,7 +67,7 @@ def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
     attributes |= {
         name: True for name, value in (("by_client", dataset.by_client), ("ordered", dataset.is_ordered)) if value
     }
-    writer.write(FILE, blocks.h5_bytes(arrays, attributes if any(attributes.values()) else None))
+    writer.write_h5(FILE, arrays, attributes if any(attributes.values()) else None)
     codebooks.write(writer, codebook)
 
 
@@ -83,7 +83,7 @@ def read(artifact: Artifact) -> Dataset:
         if owners is not None and len(owner) and not (owner.min() >= 0 and owner.max() < len(owners)):
             raise InputError(f"{artifact.path / FILE} is inconsistent: an owner is outside 0..{len(owners) - 1}")
         dataset = Dataset(
-            x=file["x"][...],
+            x=h5_file.mapped(file["x"]),
             y=file["y"][...],
             classes=[str(name) for name in file["classes"].asstr("utf-8")[...]],
             owner=None if owners is None else owners[owner],
@@ -109,8 +109,10 @@ def read(artifact: Artifact) -> Dataset:
                 raise InputError(f"{where} is inconsistent: group must be a number for each sample")
         if dataset.x.ndim < 2 or dataset.x.dtype.kind not in "fiu":
             raise InputError(f"{where} is inconsistent: x is not an array of samples")
-        if dataset.x.dtype.kind == "f" and not (~np.isinf(dataset.x) if dataset.fill else np.isfinite(dataset.x)).all():
-            raise InputError(f"{where} is inconsistent: x has a number that is not finite")
+        if dataset.x.dtype.kind == "f":
+            for piece in h5_file.pieces(dataset.x):
+                if not (~np.isinf(piece) if dataset.fill else np.isfinite(piece)).all():
+                    raise InputError(f"{where} is inconsistent: x has a number that is not finite")
     return dataset
 
 

@@ -10,7 +10,6 @@ Stores that were updated have ``validation.h5``: the validation samples that hav
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,15 +44,14 @@ class Packed:
     bytes: NDArray[np.int64]
 
 
-def write(writer: ArtifactWriter, indexes: Iterable[bytes | memoryview], **arrays: NDArray[np.int64]) -> None:
-    """Write both files: the serialized indexes piece by piece, and the other arrays of ``Packed``."""
-    writer.stream(INDEXES, indexes)
-    writer.write("labels.h5", blocks.h5_bytes({name: arrays[name] for name in _FIELDS}))
+def write_labels(writer: ArtifactWriter, **arrays: NDArray[np.int64]) -> None:
+    """Write ``labels.h5``, with the arrays of ``Packed`` beside the serialized indexes in ``INDEXES``."""
+    writer.write_h5("labels.h5", {name: arrays[name] for name in _FIELDS})
 
 
 def write_arrived(writer: ArtifactWriter, split: StoredEmbeddings) -> None:
     """Write the validation samples that have arrived, sorted by client, the oldest first."""
-    writer.write("validation.h5", blocks.h5_bytes({name: getattr(split, name) for name in FIELDS}))
+    writer.write_h5("validation.h5", {name: getattr(split, name) for name in FIELDS})
 
 
 def arrived(artifact: Artifact) -> StoredEmbeddings | None:

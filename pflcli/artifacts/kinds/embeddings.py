@@ -6,14 +6,14 @@ float32; ``y`` (n,), ``sample`` (n,) int64; ``offsets`` (m + 1,) int64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks
+from pflcli.artifacts import blocks, h5_file
 from pflcli.artifacts.kinds._wording import count
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -36,16 +36,37 @@ FILE = "embeddings.h5"
 FIELDS = ("z", "logits", "y", "sample", "offsets")
 
 
-def write(writer: ArtifactWriter, splits: Mapping[str, StoredEmbeddings]) -> None:
-    """Write ``embeddings.h5``; raises ComputationError if a number is not finite."""
-    for split, part in splits.items():
-        if not (np.isfinite(part.z).all() and np.isfinite(part.logits).all()):
-            raise ComputationError(
-                f"embeddings of split {split} are not finite: the features are too large for 32 bits",
-                "pfl import DATA --standardize",
-            )
-    arrays = {f"{split}/{name}": getattr(part, name) for split, part in splits.items() for name in FIELDS}
-    writer.write(FILE, blocks.h5_bytes(arrays))
+@dataclass(frozen=True)
+class Source:
+    """Labels ``y`` and ids ``sample`` (n,) of one split, ``offsets`` (m + 1,), and what embeds its samples.
+
+    ``pieces`` yields z (k, d) and logits (k, C) of the first k samples, of the next, and so on.
+    """
+
+    y: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    pieces: Callable[[], Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]]
+
+
+def write(writer: ArtifactWriter, splits: Mapping[str, Source], dimension: int, classes: int) -> None:
+    """Write ``embeddings.h5`` a piece at a time; raises ComputationError if a number is not finite."""
+    with writer.h5(FILE) as file:
+        for split, source in splits.items():
+            count = len(source.y)
+            z = h5_file.reserve(file, f"{split}/z", (count, dimension), np.float32)
+            logits = h5_file.reserve(file, f"{split}/logits", (count, classes), np.float32)
+            h5_file.fill(file, {f"{split}/{name}": getattr(source, name) for name in ("y", "sample", "offsets")})
+            first = 0
+            for piece in source.pieces():
+                if not all(np.isfinite(values).all() for values in piece):
+                    raise ComputationError(
+                        f"embeddings of split {split} are not finite: the features are too large for 32 bits",
+                        "pfl import DATA --standardize",
+                    )
+                last = first + len(piece[0])
+                z[first:last], logits[first:last] = piece
+                first = last
 
 
 def read(artifact: Artifact) -> dict[str, StoredEmbeddings]:
@@ -59,7 +80,9 @@ def read(artifact: Artifact) -> dict[str, StoredEmbeddings]:
 
 def part(group: Any, where: str) -> StoredEmbeddings:
     """Read one split from its HDF5 group; raises InputError, which begins with ``where``, for invalid values."""
-    embedded = StoredEmbeddings(**{name: group[name][...] for name in FIELDS})
+    embedded = StoredEmbeddings(
+        **{name: h5_file.mapped(group[name]) if name in ("z", "logits") else group[name][...] for name in FIELDS}
+    )
     blocks.check(where, embedded.offsets, len(embedded.z), len(embedded.logits), len(embedded.y), len(embedded.sample))
     if embedded.z.ndim != 2 or embedded.logits.ndim != 2:
         raise InputError(f"{where} is inconsistent: z and logits must be matrices")

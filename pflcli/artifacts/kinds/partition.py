@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks
+from pflcli.artifacts import blocks, h5_file
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.gathered import Gathered
 from pflcli.artifacts.kinds._wording import count, word
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -34,7 +35,7 @@ _TYPES = (np.uint8, np.int16, np.float32, np.float64)
 class Partition:
     """The samples of each client and split; see the module for shapes."""
 
-    x: NDArray[Any]
+    x: NDArray[Any] | Gathered
     y: NDArray[np.int64]
     sample: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -87,7 +88,7 @@ class Partition:
 def write(writer: ArtifactWriter, partition: Partition, codebook: Codebook) -> None:
     """Write the files of a partition, after checking that its splits are disjoint."""
     partition.check(str(writer.out))
-    arrays: dict[str, NDArray[Any]] = {
+    arrays: dict[str, NDArray[Any] | Gathered] = {
         "x": partition.x,
         "y": partition.y,
         "sample": partition.sample,
@@ -96,7 +97,7 @@ def write(writer: ArtifactWriter, partition: Partition, codebook: Codebook) -> N
     # An array, not an attribute: HDF5 limits attributes to 64 KiB, about 4,000 names.
     arrays["names"] = np.char.encode(np.asarray(partition.names, dtype=np.str_), "utf-8")
     arrays |= partition._optional
-    writer.write("samples.h5", blocks.h5_bytes(arrays, {"classes": partition.classes}))
+    writer.write_h5("samples.h5", arrays, {"classes": partition.classes})
     writer.write("clients.csv", _table(partition, codebook))
     codebooks.write(writer, codebook)
 
@@ -115,7 +116,7 @@ def read(artifact: Artifact) -> Partition:
     """Read a partition; raises InputError if its file is damaged or inconsistent."""
     with artifact.h5("samples.h5") as file:
         partition = Partition(
-            x=file["x"][...],
+            x=h5_file.mapped(file["x"]),
             y=file["y"][...],
             sample=file["sample"][...],
             offsets=file["offsets"][...],

@@ -69,7 +69,7 @@ UNSEEN = "unseen.h5"
 
 def write_later_clients(writer: ArtifactWriter, later: LaterClients) -> None:
     """Write ``unseen.h5``."""
-    writer.write(UNSEEN, blocks.h5_bytes({name: getattr(later, name) for name in ("x", "y", "sample", "offsets")}))
+    writer.write_h5(UNSEEN, {name: getattr(later, name) for name in ("x", "y", "sample", "offsets")})
 
 
 def later_clients(artifact: Artifact) -> LaterClients | None:
@@ -102,7 +102,7 @@ def write(writer: ArtifactWriter, predictions: Predictions) -> None:
     if predictions.new is not None:
         arrays["new"] = predictions.new
     # Sorted by name: a resumed run has read some of them from its checkpoint, in another order.
-    writer.write("predictions.h5", blocks.h5_bytes(dict(sorted(arrays.items()))))
+    writer.write_h5("predictions.h5", dict(sorted(arrays.items())))
 
 
 def _are_distributions(p: NDArray[np.float32]) -> bool:

@@ -1,0 +1,94 @@
+"""HDF5 files that are written while they are filled, and read through memory maps."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+from pflcli.artifacts import h5_file
+from pflcli.artifacts.gathered import Gathered
+
+DRAW = np.random.default_rng(0)
+ARRAYS = {
+    "train/z": DRAW.normal(size=(900, 7)).astype(np.float32),
+    "train/y": np.arange(900),
+    "test/z": np.empty((0, 7), np.float32),
+    "names": np.char.encode(np.asarray(["a", "é"]), "utf-8"),
+}
+
+
+def in_memory(arrays, attrs):
+    """The bytes of the same file, as h5py makes them in memory."""
+    memory = io.BytesIO()
+    with h5py.File(memory, "w", locking=False) as file:
+        for name, values in arrays.items():
+            file.create_dataset(name, data=values, track_times=False)
+        for key, value in attrs.items():
+            file.attrs[key] = value
+    return memory.getvalue()
+
+
+def test_a_file_has_the_bytes_that_it_would_have_in_memory(tmp_path):
+    with h5_file.writing(tmp_path / "a.h5") as file:
+        h5_file.fill(file, ARRAYS, {"classes": 3})
+    assert (tmp_path / "a.h5").read_bytes() == in_memory(ARRAYS, {"classes": 3})
+
+
+def test_arrays_that_are_filled_in_turn_have_the_same_bytes(tmp_path):
+    with h5_file.writing(tmp_path / "a.h5") as file:
+        datasets = {name: h5_file.reserve(file, name, ARRAYS[name].shape, ARRAYS[name].dtype) for name in ARRAYS}
+        for first in range(0, 900, 100):
+            for name in ("train/z", "train/y"):
+                datasets[name][first : first + 100] = ARRAYS[name][first : first + 100]
+        datasets["names"][:] = ARRAYS["names"]
+    assert (tmp_path / "a.h5").read_bytes() == in_memory(ARRAYS, {})
+
+
+@pytest.mark.parametrize("rows", [DRAW.permutation(900)[:800], np.empty(0, np.int64)])
+def test_gathered_rows_are_those_of_the_array(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(h5_file, "PIECE", 1000)
+    source = ARRAYS["train/z"].astype(np.float64)
+    gathered = Gathered(source, rows, np.dtype(np.float32))
+    expected = source[rows].astype(np.float32)
+    assert (gathered.shape, gathered.ndim, len(gathered), gathered.nbytes) == (
+        expected.shape,
+        2,
+        len(rows),
+        expected.nbytes,
+    )
+    assert np.array_equal(np.asarray(gathered), expected)
+    with h5_file.writing(tmp_path / "a.h5") as file:
+        h5_file.fill(file, {"x": gathered})
+    assert (tmp_path / "a.h5").read_bytes() == in_memory({"x": expected}, {})
+
+
+def test_a_large_array_is_mapped_and_cannot_be_written_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(h5_file, "_SMALL", 1000)
+    with h5_file.writing(tmp_path / "a.h5") as file:
+        h5_file.fill(file, ARRAYS)
+        file.create_dataset("packed", data=ARRAYS["train/z"], compression="gzip")
+    with h5py.File(tmp_path / "a.h5", locking=False) as file:
+        arrays = {name: h5_file.mapped(file[name]) for name in (*ARRAYS, "packed")}
+    for name, expected in (ARRAYS | {"packed": ARRAYS["train/z"]}).items():
+        assert np.array_equal(arrays[name], expected)
+        assert arrays[name].flags.writeable == (name not in ("train/z", "train/y"))
+
+
+def test_a_disk_that_fills_up_is_an_error_with_the_bytes_that_are_needed(tmp_path, monkeypatch):
+    written = os.pwrite
+
+    def full(file, content, position):
+        if position + len(content) > 10_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(file, content, position)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(h5_file.WriteError) as error, h5_file.writing(tmp_path / "a.h5") as file:
+        h5_file.fill(file, ARRAYS)
+    assert error.value.errno == errno.ENOSPC
+    assert error.value.needed > ARRAYS["train/z"].nbytes
