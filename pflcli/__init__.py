@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pflcli.commands.audit import audit
     from pflcli.commands.build_datastore import build_datastore
     from pflcli.commands.compare import compare
     from pflcli.commands.demo import demo
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "audit",
     "build_datastore",
     "compare",
     "demo",

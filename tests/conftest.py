@@ -16,7 +16,7 @@ import pytest
 
 from pflcli.__main__ import main
 
-NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "sw", "ud", "nc")
+NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "au", "sw", "ud", "nc")
 
 # A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and a child of theirs would too.
 _PFL = """
@@ -73,6 +73,7 @@ def build_chain(root: Path) -> SimpleNamespace:
 
     from pflcli.artifacts.kinds import partition as partitions
     from pflcli.artifacts.reader import open_artifact
+    from pflcli.commands.audit import audit
     from pflcli.commands.build_datastore import build_datastore
     from pflcli.commands.evaluate import evaluate
     from pflcli.commands.extract import extract
@@ -93,6 +94,7 @@ def build_chain(root: Path) -> SimpleNamespace:
     personalize("fedavg", at.d, at.fedavg)
     stack([at.fedavg, at.knn], at.st)
     evaluate([at.fedavg, at.knn], at.ev)
+    audit(at.knn, at.au)
     sweep(at.e, at.sw)
     update_datastore(at.d, at.e, at.ud)
     data = partitions.read(open_artifact(at.p))

@@ -38,7 +38,7 @@ class Outcome:
     request: dict[str, Any] = field(default_factory=dict)
 
     def table(self) -> pd.DataFrame:
-        """Return the table of an evaluation, comparison, sweep or tuning: a row per method, grid point or trial.
+        """Return the table of an evaluation, audit, comparison, sweep or tuning: a row per method, attack or trial.
 
         The index is the file's first column, such as ``method``; metrics have the units of docs/artifacts.md. Raises
         UsageError for artifacts without a table, and after a dry run that has made none.

@@ -8,6 +8,7 @@ import typer
 
 from pflcli import __version__
 from pflcli.cli import (
+    audit,
     build_datastore,
     compare,
     demo,
@@ -51,6 +52,7 @@ app.command("update-datastore", cls=shared.Command, rich_help_panel=_CHAIN)(upda
 app.command("personalize", cls=shared.Command, rich_help_panel=_CHAIN)(personalize.command)
 app.command("stack", cls=shared.Command, rich_help_panel=_CHAIN)(stack.command)
 app.command("evaluate", cls=shared.Command, rich_help_panel=_CHAIN)(evaluate.command)
+app.command("audit", cls=shared.Command, rich_help_panel=_CHAIN)(audit.command)
 app.command("compare", cls=shared.Command, rich_help_panel=_CHAIN)(compare.command)
 app.command("demo", cls=shared.Command, rich_help_panel=_CHAIN)(demo.command)
 app.command("tune", cls=shared.Command, rich_help_panel=_CHAIN)(tune.command)

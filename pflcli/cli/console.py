@@ -174,6 +174,29 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
         _sentence(line, sys.stderr)
 
 
+def attacks(artifact: Artifact) -> None:
+    """Print the table of an audit to stderr."""
+    from pflcli.artifacts.kinds.audit import read
+
+    def percent(share: float | None) -> str:
+        return "-" if share is None else f"{100 * share:.1f}"
+
+    heading = ["attack", "AUC [95 %]", "found at 1 %", "at 0.1 %", "worst client", "clients above chance", "sees"]
+    rows = [
+        [
+            row["attack"],
+            f"{row['auc']:.3f} [{row['auc_low']:.3f}, {row['auc_high']:.3f}]",
+            percent(row["tpr_at_1_percent"]),
+            percent(row["tpr_at_0_1_percent"]),
+            "-" if row["worst_client_auc"] is None else f"{row['worst_client_auc']:.2f}",
+            f"{row['above_chance']} of {row['clients']}",
+            row["sees"],
+        ]
+        for row in read(artifact)["attacks"]
+    ]
+    table(heading, rows, ["sees", "worst client"], where=str(artifact.path / "table.csv"), to_stderr=True)
+
+
 def _sentence(text: str, stream: TextIO) -> None:
     """Print a sentence, wrapped between words on a terminal."""
     wide = max(_width(stream), 40)

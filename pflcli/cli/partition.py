@@ -75,6 +75,15 @@ def command(
     download: Annotated[bool, typer.Option("--download", help="Download the dataset into --root.")] = False,
     options: shared.Set = None,
     seed: Annotated[int, typer.Option(help="Draw all random numbers from this seed.", min=0, metavar="N")] = 0,
+    split_seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Draw only the splits from this seed, so that clients keep their samples.",
+            show_default="that of --seed",
+            min=0,
+            metavar="N",
+        ),
+    ] = None,
 ) -> Outcome:
     """Divide the samples of a dataset among clients, and into training, validation and test samples.
 
@@ -103,5 +112,6 @@ def command(
         root=root,
         download=download,
         seed=seed,
+        split_seed=split_seed,
         execution=execution,
     )

@@ -50,6 +50,7 @@ def partition(
     root: Path | str | None = None,
     download: bool = False,
     seed: int = 0,
+    split_seed: int | None = None,
     execution: Execution | None = None,
 ) -> Outcome:
     """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
@@ -59,15 +60,14 @@ def partition(
     dataset with a column that says what samples are for keeps them, and its validation samples if there are any.
 
     ``new_clients`` is the fraction of clients that join after the global model is trained (kNN-Per, Table 3), drawn
-    uniformly; they keep ``new_capacity`` of their training and validation samples (Figures 1 and 10), which changes
-    nothing that the others train. ``part`` (i, n) takes the i-th of n parts alone into which the samples fall at
-    random, whatever the seed: partitions of different parts share no sample. ``root`` is the folder with the dataset's
-    files, where it does not come with pfl. Raises UsageError for what cannot be, InputError for damaged files.
+    uniformly; they keep ``new_capacity`` of their training and validation samples (Figures 1 and 10). ``part`` (i, n)
+    takes the i-th of n parts alone into which the samples fall at random, whatever the seed: partitions of different
+    parts share no sample. With ``split_seed`` only the splits are drawn from it: clients keep their samples. ``root``
+    has the dataset's files. Raises UsageError for what cannot be, InputError for damaged files.
     """
-    execution = (execution or Execution()).reading(root)
-    deal = Deal(scheme, clients, min_samples, new_clients, new_capacity, part, seed)
+    execution, dataset = (execution or Execution()).reading(root), str(dataset)
+    deal = Deal(scheme, clients, min_samples, new_clients, new_capacity, part, seed, split_seed)
     deal.check(fractions)
-    dataset = str(dataset)
     source, splitter = import_data.artifact(dataset), schemes.load(scheme)
     samples, cfg, dataset_cfg = _loaded(dataset, source, splitter, deal, options or {}, root, download)
     names = Codebook(dataset, (), samples.names, samples.features) if source is None else codebook.read(source)

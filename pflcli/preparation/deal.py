@@ -30,6 +30,8 @@ class Deal:
     new_capacity: float
     part: tuple[int, int]
     seed: int
+    split_seed: int | None = None
+    """what splits are drawn from, if not from ``seed``"""
 
     def check(self, fractions: tuple[float, float, float] | None) -> None:
         """Raise UsageError for a number out of its range, or for ``fractions`` that do not add up to 1."""
@@ -70,6 +72,7 @@ class Deal:
             **({} if self.new_capacity == 1 else {"new_capacity": self.new_capacity}),
             **({} if self.part == (1, 1) else {"part": list(self.part)}),
             "seed": self.seed,
+            **({} if self.split_seed in (None, self.seed) else {"split_seed": self.split_seed}),
         }
 
     def dealt(self, samples: Samples, splitter: Scheme, cfg: Any, fractions: tuple[float, float, float]) -> Partition:
@@ -79,7 +82,8 @@ class Deal:
         parts = splitter.split(chosen, self.clients, cfg, rng.generator(self.seed, "partition", self.scheme))
         if self.min_samples:
             parts = redistribute(parts, self.min_samples, rng.generator(self.seed, "redistribute"))
-        result = assembled(chosen, parts, fractions, self.seed)
+        split_seed = self.seed if self.split_seed is None else self.split_seed
+        result = assembled(chosen, parts, fractions, split_seed)
         result = replace(result, sample=rows[result.sample])
         cluster = splitter.cluster(len(parts), cfg)
         if cluster is not None:

@@ -119,7 +119,16 @@ def runs(small, tmp_path_factory):
     """A folder of artifacts of every kind, by the names that the page gives them."""
     at = tmp_path_factory.mktemp("page") / "runs"
     at.mkdir()
-    names = {"p": "p", "b": "b", "e": "e", "d": "d", "knn-per": "knn", "fedavg": "fedavg", "evaluation": "ev"}
+    names = {
+        "p": "p",
+        "b": "b",
+        "e": "e",
+        "d": "d",
+        "knn-per": "knn",
+        "fedavg": "fedavg",
+        "evaluation": "ev",
+        "audit": "au",
+    }
     for name, attribute in {**names, "sweep": "sw", "updated": "ud"}.items():
         (at / name).symlink_to(getattr(small, attribute))
     (at.parent / "visits.csv").write_text(TABLE)
@@ -213,7 +222,7 @@ def examine_file(kind, path, is_new):
         cells, rows = pd.read_csv(path), below(kind, path.name)
         check(where, cells.columns, rows, is_new)
         check_cells(where, rows, cells)
-        if path.name == "table.csv" and kind not in ("sweep", "tuning"):
+        if path.name == "table.csv" and kind not in ("audit", "sweep", "tuning"):
             metrics = table(TOP["metrics.json"], "metric")
             for column in set(cells.columns) - set(rows):
                 assert column in metrics or re.sub(BELONGING, "", column) in metrics, f"{where}: {column}"

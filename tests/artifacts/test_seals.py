@@ -311,6 +311,8 @@ VALUES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
     "scores": ("evaluation", "metrics.json", instead(b'"methods"', b'"method"')),
     "no scores": ("evaluation", "metrics.json", lambda raw: b"[" * 10**5),
     "picture": ("evaluation", "accuracy.png", instead(b"IDAT", b"IDAS")),
+    "audited": ("audit", "audit.json", instead(b'"attacks"', b'"attack"')),
+    "audited rows": ("audit", "clients.csv", instead(b",", b"")),
     "compared": ("comparison", "metrics.json", instead(b'"seeds"', b'"seed"')),
     "swept": ("sweep", "metrics.json", lambda raw: raw[:-5]),
     "tried": ("tuning", "trials.json", instead(b'"best"', b'"worst"')),

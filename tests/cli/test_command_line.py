@@ -46,6 +46,7 @@ def steps(at):
         "fedavg": ("personalize", "fedavg", at.d, "--out", at.fedavg),
         "st": ("stack", at.fedavg, at.knn, "--out", at.st),
         "ev": ("evaluate", at.fedavg, at.knn, "--out", at.ev),
+        "au": ("audit", at.knn, "--out", at.au),
         "sw": ("sweep", at.e, "--out", at.sw),
         "ud": ("update-datastore", at.d, at.e, "--out", at.ud),
         "nc": ("new-client", at.knn, at.samples, "--client", "late", "--out", at.nc),

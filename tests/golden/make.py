@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pflcli.artifacts import kinds
+from pflcli.commands.audit import audit
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
@@ -41,6 +42,7 @@ def main() -> None:
     build_datastore(at / "embeddings", at / "datastore", capacity=0.5)
     personalize("knn-per", at / "datastore", at / "predictions", options={"k": 3})
     evaluate([at / "predictions"], at / "evaluation")
+    audit(at / "predictions", at / "audit")
     compare([at / "partition"], at, methods=["local"], settings=settings)
     sweep(at / "embeddings", at / "sweep", grid={"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
     tune("local", at / "partition", at, search={"lr": "0.1,1"}, settings={**settings, "rounds": 1})

@@ -26,6 +26,7 @@ COMMANDS = {
     "personalize": ("local", "{p}", *MODEL),
     "evaluate": ("{fedavg}",),
     "compare": ("{p}", "--methods", "local", "--baseline", "local", *MODEL),
+    "audit": ("{fedavg}",),
     "demo": (),
     "sweep": ("{e}",),
     "stack": ("{fedavg}", "{knn}"),
@@ -44,9 +45,10 @@ OPTIONS = {
     ("compare", "weights"): (*COMMANDS["compare"], "--weights", "{inside}/weights.safetensors"),
     ("new-client", "data"): ("{fedavg}", "{inside}/late.npz", "--client", "late"),
     ("new-client", "weights"): ("{began}", *COMMANDS["new-client"][1:], "--weights", "{inside}/weights.safetensors"),
+    ("audit", "weights"): ("{began}", "--weights", "{inside}/weights.safetensors"),
     **{(name, "config_file"): (*line, "--config", "{inside}/x.toml") for name, line in COMMANDS.items()},
 }
-ARTIFACTS = {"source", "sources", "arriving"}
+ARTIFACTS = {"source", "sources", "arriving", "reference"}
 """Arguments: inputs, which test_placing holds to the same law."""
 NO_ARTIFACT = {"predict", "export", "report"}
 """Commands that replace a single file, or a folder that has nothing but their own files."""
@@ -71,7 +73,7 @@ def interrupted(work):
     "line",
     [
         *("extract {b}", "personalize fedavg {b}", "personalize knn-per {d}", "build-datastore {e}"),
-        *("update-datastore {d} {e}", "evaluate {knn}", "sweep {e}", "stack {knn}"),
+        *("update-datastore {d} {e}", "evaluate {knn}", "audit {knn}", "sweep {e}", "stack {knn}"),
     ],
 )
 def test_what_a_source_was_made_from_is_read_too(small_copy, pfl, tree, line):
@@ -97,7 +99,7 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
     (inside / "x.toml").touch()
     if option == "weights":
         weights = Path(shutil.copy(small.b / "weights.safetensors", inside))
-        if command == "new-client":  # which reads them only for a run that began with them
+        if command in ("audit", "new-client"):  # which read them only for a run that began with them
             personalize("local", small.p, tmp_path / "began", settings={"model": "mlp", "rounds": 1}, weights=weights)
     elif option in ("like", "partition"):
         shutil.copytree(small.p, inside / "p")

@@ -1,4 +1,7 @@
-"""What a client answers for its test samples, sent as a file, is what was stored: to the bit; exported, to 1e-5."""
+"""What a client answers for its test samples, sent as a file, is what was stored: to the bit; exported, to 1e-5.
+
+An attacker of ``pfl audit``, who sends them all at once, gets the same up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.auditing import queries
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.export import export
 from pflcli.commands.exporting import reader
@@ -19,6 +23,7 @@ from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.prediction import answering, personalized
+from pflcli.commands.prediction.answerer import Answerer
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError
 
@@ -66,6 +71,9 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
             assert len(rows)
             assert rows.tobytes() == answer.parts[part].tobytes(), part
         assert answer.tuned == {name: values[client] for name, values in tuned.items()}
+    sent_queries = queries.of_clients(data, queries.split_of(data) == 2)
+    parts, _ = queries.answers_to(Answerer(artifact, model), sent_queries, Execution(threads=1))
+    np.testing.assert_allclose(parts["p"], expected.parts["p"], rtol=0, atol=1e-5)
     if method in NOT_EXPORTED:
         with pytest.raises(InputError, match="cannot be exported"):
             export(artifact, tmp_path / "x", client=data.names[17], execution=Execution(threads=1))

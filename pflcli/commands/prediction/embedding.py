@@ -81,6 +81,20 @@ def with_queries(
     return {**run.embeddings, "test": _replaced(split, client, z, logits)}
 
 
+def with_test_samples(
+    run: Run, lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution
+) -> Mapping[str, Embedded]:
+    """Return the run's embeddings with those of all test samples in ``data`` in place of the stored ones."""
+    assert run.embeddings is not None
+    backbone = _opened(lineage, data, execution)
+    federation = backbone.run.federation
+    rows = np.concatenate([federation.rows(int(client), "test") for client in backbone.run.clients])
+    z, logits = backbone.outputs(rows)
+    backbone.run.engine.close()
+    offsets = blocks.offsets(federation.sizes("test"))
+    return {**run.embeddings, "test": Embedded(z, logits, federation.y[rows].cpu().numpy(), offsets)}
+
+
 def _replaced(split: Embedded, client: int, z: NDArray[np.float32], logits: NDArray[np.float32]) -> Embedded:
     """Return a split of embeddings in which samples (n, d) stand in place of those of a client."""
     first, last = split.offsets[client : client + 2]

@@ -1,0 +1,81 @@
+"""An audit: what an attacker learns from the answers of stored predictions.
+
+``audit.json``: a row for each attack, with what the attacker sees, and warnings. ``table.csv``: the same as a table.
+``clients.csv``: a row for each attack and client, the most exposed clients first. ``audit.png``: the ROC curves of the
+attacks and the clients. If classes were inverted, ``classes.csv`` with a row for each picture, and ``classes.png``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pflcli.artifacts.kinds._wording import count, word
+from pflcli.artifacts.manifest import Manifest
+from pflcli.artifacts.reader import Artifact
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+SCHEMA = 1
+MADE_BY = "pfl audit PREDICTIONS -o DIR"
+
+AUDIT = "audit.json"
+TABLE, CLIENTS, CLASSES = "table.csv", "clients.csv", "classes.csv"
+
+
+def read(artifact: Artifact) -> dict[str, Any]:
+    """Return the attacks of an audit with their results; raises InputError if the file is damaged."""
+    content = artifact.json(AUDIT)
+    with artifact.parsing(AUDIT):
+        _schema().validate_python(content, strict=True)
+    results: dict[str, Any] = content
+    return results
+
+
+@cache
+def _schema() -> TypeAdapter[Any]:
+    """Return the fields that tables and sentences read; others are allowed."""
+    from annotated_types import Len
+    from pydantic import TypeAdapter
+    from typing_extensions import TypedDict
+
+    class Row(TypedDict):
+        attack: str
+        sees: str
+        auc: float
+        auc_low: float
+        auc_high: float
+        tpr_at_1_percent: float | None
+        tpr_at_0_1_percent: float | None
+        members: int
+        clients: int
+        undefined: int
+        above_chance: int
+
+    class Audit(TypedDict):
+        method: str
+        attacks: Annotated[list[Row], Len(1)]
+        warnings: list[str]
+
+    return TypeAdapter(Audit)
+
+
+def check(artifact: Artifact) -> None:
+    """Read every file; raises InputError if one is damaged or has an invalid value."""
+    read(artifact)
+    for name in (TABLE, CLIENTS, CLASSES):
+        if name in artifact.manifest.files:
+            artifact.table(name)
+
+
+def describe(manifest: Manifest) -> list[str]:
+    """Return the facts that tell one from another, in words."""
+    summary = manifest.summary
+    auc = summary.get("auc")
+    return [
+        word(summary.get("method")),
+        count(summary.get("clients"), "client"),
+        word(summary.get("attack"), "strongest attack"),
+        f"AUC {auc:.2f}" if isinstance(auc, float) else "",
+    ]

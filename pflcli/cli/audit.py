@@ -1,0 +1,54 @@
+"""``pfl audit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pflcli.cli import completion, console, predict, shared
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.make import Execution, Outcome
+
+
+@shared.makes_artifact("device", "threads", "engine")
+def command(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Attack the clients of these predictions.",
+            metavar="PREDICTIONS",
+            autocompletion=completion.artifacts("predictions"),
+        ),
+    ],
+    out: shared.Out,
+    execution: Execution,
+    reference: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Compare with these predictions of the same method, made from another split of the same samples; "
+            "repeat it, twice at least. They add the attack by likelihood ratio.",
+            metavar="PREDICTIONS",
+            show_default=False,
+            autocompletion=completion.artifacts("predictions"),
+        ),
+    ] = None,
+    weights: predict.Weights = None,
+    seed: shared.Seed = None,
+    quiet: shared.Quiet = False,
+) -> Outcome:
+    """Measure what an attacker learns from clients' answers: which samples they were trained on.
+
+    Examples:
+        pfl audit runs/knn-per -o runs/audit
+        pfl audit runs/fedavg -o runs/audit-fedavg --seed 1
+    """
+    from pflcli.artifacts.reader import open_artifact
+    from pflcli.commands.audit import audit
+
+    outcome = audit(source, out, references=reference or (), weights=weights, seed=seed, execution=execution)
+    if not quiet and not execution.dry_run:
+        console.attacks(open_artifact(out))
+    return outcome

@@ -1,0 +1,242 @@
+"""``pfl audit``: what an attacker learns from the answers of stored predictions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import rng
+from pflcli.artifacts import csv_file
+from pflcli.artifacts.kinds import audit as artifact_kind
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands.auditing import attacks, queries, references
+from pflcli.commands.auditing.attacks import Exposure
+from pflcli.commands.auditing.queries import Queries
+from pflcli.commands.prediction import answerer as answerers
+from pflcli.commands.prediction import personalized
+from pflcli.commands.prediction.answerer import Answerer
+from pflcli.errors import InputError
+from pflcli.metrics import membership
+from pflcli.metrics.membership import Area, Mask, Rate
+from pflcli.presentation import exposure as pictures
+from pflcli.wording import counted
+
+STATISTICS = 1
+"""The version of what is computed; it becomes another one when numbers of equal requests may change."""
+
+
+def audit(
+    source: Path | str | Artifact,
+    out: Path | str,
+    *,
+    references: Sequence[Path | str | Artifact] = (),
+    weights: Path | str | None = None,
+    seed: int | None = None,
+    execution: Execution | None = None,
+) -> Outcome:
+    """Measure what an attacker learns from what the clients of the predictions ``source`` answer.
+
+    The attacker sends samples whose class it knows to a client, and sees what the client answers. For each sample it
+    says how sure it is that the client has learned from it. Members are the client's training samples (with refit its
+    validation samples too), non-members its test samples: as many of each, drawn by ``seed``. Clients that took no part
+    in the rounds are left out, and counted.
+
+    ``references`` are predictions of the same method on other splits of the same samples, which add the attack by
+    likelihood ratio. ``weights`` is the file with which a run began that has no backbone.
+
+    Raises UsageError for an option that does not fit, InputError for a lineage that is not complete, references that
+    cannot serve, or clients without members or non-members, ComputationError if the method cannot answer.
+    """
+    execution = (execution or Execution()).reading(weights)
+    artifact = open_artifact(source, "predictions")
+    compared = [open_artifact(path, "predictions") for path in references]
+    answerer = answerers.opened(artifact, weights)
+    reference_answerers = _opened_references(answerer, compared, weights)
+    seed = int(artifact.manifest.request["seed"]) if seed is None else seed
+    spec = ArtifactSpec(
+        "audit",
+        {"statistics": STATISTICS, "seed": seed},
+        (
+            artifact.as_input("predictions", Path(out)),
+            *(item.as_input(f"reference {number}", Path(out)) for number, item in enumerate(compared)),
+        ),
+    )
+
+    return make(out, spec, execution, partial(_build, answerer, reference_answerers, seed, execution))
+
+
+def _build(
+    answerer: Answerer, compared: Sequence[Answerer], seed: int, execution: Execution, work: ArtifactWriter
+) -> Built:
+    path = answerer.artifact.path
+    for name in answerer.changed_code():
+        execution.reporter.say(f"WARNING: {name} has changed since {path} was made: answers may differ from its own")
+    result = _attacked(answerer, compared, seed, execution)
+    _write(work, result, personalized.client_names(answerer.artifact))
+    for line in result.warnings:
+        execution.reporter.say(f"WARNING: {line}")
+    strongest = attacks.strongest(result.exposures)
+    summary = {
+        "method": answerer.method,
+        "clients": result.clients,
+        "members": int(result.member.sum()),
+        "attack": strongest.attack,
+        "auc": round(strongest.area.value, 6),
+    }
+    return Built(summary, {})
+
+
+def _opened_references(answerer: Answerer, compared: Sequence[Artifact], weights: Path | str | None) -> list[Answerer]:
+    return references.opened(answerer, compared, weights) if compared else []
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What all attacks gave: ``clients`` is the number of those that are audited."""
+
+    method: str
+    exposures: list[Exposure]
+    member: Mask
+    clients: int
+    left_out: int
+    warnings: list[str]
+
+
+def _attacked(answerer: Answerer, compared: Sequence[Answerer], seed: int, execution: Execution) -> _Result:
+    """Send samples to all clients, and score them by every attack."""
+    data = queries.samples_of(answerer)
+    is_unseen = queries.unseen(answerer, data)
+    sent_queries = _drawn(answerer, data, is_unseen, seed)
+    member = queries.learned(answerer.artifact, data)[sent_queries.rows]
+    parts, remarks = queries.answers_to(answerer, sent_queries, execution)
+    by_attack = attacks.scores(parts, sent_queries.y)
+    if compared:
+        logits, learned = references.scores(sent_queries, member, compared, execution)
+        by_attack["likelihood-ratio"] = membership.likelihood_ratios(by_attack["confidence"], logits, learned)
+    exposures = [
+        attacks.exposure(name, by_attack[name], member, sent_queries.client, len(data.names))
+        for name in attacks.SEES
+        if name in by_attack
+    ]
+    audited = int((np.diff(sent_queries.offsets) > 0).sum())
+    few = sum(item.area is None for item in exposures[0].clients) - int(is_unseen.sum())
+    warnings = [*remarks, *_warnings(answerer, few, int(is_unseen.sum()))]
+    return _Result(answerer.method, exposures, member, audited, int(is_unseen.sum()), warnings)
+
+
+def _drawn(answerer: Answerer, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:
+    """Return as many members as test samples of each client that took part in the rounds, as queries."""
+    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
+    learned, split = queries.learned(answerer.artifact, data), queries.split_of(data)
+    candidate = (learned | (split == 2)) & ~is_unseen[client]
+    draws = [
+        (np.flatnonzero(candidate & (client == number)), rng.generator(seed, "audit", number))
+        for number in range(len(data.names))
+    ]
+    chosen = np.zeros(len(client), np.bool_)
+    chosen[membership.balanced(learned, draws)] = True
+    if not chosen.any():
+        raise InputError(
+            f"no client of {answerer.partition.path} has both training and test samples to audit by",
+            "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
+        )
+    return queries.of_clients(data, chosen)
+
+
+def _warnings(answerer: Answerer, few: int, unseen: int) -> list[str]:
+    """Return what a reader of the numbers should know."""
+    lines = []
+    if few:
+        lines.append(
+            f"{counted(few, 'client')} with fewer than {attacks.FEWEST} members or non-members: AUC not defined, but "
+            "their samples count in that of all clients"
+        )
+    if unseen:
+        lines.append(f"{counted(unseen, 'unseen client')} left out: what the rounds learned has none of their samples")
+    request = answerer.partition.manifest.request
+    if "keep_test" in request or "keep_validation" in request:
+        lines.append(
+            "test samples were given, not drawn: where they differ from training samples by more than chance, attacks "
+            "tell the difference, and not membership alone"
+        )
+    return lines
+
+
+def _write(work: ArtifactWriter, result: _Result, names: Sequence[str]) -> None:
+    rows = [_row(item, result.member) for item in result.exposures]
+    content = {
+        "method": result.method,
+        "audited_clients": result.clients,
+        "unseen_clients": result.left_out,
+        "attacks": rows,
+        "warnings": result.warnings,
+    }
+    work.write(artifact_kind.AUDIT, (json.dumps(content, indent=2) + "\n").encode())
+    heading = [name for name in rows[0] if name != "sees"]
+    work.write(artifact_kind.TABLE, csv_file.rounded(heading, [[row[name] for name in heading] for row in rows]))
+    work.write(artifact_kind.CLIENTS, _client_table(result, names))
+    strongest = attacks.strongest(result.exposures)
+    ranked = strongest.defined
+    areas = [[area.value, area.low, area.high] for _, area in ranked]
+    curves = {item.attack: membership.curve(item.scores, result.member) for item in result.exposures}
+    labels = [names[item.client] for item, _ in ranked]
+    drawing = pictures.picture(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
+    work.write("audit.png", drawing)
+
+
+def _rates(rates: Sequence[Rate | None]) -> dict[str, float | None]:
+    names = ("tpr_at_1_percent", "tpr_at_0_1_percent")
+    columns: dict[str, float | None] = {}
+    for name, rate in zip(names, rates, strict=True):
+        columns[name] = None if rate is None else rate.value
+        columns[f"{name}_low"] = None if rate is None else rate.low
+        columns[f"{name}_high"] = None if rate is None else rate.high
+    return columns
+
+
+def _row(item: Exposure, member: Mask) -> dict[str, Any]:
+    """Return the row of one attack, over all clients together."""
+    defined = [area for _, area in item.defined]
+    return {
+        "attack": item.attack,
+        "sees": attacks.SEES[item.attack],
+        "auc": item.area.value,
+        "auc_low": item.area.low,
+        "auc_high": item.area.high,
+        **_rates(item.rates),
+        "members": int(member.sum()),
+        "non_members": int((~member).sum()),
+        "clients": len(defined),
+        "undefined": len(item.clients) - len(defined),
+        "worst_client_auc": max((area.value for area in defined), default=None),
+        "above_chance": sum(area.low > 0.5 for area in defined),
+        "above_chance_by_chance": 0.025 * len(defined),
+    }
+
+
+def _client_table(result: _Result, names: Sequence[str]) -> bytes:
+    """Return ``clients.csv``: a row for each attack and client, those most exposed to the strongest attack first."""
+    strongest = attacks.strongest(result.exposures)
+    order = [item.client for item, _ in strongest.defined]
+    order += [item.client for item in strongest.clients if item.area is None]
+    rows = []
+    for client in order:
+        for item in result.exposures:
+            own = item.clients[client]
+            area: Area | None = own.area
+            values = [None] * 3 if area is None else [area.value, area.low, area.high]
+            rates = [*_rates(own.rates).values()]
+            rows.append([client, names[client], item.attack, own.count, *values, *rates])
+    heading = ["client", "name", "attack", "members", "auc", "auc_low", "auc_high", *_rates((None, None))]
+    return csv_file.rounded(heading, rows)

@@ -1,0 +1,1 @@
+"""What ``pfl audit`` consists of: queries, reference models, attacks, and pictures of classes."""

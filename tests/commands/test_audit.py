@@ -1,0 +1,206 @@
+"""``pfl audit``: attackers whose success is known, references, and what is left out, counted or refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from helpers import error_text
+from pflcli.artifacts import blocks
+from pflcli.artifacts.kinds import audit as audits
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.audit import audit
+from pflcli.commands.auditing import attacks, queries
+from pflcli.commands.import_data import import_data
+from pflcli.commands.partition import partition
+from pflcli.commands.personalize import personalize
+from pflcli.commands.prediction import answerer as answerers
+from pflcli.errors import InputError, PflError, UsageError
+
+ONE = Execution(threads=1)
+BRIEF = {"model": "logistic", "rounds": 1}
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    """Four writers under three splits, each with models that clients train alone."""
+    at = tmp_path_factory.mktemp("splits")
+    for number in range(3):
+        partition("writers", at / f"p{number}", clients=4, split_seed=number)
+        personalize("local", at / f"p{number}", at / f"local{number}", settings=BRIEF, execution=ONE)
+    return at
+
+
+def rows(folder, name="table.csv"):
+    with (folder / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def by_attack(folder):
+    return {row["attack"]: row for row in audits.read(open_artifact(folder))["attacks"]}
+
+
+def answering(monkeypatch, answer):
+    """Let clients answer what ``answer`` says of each sample: whether it is a member, its label, and random numbers."""
+
+    def answers_to(answerer, sent_queries, execution):
+        draw = np.random.default_rng(0)
+        member = queries.learned(answerer.artifact, sent_queries.data)[sent_queries.rows]
+        right = answer(member, draw)
+        p = np.full((len(right), sent_queries.data.classes), 0.0)
+        p += ((1 - right) / (sent_queries.data.classes - 1))[:, None]
+        p[np.arange(len(right)), sent_queries.y] = right
+        return {"p": p.astype(np.float32)}, []
+
+    monkeypatch.setattr(queries, "answers_to", answers_to)
+
+
+def test_an_answerer_that_looks_samples_up_is_recognized(splits, tmp_path, monkeypatch):
+    answering(monkeypatch, lambda member, draw: np.where(member, 0.9, 0.6))
+    audit(splits / "local0", tmp_path / "a")
+    row = by_attack(tmp_path / "a")["confidence"]
+    assert (row["auc"], row["auc_high"], row["worst_client_auc"]) == (1, 1, 1)
+    assert row["auc_low"] < 1
+    assert row["above_chance"] == row["clients"] > 0
+    assert by_attack(tmp_path / "a")["label"]["auc"] == 0.5  # all answers are right
+
+
+def test_an_answerer_that_knows_nothing_of_members_is_a_guess(splits, tmp_path, monkeypatch):
+    answering(monkeypatch, lambda member, draw: draw.uniform(0.2, 0.9, len(member)))
+    audit(splits / "local0", tmp_path / "a")
+    row = by_attack(tmp_path / "a")["confidence"]
+    assert row["auc_low"] < 0.5 < row["auc_high"]
+    assert abs(row["auc"] - 0.5) < 0.15
+
+
+def test_samples_that_are_sent_get_the_answers_of_predict(splits):
+    artifact = open_artifact(splits / "local0")
+    answerer = answerers.opened(artifact)
+    data = queries.samples_of(answerer)
+    sent_queries = queries.of_clients(data, queries.split_of(data) == 0)
+    parts, _ = queries.answers_to(answerer, sent_queries, ONE)
+    for client in range(4):
+        own = slice(*sent_queries.offsets[client : client + 2])
+        assert (sent_queries.client[own] == client).all()
+        expected = answerer.answer(client, data.x[sent_queries.rows[own]], ONE).parts["p"]
+        np.testing.assert_allclose(parts["p"][own], expected, rtol=0, atol=1e-6)
+
+
+def test_members_and_non_members_are_as_many_for_each_client(splits, tmp_path):
+    audit(splits / "local0", tmp_path / "a")
+    data = partitions.read(open_artifact(splits / "p0"))
+    expected = np.minimum(data.sizes[:, 0], data.sizes[:, 2])
+    own = [row for row in rows(tmp_path / "a", "clients.csv") if row["attack"] == "confidence"]
+    assert {int(row["client"]): int(row["members"]) for row in own} == dict(enumerate(expected.tolist()))
+    areas = [float(row["auc"]) for row in own if row["auc"]]
+    strongest = max(by_attack(tmp_path / "a").values(), key=lambda row: row["auc"])["attack"]
+    assert strongest != "confidence" or areas == sorted(areas, reverse=True)
+
+
+def test_a_client_with_few_samples_has_no_area_and_is_counted(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    owner = np.repeat(["=few", "x\x1b[31m", "$\\alpha$", "many"], [3, 40, 40, 40])
+    x, y = draw.normal(size=(123, 3)).astype(np.float32), np.arange(123) % 2
+    np.savez(tmp_path / "a.npz", x=x, y=y, owner=owner)
+    import_data(tmp_path / "a.npz", tmp_path / "data", client="owner")
+    partition(str(tmp_path / "data"), tmp_path / "p")
+    personalize("local", tmp_path / "p", tmp_path / "m", settings=BRIEF, execution=ONE)
+    audit(tmp_path / "m", tmp_path / "a")
+    row = by_attack(tmp_path / "a")["confidence"]
+    assert (row["clients"], row["undefined"]) == (3, 1)
+    few = [row for row in rows(tmp_path / "a", "clients.csv") if int(row["members"]) < attacks.FEWEST]
+    assert {row["name"] for row in few} == {"=few"}
+    assert all(row["auc"] == "" for row in few)
+    assert any("1 client with fewer than 5" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
+
+
+def test_without_test_samples_nothing_can_be_audited(tmp_path):
+    partition("writers", tmp_path / "p", clients=3, fractions=(0.8, 0.2, 0.0))
+    personalize("local", tmp_path / "p", tmp_path / "m", settings=BRIEF, execution=ONE)
+    with pytest.raises(InputError) as error:
+        audit(tmp_path / "m", tmp_path / "a")
+    assert "both training and test samples" in error_text(error)
+    assert not (tmp_path / "a").exists()
+
+
+def test_references_add_the_likelihood_ratio(splits, tmp_path):
+    outcome = audit(splits / "local0", tmp_path / "a", references=[splits / "local1", splits / "local2"])
+    assert "likelihood-ratio" in outcome.table().index
+    assert [item.role for item in open_artifact(tmp_path / "a").manifest.inputs] == [
+        "predictions", "reference 0", "reference 1"
+    ]  # fmt: skip
+
+
+def test_a_split_seed_changes_the_splits_alone(splits, tmp_path):
+    first, second = (partitions.read(open_artifact(splits / name)) for name in ("p0", "p1"))
+    assert first.names == second.names
+    assert set(first.sample) == set(second.sample)
+    assert not np.array_equal(first.sample, second.sample)
+    for client in range(4):
+        span = slice(first.offsets[3 * client], first.offsets[3 * client + 3])
+        assert set(first.sample[span]) == set(second.sample[span])
+    partition("writers", tmp_path / "p", clients=4, seed=0, split_seed=0)
+    fingerprints = {open_artifact(path).manifest.fingerprint for path in (tmp_path / "p", splits / "p0")}
+    assert len(fingerprints) == 1
+
+
+def test_references_that_cannot_serve_are_refused(splits, tmp_path):
+    personalize("local", splits / "p0", tmp_path / "seed", settings=BRIEF, seed=7, execution=ONE)
+    personalize("local", splits / "p1", tmp_path / "lr", settings={**BRIEF, "lr": 0.5}, execution=ONE)
+    partition("writers", tmp_path / "p", clients=3, seed=5)
+    personalize("local", tmp_path / "p", tmp_path / "others", settings=BRIEF, execution=ONE)
+    good = splits / "local1"
+    cases = [
+        (UsageError, [good], "spread between models"),
+        (UsageError, [good, good], "given twice"),
+        (UsageError, [good, splits / "local0"], "no reference for itself"),
+        (InputError, [good, tmp_path / "lr"], "another method, or by other options"),
+        (InputError, [good, tmp_path / "seed"], "--split-seed"),
+        (InputError, [good, tmp_path / "others"], "do not have the same samples"),
+    ]
+    for kind, references, words in cases:
+        with pytest.raises(PflError) as error:
+            audit(splits / "local0", tmp_path / "a", references=references)
+        assert isinstance(error.value, kind)
+        assert words in error_text(error)
+
+
+def test_a_store_reveals_its_samples_by_distance(small):
+    attacked = by_attack(small.au)
+    assert [*attacked] == [name for name in attacks.SEES if name != "likelihood-ratio"]
+    assert attacked["distance"]["auc"] == 1
+    assert attacked["distance"]["tpr_at_0_1_percent"] is None  # six writers have fewer than 1000 test samples
+
+
+def test_unseen_clients_are_left_out(tmp_path):
+    partition("writers", tmp_path / "p", clients=6, new_clients=0.3)
+    personalize("fedavg", tmp_path / "p", tmp_path / "m", settings=BRIEF, execution=ONE)
+    audit(tmp_path / "m", tmp_path / "a")
+    content = json.loads((tmp_path / "a" / "audit.json").read_text())
+    assert (content["audited_clients"], content["unseen_clients"]) == (4, 2)
+    data = partitions.read(open_artifact(tmp_path / "p"))
+    members = {int(row["client"]): int(row["members"]) for row in rows(tmp_path / "a", "clients.csv")}
+    assert {client for client, count in members.items() if count == 0} == set(np.flatnonzero(data.new))
+
+
+def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
+    audit(small.st, tmp_path / "a", execution=ONE)
+    answerer = answerers.opened(open_artifact(small.st))
+    data = queries.samples_of(answerer)
+    sent_queries = queries.of_clients(data, queries.split_of(data) == blocks.SPLITS.index("test"))
+    parts, _ = queries.answers_to(answerer, sent_queries, ONE)
+    expected = answerer.answer(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
+    np.testing.assert_allclose(parts["p"][slice(*sent_queries.offsets[2:4])], expected, atol=1e-6)
+
+
+def test_the_command_prints_a_table_and_makes_nothing_in_a_dry_run(small, tmp_path, pfl):
+    ran = pfl("audit", small.fedavg, "-o", tmp_path / "a", "--threads", 1)
+    assert (ran.code, ran.out) == (0, f"{tmp_path / 'a'}\n")
+    assert "confidence" in ran.err
+    assert pfl("audit", small.fedavg, "-o", tmp_path / "b", "-n").code == 0
+    assert not (tmp_path / "b").exists()
