@@ -53,7 +53,7 @@ app.command("personalize", cls=shared.Command, rich_help_panel=_CHAIN)(personali
 app.command("stack", cls=shared.Command, rich_help_panel=_CHAIN)(stack.command)
 app.command("evaluate", cls=shared.Command, rich_help_panel=_CHAIN)(evaluate.command)
 app.command("audit", cls=shared.Command, rich_help_panel=_CHAIN)(audit.command)
-app.command("compare", cls=shared.Command, rich_help_panel=_CHAIN)(compare.command)
+app.command("compare", cls=compare.Command, rich_help_panel=_CHAIN)(compare.command)
 app.command("demo", cls=shared.Command, rich_help_panel=_CHAIN)(demo.command)
 app.command("tune", cls=shared.Command, rich_help_panel=_CHAIN)(tune.command)
 app.command("sweep", cls=shared.Command, rich_help_panel=_CHAIN)(sweep.command)

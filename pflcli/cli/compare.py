@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +11,22 @@ import typer
 
 from pflcli import config
 from pflcli.cli import completion, console, shared, training
+from pflcli.errors import UsageError
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
+
+
+class Command(shared.Command):
+    """Keeps the words as they were typed, which a plan repeats."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep ``args`` in ``ctx.meta[WORDS]``, and parse them."""
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+_WORDS = "pfl.words"
 
 
 @training.options()
@@ -37,6 +51,7 @@ def command(
     ],
     settings: Mapping[str, Any],
     execution: Execution,
+    context: typer.Context,
     methods: Annotated[
         str,
         typer.Option(
@@ -70,6 +85,23 @@ def command(
     link: shared.Link = None,
     metric: shared.Metrics = None,
     tune: shared.Tune = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Make only these artifacts, named by their folders in DIR such as seed-0/ditto, and no table.",
+            metavar="PATH,PATH",
+            show_default="all, and the table",
+        ),
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="Print a script that makes the same by many processes, as make, slurm or sh, and do nothing else.",
+            metavar="FORM",
+            show_default=False,
+            autocompletion=completion.words("make", "slurm", "sh"),
+        ),
+    ] = None,
     as_json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> Outcome:
@@ -83,6 +115,8 @@ def command(
     """
     from pflcli.commands.compare import IncompleteError, compare
 
+    if plan is not None:
+        execution = _planning(execution, context)
     try:
         outcome = compare(
             sources,
@@ -97,14 +131,57 @@ def command(
             link=link,
             metrics=None if metric is None else shared.words(metric),
             tune=tune,
+            only=None if only is None else shared.words(only),
             execution=execution,
         )
     except IncompleteError as error:  # some methods failed; the table holds the others
         _show(error.outcome, dry_run=execution.dry_run, quiet=quiet)
         console.result(error.outcome, as_json=as_json)
         raise
-    _show(outcome, dry_run=execution.dry_run, quiet=quiet)
+    if plan is not None:
+        console.lines([_script(plan, sources, out, outcome.summary["jobs"], context).rstrip("\n")])
+        raise typer.Exit
+    if only is None or execution.dry_run:
+        _show(outcome, dry_run=execution.dry_run, quiet=quiet)
     return outcome
+
+
+_PLAN = "--plan"
+
+
+def _planning(execution: Execution, context: typer.Context) -> Execution:
+    """Return a dry run, which says nothing; raises UsageError for options that a plan cannot have beside it."""
+    from pflcli.reporter import SILENT
+
+    for name, reason in (
+        ("dry_run", "both do nothing but print"),
+        ("force", "a plan replaces nothing"),
+        ("only", "a plan is of all artifacts"),
+        ("as_json", "a plan is a script"),
+    ):
+        if context.params[name]:
+            option = "json" if name == "as_json" else name.replace("_", "-")
+            raise UsageError(f"--plan and --{option} exclude each other: {reason}", f"leave out --{option}")
+    return replace(execution, dry_run=True, reporter=SILENT)
+
+
+def _script(plan: str, sources: list[Path], out: Path, jobs: list[dict[str, Any]], context: typer.Context) -> str:
+    """Return the script for the command as it was typed, without ``--plan``."""
+    from pflcli.commands.comparison import scripts
+
+    typed: list[str] = list(context.meta[_WORDS])
+    if not any(word.partition("=")[0] == _PLAN for word in typed):
+        raise UsageError("a configuration file cannot hold a plan", f"type {_PLAN} {plan}")
+    words = ["pfl", "compare"]
+    while typed:
+        word = typed.pop(0)
+        if word == _PLAN:
+            typed.pop(0)
+        elif not word.startswith(f"{_PLAN}="):
+            words.append(word)
+    threads = context.get_parameter_source("threads")
+    chosen = threads is not None and threads.name != "DEFAULT"
+    return scripts.script(plan, scripts.Plan(out, sources, {job["path"]: job["needs"] for job in jobs}, words, chosen))
 
 
 def _show(outcome: Outcome, *, dry_run: bool, quiet: bool) -> None:

@@ -29,16 +29,19 @@ def options(default: str = "") -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
+        takes_context = _CONTEXT in signature.parameters
         by_name = {parameter.name: parameter for parameter in _parameters(default)}
 
         @functools.wraps(command)
         def run(**values: Any) -> Any:
-            context = values.pop(_CONTEXT)
+            context = values[_CONTEXT] if takes_context else values.pop(_CONTEXT)
             chosen = shared.without_none(**{name: values.pop(name) for name in by_name})
             return command(**values, settings=_steps_or_epochs(chosen, context))
 
         parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
+            if parameter.name == _CONTEXT:
+                continue
             parameters += by_name.values() if parameter.name == "settings" else [parameter]
         context = inspect.Parameter(_CONTEXT, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         shared.show_parameters(run, [context, *parameters])

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import codebook, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import partition as partition_kind
 from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison import equal_tuning, runner, stacking
+from pflcli.commands.comparison import equal_tuning, parts, runner, stacking
 from pflcli.commands.comparison.equal_tuning import Tuned, Tuner
 from pflcli.commands.comparison.existing import ExistingComparison, find_comparison
+from pflcli.commands.comparison.partitions import SPLIT, by_seed
 from pflcli.commands.comparison.plan import (
     ALL,
     BACKBONE,
@@ -26,17 +26,16 @@ from pflcli.commands.comparison.plan import (
     resolve_variants,
 )
 from pflcli.commands.comparison.steps import Step, Variant
-from pflcli.errors import ComputationError, InputError, UsageError, closest
+from pflcli.errors import ComputationError, UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, stack_references, summary, time_to_target
 from pflcli.metrics import catalogue
 from pflcli.reporter import SILENT
+from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
 from pflcli.training import resolved_settings, rounds
 
 NAME = "comparison"
 """The folder of the artifact inside ``out``; beside it are the folders ``seed-N``."""
-
-_SPLIT = "test"
 
 
 class IncompleteError(ComputationError):
@@ -61,6 +60,7 @@ def compare(
     link: str | None = None,
     metrics: Sequence[str] | None = None,
     tune: int | None = None,
+    only: Sequence[str] | None = None,
     execution: Execution | None = None,
 ) -> Outcome:
     """Run every method under every seed, as artifacts in ``out/seed-N``, and write the table ``out/comparison``.
@@ -75,7 +75,9 @@ def compare(
     how long each method takes to reach it. ``link`` is the network for which the time of a round is simulated. The
     first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
     gains, conclusion and picture; the others are computed too. With ``tune``, what ``options`` and ``settings`` leave
-    open is first chosen for each method among so many trials, by that metric on validation samples.
+    open is first chosen for each method among so many trials, by that metric on validation samples. With ``only``,
+    just these artifacts are made, named by their folders inside ``out`` (``seed-0/ditto``), and no table; what they
+    need must be there. A dry run lists them all, and what each needs, as ``summary["jobs"]``.
 
     Raises UsageError for an invalid request, ConflictError before anything is made if an artifact of another request
     is in the way, and IncompleteError, with the comparison of the other runs, if a run fails.
@@ -85,7 +87,7 @@ def compare(
     require_folder(out)
     time_to_target.check(target)
     table = TableOptions(target, link, None if metrics is None else catalogue.chosen(metrics))
-    partitions = _by_seed(sources, seeds)
+    partitions = by_seed(sources, seeds)
     initial_weights = None if weights is None else initial.read(weights)
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     partition = next(iter(partitions.values()))
@@ -98,12 +100,18 @@ def compare(
         if not manifests.is_artifact(out / NAME):
             _require_compared(baseline, variants)
         tuner = Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights, execution)
-        tuned = tuner.tuned(variants)
+        tuned = tuner.tuned(variants) if only is None else parts.tuned(tuner, variants, only)
+        if only is not None and all(map(parts.is_tuning, only)):
+            return parts.outcome(out, only)
         training = resolved_settings.settings({}, tuned.settings, partition)
         if not tuned.is_complete:
             execution.reporter.say(tuned.announcement)
-            rows = tuned.plan(out, variants, list(partitions))
-            return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", {"plan": rows})
+            steps = _steps(partitions, out, variants, training, initial_weights)
+            plan = {
+                "plan": tuned.plan(out, variants, list(partitions)),
+                "jobs": parts.jobs(out, steps, tuned, variants),
+            }
+            return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", plan)
     options = tuned.options
     digest = None if initial_weights is None else initial_weights.digest
     existing = find_comparison(out / NAME, NAME, training, digest)
@@ -115,11 +123,10 @@ def compare(
         existing.announce(variants, methods, partitions, execution.reporter)
     _require_compared(baseline, variants)
     stacking.require_validation_samples([variant.name for variant in variants], partitions.values())
-    steps = [
-        step
-        for seed, partition in partitions.items()
-        for step in planned_steps(partition, seed, out, variants, training, initial_weights)
-    ]
+    chosen_seeds = partitions if only is None else parts.by_seed(partitions, only)
+    steps = _steps(chosen_seeds, out, variants, training, initial_weights)
+    if only is not None:
+        return parts.make_only(out, only, steps, execution, every=ALL in methods)
     request = {
         "methods": {item.name: {"options": dict(item.options), "settings": dict(item.settings)} for item in variants},
         "seeds": sorted(partitions),
@@ -131,12 +138,18 @@ def compare(
     stacking.announce(request["methods"], execution.reporter, pending=any(step.is_ahead for step in steps))
     draft = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
     extends = "" if existing is None else existing.addition(draft)
-    _require_free(steps, execution)
+    parts.require_free(steps, execution)
     preview = make(out / NAME, draft, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
     if execution.dry_run or preview.decision == Decision.UP_TO_DATE:
         outcome = make(out / NAME, draft, execution, _never_built, extends=extends)
         return (
-            replace(outcome, summary={"plan": [*tuned.plan(out, variants, ()), *_plan(steps)]})
+            replace(
+                outcome,
+                summary={
+                    "plan": [*tuned.plan(out, variants, ()), *parts.rows(steps)],
+                    "jobs": parts.jobs(out, steps, tuned, variants),
+                },
+            )
             if execution.dry_run
             else outcome
         )
@@ -172,7 +185,7 @@ class TableOptions:
         if metrics != catalogue.DEFAULT:
             catalogue.require_classes(metrics, partition_kind.form(next(iter(partitions.values()))).classes)
         return {
-            "split": _SPLIT,
+            "split": SPLIT,
             "baseline": baseline,
             "statistics": summary.STATISTICS,
             **({} if self.target is None else {"target": self.target}),
@@ -188,45 +201,19 @@ def _require_compared(baseline: str, variants: Sequence[Variant]) -> None:
         raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
 
 
-def _require_free(steps: Sequence[Step], execution: Execution) -> None:
-    """Raise ConflictError if a step would replace an artifact of another request, or a file that is read."""
-    conflicts = [step.conflict for step in steps if step.conflict is not None]
-    if conflicts and not execution.force:
-        raise conflicts[0]
-    for step in steps:
-        if step.is_ahead:
-            placement.require_outside(step.artifact.path, execution.reads)
-
-
-def _by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict[int, Artifact]:
-    """Return the partition of each seed; raises UsageError if two partitions or two seeds are the same."""
-    artifacts = [open_artifact(source, "partition") for source in sources]
-    if not artifacts:
-        raise UsageError("no partition to compare on", "pfl compare PARTITION -o DIR")
-    for artifact in artifacts:
-        if not artifact.manifest.summary.get(_SPLIT, 1):
-            raise InputError(f"{artifact.path} has no {_SPLIT} samples to score", "--fractions 0.6,0.2,0.2")
-    if len(artifacts) == 1:
-        run_seeds = [rounds.draws(None, artifacts[0])] if seeds is None else list(seeds)
-        if len({*run_seeds}) < len(run_seeds) or not run_seeds or min(run_seeds) < 0:
-            raise UsageError(f"--seeds {','.join(map(str, run_seeds))} are not different numbers", "--seeds 0,1,2")
-        return dict.fromkeys(run_seeds, artifacts[0])
-    if seeds is not None:
-        raise UsageError(
-            "--seeds needs a single partition: several are each used under the seed that they were drawn with",
-            "give one partition, or leave out --seeds",
-        )
-    partitions: dict[int, Artifact] = {}
-    for artifact in artifacts:
-        seed = rounds.draws(None, artifact)
-        codebook.require_same(artifacts[0], artifact, "classes", "features")
-        if seed in partitions:
-            raise UsageError(
-                f"{partitions[seed].path} and {artifact.path} are both of seed {seed}",
-                "several partitions stand for several seeds: pfl partition DATASET -o DIR --seed 1",
-            )
-        partitions[seed] = artifact
-    return partitions
+def _steps(
+    partitions: Mapping[int, Artifact],
+    out: Path,
+    variants: Sequence[Variant],
+    training: Settings,
+    weights: initial.Weights | None,
+) -> list[Step]:
+    """Return the steps of all seeds."""
+    return [
+        step
+        for seed, partition in partitions.items()
+        for step in planned_steps(partition, seed, out, variants, training, weights)
+    ]
 
 
 def _draft(request: Mapping[str, Any], predictions: Mapping[Step, Artifact], out: Path) -> ArtifactSpec:
@@ -238,18 +225,6 @@ def _draft(request: Mapping[str, Any], predictions: Mapping[Step, Artifact], out
 
 def _never_built(work: ArtifactWriter) -> Built:
     raise AssertionError("a dry run builds nothing")
-
-
-def _plan(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    return [
-        {
-            "seed": step.seed,
-            "step": step.name,
-            "path": str(step.artifact.path),
-            "decision": str(Decision.REPLACE if step.conflict else step.decision),
-        }
-        for step in steps
-    ]
 
 
 def _tabulate(
@@ -276,8 +251,8 @@ def _tabulate(
     metric_names = tuple(request.get("metric", catalogue.DEFAULT))
 
     def build(work: ArtifactWriter) -> Built:
-        scores = scoring.score(artifacts, _SPLIT, baseline, labels, metric_names)
-        metrics = {**scoring.metrics(scores, _SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
+        scores = scoring.score(artifacts, SPLIT, baseline, labels, metric_names)
+        metrics = {**scoring.metrics(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
         pools = stacking.pools(suitable)
         if beside := stack_references.references(scores, pools):
             metrics |= {"stacks": beside, "warnings": [*metrics["warnings"], *stack_references.cautions(scores, pools)]}

@@ -204,7 +204,7 @@ class Tuner:
         A method whose trials all fail, or that does not suit the data, keeps the options of the user; the comparison
         then reports it. Raises any other error of ``tune``.
         """
-        backbone = self._choice(BACKBONE, lambda: self.partition, self.settings)
+        backbone = self.choice(BACKBONE, lambda: self.partition, self.settings)
         best_options, best_settings = self._best(BACKBONE, backbone)
         settings = changed(self.settings, best_settings)
         before, after = (self._training(each) for each in (self.settings, settings))
@@ -218,11 +218,11 @@ class Tuner:
             elif variant.is_stack:
                 choices[name] = Choice({}, 0, 0)  # its exponents are learned, and nothing else of it is tuned
             elif variant.source == "partition":
-                choices[name] = self._choice(name, lambda: self.partition, self.settings)
+                choices[name] = self.choice(name, lambda: self.partition, self.settings)
                 options[name] = self._prefixed(name, choices[name], user_settings)
             else:
                 source = partial(self._source, variant.source, after, best_options)
-                choices[name] = self._choice(name, source, settings, is_known=backbone.values is not None)
+                choices[name] = self.choice(name, source, settings, is_known=backbone.values is not None)
                 options[name] = self._prefixed(name, choices[name], {})
         return Tuned(options, settings, self.budget, choices)
 
@@ -251,7 +251,7 @@ class Tuner:
             self.partition, {name: act for name, act in actions.items() if name in needed}, self.execution
         )
 
-    def _choice(
+    def choice(
         self, name: str, source: Callable[[], Artifact], settings: Mapping[str, Any], *, is_known: bool = True
     ) -> Choice:
         """Tune one method on ``source()``, which ``is_known`` unless a dry run cannot tell what it will be."""

@@ -60,6 +60,12 @@ def steps(seed: int, folder: Path, variants: Iterable[Variant]) -> list[Step]:
     ]
 
 
+def complete(variants: Sequence[Variant]) -> list[Variant]:
+    """Return the variants without stacks that pool methods of an earlier comparison, which are not among them."""
+    names = {variant.name for variant in variants}
+    return [variant for variant in variants if not variant.is_stack or names.issuperset(variant.options["pool"])]
+
+
 def _options(name: str, values: Mapping[str, Any], compared: Mapping[str, Variant], *, refit: bool) -> dict[str, Any]:
     """Return the options of the stack ``name``, with the sorted names of the methods that it pools.
 

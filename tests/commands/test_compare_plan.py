@@ -1,0 +1,285 @@
+"""``compare --plan``: scripts whose jobs make the same artifacts and the same table as one command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import trying
+from pflcli.commands.compare import compare
+from pflcli.commands.partition import partition
+from pflcli.errors import ComputationError
+from pflcli.methods import ditto
+from pflcli.training import rounds
+
+HOSTILE = 'it\'s a "run" of $HOME `x` & 50'
+FEW = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)
+LINE = ("--methods", "fedavg,knn-per,local,stack", "--seeds", "1", *FEW)
+RECORDER = '#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done >> "$LOG"\necho END >> "$LOG"\n'
+REAL = '#!/bin/sh\nexec "{python}" -m pflcli "$@"\n'
+SBATCH = """#!/bin/sh
+n=$(cat "$COUNTER" 2>/dev/null || echo 100); echo $((n + 1)) > "$COUNTER"
+cat > "$COUNTER.job"; echo "$*" >> "$COUNTER.log"; last=
+for word; do case $word in --array=0-*) last=${word#--array=0-};; esac; done
+i=0; while [ $i -le "${last:-0}" ]; do
+  SLURM_ARRAY_TASK_ID=$i SLURM_ARRAY_TASK_COUNT=$((${last:-0} + 1)) bash "$COUNTER.job" || exit 1
+  i=$((i + 1))
+done
+echo "$n;cluster"
+"""
+
+
+@pytest.fixture(scope="module")
+def writers(tmp_path_factory):
+    """A folder of a hostile name with a partition ``p``, and ``one``, the comparison as one command makes it."""
+    at = tmp_path_factory.mktemp("plan") / HOSTILE
+    partition("writers", at / "p", clients=4, seed=0)
+    trying.pfl(("compare", at / "p", "-o", at / "one", *LINE, "--threads", 1), at)
+    return at
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """Put programs in the path, by name; ``pfl`` writes its words to the file LOG."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("COUNTER", str(tmp_path / "jobs"))
+
+    def install(**programs):
+        for name, text in programs.items():
+            (tmp_path / "bin" / name).write_text(text)
+            (tmp_path / "bin" / name).chmod(0o755)
+
+    install(pfl=RECORDER, sbatch=SBATCH)
+    return install
+
+
+def recorded(tmp_path):
+    return [text.splitlines() for text in (tmp_path / "log").read_text().split("END\n") if text]
+
+
+def planned(pfl, form, *line):
+    ran = pfl("compare", *line, f"--plan={form}")
+    assert ran.code == 0, ran.err
+    assert ran.err == ""
+    return ran.out
+
+
+def run_all(pfl, lines, every_time=lambda line: None):
+    """Run command lines in this process; a run that fails by itself holds up nothing."""
+    for line in lines:
+        ran = pfl(*line)
+        assert ran.code in (0, 5 if "--only" in line else 0), ran.err
+        every_time(line)
+
+
+def refuse(*args):
+    raise AssertionError("something is trained")
+
+
+@pytest.mark.parametrize("form", ["sh", "make", "slurm"])
+def test_the_jobs_of_a_script_make_the_table_of_one_command(form, writers, tmp_path, tools, pfl, monkeypatch):
+    """The shell and make really run the script, with a ``pfl`` that records its words; these then run here."""
+    work = tmp_path / HOSTILE
+    shutil.copytree(writers / "p", work / "p")
+    out = work / "c"
+    script = tmp_path / "script"
+    script.write_text(planned(pfl, form, work / "p", "-o", out, *LINE))
+    programs = {"sh": ["sh"], "slurm": ["bash"], "make": ["make", "-j2", "-f"]}
+    subprocess.run([*programs[form], script], check=True, cwd=tmp_path, capture_output=True)
+    lines = recorded(tmp_path)
+    *jobs, (*_, last) = lines
+    assert last != "--only"
+    assert all(line[-2] == "--only" for line in jobs)
+    assert len({line[-1] for line in jobs}) == len(jobs) == 7
+    run_all(pfl, jobs)
+    assert not (out / "comparison").exists()
+    monkeypatch.setattr(rounds, "prepare", refuse)  # the table needs no further run
+    run_all(pfl, lines[-1:])
+    assert trying.content(out) == trying.content(writers / "one")
+    if form == "make":
+        again = subprocess.run(["make", "-n", "-f", script], check=True, cwd=tmp_path, capture_output=True, text=True)
+        assert "is up to date" in again.stdout
+        assert "pfl" not in again.stdout.replace("pfl-", "").replace(str(out), "")
+    else:
+        (tmp_path / "log").unlink()
+        subprocess.run([*programs[form], script], check=True, cwd=tmp_path, capture_output=True)
+        assert len(recorded(tmp_path)) == {"sh": 8, "slurm": 1}[form]  # a job that finds its artifact starts no pfl
+
+
+def test_an_array_depends_on_the_one_before_and_its_tasks_share_the_artifacts(
+    writers, tmp_path, tools, pfl, monkeypatch
+):
+    script = planned(pfl, "slurm", writers / "p", "-o", tmp_path / "c", *LINE, "--seeds", "0,1")
+    monkeypatch.setenv("PFL_TASKS", "3")
+    subprocess.run(["bash", "-s", "--", "--time=5"], input=script, check=True, text=True, capture_output=True)
+    submitted = (tmp_path / "jobs.log").read_text().splitlines()
+    usual = "--parsable --requeue --kill-on-invalid-dep=yes"
+    assert submitted[0] == f"{usual} --job-name=pfl-1 --array=0-2 --time=5"
+    assert submitted[1] == f"{usual} --dependency=afterok:100 --job-name=pfl-2 --array=0-2 --time=5"
+    assert submitted[-1] == f"{usual} --dependency=afterok:104 --job-name=pfl-table --time=5"
+    first = [line[-1] for line in recorded(tmp_path)[:3]]
+    assert first == ["seed-0/backbone,seed-1/local", "seed-0/local", "seed-1/backbone"]
+    assert recorded(tmp_path)[0][-4:-2] == ["--threads", "1"]
+
+
+def tuned(*more):
+    return ("--methods", "fedavg,knn-per,ditto,fedavg-plus", *FEW, *more)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(tuned("--tune", 2, "--seeds", "0,1"), marks=pytest.mark.long),
+        pytest.param(tuned("--refit"), marks=pytest.mark.long),
+        pytest.param(tuned("--tune", 2, "--refit"), marks=pytest.mark.long),
+        ("--methods", "fedavg,ditto,knn-per", *FEW, "--tune", 1, "--refit"),
+    ],
+    ids=["tune", "refit", "tune and refit", "one trial"],
+)
+def test_what_is_decided_when_it_runs_is_decided_as_one_command_does(line, writers, tmp_path, pfl, monkeypatch):
+    """Jobs of one level run in the reverse of their order: none may need another of its level."""
+    ran = pfl("compare", writers / "p", "-o", tmp_path / "one", *line)
+    assert ran.code == 0, ran.err
+    script = planned(pfl, "sh", writers / "p", "-o", tmp_path / "c", *line)
+    levels = [text.splitlines() for text in script.split("# Any order, or at the same time:\n")[1:]]
+    for lines in levels:
+        paths = [text.split(" --only ")[1].split()[0] for text in lines if " --only " in text]
+        for path in reversed(paths):
+            ran = pfl("compare", writers / "p", "-o", tmp_path / "c", *line, "--only", path)
+            assert ran.code == 0, ran.err
+            assert ran.out.strip() == str(tmp_path / "c" / path)
+    monkeypatch.setattr(rounds, "prepare", refuse)
+    assert pfl("compare", writers / "p", "-o", tmp_path / "c", *line).code == 0
+    assert trying.content(tmp_path / "c") == trying.content(tmp_path / "one")
+
+
+def test_several_partitions_and_options_from_a_file(writers, tmp_path, pfl):
+    partition("writers", tmp_path / "p1", clients=4, seed=1)
+    (tmp_path / "o.toml").write_text(
+        '[compare]\nmethods = "fedavg,ditto"\nrounds = 1\nmodel = "logistic"\n[compare.set.ditto]\nlam = 0.5\n'
+    )
+    line = (writers / "p", tmp_path / "p1", "--config", tmp_path / "o.toml", "--set", "ditto.epochs=2", "--steps", 1)
+    assert pfl("compare", *line, "-o", tmp_path / "one").code == 0
+    script = planned(pfl, "sh", *line, "-o", tmp_path / "c")
+    jobs = [text.split(" --only ")[1].split()[0] for text in script.splitlines() if " --only " in text]
+    assert sorted(jobs) == [f"seed-{seed}/{name}" for seed in (0, 1) for name in ("backbone", "ditto", "fedavg")]
+    for path in jobs:
+        assert pfl("compare", *line, "-o", tmp_path / "c", "--only", path).code == 0
+    assert pfl("compare", *line, "-o", tmp_path / "c").code == 0
+    assert trying.content(tmp_path / "c") == trying.content(tmp_path / "one")
+
+
+def test_a_plan_leaves_out_what_is_there(writers, tmp_path, pfl):
+    shutil.copytree(writers / "one", tmp_path / "c")
+    shutil.rmtree(tmp_path / "c" / "seed-1" / "knn-per")
+    shutil.rmtree(tmp_path / "c" / "comparison")
+    script = planned(pfl, "sh", writers / "p", "-o", tmp_path / "c", *LINE)
+    assert [line.split("--only ")[1] for line in script.splitlines() if "--only" in line] == [
+        "seed-1/knn-per || [ $? -eq 5 ]",
+    ]
+    shutil.rmtree(tmp_path / "c")
+    shutil.copytree(writers / "one", tmp_path / "c")
+    assert "--only" not in planned(pfl, "slurm", writers / "p", "-o", tmp_path / "c", *LINE)
+
+
+# What fails
+
+
+def test_a_method_that_does_not_suit_the_data_holds_up_nothing(writers, tmp_path, pfl):
+    line = ("compare", writers / "p", "-o", tmp_path / "c", "--methods", "all", "--only", "seed-0/oracle", *FEW)
+    ran = pfl(*line)
+    assert ran.code == 0
+    assert "oracle is left out" in ran.err
+    explicit = ["fedavg,oracle" if word == "all" else word for word in line]
+    assert pfl(*explicit).code == 5  # as the comparison of the others ends, if a method was named
+
+
+def test_a_run_that_fails_ends_with_5_and_the_others_of_its_job_are_made(writers, tmp_path, monkeypatch):
+    def fail(run, t, state):
+        raise ComputationError("ditto: round 1 diverged", "--lr 0.01")
+
+    monkeypatch.setattr(ditto, "train_round", fail)
+    settings = {"model": "logistic", "rounds": 1}
+    request = {"methods": ["fedavg", "ditto", "local"], "settings": settings}
+    only = ["seed-0/ditto", "seed-0/local", "seed-0/fedavg"]
+    with pytest.raises(ComputationError, match="diverged"):
+        compare([writers / "p"], tmp_path / "c", only=only, **request)
+    assert sorted(path.name for path in (tmp_path / "c" / "seed-0").iterdir()) == ["local"]
+    with pytest.raises(ComputationError, match="needs, is not there") as error:
+        compare([writers / "p"], tmp_path / "c", only=["seed-0/fedavg"], **request)
+    assert error.value.fix == ("first --only seed-0/backbone",)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--plan", "snakemake"), "there is no --plan snakemake"),
+        (("--plan", "sh", "-n"), "--plan and --dry-run exclude each other"),
+        (("--plan", "sh", "--force"), "--plan and --force exclude each other"),
+        (("--plan", "sh", "--json"), "--plan and --json exclude each other"),
+        (("--plan", "sh", "--only", "seed-0/fedavg"), "--plan and --only exclude each other"),
+        (("--plan", "sh", "--set", "ditto.lam=0.5"), "options are set for ditto, which is not compared"),
+        (("--plan", "make", "-o", "a%b"), "make cannot name"),
+        (("--plan", "sh", "-o", "a\nb"), "a script cannot hold"),
+        (("--only", "seed-0/ditto"), "seed-0/ditto is no part of this comparison"),
+        (("--only", "seed-7/fedavg"), "seed-7/fedavg is no part of this comparison"),
+        (("--only", "tune/fedavg/tuning"), "tune/fedavg/tuning is no part of this comparison"),
+        (("--tune", 2, "--only", "tune/x/tuning"), "tune/x/tuning is no part of this comparison"),
+        (("--only", ""), "--only names no artifact"),
+    ],
+)
+def test_wrong_uses_end_in_one_error(words, message, writers, tmp_path, pfl, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = pfl("compare", writers / "p", "-o", "c", "--methods", "fedavg,local", *FEW, *words)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.startswith("pfl: ")
+    assert ran.out == ""
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_cannot_hold_a_plan(writers, tmp_path, pfl):
+    (tmp_path / "o.toml").write_text('[compare]\nplan = "sh"\n')
+    ran = pfl("compare", writers / "p", "-o", tmp_path / "c", "--config", tmp_path / "o.toml")
+    assert ran.code == 2
+    assert "cannot hold a plan" in ran.err
+
+
+def test_a_tuning_that_is_needed_must_be_there(writers, tmp_path, pfl):
+    line = ("compare", writers / "p", "-o", tmp_path / "c", *tuned("--tune", 2), "--only")
+    for path, missing in (
+        ("tune/knn-per/tuning", "tune/fedavg/tuning"),
+        ("seed-0/ditto", "tune/fedavg/tuning"),
+        ("seed-0/backbone", "tune/fedavg/tuning"),
+    ):
+        ran = pfl(*line, path)
+        assert (ran.code, ran.out) == (5, "")
+        assert f"{path} is not made: {missing}, which it needs, is not there" in ran.err
+
+
+# In processes of their own
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["sh", "make"])
+def test_a_script_that_is_killed_and_run_again_makes_the_same(form, writers, tmp_path, tools, pfl):
+    tools(pfl=REAL.format(python=sys.executable))
+    work = tmp_path / HOSTILE
+    work.mkdir()
+    script = tmp_path / "script"
+    script.write_text(planned(pfl, form, writers / "p", "-o", work / "c", *LINE))
+    program = {"sh": ["sh"], "make": ["make", "-j2", "-f"]}[form]
+    first = subprocess.Popen([*program, script], cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
+    while not any(work.glob("c/seed-1/*/manifest.json")):
+        assert first.poll() is None
+        trying.time.sleep(0.2)
+    os.killpg(first.pid, 9)
+    first.wait()
+    subprocess.run([*program, script], check=True, cwd=tmp_path, capture_output=True)
+    assert trying.content(work / "c") == trying.content(writers / "one")
