@@ -35,6 +35,15 @@ def command(
             autocompletion=completion.artifacts("predictions"),
         ),
     ] = None,
+    invert: Annotated[
+        int,
+        typer.Option(
+            help="Also draw what the models of this many clients, the most exposed ones, take for each class with the "
+            "greatest certainty; of images only.",
+            min=0,
+            metavar="N",
+        ),
+    ] = 0,
     weights: predict.Weights = None,
     seed: shared.Seed = None,
     quiet: shared.Quiet = False,
@@ -43,12 +52,14 @@ def command(
 
     Examples:
         pfl audit runs/knn-per -o runs/audit
-        pfl audit runs/fedavg -o runs/audit-fedavg --seed 1
+        pfl audit runs/fedavg -o runs/audit-fedavg --invert 2
     """
     from pflcli.artifacts.reader import open_artifact
     from pflcli.commands.audit import audit
 
-    outcome = audit(source, out, references=reference or (), weights=weights, seed=seed, execution=execution)
+    outcome = audit(
+        source, out, references=reference or (), invert=invert, weights=weights, seed=seed, execution=execution
+    )
     if not quiet and not execution.dry_run:
         console.attacks(open_artifact(out))
     return outcome

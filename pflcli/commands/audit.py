@@ -13,20 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import rng
-from pflcli.artifacts import csv_file
+from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import audit as artifact_kind
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.auditing import attacks, queries, references
+from pflcli.commands.auditing import attacks, inversion, queries, references
 from pflcli.commands.auditing.attacks import Exposure
+from pflcli.commands.auditing.inversion import Inverted
 from pflcli.commands.auditing.queries import Queries
 from pflcli.commands.prediction import answerer as answerers
 from pflcli.commands.prediction import personalized
 from pflcli.commands.prediction.answerer import Answerer
-from pflcli.errors import InputError
+from pflcli.errors import InputError, UsageError
 from pflcli.metrics import membership
 from pflcli.metrics.membership import Area, Mask, Rate
 from pflcli.presentation import exposure as pictures
@@ -41,6 +42,7 @@ def audit(
     out: Path | str,
     *,
     references: Sequence[Path | str | Artifact] = (),
+    invert: int = 0,
     weights: Path | str | None = None,
     seed: int | None = None,
     execution: Execution | None = None,
@@ -53,12 +55,16 @@ def audit(
     in the rounds are left out, and counted.
 
     ``references`` are predictions of the same method on other splits of the same samples, which add the attack by
-    likelihood ratio. ``weights`` is the file with which a run began that has no backbone.
+    likelihood ratio. ``invert`` draws what the models of so many clients, the most exposed ones, take for each class
+    with the greatest certainty, where samples are images. ``weights`` is the file with which a run began that has no
+    backbone.
 
     Raises UsageError for an option that does not fit, InputError for a lineage that is not complete, references that
     cannot serve, or clients without members or non-members, ComputationError if the method cannot answer.
     """
     execution = (execution or Execution()).reading(weights)
+    if invert < 0:
+        raise UsageError(f"--invert {invert} is negative", "--invert 3")
     artifact = open_artifact(source, "predictions")
     compared = [open_artifact(path, "predictions") for path in references]
     answerer = answerers.opened(artifact, weights)
@@ -66,27 +72,38 @@ def audit(
     seed = int(artifact.manifest.request["seed"]) if seed is None else seed
     spec = ArtifactSpec(
         "audit",
-        {"statistics": STATISTICS, "seed": seed},
+        {"statistics": STATISTICS, "seed": seed, **({"invert": invert} if invert else {})},
         (
             artifact.as_input("predictions", Path(out)),
             *(item.as_input(f"reference {number}", Path(out)) for number, item in enumerate(compared)),
         ),
     )
 
-    return make(out, spec, execution, partial(_build, answerer, reference_answerers, seed, execution))
+    return make(out, spec, execution, partial(_build, answerer, reference_answerers, invert, seed, execution))
 
 
 def _build(
-    answerer: Answerer, compared: Sequence[Answerer], seed: int, execution: Execution, work: ArtifactWriter
+    answerer: Answerer,
+    compared: Sequence[Answerer],
+    invert: int,
+    seed: int,
+    execution: Execution,
+    work: ArtifactWriter,
 ) -> Built:
     path = answerer.artifact.path
     for name in answerer.changed_code():
         execution.reporter.say(f"WARNING: {name} has changed since {path} was made: answers may differ from its own")
     result = _attacked(answerer, compared, seed, execution)
-    _write(work, result, personalized.client_names(answerer.artifact))
+    strongest = attacks.strongest(result.exposures)
+    pictures_of = [item.client for item, _ in strongest.defined[:invert]]
+    images, remarks = inversion.inverted(answerer, queries.samples_of(answerer), pictures_of, execution)
+    result.warnings.extend(remarks)
+    names = personalized.client_names(answerer.artifact)
+    _write(work, result, names, inversion.summary(images))
+    if images:
+        _write_classes(work, answerer, images, names)
     for line in result.warnings:
         execution.reporter.say(f"WARNING: {line}")
-    strongest = attacks.strongest(result.exposures)
     summary = {
         "method": answerer.method,
         "clients": result.clients,
@@ -173,13 +190,14 @@ def _warnings(answerer: Answerer, few: int, unseen: int) -> list[str]:
     return lines
 
 
-def _write(work: ArtifactWriter, result: _Result, names: Sequence[str]) -> None:
+def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], inverted: dict[str, Any]) -> None:
     rows = [_row(item, result.member) for item in result.exposures]
     content = {
         "method": result.method,
         "audited_clients": result.clients,
         "unseen_clients": result.left_out,
         "attacks": rows,
+        **inverted,
         "warnings": result.warnings,
     }
     work.write(artifact_kind.AUDIT, (json.dumps(content, indent=2) + "\n").encode())
@@ -193,6 +211,28 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str]) -> None:
     labels = [names[item.client] for item, _ in ranked]
     drawing = pictures.picture(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
     work.write("audit.png", drawing)
+
+
+def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[Inverted], names: Sequence[str]) -> None:
+    """Write ``classes.csv``, a row for each picture, and ``classes.png``."""
+    classes = codebook.read(answerer.artifact).class_names(len(images[0].certainty))
+    rows = [
+        [
+            item.client,
+            names[item.client],
+            classes[number],
+            int(item.samples[number]),
+            float(item.certainty[number]),
+            classes[item.recognized[number]],
+            float(item.correlation[number]),
+        ]
+        for item in images
+        for number in range(len(classes))
+    ]
+    heading = ["client", "name", "class", "samples", "certainty", "recognized_as", "correlation"]
+    work.write(artifact_kind.CLASSES, csv_file.rounded(heading, rows))
+    drawing = pictures.classes(np.stack([item.pictures for item in images]), [names[i.client] for i in images], classes)
+    work.write("classes.png", drawing)
 
 
 def _rates(rates: Sequence[Rate | None]) -> dict[str, float | None]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from helpers import error_text
 from pflcli.artifacts import blocks
@@ -15,11 +17,12 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.audit import audit
-from pflcli.commands.auditing import attacks, queries
+from pflcli.commands.auditing import attacks, inversion, queries
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.prediction import answerer as answerers
+from pflcli.commands.prediction.pieces import pieces
 from pflcli.errors import InputError, PflError, UsageError
 
 ONE = Execution(threads=1)
@@ -204,3 +207,44 @@ def test_the_command_prints_a_table_and_makes_nothing_in_a_dry_run(small, tmp_pa
     assert "confidence" in ran.err
     assert pfl("audit", small.fedavg, "-o", tmp_path / "b", "-n").code == 0
     assert not (tmp_path / "b").exists()
+
+
+def test_a_class_is_inverted_to_the_picture_that_the_model_knows(tmp_path, monkeypatch):
+    """Two classes, each of one bright half: the picture of a class is bright there, and recognized."""
+    draw = np.random.default_rng(0)
+    y = np.arange(120) % 2
+    x = draw.integers(0, 40, (120, 6, 6))
+    x[y == 0, :, :3] += 200
+    x[y == 1, :, 3:] += 200
+    np.savez(tmp_path / "a.npz", x=x.astype(np.uint8), y=y, owner=np.arange(120) // 60)
+    import_data(tmp_path / "a.npz", tmp_path / "data", client="owner")
+    partition(str(tmp_path / "data"), tmp_path / "p")
+    settings = {**BRIEF, "rounds": 20}
+    personalize("local", tmp_path / "p", tmp_path / "m", settings=settings, execution=ONE)
+    outcome = audit(tmp_path / "m", tmp_path / "a", invert=1, execution=ONE)
+    inverted = audits.read(open_artifact(outcome.path))["inverted"]
+    assert (inverted["clients"], inverted["classes"], inverted["recognized"]) == (1, 2, 2)
+    assert inverted["correlation"] > 0.6
+    assert [row["recognized_as"] for row in rows(outcome.path, "classes.csv")] == ["0", "1"]
+    assert (outcome.path / "classes.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_votes_of_a_store_are_inverted_as_they_are_answered(small):
+    """The answer through which gradients flow is the one that the client gives."""
+    model = answerers.opened(open_artifact(small.knn))
+    parts = pieces(model.run, 1, ONE)
+    picture = torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]
+    with torch.no_grad():
+        p = inversion._answer(parts, picture).numpy()
+    np.testing.assert_allclose(p, parts.p, atol=1e-5)
+
+
+def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
+    audit(small.st, tmp_path / "a", invert=1, execution=ONE)
+    assert any("a stack answers by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
+    with pytest.raises(UsageError):
+        audit(small.knn, tmp_path / "b", invert=-1)
+    data = queries.samples_of(answerers.opened(open_artifact(small.knn)))
+    model = answerers.opened(open_artifact(small.knn))
+    results, remarks = inversion.inverted(model, replace(data, x=data.x.astype(np.float32)), [0], ONE)
+    assert (results, remarks) == ([], ["classes are not inverted: samples are not images"])
