@@ -26,6 +26,7 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked, widths
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.numerics import intra_op
+from pflcli.engine.passes import Passes, trained_samples
 from pflcli.engine.task import Task
 from pflcli.parameters import Params, Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
@@ -77,6 +78,8 @@ class Engine:
         self.explain: Callable[[str], None] = lambda strategy: None
         """called with how clients are trained, and why, whenever that changes"""
         self._explained = ""
+        self.passes = Passes()
+        """samples that went through models so far"""
 
     @property
     def federation(self) -> Federation:
@@ -138,6 +141,7 @@ class Engine:
     ) -> TrainedClients:
         """Train one chunk. Clients with most samples go first, so that no worker starts a large client last."""
         sizes = self.federation.sizes(*plan.splits)[clients]
+        self.count_training(plan, sizes)
         order = np.argsort(-sizes, kind="stable")
         out = {
             name: torch.empty((len(clients), *value.shape), dtype=value.dtype, device=value.device)
@@ -182,6 +186,10 @@ class Engine:
                 self.on_progress(f"{trained} of {len(clients)} clients trained")
         return losses
 
+    def count_training(self, plan: LocalSGD, sizes: NDArray[np.int64]) -> None:
+        """Count the passes of clients (m,) that train by ``plan`` on ``sizes`` (m,) samples."""
+        self.passes.trained += int(trained_samples(plan, sizes, join_single=self.joins_single).sum())
+
     def _explain_once(self, chosen: str) -> None:
         if chosen != self._explained:
             self._explained = chosen
@@ -195,6 +203,7 @@ class Engine:
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return one model's logits (n, C) on rows of the federation and, with ``features``, representations (n, d)."""
         tasks = [Inference(batch, features=features) for batch in batches(rows, BATCH[self._device])]
+        self.passes.predicted += len(rows)
         with intra_op(1):
             logits, z = zip(*self.executor.infer(tasks, params), strict=True)
         return torch.cat(logits), torch.cat(z)
@@ -225,6 +234,7 @@ class Engine:
     ) -> list[tuple[Tensor, Tensor]]:
         """Return logits (n, C) and, with ``features``, representations (n, d) of each client's samples of a split."""
         rows = [self.federation.rows(int(client), split) for client in clients]
+        self.passes.predicted += sum(map(len, rows))
         with intra_op(1):
             return self.executor.infer([Inference(own, index, features) for index, own in enumerate(rows)], models)
 

@@ -68,12 +68,13 @@ class Threads:
                 net = _loaded(nets["loop"].net, models)  # all threads read it
                 return list(self._pool.map(lambda task: self._predict(net, task), tasks))
 
-        def own_outputs(task: Inference) -> tuple[Tensor, Tensor]:
-            assert task.index is not None
-            with self.net() as nets:
-                return self._predict(_loaded(nets["loop"].net, parameters.pick(models, task.index)), task)
+        return list(self._pool.map(lambda task: self.outputs(task, models), tasks))
 
-        return list(self._pool.map(own_outputs, tasks))
+    def outputs(self, task: Inference, models: Params | Stacked) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, C) and representations (n, d) of one task, computed on the calling thread."""
+        own = models if task.index is None else parameters.pick(models, task.index)
+        with self.net() as nets:
+            return self._predict(_loaded(nets["loop"].net, own), task)
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
         """Return ``work(0)`` to ``work(count - 1)``."""

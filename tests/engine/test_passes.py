@@ -1,0 +1,56 @@
+"""Passes: how many samples go through models, against schedules counted one by one and rounds worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import worlds
+from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.passes import trained_samples
+
+
+@pytest.mark.parametrize("join_single", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"epochs": 1}, {"epochs": 3}, {"epochs": 2, "batches": 2}, {"epochs": 1, "steps": 5}, {"steps": 4, "batches": 1}],
+)
+def test_trained_samples_are_those_of_the_minibatches(options, join_single):
+    plan = LocalSGD(**{"epochs": 1, "batch_size": 4, "lr": np.full(5, 0.1), **options})
+    sizes = np.asarray([0, 1, 3, 4, 5, 9, 13])
+    counted = []
+    for size in sizes.tolist():
+        schedule = plan.schedule(0, size, np.random.default_rng(0), torch.device("cpu"), join_single=join_single)
+        counted.append(sum(len(batch) for batch, _ in schedule))
+    assert trained_samples(plan, sizes, join_single=join_single).tolist() == counted
+
+
+def test_a_round_of_fedavg_trains_each_sample_of_its_cohort_once_per_epoch():
+    run = worlds.run("fedavg", epochs=2)
+    run.engine.passes.predicted = 0
+    worlds.play("fedavg", run, last=1)
+    assert run.engine.passes.trained == 2 * run.federation.sizes("train")[run.cohort(0)].sum()
+    assert run.engine.passes.predicted == 0
+
+
+def test_ditto_trains_a_personal_model_beside_the_shared_one():
+    run = worlds.run("ditto", options={"lam": 0.5})
+    worlds.play("ditto", run, last=1)
+    assert run.engine.passes.trained == 2 * run.federation.sizes("train")[run.cohort(0)].sum()
+
+
+def test_clients_of_ifca_try_every_model():
+    run = worlds.run("ifca", options={"k": 3})
+    run.engine.passes.predicted = 0
+    worlds.play("ifca", run, last=1)
+    assert run.engine.passes.predicted == 3 * run.federation.sizes("train")[run.cohort(0)].sum()
+
+
+def test_training_at_the_server_counts():
+    run = worlds.run("fedhealth", options={"cloud_epochs": 4})
+    worlds.play("fedhealth", run, last=0)
+    rows = np.arange(6)
+    before = run.engine.passes.trained
+    run.server_sgd(rows, run.initial_model(), t=0, epochs=4)
+    assert run.engine.passes.trained - before == 4 * len(rows)
