@@ -20,3 +20,12 @@ def listed(words: Sequence[str], most: int = 8, separator: str = ", ") -> str:
     """Return at most ``most`` of the words, and how many there are if some are left out."""
     text = separator.join(words[:most])
     return text + (f"{separator}... ({len(words)} in all)" if len(words) > most else "")
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words: ``8 s``, ``2.5 min``, ``50 min``, ``3.5 h``, ``4.1 days``."""
+    for unit, length, most in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 172800)):
+        if seconds < most:
+            number = max(seconds, 1) / length
+            return f"{number:.{int(length > 1 and number < 10)}f} {unit}"
+    return f"{seconds / 86400:.1f} days"

@@ -41,6 +41,8 @@ ALLOWED = {
     "training": BASE
     | {"config", "artifacts", "engine", "fl", "knn", "methods", "models", "parameters"}
     | {"aggregators", "uploads"},
+    "estimates": BASE
+    | {"aggregators", "artifacts", "engine", "fl", "knn", "methods", "models", "parameters", "training", "uploads"},
     "commands": BASE
     | {
         "config",
@@ -55,7 +57,8 @@ ALLOWED = {
         "engine",
         "knn",
     }
-    | {"fl", "aggregators", "uploads", "methods", "artifacts", "page", "preparation", "training", "evaluation"},
+    | {"fl", "aggregators", "uploads", "methods", "artifacts", "page", "preparation", "training", "estimates"}
+    | {"evaluation"},
     "cli": BASE | {"config", "commands", "artifacts", "evaluation", "presentation"},
     "__main__": {"cli", "errors"},
     "__init__": {"commands"},

@@ -196,9 +196,13 @@ def _show(outcome: Outcome, *, dry_run: bool, quiet: bool) -> None:
 
 
 def _plan(steps: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return a table with one row per step and one column per seed."""
+    """Return a table with one row per step and one column per seed, and what a step needs under one seed."""
     seeds = sorted({step["seed"] for step in steps})
     decisions = {(step["step"], step["seed"]): step["decision"] for step in steps}
-    names = dict.fromkeys(step["step"] for step in steps)
-    rows = [[name, *(decisions.get((name, seed), "") for seed in seeds)] for name in names]
-    return ["", *(f"seed {seed}" for seed in seeds)], rows
+    needs = {step["step"]: step for step in steps if "disk_bytes" in step}
+    rows = []
+    for name in dict.fromkeys(step["step"] for step in steps):
+        need = needs.get(name)
+        cells = ["", ""] if need is None else [f"{need['processor_seconds']:.1f}", f"{need['disk_bytes'] / 1e6:.1f}"]
+        rows.append([name, *(decisions.get((name, seed), "") for seed in seeds), *(cells if needs else ())])
+    return ["", *(f"seed {seed}" for seed in seeds), *(["processor seconds", "MB of disk"] if needs else [])], rows

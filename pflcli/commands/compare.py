@@ -14,7 +14,7 @@ from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison import equal_tuning, parts, runner, stacking
+from pflcli.commands.comparison import equal_tuning, needs, parts, runner, stacking
 from pflcli.commands.comparison.equal_tuning import Tuned, Tuner
 from pflcli.commands.comparison.existing import ExistingComparison, find_comparison
 from pflcli.commands.comparison.partitions import SPLIT, by_seed
@@ -77,7 +77,8 @@ def compare(
     gains, conclusion and picture; the others are computed too. With ``tune``, what ``options`` and ``settings`` leave
     open is first chosen for each method among so many trials, by that metric on validation samples. With ``only``,
     just these artifacts are made, named by their folders inside ``out`` (``seed-0/ditto``), and no table; what they
-    need must be there. A dry run lists them all, and what each needs, as ``summary["jobs"]``.
+    need must be there. A dry run lists them all, and what each needs, as ``summary["jobs"]``; if it has a reporter, it
+    also estimates the seconds, memory and disk that the runs take, as ``summary["needs"]``.
 
     Raises UsageError for an invalid request, ConflictError before anything is made if an artifact of another request
     is in the way, and IncompleteError, with the comparison of the other runs, if a run fails.
@@ -142,17 +143,13 @@ def compare(
     preview = make(out / NAME, draft, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
     if execution.dry_run or preview.decision == Decision.UP_TO_DATE:
         outcome = make(out / NAME, draft, execution, _never_built, extends=extends)
-        return (
-            replace(
-                outcome,
-                summary={
-                    "plan": [*tuned.plan(out, variants, ()), *parts.rows(steps)],
-                    "jobs": parts.jobs(out, steps, tuned, variants),
-                },
-            )
-            if execution.dry_run
-            else outcome
-        )
+        if not execution.dry_run:
+            return outcome
+        estimate = needs.of(steps, variants, training, partition, execution)
+        estimate.announce(out, execution.reporter)
+        rows = estimate.beside([*tuned.plan(out, variants, ()), *parts.rows(steps)])
+        todo = parts.jobs(out, steps, tuned, variants)
+        return replace(outcome, summary={"plan": rows, "jobs": todo, **estimate.facts()})
     results = runner.run(steps, execution, every=ALL in methods)
     if not results.predictions:
         raise runner.nothing_to_compare(results)

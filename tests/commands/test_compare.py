@@ -553,8 +553,11 @@ def test_a_dry_run_touches_nothing(pfl, folder, tree, untrained):
     )
     ran = pfl(*line)
     assert (ran.code, ran.out) == (0, f"{folder}/comparison\n")
-    assert ran.err.splitlines() == [
-        f"would make comparison {folder}/comparison (replace: adds knn-per, seed 2)",
+    decision, needs, *table = ran.err.splitlines()
+    assert decision == f"would make comparison {folder}/comparison (replace: adds knn-per, seed 2)"
+    assert needs.startswith("needs about ")
+    assert table[0].endswith("\tprocessor seconds\tMB of disk")
+    assert ["\t".join(line.split("\t")[:4]) for line in table] == [
         "\tseed 0\tseed 1\tseed 2",
         "backbone\tup to date\tup to date\tnew",
         "embeddings\tnew\tnew\tnew",
