@@ -61,10 +61,10 @@ class Artifact:
         return content
 
     def mapped(self, name: str) -> NDArray[np.uint8]:
-        """Return a file's bytes (n,) as a private memory map, which reads them when they are used; checks its hash."""
+        """Return a file's bytes (n,) as a read-only memory map, which reads them when used; checks its hash."""
         self.check(name)
         path = self._listed_path(name)
-        return np.memmap(path, np.uint8, mode="c") if path.stat().st_size else np.empty(0, np.uint8)
+        return np.asarray(np.memmap(path, np.uint8, "r")) if path.stat().st_size else np.empty(0, np.uint8)
 
     @contextmanager
     def h5(self, name: str) -> Iterator[Any]:

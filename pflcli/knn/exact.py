@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pflcli.knn import indexes
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    # Stores are mapped from files to be read. PyTorch warns of the first such array of a process, and here of no other.
+    torch.from_numpy(np.frombuffer(bytes(4), np.float32))
 
 
 def nearest(

@@ -78,14 +78,30 @@ def correct(knn: Array, model: Array, y: NDArray[np.int64], lambdas: Array) -> N
     interval of lambdas, whose two ends suffice. Without votes the global model predicts alone. Of equal classes the
     first is predicted.
     """
-    first, last = _interval(np.where(knn.sum(axis=2, keepdims=True) > 0, knn, model), model, y)
-    start, stop = np.searchsorted(lambdas, first, "left"), np.searchsorted(lambdas, last, "right")
-    change = np.zeros((len(knn), len(lambdas) + 1), dtype=np.int64)
-    rows = np.broadcast_to(np.arange(len(knn))[:, None], start.shape)
-    nonempty = start < stop
-    np.add.at(change, (rows[nonempty], start[nonempty]), 1)
-    np.add.at(change, (rows[nonempty], stop[nonempty]), -1)
-    return change.cumsum(axis=1)[:, :-1]
+    return correct_by_client(knn, model, y, np.asarray([0, len(y)]), lambdas)[:, 0]
+
+
+def correct_by_client(
+    knn: Array, model: Array, y: NDArray[np.int64], bounds: NDArray[np.int64], lambdas: Array
+) -> NDArray[np.int64]:
+    """Return how many samples of each client are predicted correctly, (c, m, l), see ``correct``.
+
+    The rows of client i lie between ``bounds[i]`` and ``bounds[i + 1]``.
+    """
+    change = np.zeros((len(knn), len(bounds) - 1, len(lambdas) + 1), dtype=np.int64)
+    client = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    step = max(1, _CELLS // max(len(knn) * model.shape[1], 1))
+    for row in range(0, len(y), step):
+        span = slice(row, row + step)
+        votes, rest = knn[:, span], model[span]
+        first, last = _interval(np.where(votes.sum(axis=2, keepdims=True) > 0, votes, rest), rest, y[span])
+        start, stop = np.searchsorted(lambdas, first, "left"), np.searchsorted(lambdas, last, "right")
+        table = np.broadcast_to(np.arange(len(knn))[:, None], start.shape)
+        of = np.broadcast_to(client[span], start.shape)
+        nonempty = start < stop
+        np.add.at(change, (table[nonempty], of[nonempty], start[nonempty]), 1)
+        np.add.at(change, (table[nonempty], of[nonempty], stop[nonempty]), -1)
+    return change.cumsum(axis=2)[..., :-1]
 
 
 def _interval(knn: Array, model: Array, y: NDArray[np.int64]) -> tuple[Array, Array]:

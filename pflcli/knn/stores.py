@@ -79,13 +79,24 @@ class Stores:
         return Neighbours(distance, label)
 
 
+_SHARES = 16
+"""Shares of the work of ``each`` that a thread gets, one after the other: large stores are then spread over threads."""
+
+
 def each(work: Callable[[int], None], count: int, threads: int) -> None:
     """Do ``work`` for 0 to ``count`` - 1 in parallel, each with one intra-op thread, as stores are small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    # A thread takes several at a time: handing over one costs as much as the search of a small store.
+    step = max(1, count // (_SHARES * max(1, threads)))
+
+    def several(first: int) -> None:
+        for number in range(first, min(first + step, count)):
+            work(number)
+
     try:
         with ThreadPoolExecutor(max(1, threads), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(work, range(count)))
+            list(pool.map(several, range(0, count, step)))
     finally:
         torch.set_num_threads(before)
 

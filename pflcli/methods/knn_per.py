@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from pflcli.fl.run import Predictor, Run
 from pflcli.knn.embedded import Embedded
-from pflcli.knn.grid import correct, tuned
+from pflcli.knn.grid import correct_by_client, tuned
 from pflcli.knn.stores import Neighbours, votes
 
 KIND = "posthoc"
@@ -177,16 +176,15 @@ def _tune(
     """
     grid = np.unique(cfg.grid) if cfg.weight is None else np.asarray([float(cfg.weight)])
     decays = np.asarray(DECAYS if cfg.decay == "auto" else (cfg.decay,))
-    medians = _median_nearest(nearest, part.offsets)
-    weights, rates = [], []
-    for (a, b), median in zip(pairwise(part.offsets), medians, strict=True):
-        per_distance = decays / median if median > 0 else np.zeros(1)
-        faded = [_faded(knn[a:b], model[a:b], nearest[a:b], np.full(b - a, rate)) for rate in per_distance]
-        right = correct(np.stack(faded), model[a:b], part.y[a:b], grid)
-        best = right.max(axis=1).argmax()
-        weights.append(tuned(grid, right[best]))
-        rates.append(per_distance[best])
-    return np.asarray(weights, dtype=np.float64), np.asarray(rates, dtype=np.float64)
+    clients = np.arange(len(part.offsets) - 1)
+    rates = np.zeros((len(decays), len(clients)))
+    if decays.any():
+        medians = _median_nearest(nearest, part.offsets)
+        np.divide(decays[:, None], medians, out=rates, where=medians > 0)
+    faded = [_faded(knn, model, nearest, _each_sample(each, part.offsets)) for each in rates]
+    right = correct_by_client(np.stack(faded), model, part.y, part.offsets, grid)
+    best = right.max(axis=2).argmax(axis=0)
+    return tuned(grid, right[best, clients]), rates[best, clients]
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
