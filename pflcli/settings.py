@@ -26,6 +26,8 @@ class Settings:
     """let each selected client fail to answer with this probability, from 0 to below 1; the selection stays the same"""
     upload: tuple[str, ...] = ()
     """change what clients upload, such as clip:1.0 or int8 (`pfl list uploads`); repeat the option for more steps"""
+    aggregator: str = "mean"
+    """make the server's model of uploads by this rule (`pfl list aggregators`), such as median or trimmed-mean:0.25"""
     epochs: Annotated[int, Ge(1)] = 1
     """train each selected client for this many local epochs per round"""
     steps: Annotated[int, Ge(0)] = 0

@@ -18,7 +18,7 @@ from pflcli.parameters import Params
 
 
 class Aggregation(Protocol):
-    """A file of this folder. ``Config`` and ``begin`` must be there; it has one option or none."""
+    """A file of this folder. ``Config`` and ``begin`` must be there; options are typed in their order."""
 
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
@@ -32,7 +32,7 @@ class Aggregation(Protocol):
 
 @dataclass(frozen=True)
 class Aggregator:
-    """An aggregator with its option, as ``fl.channel`` uses it."""
+    """An aggregator with its options, as ``fl.channel`` uses it."""
 
     name: str
     file: Aggregation
@@ -48,7 +48,7 @@ class Aggregator:
         return self.file.begin(downloaded, self.cfg)
 
     def __str__(self) -> str:
-        """Return the aggregator as it is typed, with its option."""
+        """Return the aggregator as it is typed, with its options."""
         return ":".join([self.name, *(str(value) for value in config.plain(self.cfg).values())])
 
 
@@ -57,8 +57,9 @@ def load(text: str) -> Aggregator:
     name, colon, value = text.partition(":")
     file: Aggregation = registry.load("aggregators", name, Aggregation)
     options = [field.name for field in dataclasses.fields(file.Config)]
-    if colon and not options:
-        raise UsageError(f"--aggregator {text}: {name} has no option", f"--aggregator {name}")
-    return Aggregator(
-        name, file, config.build(file.Config, {options[0]: value} if colon else {}, f"--aggregator {name}")
-    )
+    values = value.split(":") if colon else []
+    if len(values) > len(options):
+        most = f"{name} has {len(options) or 'no'} option{'s' * (len(options) > 1)}"
+        raise UsageError(f"--aggregator {text}: {most}", f"--aggregator {':'.join([name, *options])}")
+    chosen = dict(zip(options, values, strict=False))
+    return Aggregator(name, file, config.build(file.Config, chosen, f"--aggregator {name}"))

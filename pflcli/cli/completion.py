@@ -195,12 +195,16 @@ def _default(option: Option) -> str:
     return ""
 
 
-def upload_steps() -> list[str]:
-    """Complete an upload step, with the default of its option."""
-    steps = []
-    for card in registry.cards("uploads"):
-        steps += [card.name, *(f"{card.name}:{_default(option)}" for option in card.options[:1])]
-    return steps
+def steps(group: str) -> Callable[[], list[str]]:
+    """Complete an upload step or an aggregator, also with the default of its first option."""
+
+    def complete() -> list[str]:
+        offers = []
+        for card in registry.cards(group):
+            offers += [card.name, *(f"{card.name}:{_default(option)}" for option in card.options[:1])]
+        return offers
+
+    return complete
 
 
 def answer(app: Callable[..., Any]) -> int:

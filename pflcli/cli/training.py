@@ -67,7 +67,8 @@ def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[
     )
 
 
-_COMPLETERS = {"model": completion.names("models", "auto"), "upload": completion.upload_steps}
+_COMPLETERS = {"model": completion.names("models", "auto"), "upload": completion.steps("uploads")}
+_COMPLETERS["aggregator"] = completion.steps("aggregators")
 
 
 def _parameters(default: str) -> list[inspect.Parameter]:

@@ -49,6 +49,8 @@ class Attendance:
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     diverged: set[int] = field(default_factory=set)
     rejected: set[int] = field(default_factory=set)
+    t: int = -1
+    """the round, from 0; -1 before the first"""
 
     @property
     def answering(self) -> NDArray[np.int64]:

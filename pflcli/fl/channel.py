@@ -12,6 +12,7 @@ from torch import Tensor
 from pflcli import parameters
 from pflcli.engine.local_sgd import is_stacked
 from pflcli.errors import ComputationError, UnsuitedError
+from pflcli.fl.attack import Attack
 from pflcli.fl.attendance import Attendance
 from pflcli.parameters import Params, Stacked, TrainedClients
 
@@ -65,14 +66,20 @@ class Channel:
     sealed: bool
     uploads: Sequence[UploadStep]
     aggregator: Aggregator
+    attack: Attack | None = None
+    """what poisoned clients make of their updates"""
+    left_out: dict[int, list[float]]
+    """by client, the share of each of its uploads in this round that the aggregator has left out of a model"""
 
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
 
         In a round, bytes sent down include those to selected clients that do not answer. Raises ComputationError if the
-        method's KIND has no such link, or if clients are personalizing; UnsuitedError if there are upload steps, which
-        ``send("up", ...)`` would bypass.
+        method's KIND has no such link, or if clients are personalizing; UnsuitedError if there are upload steps,
+        another aggregator than the mean, or an attack, which ``send`` to the server or to peers would bypass.
         """
+        if link != "down" and link in LINKS[self.kind]:
+            self._require_mean()
         if link == "up" and self.uploads:
             steps = " ".join(f"--upload {step}" for step in self.uploads)
             raise UnsuitedError(
@@ -80,6 +87,20 @@ class Channel:
                 "leave out --upload",
             )
         self._count(link, parameters.size(params) * copies)
+
+    def _require_mean(self) -> None:
+        """Raise UnsuitedError if uploads would have to be attacked, or aggregated by another rule than the mean."""
+        if not getattr(self.aggregator, "separable", True):
+            raise UnsuitedError(
+                f"this method does more with what clients send than average it: --aggregator {self.aggregator} does "
+                "not cover that",
+                "leave out --aggregator",
+            )
+        if self.attack is not None:
+            raise UnsuitedError(
+                "this method does more with what clients send than average it: attacks on updates do not cover that",
+                "pfl partition ... --poison 0.2:flip poisons samples, with any method",
+            )
 
     def _count(self, link: str, size: int) -> None:
         if self.sealed or link not in LINKS[self.kind]:
@@ -92,17 +113,20 @@ class Channel:
         self.send("down", params, copies=len(clients))
         return params
 
-    def upload(self, params: Stacked, downloaded: Params | Stacked) -> Stacked:
-        """Send trained models to the server, and return the models (m, ...) that it receives.
+    def upload(self, params: Stacked, downloaded: Params | Stacked, clients: NDArray[np.int64]) -> Stacked:
+        """Send the models that ``clients`` (m,) trained to the server, and return those (m, ...) that it receives.
 
         Only those of ``params`` (m, ...) travel whose names are in ``downloaded``: the model that the clients received,
-        or one per client (m, ...). Upload steps compute the clients' updates from it.
+        or one per client (m, ...). Upload steps compute the clients' updates from it. Poisoned clients change theirs
+        before that.
         """
         received = {name: value for name, value in params.items() if name in downloaded}
         count = len(next(iter(received.values())))
         one = parameters.pick(received, 0)
         size = parameters.size(one)
         start = downloaded if is_stacked(downloaded, one) else parameters.repeat(downloaded, count)
+        if self.attack is not None:
+            received = self.attack.applied(received, start, clients, self.attendance.t)
         for step in self.uploads:
             received, size = step.apply(received, start), step.size(one, size)
         self._count("up", size * count)
@@ -116,8 +140,15 @@ class Channel:
         """Upload the models trained from the ``downloaded`` one, and return their mean, weighted by samples."""
         mean = self.averaging(downloaded)
         for part in parts:
-            mean.add(part.params, part.weights)
+            mean.add(part.params, part.weights, part.clients)
         return mean.value()
+
+    def aggregated(self, uploads: Uploads, clients: NDArray[np.int64]) -> Params:
+        """Return the model of the ``uploads`` of ``clients`` (n,), and note what the aggregator has left out of it."""
+        model = uploads.value()
+        for client, share in zip(clients.tolist(), getattr(uploads, "left_out", ()), strict=False):
+            self.left_out.setdefault(client, []).append(float(share))
+        return model
 
 
 class Average:
@@ -129,11 +160,14 @@ class Average:
     def __init__(self, channel: Channel, downloaded: Params) -> None:
         self._channel, self._downloaded = channel, downloaded
         self._uploads = channel.aggregator.begin(downloaded)
+        self._clients: list[NDArray[np.int64]] = []
 
-    def add(self, params: Stacked, weights: NDArray[np.float64]) -> None:
-        """Upload ``params`` (m, ...) and add them with ``weights`` (m,)."""
-        self._uploads.add(self._channel.upload(params, self._downloaded), weights)
+    def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
+        """Upload ``params`` (m, ...) of ``clients`` (m,) and add them with ``weights`` (m,)."""
+        self._uploads.add(self._channel.upload(params, self._downloaded, clients), weights)
+        self._clients.append(clients)
 
     def value(self) -> Params:
         """Return the mean; raises ValueError if nothing with a positive weight was added."""
-        return self._uploads.value()
+        clients = np.concatenate(self._clients) if self._clients else np.zeros(0, dtype=np.int64)
+        return self._channel.aggregated(self._uploads, clients)

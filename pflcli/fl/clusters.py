@@ -35,29 +35,32 @@ def averaged(
     Parameters whose name starts with ``shared``, if that is not empty, become the mean over the whole cohort.
     ``on_upload`` is called with each uploaded part, and the models from which its clients started.
     """
-    common = run.aggregator.begin(parameters.part(run.init, shared)) if shared else None
-    count = len(next(iter(models.values())))
+    common = run.aggregator.begin(parameters.part(parameters.pick(models, 0), shared)) if shared else None
+    count, senders = len(next(iter(models.values()))), list[NDArray[np.int64]]()
     means = [run.aggregator.begin(parameters.pick(models, c)) for c in range(count)]
     cluster_of = dict(zip(cohort.tolist(), cluster.tolist(), strict=True))
     for ids in run.client_chunks(cohort, parameters.size(run.init)):
         start_clusters = np.asarray([cluster_of[i] for i in ids.tolist()])
         start = of(models, start_clusters)
         for trained in run.local_sgd(ids, start, t=t):
-            part = replace(trained, params=run.upload(trained.params, start))
+            part = replace(trained, params=run.upload(trained.params, start, trained.clients))
             if on_upload:
                 on_upload(part, start)
             part_clusters = np.asarray([cluster_of[i] for i in part.clients.tolist()])
+            senders.append(part.clients)
             for c in np.unique(part_clusters):
                 members = np.flatnonzero(part_clusters == c)
                 means[c].add(of(part.params, members), part.weights[members])
             if common is not None:
                 common.add({n: v for n, v in part.params.items() if n.startswith(shared)}, part.weights)
     updated = {name: value.clone() for name, value in models.items()}
+    all_senders = np.concatenate(senders)
+    sender_clusters = np.asarray([cluster_of[i] for i in all_senders.tolist()])
     for c in np.unique(cluster):
-        for name, value in means[c].value().items():
+        for name, value in run.aggregated(means[c], all_senders[sender_clusters == c]).items():
             updated[name][c] = value
     if common is not None:
-        for name, value in common.value().items():
+        for name, value in run.aggregated(common, all_senders).items():
             updated[name][:] = value
     return updated
 

@@ -65,6 +65,7 @@ class Run(Channel):
     """steps that change uploads on their way to the server, in this order"""
     aggregator: Aggregator = field(default_factory=WeightedMean)
     """what the server makes of uploads: their weighted mean, or another of ``pflcli.aggregators``"""
+    left_out: dict[int, list[float]] = field(default_factory=dict)
     storage: Callable[[int], Storage] = InMemoryRows
     """makes the storage of a table by its number"""
     tables: int = 0

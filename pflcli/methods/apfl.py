@@ -73,7 +73,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         both = {**parameters.repeat(start, len(ids)), **_prefixed(local[ids])}
         for part in run.local_sgd(ids, both, t=t, objective=_loss, own={"alpha": alpha[ids]}):
             local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
-            mean.add(part.params, part.weights)
+            mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "local": local, "alpha": alpha}
 
 

@@ -80,7 +80,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         weights[known] = parameters.take(learned, np.searchsorted(ids, known))
         for part in run.local_sgd(ids, _mixture(state, ids, learned), t=t):
             local[part.clients] = part.params
-            mean.add(part.params, part.weights)
+            mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "local": local, "weights": weights}
 
 

@@ -63,7 +63,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     start = shared if norms is None else {**parameters.repeat(shared, len(cohort)), **norms[cohort]}
     mean = run.averaging(shared)
     for part in run.local_sgd(cohort, start, t=t):
-        mean.add(part.params, part.weights)
+        mean.add(part.params, part.weights, part.clients)
         if norms is not None:
             norms[part.clients] = part.params
     return {**state, "shared": mean.value()}

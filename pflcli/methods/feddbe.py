@@ -69,7 +69,7 @@ def setup(run: Run) -> State:
         part_means = {"mean": run.engine.represent(part.clients, part.params, "train")}
         finite = np.flatnonzero(part.finite & parameters.finite(part_means))
         if len(finite):
-            mean.add({"mean": part_means["mean"][finite]}, part.weights[finite])
+            mean.add({"mean": part_means["mean"][finite]}, part.weights[finite], part.clients[finite])
             consensus = mean.value()
     return {"global": start, "consensus": consensus, "memories": run.table({_MEMORY: memory})}
 
@@ -83,7 +83,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         both = {**parameters.repeat(start, len(ids)), **memories[ids]}
         for part in run.local_sgd(ids, both, t=t, objective=_loss, shared=_shared(run, state)):
             memories[part.clients] = part.params
-            mean.add(part.params, part.weights)
+            mean.add(part.params, part.weights, part.clients)
     return {**state, "global": mean.value()}
 
 

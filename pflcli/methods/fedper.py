@@ -52,7 +52,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     mean = run.averaging(body)
     for part in run.local_sgd(cohort, {**parameters.repeat(body, len(cohort)), **heads[cohort]}, t=t):
         heads[part.clients] = part.params
-        mean.add(part.params, part.weights)
+        mean.add(part.params, part.weights, part.clients)
     return {"body": mean.value(), "heads": heads}
 
 

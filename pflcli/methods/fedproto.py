@@ -75,7 +75,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         own, n = _own_prototypes(run, part)
         for c, mean in enumerate(means):
             if (has := np.flatnonzero(n[:, c])).size:
-                mean.add({"prototype": own[has, c]}, n[has, c])
+                mean.add({"prototype": own[has, c]}, n[has, c], part.clients[has])
         counts += n.sum(axis=0)
     now = zip(means, counts, prototypes["mean"], strict=True)
     rows = [mean.value()["prototype"] if count else before for mean, count, before in now]

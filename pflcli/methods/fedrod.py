@@ -69,7 +69,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         both = {**parameters.repeat(start, len(ids)), **_prefixed(heads[ids])}
         for part in run.local_sgd(ids, both, t=t, objective=_loss, own={"offsets": _offsets(run, ids)}):
             heads[part.clients] = _own(part.params)
-            mean.add(part.params, part.weights)
+            mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "heads": heads}
 
 

@@ -75,14 +75,14 @@ def setup(run: Run) -> State:
     means, mean = torch.zeros(classes, size), run.averaging(template)
     of_classes = [run.averaging({"mean": value}) for value in means]
     counts = training_counts(run, able)
-    for n, (first, last) in zip(counts, pairwise(known.offsets), strict=True):
+    for client, n, (first, last) in zip(able, counts, pairwise(known.offsets), strict=True):
         z, y = known.z[first:last].astype(np.float64), known.y[first:last]
         own = {"prior": n / n.sum(), "moment": z.T @ z / len(z)}
         stacked = {name: torch.from_numpy(value).float()[None] for name, value in own.items()}
-        mean.add(stacked, np.asarray([float(n.sum())]))
+        mean.add(stacked, np.asarray([float(n.sum())]), np.asarray([client]))
         for c in np.flatnonzero(n):
             value = torch.from_numpy(z[y == c].mean(axis=0)).float()
-            of_classes[c].add({"mean": value[None]}, np.asarray([float(n[c])]))
+            of_classes[c].add({"mean": value[None]}, np.asarray([float(n[c])]), np.asarray([client]))
     shared = mean.value() if len(able) else template
     present = np.flatnonzero(counts.sum(axis=0))
     means[present] = torch.stack([of_classes[c].value()["mean"] for c in present]) if len(present) else means[present]

@@ -61,7 +61,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     for ids in run.client_chunks(cohort, parameters.size(bodies.default)):
         for part in run.local_sgd(ids, {**bodies[ids], **parameters.repeat(head, len(ids))}, t=t):
             bodies[part.clients] = part.params
-            mean.add(part.params, part.weights)
+            mean.add(part.params, part.weights, part.clients)
     return {"body": state["body"], "head": mean.value(), "bodies": bodies}
 
 

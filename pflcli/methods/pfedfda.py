@@ -85,7 +85,7 @@ def train_round(run: Run, state: State, t: int) -> State:
             adapted = {name: torch.stack([own[name] for own, _ in fitted]).to(value) for name, value in common.items()}
             rejected += part.clients[~parameters.finite(adapted)].tolist()
             if not rejected:
-                mean.add({**part.params, **adapted}, part.weights)
+                mean.add({**part.params, **adapted}, part.weights, part.clients)
     if rejected:
         raise Diverged(rejected, ("sgd", t))
     value = mean.value()

@@ -95,7 +95,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         one_by_one=True,
         own={"tree": torch.from_numpy(np.stack(trees)).to(run.federation.y.device)},
     ):
-        mean.add(part.params, np.ones(len(part.clients)))
+        mean.add(part.params, np.ones(len(part.clients)), part.clients)
     return {"body": mean.value()}
 
 

@@ -51,7 +51,7 @@ def setup(run: Run) -> State:
     if not len(able):
         return {"shared": {"prior": torch.full_like(template["prior"], 1 / run.federation.classes)}}
     sizes = counts.sum(axis=1)
-    mean.add({"prior": torch.from_numpy(counts / sizes[:, None]).float()}, sizes.astype(np.float64))
+    mean.add({"prior": torch.from_numpy(counts / sizes[:, None]).float()}, sizes.astype(np.float64), able)
     return {"shared": run.download(mean.value(), able)}
 
 

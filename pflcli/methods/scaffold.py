@@ -63,12 +63,12 @@ def train_round(run: Run, state: State, t: int) -> State:
         drift = {name: value - own_controls[name] for name, value in control.items()}
         initial = parameters.repeat(start, len(ids))
         (part,) = run.local_sgd(ids, initial, t=t, momentum=0.0, objective=_corrected, own=drift)
-        mean.add(part.params, part.weights)
+        mean.add(part.params, part.weights, part.clients)
         scale = 1 / (count[ids] * run.settings.lr_at(t))
         gradients = {name: (start[name] - part.params[name]) * _broadcast(scale, drift[name]) for name in control}
         controls[ids] = {name: value - drift[name] for name, value in gradients.items()}
         # The change of c_i is the mean of the gradients minus c.
-        changes.add({name: value - control[name] for name, value in gradients.items()}, part.weights)
+        changes.add({name: value - control[name] for name, value in gradients.items()}, part.weights, part.clients)
     model, change, share = mean.value(), changes.value(), float(sizes[cohort].sum() / all_samples)
     for name in run.engine.parameters if run.cfg.server_lr != 1 else ():
         model[name] = start[name] + run.cfg.server_lr * (model[name] - start[name])

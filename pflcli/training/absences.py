@@ -16,7 +16,7 @@ from pflcli.wording import counted
 
 Row = dict[str, Any]
 
-_KINDS = ("dropped", "diverged")
+_KINDS = ("dropped", "diverged", "left_out")
 
 PERSONAL_MODELS = {
     "diverged_personalizing": "training diverged when clients personalized; they answer with the model they began with",
@@ -25,14 +25,25 @@ PERSONAL_MODELS = {
 """Messages for what can go wrong when clients answer, by its key in a summary."""
 
 
-def of_round(attendance: Attendance) -> Row:
-    """Return how many of a round's clients dropped out, and the numbers of those that were left out."""
-    return {"dropped": len(attendance.dropped), "diverged": sorted(attendance.diverged | attendance.rejected)}
+def of_round(attendance: Attendance, left_out: Mapping[int, Sequence[float]]) -> Row:
+    """Return how many of a round's clients dropped out, the numbers of those that were left out, and the aggregator's.
+
+    These are, by client, the mean share that the aggregator has left out of its uploads: ``left_out`` has each of them.
+    """
+    shares = {str(client): float(np.mean(values)) for client, values in sorted(left_out.items())}
+    return {
+        "dropped": len(attendance.dropped),
+        "diverged": sorted(attendance.diverged | attendance.rejected),
+        **({"left_out": shares} if shares else {}),
+    }
 
 
 def columns(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with numbers of clients for ``rounds.csv``; a column that is 0 throughout is left out."""
-    numbers = [{**row, "diverged": len(row.get("diverged", ()))} for row in rows]
+    numbers = [
+        {**row, "diverged": len(row.get("diverged", ())), "left_out": round(sum(row.get("left_out", {}).values()), 6)}
+        for row in rows
+    ]
     used = {kind for kind in _KINDS if any(row.get(kind) for row in numbers)}
     return [{key: value for key, value in row.items() if key not in _KINDS or key in used} for row in numbers]
 
@@ -45,7 +56,12 @@ def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     rounds = Counter(names[client] for row in rows for client in row.get("diverged", ()))
     dropped = sum(row.get("dropped", 0) for row in rows)
     empty = sum(row.get("dropped", 0) > 0 and not row["clients"] for row in rows)
-    facts = {"diverged": dict(rounds), "dropped": dropped, "rounds_unanswered": empty}
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        for client, share in row.get("left_out", {}).items():
+            shares.setdefault(names[int(client)], []).append(share)
+    left_out = {name: round(float(np.mean(values)), 4) for name, values in sorted(shares.items()) if any(values)}
+    facts = {"diverged": dict(rounds), "dropped": dropped, "rounds_unanswered": empty, "left_out": left_out}
     return {key: value for key, value in facts.items() if value}
 
 
@@ -59,6 +75,10 @@ def sentences(facts: Mapping[str, Any]) -> list[str]:
         empty = facts.get("rounds_unanswered", 0)
         unanswered = f"; {counted(empty, 'round')} of which nobody answered" if empty else ""
         lines.append(f"clients dropped out {counted(facts['dropped'], 'time')}{unanswered}")
+    if "left_out" in facts:
+        most = sorted(facts["left_out"].items(), key=lambda item: -item[1])
+        clients = client_list(f"{name} ({100 * share:.0f} %)" for name, share in most)
+        lines.append(f"left out of their uploads by the aggregator, on average: {clients}")
     lines += [f"{words}: {client_list(facts[key])}" for key, words in PERSONAL_MODELS.items() if key in facts]
     return lines
 

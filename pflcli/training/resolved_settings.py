@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, models, parameters, uploads
+from pflcli import aggregators, config, models, parameters, uploads
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine import normalization
@@ -29,6 +29,7 @@ def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Art
     if built.model != AUTO:
         models.check(built.model)
     built = replace(built, upload=tuple(str(uploads.load(step)) for step in built.upload))
+    built = replace(built, aggregator=str(aggregators.load(built.aggregator)))
     if partition is None:
         return built
     form = partitions.form(partition)

@@ -48,11 +48,12 @@ def _attended(run: Run, method: Method, state: State, t: int) -> State:
     Where a client's training diverges the round is undone and played again without it, so that all others end as if it
     had dropped out. Raises ComputationError if that leaves nobody who trains.
     """
-    run.attendance = attendance = Attendance()
+    run.attendance = attendance = Attendance(t=t)
     before, fix = dict(run.traffic), tuple[str, ...]()
     while not (attendance.diverged and attendance.unanswered):
         run.losses.clear()
         run.trained.clear()
+        run.left_out.clear()
         try:
             with state_files.undone_on_failure(state, run):
                 after: State = method.train_round(run, state, t)
@@ -104,7 +105,7 @@ def _row(run: Run, method: Method, state: Any, t: int, before: Mapping[str, int]
         **personal_accuracy.column(run, method, state, t),
         **personal_accuracy.tested(run, method, state, t),
         **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
-        **absences.of_round(run.attendance),
+        **absences.of_round(run.attendance, run.left_out),
         "seconds": round(spent, 4),
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflcli import config, models, parameters, rng, uploads
+from pflcli import aggregators, config, models, parameters, rng, uploads
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
@@ -28,6 +28,7 @@ from pflcli.training.best_round import better
 from pflcli.training.checkpoint import Progress, pack, unpack
 
 _LATER = {"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0}
+_LATER |= {"aggregator": "mean"}
 """Settings that came later, with the values that are not recorded, so that old requests hold."""
 
 
@@ -38,7 +39,9 @@ def requested(settings: Settings) -> dict[str, Any]:
 
 def sources_of(settings: Settings) -> list[str]:
     """Return the files, by group and name, that decide how models are trained under these settings."""
-    return [f"models/{settings.model}", *(f"uploads/{step.partition(':')[0]}" for step in settings.upload)]
+    steps = [f"uploads/{step.partition(':')[0]}" for step in settings.upload]
+    rule = settings.aggregator.partition(":")[0]
+    return [f"models/{settings.model}", *steps, *([f"aggregators/{rule}"] if rule != "mean" else [])]
 
 
 def prepare(
@@ -76,7 +79,9 @@ def prepare(
         drawn = models.create(settings.model, shape, data.classes, rng.integer(seed, "start", number), tokens=tokens)
         return {name: value.to(device) for name, value in parameters.of(drawn).items()}
 
-    return Run(method.KIND, cfg, settings, seed, engine.federation, engine, init, draw_model=draw_model, uploads=steps)
+    run = Run(method.KIND, cfg, settings, seed, engine.federation, engine, init, draw_model=draw_model, uploads=steps)
+    run.aggregator = aggregators.load(settings.aggregator)
+    return run
 
 
 def _federation(data: Partition, device: str) -> Federation:
