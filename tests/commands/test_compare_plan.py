@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import slurm_cluster
 import trying
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
@@ -21,15 +22,13 @@ FEW = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)
 LINE = ("--methods", "fedavg,knn-per,local,stack", "--seeds", "1", *FEW)
 RECORDER = '#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done >> "$LOG"\necho END >> "$LOG"\n'
 REAL = '#!/bin/sh\nexec "{python}" -m pflcli "$@"\n'
-SBATCH = """#!/bin/sh
-n=$(cat "$COUNTER" 2>/dev/null || echo 100); echo $((n + 1)) > "$COUNTER"
-cat > "$COUNTER.job"; echo "$*" >> "$COUNTER.log"; last=
-for word; do case $word in --array=0-*) last=${word#--array=0-};; esac; done
-i=0; while [ $i -le "${last:-0}" ]; do
-  SLURM_ARRAY_TASK_ID=$i SLURM_ARRAY_TASK_COUNT=$((${last:-0} + 1)) bash "$COUNTER.job" || exit 1
-  i=$((i + 1))
-done
-echo "$n;cluster"
+STAND_IN = """#!/bin/sh
+path=comparison before=
+for word; do [ "$before" != --only ] || path=$word; before=$word; done
+echo "$path" >> "$LOG"
+case $path in seed-0/local) exit 5;; esac
+mkdir -p "$OUT/$path"; touch "$OUT/$path/manifest.json"
+[ $path != comparison ] || [ -e "$OUT/seed-0/local" ] || exit 5
 """
 
 
@@ -55,7 +54,7 @@ def tools(tmp_path, monkeypatch):
             (tmp_path / "bin" / name).write_text(text)
             (tmp_path / "bin" / name).chmod(0o755)
 
-    install(pfl=RECORDER, sbatch=SBATCH)
+    install(pfl=RECORDER, sbatch=slurm_cluster.SBATCH)
     return install
 
 
@@ -214,6 +213,26 @@ def test_a_run_that_fails_ends_with_5_and_the_others_of_its_job_are_made(writers
     with pytest.raises(ComputationError, match="needs, is not there") as error:
         compare([writers / "p"], tmp_path / "c", only=["seed-0/fedavg"], **request)
     assert error.value.fix == ("first --only seed-0/backbone",)
+
+
+def test_make_tries_again_what_failed(writers, tmp_path, tools, pfl):
+    """A stand-in for pfl fails to make ``local``, and ends with 5 when it makes the table of the others."""
+    script, out = tmp_path / "script", tmp_path / HOSTILE
+    line = ("--methods", "fedavg,local", *FEW)
+    script.write_text(planned(pfl, "make", writers / "p", "-o", out, *line))
+    tools(pfl=STAND_IN)
+
+    def make():
+        (tmp_path / "log").write_text("")
+        environment = {**os.environ, "OUT": str(out)}
+        ran = subprocess.run(["make", "-f", script], cwd=tmp_path, env=environment, capture_output=True)
+        return ran.returncode, sorted((tmp_path / "log").read_text().split())
+
+    assert make() == (2, ["comparison", "seed-0/backbone", "seed-0/fedavg", "seed-0/local"])
+    assert make() == (2, ["comparison", "seed-0/local"])
+    tools(pfl=STAND_IN.replace("exit 5", "true"))
+    assert make() == (0, ["comparison", "seed-0/local"])
+    assert make() == (0, [])
 
 
 @pytest.mark.parametrize(

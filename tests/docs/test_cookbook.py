@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import slurm_cluster
+
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "cookbook").glob("*.md")}
 SHIM = '#!/bin/sh\nexec "{python}" -m pflcli "$@"\n'
@@ -29,11 +31,13 @@ def commands(text):
 def tool(tmp_path, monkeypatch):
     """Work in an empty folder, where ``pfl`` is this script, and return its surroundings."""
 
-    def install(script):
+    def install(pfl, sbatch="exit 1"):
         (tmp_path / "bin").mkdir()
-        (tmp_path / "bin" / "pfl").write_text(script)
-        (tmp_path / "bin" / "pfl").chmod(0o755)
-        return {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")}
+        for name, script in (("pfl", pfl), ("sbatch", sbatch)):
+            (tmp_path / "bin" / name).write_text(script)
+            (tmp_path / "bin" / name).chmod(0o755)
+        files = {"LOG": str(tmp_path / "log"), "COUNTER": str(tmp_path / "jobs")}
+        return {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **files}
 
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -64,18 +68,28 @@ def test_a_page_runs(page, pfl, tmp_path, monkeypatch):
     assert any(tmp_path.iterdir())
 
 
-def test_the_jobs_of_a_cluster_make_what_compare_then_uses(pfl, tool):
+def run_plan(text, pfl, surroundings):
+    """Print the script of a page here, run it with a ``pfl`` that records its words, and then these here, too."""
+    first, second = text.splitlines()
+    line, file = first.split(" > ")
+    Path(file).write_text(pfl(*shlex.split(line)[1:]).out)
+    subprocess.run(shlex.split(second), env=surroundings, check=True, capture_output=True)
+    lines = commands(Path(surroundings["LOG"]).read_text())
+    assert [pfl(*words).code for words in lines] == [0] * len(lines)
+    assert "up to date" in pfl(*shlex.split(line.partition(" --plan")[0])[1:]).err
+
+
+def test_the_jobs_of_a_cluster_make_the_table(pfl, tool):
+    surroundings = tool(RECORDER, slurm_cluster.SBATCH)
+    for language, text in follow("cluster", pfl):
+        assert language == "bash"
+        run_plan(text, pfl, surroundings)
+
+
+def test_the_makefile_of_a_comparison_makes_the_table(pfl, tool):
     surroundings = tool(RECORDER)
-    for _, job in follow("cluster", lambda *arguments: pfl(*arguments)):
-        for number in range(4):
-            array = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_CPUS_PER_TASK": "1"}
-            subprocess.run(["bash", "-euc", job], env={**surroundings, **array}, check=True)
-        lines = commands(Path(surroundings["LOG"]).read_text())
-        assert len({tuple(line) for line in lines}) == 4
-        jobs = [pfl(*line) for line in lines]
-        assert [ran.code for ran in jobs] == [0] * 4, jobs
-    last = re.search(r"^(pfl compare.*) -n$", PAGES["cluster"], flags=re.M)[1]
-    assert "up to date" in pfl(*shlex.split(last)[1:], "-n").err
+    pfl("partition", "writers", "-o", "runs/p", "--clients", 6)
+    run_plan(blocks("make")[-1][1], pfl, surroundings)
 
 
 def test_the_makefile_names_every_step_once(tool):
