@@ -132,7 +132,7 @@ class Engine:
         """Return one client's initial model, as a template of names and shapes."""
         if isinstance(start, ModelTable):
             return start.default
-        if plan.objective is not None or is_stacked(start, self._like):
+        if plan.objective or plan.gradient or is_stacked(start, self._like):
             return {name: value[0] for name, value in start.items()}
         return start
 

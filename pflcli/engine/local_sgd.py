@@ -15,7 +15,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.parameters import Params, Stacked
+from pflcli.engine.gradients import GradientRule
+from pflcli.parameters import Params, Stacked, TrainedClients
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,15 @@ class LocalSGD:
     mu)`` adds mu (w - anchor) to the gradient; the anchor is one model, or a stack in the clients' order. Only
     parameters whose name starts with ``trainable`` are trained, on the samples of ``splits``. ``objective`` replaces
     the cross-entropy of the model: its parameters are all tensors of the start, a stack, and its constants are
-    ``own`` (m, ...) and ``shared``. With ``one_by_one`` clients train one at a time in either mode, by autograd: the
-    objective may then branch on its data, have shapes that depend on them, and draw from ``batch.rng``. ``batches``
-    bounds the minibatches of an epoch. ``steps`` replaces ``epochs`` by a number of local steps: epochs, each in an
-    order of its own, follow each other until so many steps are taken; ``lr`` then holds the learning rate of each step.
-    A client without samples takes no step. With ``frozen_norm`` BatchNorm normalizes by its running statistics and does
-    not change them. Clients that diverge are left out of the round unless they ``may_diverge``: then the method itself
-    must look for parameters that are not finite. ``bounds`` clip what is trained after every step, as in projected
+    ``own`` (m, ...) and ``shared``. ``gradient`` does the same by gradients instead of a loss, which takes less
+    time. ``sample_weights`` (m, n) multiply the losses of each client's samples, in their order. With
+    ``one_by_one`` clients train one at a time in either mode, by autograd: the objective may then branch on its
+    data, have shapes that depend on them, and draw from ``batch.rng``. ``batches`` bounds the minibatches of an
+    epoch. ``steps`` replaces ``epochs`` by a number of local steps: epochs, each in an order of its own, follow
+    each other until so many steps are taken; ``lr`` then holds the learning rate of each step. A client without
+    samples takes no step. With ``frozen_norm`` BatchNorm normalizes by its running statistics and does not change
+    them. Clients that diverge are left out of the round unless they ``may_diverge``: then the method itself must
+    look for parameters that are not finite. ``bounds`` clip what is trained after every step, as in projected
     gradient descent.
     """
 
@@ -104,6 +107,8 @@ class LocalSGD:
     optimizer: Literal["sgd", "adam"] = "sgd"
     precision: Literal["float32", "bfloat16"] = "float32"
     objective: Objective | None = None
+    gradient: GradientRule | None = None
+    sample_weights: Tensor | None = None
     own: Stacked = field(default_factory=dict)
     shared: Params = field(default_factory=dict)
     batches: int | None = None
@@ -138,6 +143,18 @@ class LocalSGD:
                 yield batch, self.rate(index, epoch if self.steps is None else steps)
                 steps += 1
 
+    def losses(self, trained: TrainedClients, first: int) -> list[tuple[float, float]]:
+        """Return each client's mean loss, and how much it counts: by the weights of its samples.
+
+        ``trained`` are the clients of this plan from the one at ``first`` on.
+        """
+        loss, weights = trained.loss, trained.weights
+        if self.sample_weights is not None:
+            own = self.sample_weights[first : first + len(loss)]  # zero behind a client's samples
+            totals = own.double().sum(dim=1).cpu().numpy()
+            loss, weights = loss * weights / np.maximum(totals, np.finfo(np.float64).tiny), totals
+        return list(zip(loss.tolist(), weights.tolist(), strict=True))
+
     def anchors(self, names: Sequence[str]) -> list[Tensor]:
         """Return the proximal anchor of these parameters, or nothing if there is none."""
         return [self.prox[0][name] for name in names] if self.prox else []
@@ -149,6 +166,8 @@ class LocalSGD:
             plan = replace(plan, lr=self.lr[positions])
         if self.own:
             plan = replace(plan, own={name: value[positions] for name, value in self.own.items()})
+        if self.sample_weights is not None:
+            plan = replace(plan, sample_weights=self.sample_weights[positions])
         if self.prox and is_stacked(self.prox[0], like):
             plan = replace(plan, prox=({n: v[positions] for n, v in self.prox[0].items()}, self.prox[1]))
         return plan
@@ -158,6 +177,8 @@ class LocalSGD:
         plan = self.for_clients(np.asarray([index]), like)
         if plan.own:
             plan = replace(plan, own={name: value[0] for name, value in plan.own.items()})
+        if plan.sample_weights is not None:
+            plan = replace(plan, sample_weights=plan.sample_weights[0])
         if plan.prox and is_stacked(plan.prox[0], like):
             plan = replace(plan, prox=({n: v[0] for n, v in plan.prox[0].items()}, plan.prox[1]))
         return plan

@@ -7,8 +7,6 @@ trips of state dicts. Networks with a program (``program.py``) do without autogr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,6 +15,7 @@ from torch.nn import functional
 from pflcli import parameters
 from pflcli.engine.cpu.program import Program
 from pflcli.engine.federation import Federation
+from pflcli.engine.gradients import AutogradNetwork, CompiledNetwork, StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model, learnable
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params
@@ -42,44 +41,103 @@ def train_client(
     ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients. Without
     a compiled ``program`` gradients come from autograd.
     """
-    if plan.objective is None:
-        state = parameters.state(net)
-        trained: Mapping[str, Tensor] = dict(net.named_parameters())
-        with torch.no_grad():
-            for name, value in state.items():
-                value.copy_(start[name])
-    else:
-        state = {name: value.clone() for name, value in start.items()}
-        trained = {name: state[name] for name in learnable(net, state)}
-    names = [name for name in trained if name.startswith(plan.trainable)]
-    weights = [trained[name].requires_grad_() for name in names]
-    update = Update(plan, weights, plan.anchors(names))
+    trainer = _Ruled if plan.gradient else _Objective if plan.objective else _Plain
+    client_trainer = trainer(net, start, plan, program, draw)
     rows = torch.from_numpy(data.rows(client, *plan.splits))
     x, y = data.inputs(rows), data.y[rows]
     normalizes = has_batch_norm(net)
     net.train(not plan.frozen_norm)
-    model = Model(net)
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
     for batch, rate in plan.schedule(0, len(rows), draw, y.device, join_single=normalizes):
         if normalizes and not plan.frozen_norm:
             # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
             net.train(len(batch) > 1)
-        if program and net.training:
-            loss = program.step(x[batch], y[batch])
-            grads = [program.grads[name] for name in names]
-        else:
-            with torch.autocast(y.device.type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
-                if plan.objective is None:
-                    loss = functional.cross_entropy(net(x[batch]), y[batch])
-                else:
-                    minibatch = Batch(x[batch], y[batch], None, plan.own, plan.shared, draw)
-                    loss = plan.objective(model, state, minibatch)
-            grads = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
-        with torch.no_grad():
-            update(weights, grads, rate)
-        total += loss.detach()
+        weight = None if plan.sample_weights is None else plan.sample_weights[batch] / len(batch)
+        total += client_trainer.step(x[batch], y[batch], weight, rate).detach()
         steps += 1
     with torch.no_grad():
-        for name, value in state.items():
+        for name, value in client_trainer.state.items():
             out[name].copy_(value)
     return float(total) / max(steps, 1)
+
+
+class _Plain:
+    """Trains the resident network itself by its cross-entropy."""
+
+    def __init__(
+        self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
+    ) -> None:
+        self._net, self._plan, self._program = net, plan, program
+        self.state = parameters.state(net)
+        with torch.no_grad():
+            for name, value in self.state.items():
+                value.copy_(start[name])
+        trained = {name: value for name, value in net.named_parameters() if name.startswith(plan.trainable)}
+        self._names, self._weights = list(trained), [value.requires_grad_() for value in trained.values()]
+        self._update = Update(plan, self._weights, plan.anchors(self._names))
+
+    def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
+        """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
+        if self._program and self._net.training:
+            loss = self._program.step(x, y, weight)
+            grads = [self._program.grads[name] for name in self._names]
+        else:
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=self._plan.precision == "bfloat16"):
+                if weight is None:
+                    loss = functional.cross_entropy(self._net(x), y)
+                else:
+                    loss = Batch(x, y, weight).cross_entropy(self._net(x))
+            grads = list(torch.autograd.grad(loss, self._weights, allow_unused=True, materialize_grads=True))
+        with torch.no_grad():
+            self._update(self._weights, grads, rate)
+        return loss
+
+
+class _Objective:
+    """Trains the tensors of a start by an objective of the method."""
+
+    def __init__(
+        self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
+    ) -> None:
+        assert plan.objective is not None
+        self._objective, self._model, self._plan, self._draw = plan.objective, Model(net), plan, draw
+        self.state = {name: value.clone() for name, value in start.items()}
+        names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]
+        self._weights = [self.state[name].requires_grad_() for name in names]
+        self._update = Update(plan, self._weights, plan.anchors(names))
+
+    def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
+        """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._plan.precision == "bfloat16"):
+            batch = Batch(x, y, weight, self._plan.own, self._plan.shared, self._draw)
+            loss = self._objective(self._model, self.state, batch)
+        grads = list(torch.autograd.grad(loss, self._weights, allow_unused=True, materialize_grads=True))
+        with torch.no_grad():
+            self._update(self._weights, grads, rate)
+        return loss
+
+
+class _Ruled:
+    """Trains the tensors of a start, as a stack of one client, by a gradient rule of the method."""
+
+    def __init__(
+        self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
+    ) -> None:
+        assert plan.gradient is not None
+        self._rule, self._net, self._shared = plan.gradient, net, plan.shared
+        self.state = {name: value.clone() for name, value in start.items()}
+        self._models = {name: value[None] for name, value in self.state.items()}
+        self._own = {name: value[None] for name, value in plan.own.items()}
+        self._names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]
+        self._update = Update(plan, [self._models[name] for name in self._names], plan.anchors(self._names))
+        self._network: StackedNetwork = AutogradNetwork(net, self._names, plan.precision)
+        self._compiled: StackedNetwork = CompiledNetwork(net, self._names, program) if program else self._network
+
+    @torch.no_grad()
+    def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
+        """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
+        even = x.new_full(y.shape, 1 / len(y), dtype=torch.float32) if weight is None else weight
+        batch = StackedBatch(x[None], y[None], even[None], self._own, self._shared)
+        losses, grads = self._rule(self._compiled if self._net.training else self._network, self._models, batch)
+        self._update([self._models[name] for name in self._names], [grads[name] for name in self._names], rate)
+        return losses[0]

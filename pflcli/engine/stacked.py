@@ -8,7 +8,9 @@ autograd, other networks by ``torch.func``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,10 +20,23 @@ from torch.func import grad_and_value, vmap
 
 from pflcli.engine.cpu import linear_chain
 from pflcli.engine.federation import Federation
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, VmappedNetwork, gradient
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params, Stacked
+
+_LEAST = 1e-30
+"""Least weight of a sample: zero marks padding."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A minibatch of one client: ``rows`` (n,) of the federation, their ``weight`` (n,), and the learning rate."""
+
+    rows: NDArray[np.int64]
+    weight: NDArray[np.float32]
+    rate: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,7 @@ def train_stack(
     for name, value in models.items():
         value.copy_(start[name][rows] if own_start and not sorted_already else start[name])
     losses = _run(
-        _program(net, models, plan if sorted_already else plan.for_clients(order, like), layers), data, schedule
+        _trainer(net, models, plan if sorted_already else plan.for_clients(order, like), layers), data, schedule
     )
     if not sorted_already:
         for name, value in models.items():
@@ -72,42 +87,102 @@ def train_stack(
     return np.asarray(losses[np.argsort(order)])
 
 
-def _run(program: linear_chain.Trainer | _Vmapped, data: Federation, schedule: _Schedule) -> NDArray[np.float64]:
+def _run(trainer: _Trainer, data: Federation, schedule: _Schedule) -> NDArray[np.float64]:
     total = torch.zeros(len(schedule.steps), dtype=torch.float64, device=data.y.device)
     for s in range(schedule.steps.max(initial=0)):
         active = int((schedule.steps > s).sum())
         rows = schedule.rows[:active, s]
         x = data.inputs(rows.flatten()).view(*rows.shape, *data.in_shape)
-        total[:active] += program.step(x, data.y[rows], schedule.weight[:active, s], schedule.lr[:active, s])
+        total[:active] += trainer.step(x, data.y[rows], schedule.weight[:active, s], schedule.lr[:active, s])
     steps = torch.from_numpy(np.maximum(schedule.steps, 1)).to(total.device)
     return np.asarray((total / steps).cpu().numpy())
 
 
-def _program(
-    net: nn.Module, models: Stacked, plan: LocalSGD, layers: list[linear_chain.Layer] | None
-) -> linear_chain.Trainer | _Vmapped:
-    return _Vmapped(net, models, plan) if layers is None else linear_chain.Trainer(layers, models, plan)
+def _trainer(net: nn.Module, models: Stacked, plan: LocalSGD, layers: list[linear_chain.Layer] | None) -> _Trainer:
+    if plan.objective is not None:
+        return _Objective(net, models, plan)
+    if layers is not None and plan.gradient is None:
+        return linear_chain.Trainer(layers, models, plan)
+    return _Ruled(net, models, plan, layers)
 
 
-class _Vmapped:
-    """Trains a stack ``models`` (m, ...) of any network, by any objective, with ``torch.func``."""
+class _Trainer(Protocol):
+    """Trains a stack of models in place; its first rows are always those that still train."""
+
+    def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
+        """Take one step on ``x`` (a, n, ...), ``y`` (a, n), and return the losses (a,).
+
+        ``weight`` (a, n) is zero for padding, ``rate`` (a,) holds learning rates.
+        """
+
+
+class _Ruled:
+    """Trains a stack ``models`` (m, ...) by a gradient rule of the method, or by the gradient of the cross-entropy."""
+
+    def __init__(
+        self, net: nn.Module, models: Stacked, plan: LocalSGD, layers: list[linear_chain.Layer] | None
+    ) -> None:
+        self._rule, self._models, self._plan = plan.gradient or gradient, models, plan
+        self._names = [name for name in learnable(net, models) if name.startswith(plan.trainable)]
+        self._update = Update(plan, [models[name] for name in self._names], plan.anchors(self._names))
+        self._net, self._by_size = net.train(not plan.frozen_norm), has_batch_norm(net) and not plan.frozen_norm
+        self._network: StackedNetwork = (
+            linear_chain.ChainNetwork(layers, self._names)
+            if layers
+            else VmappedNetwork(net, self._names, plan.precision)
+        )
+
+    @torch.no_grad()
+    def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
+        """Take one step on ``x`` (a, n, ...), ``y`` (a, n), and return the losses (a,)."""
+        active = len(x)
+        if not self._by_size:
+            losses, grads = self._gradients(slice(active), x, y, weight)
+        else:
+            grads, losses = {n: torch.empty_like(self._models[n][:active]) for n in self._names}, x.new_empty(active)
+            for size, rows in _rows_by_size(weight):
+                self._net.train(size > 1)
+                losses[rows], group = self._gradients(rows, x[rows, :size], y[rows, :size], weight[rows, :size])
+                for name in self._names:
+                    grads[name][rows] = group[name]
+        self._update([self._models[n][:active] for n in self._names], [grads[n] for n in self._names], rate)
+        return losses
+
+    def _gradients(self, rows: slice | Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Stacked]:
+        models = {name: value[rows] for name, value in self._models.items()}
+        own = {name: value[rows] for name, value in self._plan.own.items()}
+        losses, grads = self._rule(self._network, models, StackedBatch(x, y, weight, own, self._plan.shared))
+        if not isinstance(rows, slice):
+            for name, value in models.items():  # the forward pass changed buffers in these copies
+                if name not in self._names:
+                    self._models[name][rows] = value
+        return losses, grads
+
+
+def _rows_by_size(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield each size of the clients' batches, and the clients that have it; ``weight`` (a, n) is zero for padding.
+
+    BatchNorm has no variance over one value: a lone sample trains with the running statistics.
+    """
+    sizes = (weight > 0).sum(dim=1)
+    for size in torch.unique(sizes).tolist():
+        yield size, torch.nonzero(sizes == size)[:, 0]
+
+
+class _Objective:
+    """Trains a stack ``models`` (m, ...) by an objective of the method, with ``torch.func``."""
 
     def __init__(self, net: nn.Module, models: Stacked, plan: LocalSGD) -> None:
-        self._models, self._plan = models, plan
-        self._own, self._by_size = plan.own, has_batch_norm(net) and not plan.frozen_norm
-        candidates = (
-            models if plan.objective is not None else {name: models[name] for name, _ in net.named_parameters()}
-        )
-        self._names = [name for name in learnable(net, candidates) if name.startswith(plan.trainable)]
+        assert plan.objective is not None
+        self._models, self._own, self._by_size = models, plan.own, has_batch_norm(net) and not plan.frozen_norm
+        self._names = [name for name in learnable(net, models) if name.startswith(plan.trainable)]
         self._update = Update(plan, [models[name] for name in self._names], plan.anchors(self._names))
         self._net = net.train(not plan.frozen_norm)
-        model = Model(net)
+        model, objective = Model(net), plan.objective
 
         def loss(weights: Params, fixed: Params, own: Params, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-            batch = Batch(x, y, weight, own, plan.shared)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
-                params = {**fixed, **weights}
-                return plan.objective(model, params, batch) if plan.objective else batch.cross_entropy(model(params, x))
+                return objective(model, {**fixed, **weights}, Batch(x, y, weight, own, plan.shared))
 
         self._loss = grad_and_value(loss)
 
@@ -117,7 +192,7 @@ class _Vmapped:
         if not self._by_size:
             grads, losses = self._grads(slice(active), x, y, weight)
         else:
-            grads, losses = self._grads_by_size(x, y, (weight > 0).sum(dim=1))
+            grads, losses = self._grads_by_size(x, y, weight)
         self._update([self._models[name][:active] for name in self._names], [grads[name] for name in self._names], rate)
         return losses
 
@@ -132,13 +207,11 @@ class _Vmapped:
                 self._models[name][rows] = value
         return grads, losses
 
-    def _grads_by_size(self, x: Tensor, y: Tensor, sizes: Tensor) -> tuple[Stacked, Tensor]:
+    def _grads_by_size(self, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Stacked, Tensor]:
         """Return the gradients (a, ...) of clients, computed together for those whose batches have the same size."""
         grads = {name: torch.empty_like(self._models[name][: len(x)]) for name in self._names}
         losses = x.new_empty(len(x))
-        for size in torch.unique(sizes).tolist():
-            rows = torch.nonzero(sizes == size)[:, 0]
-            # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
+        for size, rows in _rows_by_size(weight):
             self._net.train(size > 1)
             group_grads, losses[rows] = self._grads(rows, x[rows, :size], y[rows, :size], None)
             for name, value in group_grads.items():
@@ -148,22 +221,28 @@ class _Vmapped:
 
 def _steps(
     rows: NDArray[np.int64], plan: LocalSGD, index: int, draw: np.random.Generator, *, join_single: bool
-) -> list[tuple[NDArray[np.int64], float]]:
-    """Return one client's minibatches, as rows of the federation, with their learning rates."""
-    schedule = plan.schedule(index, len(rows), draw, torch.device("cpu"), join_single=join_single)
-    return [(rows[batch.numpy()], rate) for batch, rate in schedule]
+) -> list[_Step]:
+    """Return one client's steps."""
+    steps = []
+    for batch, rate in plan.schedule(index, len(rows), draw, torch.device("cpu"), join_single=join_single):
+        weight = np.full(len(batch), 1 / len(batch), np.float32)
+        if plan.sample_weights is not None:
+            weight *= np.maximum(plan.sample_weights[index].cpu().numpy()[batch], _LEAST)
+        steps.append(_Step(rows[batch.numpy()], weight, rate))
+    return steps
 
 
-def _padded(plans: list[list[tuple[NDArray[np.int64], float]]], width: int, device: torch.device) -> _Schedule:
-    steps = np.asarray([len(steps) for steps in plans])
-    shape = (len(plans), int(steps.max(initial=0)), max((width, *(len(b) for p in plans for b, _ in p))))
+def _padded(clients: list[list[_Step]], width: int, device: torch.device) -> _Schedule:
+    counts = np.asarray([len(steps) for steps in clients])
+    longest = max((len(step.rows) for steps in clients for step in steps), default=0)
+    shape = (len(clients), int(counts.max(initial=0)), max(width, longest))
     rows, weight, lr = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
-    for index, client in enumerate(plans):
-        for s, (batch, rate) in enumerate(client):
+    for index, steps in enumerate(clients):
+        for s, step in enumerate(steps):
             # Pad with the client's own samples: a weight of zero turns a value that overflowed into nan.
-            rows[index, s] = batch[0]
-            rows[index, s, : len(batch)] = batch
-            weight[index, s, : len(batch)] = 1 / len(batch)
-            lr[index, s] = rate
+            rows[index, s] = step.rows[0]
+            rows[index, s, : len(step.rows)] = step.rows
+            weight[index, s, : len(step.rows)] = step.weight
+            lr[index, s] = step.rate
     tensors = [torch.from_numpy(array).to(device) for array in (rows, weight, lr)]
-    return _Schedule(tensors[0], tensors[1], tensors[2], steps)
+    return _Schedule(tensors[0], tensors[1], tensors[2], counts)

@@ -163,13 +163,12 @@ class Run(Channel):
         local epoch or step, or a rate for each client (m,). ``training`` are other options of LocalSGD; options that
         are missing come from the training settings.
 
-        A client whose parameters become non-finite is left out: in a round this raises Diverged with all such clients,
-        unless they may, and the round is played again without them. When clients personalize, such a client gets its
-        start back. Raises Unanswered in a round in which nobody answers.
+        Raises Diverged in a round with all clients whose parameters become non-finite, unless they may, and Unanswered
+        if nobody answers. When clients personalize, those that diverge get their start back.
         """
         if self.attendance.unanswered and not self.sealed:
             raise Unanswered
-        local, diverged = self._training(t, epochs, lr, training), list[int]()
+        local, diverged, first = self._training(t, epochs, lr, training), list[int](), 0
         for part in self.engine.local_sgd(clients, start, local, (name, t), restore=self.sealed):
             if self.sealed:
                 self.unfit.update(part.clients[~part.finite].tolist())
@@ -177,8 +176,9 @@ class Run(Channel):
                 diverged += part.clients[~part.finite].tolist()
             if not diverged:  # otherwise train on, to find all clients that the next attempt must leave out
                 self.trained.update(part.clients.tolist())
-                self.losses += zip(part.loss.tolist(), part.weights.tolist(), strict=True)
+                self.losses += local.losses(part, first)
                 yield part
+            first += len(part.clients)
         if diverged:
             raise Diverged(diverged, (name, t))
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
@@ -71,7 +71,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         if run.cfg.adaptive:
             alpha[ids] = _adapted(run, ids, local[ids], start, alpha[ids], t)
         both = {**parameters.repeat(start, len(ids)), **_prefixed(local[ids])}
-        for part in run.local_sgd(ids, both, t=t, objective=_loss, own={"alpha": alpha[ids]}):
+        for part in run.local_sgd(ids, both, t=t, gradient=_gradients, own={"alpha": alpha[ids]}):
             local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
             mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "local": local, "alpha": alpha}
@@ -83,7 +83,9 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     new = local.unwritten(clients)
     both = {**parameters.repeat(start, len(new)), **_prefixed(parameters.repeat(start, len(new)))}
     rate, epochs = run.settings.lr_at(run.settings.rounds - 1), run.cfg.newcomer_epochs
-    parts = run.local_sgd(new, both, t="newcomer", epochs=epochs, lr=rate, objective=_loss, own={"alpha": alpha[new]})
+    parts = run.local_sgd(
+        new, both, t="newcomer", epochs=epochs, lr=rate, gradient=_gradients, own={"alpha": alpha[new]}
+    )
     trained = (replace(part, params={n: part.params[_LOCAL + n] for n in start}) for part in parts)
     own = local.replaced(clients, trained)
     share = {name: alpha[clients].view(-1, *[1] * (value.ndim - 1)) for name, value in own.items()}
@@ -97,23 +99,31 @@ def _prefixed(local: Stacked) -> Stacked:
     return {_LOCAL + name: value for name, value in local.items()}
 
 
-def _mixed(model: Model, alpha: Tensor, local: Params, shared: Params) -> Params:
+def _mixed(network: StackedNetwork, alpha: Tensor, local: Stacked, shared: Stacked) -> Stacked:
     """Return alpha v + (1 - alpha) w, with the buffers of v."""
-    return {n: alpha * v + (1 - alpha) * shared[n] if n in model.parameters else v for n, v in local.items()}
+    share = {n: alpha.view(-1, *[1] * (v.ndim - 1)) for n, v in local.items() if n in network.parameters}
+    return {n: torch.lerp(shared[n], v, share[n]) if n in share else v for n, v in local.items()}
 
 
-def _loss(model: Model, params: Params, batch: Batch) -> Tensor:
-    """Return F(w) + F(alpha v + (1 - alpha) w), whose second term moves v alone."""
-    local = {name.removeprefix(_LOCAL): value for name, value in params.items() if name.startswith(_LOCAL)}
-    shared = {name: params[name] for name in local}
-    fixed = {name: value.detach() for name, value in shared.items()}
-    personal = _mixed(model, batch.own["alpha"], local, fixed)
-    return batch.cross_entropy(model(shared, batch.x)) + batch.cross_entropy(model(personal, batch.x))
+def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+    """Return F(w) + F(alpha v + (1 - alpha) w), and their gradients; the second term moves v alone."""
+    local = parameters.unprefixed(params, _LOCAL)
+    shared, alpha = {name: params[name] for name in local}, batch.own["alpha"]
+    losses, grads = gradient(network, shared, batch)
+    at_mixture, mixture_grads = gradient(network, _mixed(network, alpha, local, shared), batch)
+    for name, value in mixture_grads.items():
+        grads[_LOCAL + name] = value.mul_(alpha.view(-1, *[1] * (value.ndim - 1)))
+    return losses + at_mixture, grads
 
 
-def _of_alpha(model: Model, params: Params, batch: Batch) -> Tensor:
-    """Return F(alpha v + (1 - alpha) w) as a function of alpha."""
-    return batch.cross_entropy(model(_mixed(model, params["alpha"], batch.own, batch.shared), batch.x))
+def _slope(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+    """Return F(alpha v + (1 - alpha) w), and its derivative by alpha."""
+    alpha, shared = params["alpha"], parameters.repeat(batch.shared, len(batch.x))
+    losses, grads = gradient(network, _mixed(network, alpha, batch.own, shared), batch, network.parameters)
+    slope = torch.zeros_like(alpha)
+    for name, value in grads.items():
+        slope += (value * (batch.own[name] - shared[name])).flatten(1).sum(dim=1)
+    return losses, {"alpha": slope}
 
 
 def _adapted(run: Run, ids: NDArray[np.int64], local: Stacked, shared: Params, alpha: Tensor, t: int) -> Tensor:
@@ -122,6 +132,6 @@ def _adapted(run: Run, ids: NDArray[np.int64], local: Stacked, shared: Params, a
     plan: dict[str, Any] = {"batch_size": largest, "momentum": 0.0, "weight_decay": 0.0}
     start = {"alpha": alpha}
     parts = run.local_sgd(
-        ids, start, t=t, name="alpha", epochs=1, lr=rate, objective=_of_alpha, own=local, shared=shared, **plan
+        ids, start, t=t, name="alpha", epochs=1, lr=rate, gradient=_slope, own=local, shared=shared, **plan
     )
     return torch.cat([part.params["alpha"] for part in parts]).clamp(0, 1)

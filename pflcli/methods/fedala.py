@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Params, Stacked, TrainedClients
+from pflcli.parameters import Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
 
 KIND = "server"
@@ -129,7 +129,7 @@ def _weights(run: Run, state: State, ids: NDArray[np.int64], t: int | str) -> St
             lr=cfg.eta,
             momentum=0.0,
             weight_decay=0.0,
-            objective=_loss,
+            gradient=_gradients,
             own=state["local"][learners],
             shared=start,
             bounds=(0.0, 1.0),
@@ -151,7 +151,10 @@ def _mixture(state: State, ids: NDArray[np.int64], weights: Stacked) -> Stacked:
     return models
 
 
-def _loss(model: Model, params: Params, batch: Batch) -> Tensor:
-    """Return the loss of the mixture as a function of its weights, of the global (``shared``) and the local model."""
-    mixed = {n: own + (batch.shared[n] - own) * params[n] for n, own in batch.own.items()}
-    return batch.cross_entropy(model({**batch.shared, **mixed}, batch.x))
+def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+    """Return the loss of mixtures of the local (``own``) and the global model, and its gradient by the weights."""
+    shared = parameters.repeat(batch.shared, len(batch.x))
+    apart = {name: shared[name] - own for name, own in batch.own.items()}
+    mixed = {name: torch.addcmul(own, apart[name], params[name]) for name, own in batch.own.items()}
+    losses, grads = gradient(network, {**shared, **mixed}, batch)
+    return losses, {name: value.mul_(apart[name]) for name, value in grads.items()}

@@ -23,13 +23,12 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.errors import UsageError
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Params
+from pflcli.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()
@@ -81,7 +80,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
         both = {**parameters.repeat(start, len(ids)), **memories[ids]}
-        for part in run.local_sgd(ids, both, t=t, objective=_loss, shared=_shared(run, state)):
+        for part in run.local_sgd(ids, both, t=t, gradient=_gradients, shared=_shared(run, state)):
             memories[part.clients] = part.params
             mean.add(part.params, part.weights, part.clients)
     return {**state, "global": mean.value()}
@@ -97,7 +96,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         t="newcomer",
         epochs=run.cfg.newcomer_epochs,
         lr=run.settings.lr_at(run.settings.rounds - 1),
-        objective=_loss,
+        gradient=_gradients,
         shared=_shared(run, state),
         trainable=_MEMORY,
         frozen_norm=True,
@@ -112,10 +111,16 @@ def _shared(run: Run, state: State) -> Params:
     return {"consensus": state["consensus"]["mean"], "kappa": kappa}
 
 
-def _loss(model: Model, params: Params, batch: Batch) -> Tensor:
+def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return the loss of the head on representations with the memory, plus the pull of their mean without it."""
-    z = model.features(params, batch.x)
-    weight = z.new_full((len(z),), 1 / len(z)) if batch.weight is None else batch.weight
-    apart = ((weight[:, None] * z).sum(dim=0) - batch.shared["consensus"]).square().mean() / 2
-    memory = functional.pad(params[_MEMORY], (0, z.shape[1] - len(params[_MEMORY])))
-    return batch.cross_entropy(model.head(params, z + memory)) + batch.shared["kappa"] * apart
+    outputs, memory, weight = network.forward(params, batch.x), params[_MEMORY], params[_WEIGHT]
+    mean = torch.bmm(batch.weight[:, None], outputs.z)[:, 0]  # (a, d)
+    apart = (mean - batch.shared["consensus"]) * (batch.shared["kappa"] / mean.shape[1])
+    logits = outputs.logits + torch.bmm(weight, memory[..., None]).mT
+    losses, by_logits = cross_entropy(logits, batch.y, batch.weight)
+    losses = losses + (apart * (mean - batch.shared["consensus"])).sum(dim=1) / 2
+    by_bias = by_logits.sum(dim=1)  # (a, C)
+    grads = network.backward(outputs, by_logits, batch.weight[..., None] * apart[:, None])
+    if _WEIGHT in grads:
+        grads[_WEIGHT] += by_bias[..., None] * memory[:, None]
+    return losses, {**grads, _MEMORY: torch.bmm(by_bias[:, None], weight)[:, 0]}

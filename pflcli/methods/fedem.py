@@ -14,8 +14,6 @@ part; the components stay as they are, so all answers come from training samples
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,12 +22,12 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from pflcli import parameters
 from pflcli.engine.engine import probabilities
-from pflcli.engine.local_sgd import Batch, Model
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Params, Stacked
+from pflcli.parameters import Stacked
 
 KIND = "server"
 NEEDS = ()
@@ -58,23 +56,31 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Update the shares of a cohort, train all components on it, average each."""
-    cohort, components, shares = run.cohort(t), state["components"], state["shares"].clone()
-    downloaded = {f"{k}:{name}": value[k] for name, value in components.items() for k in range(run.cfg.components)}
-    run.download(downloaded, cohort)
-    initial, own = parameters.repeat(downloaded, len(cohort)), {"share": shares[cohort]}
-    shares[cohort] = _shares(run, cohort, components, shares[cohort])
-    expected = partial(_expected, count=run.cfg.components)
-    trained = run.average(
-        run.local_sgd(cohort, initial, t=t, objective=expected, own=own, shared=downloaded), downloaded
+    cohort, components, count = run.cohort(t), state["components"], run.cfg.components
+    models = [parameters.pick(components, k) for k in range(count)]
+    downloaded = run.download(
+        {f"{k}:{name}": value for k, one in enumerate(models) for name, value in one.items()}, cohort
     )
-    models = [_component(trained, k) for k in range(run.cfg.components)]
-    return {"components": parameters.stack(models), "shares": shares}
+    q = _responsibilities(run, cohort, components, state["shares"][cohort])
+    mean, first = run.averaging(downloaded), 0
+    for ids in run.client_chunks(cohort, parameters.size(downloaded)):
+        weights = pad_sequence(q[first : first + len(ids)], batch_first=True)  # (m, n, K)
+        first += len(ids)
+        trained: Stacked = {}
+        for k, model in enumerate(models):
+            (part,) = run.local_sgd(ids, model, t=t, sample_weights=weights[..., k])
+            trained |= {f"{k}:{name}": value for name, value in part.params.items()}
+        mean.add(trained, part.weights, part.clients)
+    averaged = mean.value()
+    stacked = parameters.stack([parameters.unprefixed(averaged, f"{k}:") for k in range(count)])
+    return {"components": stacked, "shares": _updated(state["shares"], cohort, q)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with the components mixed by each client's shares."""
     components = state["components"]
-    pi = _shares(run, clients, components, state["shares"][clients]).cpu().numpy()
+    shares = state["shares"]
+    pi = _updated(shares, clients, _responsibilities(run, clients, components, shares[clients]))[clients].cpu().numpy()
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         rows = np.concatenate([run.federation.rows(int(client), split) for client in clients])
@@ -87,42 +93,26 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     )
 
 
-def _component(params: Params, k: int) -> Params:
-    mark = f"{k}:"
-    return {name.removeprefix(mark): value for name, value in params.items() if name.startswith(mark)}
-
-
-def _shares(run: Run, clients: NDArray[np.int64], components: Stacked, shares: Tensor) -> Tensor:
-    """Return the shares (n, K) after an E and an M step; those of a client without training samples stay."""
+def _responsibilities(run: Run, clients: NDArray[np.int64], components: Stacked, shares: Tensor) -> list[Tensor]:
+    """Return q (n, K) of the training samples of each client, whose ``shares`` (m, K) are given: the E step."""
     rows = [run.federation.rows(int(client), "train") for client in clients]
     all_rows = np.concatenate(rows)
     y = run.federation.y[torch.from_numpy(all_rows).to(run.federation.y.device)]
     logits = [run.engine.infer(parameters.pick(components, k), all_rows)[0] for k in range(shares.shape[1])]
     losses = torch.stack([functional.cross_entropy(each, y, reduction="none") for each in logits], dim=1)  # (n, K)
-    updated, bounds = shares.clone(), np.cumsum([0, *map(len, rows)])
-    for index, (first, last) in enumerate(pairwise(bounds)):
-        if last > first:
-            updated[index] = _answering(shares[index], losses[first:last]).mean(dim=0)
+    of_clients = torch.split(losses, [len(each) for each in rows])
+    return [_answering(share, own) for share, own in zip(shares, of_clients, strict=True)]
+
+
+def _updated(shares: Tensor, clients: NDArray[np.int64], q: list[Tensor]) -> Tensor:
+    """Return the shares (m, K) of everyone after an M step of some clients: means of ``q``, if there are samples."""
+    updated = shares.clone()
+    for client, own in zip(clients.tolist(), q, strict=True):
+        if len(own):
+            updated[client] = own.mean(dim=0)
     return updated
 
 
 def _answering(share: Tensor, losses: Tensor) -> Tensor:
     """Return q (n, K), proportional to pi_k exp(-loss_k), for losses (n, K)."""
     return torch.softmax(share.clamp_min(torch.finfo(share.dtype).tiny).log() - losses, dim=1)
-
-
-def _expected(model: Model, params: Params, batch: Batch, *, count: int) -> Tensor:
-    """Return the mean over samples of sum_k q_k loss_k, with q of the components as they were sent."""
-
-    def losses(components: list[Params]) -> Tensor:
-        component_losses = [
-            functional.cross_entropy(model(one, batch.x), batch.y, reduction="none") for one in components
-        ]
-        return torch.stack(component_losses, dim=1)  # (n, K)
-
-    trained = [_component(params, k) for k in range(count)]
-    # BatchNorm normalises by the batch here too; what it counts meanwhile is dropped.
-    buffers = [{name: value.clone() for name, value in one.items() if name not in model.parameters} for one in trained]
-    downloaded = [{**_component(batch.shared, k), **own_buffers} for k, own_buffers in enumerate(buffers)]
-    q = _answering(batch.own["share"], losses(downloaded)).detach()
-    return batch.mean((q * losses(trained)).sum(dim=1))

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.engine import probabilities
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Params, TrainedClients
+from pflcli.parameters import Params, Stacked, TrainedClients
 
 KIND = "server"
 NEEDS = ()
@@ -124,11 +124,14 @@ def _plan(run: Run, prototypes: Params) -> dict[str, Any]:
     """Return how clients train: options of ``Run.local_sgd``."""
     if not run.cfg.lam or not prototypes["known"].any():
         return {}
-    return {"objective": _loss, "shared": {**prototypes, "lam": prototypes["mean"].new_tensor(run.cfg.lam)}}
+    return {"gradient": _gradients, "shared": {**prototypes, "lam": prototypes["mean"].new_tensor(run.cfg.lam)}}
 
 
-def _loss(model: Model, params: Params, batch: Batch) -> Tensor:
+def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return the cross-entropy plus the distance of representations to the prototypes of their classes."""
-    z, shared = model.features(params, batch.x), batch.shared
-    apart = (z - shared["mean"][batch.y]).square().mean(dim=1) * shared["known"][batch.y]
-    return batch.cross_entropy(model.head(params, z)) + shared["lam"] * batch.mean(apart)
+    outputs, shared = network.forward(params, batch.x), batch.shared
+    losses, by_logits = cross_entropy(outputs.logits, batch.y, batch.weight)
+    apart = outputs.z - shared["mean"][batch.y]
+    pull = shared["lam"] * batch.weight * shared["known"][batch.y] / apart.shape[2]  # (a, n)
+    losses = losses + (pull * apart.square().sum(dim=2)).sum(dim=1)
+    return losses, network.backward(outputs, by_logits, apart.mul_(2 * pull[..., None]))

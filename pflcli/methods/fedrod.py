@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.fl.run import Predictor, Run
 from pflcli.methods.parts.class_counts import training_counts
-from pflcli.parameters import Params, Stacked
+from pflcli.parameters import Stacked
 
 KIND = "server"
 NEEDS = ()
@@ -67,7 +67,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
         both = {**parameters.repeat(start, len(ids)), **_prefixed(heads[ids])}
-        for part in run.local_sgd(ids, both, t=t, objective=_loss, own={"offsets": _offsets(run, ids)}):
+        for part in run.local_sgd(ids, both, t=t, gradient=_gradients, own={"offsets": _offsets(run, ids)}):
             heads[part.clients] = _own(part.params)
             mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "heads": heads}
@@ -84,7 +84,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         t="newcomer",
         epochs=run.cfg.newcomer_epochs,
         lr=run.settings.lr_at(run.settings.rounds - 1),
-        objective=_loss,
+        gradient=_gradients,
         own={"offsets": _offsets(run, new)},
         trainable=_OWN,
         frozen_norm=True,
@@ -108,9 +108,16 @@ def _offsets(run: Run, clients: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(run.cfg.gamma * np.log(counts)).float().to(run.federation.y.device)
 
 
-def _loss(model: Model, params: Params, batch: Batch) -> Tensor:
+def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return the balanced loss of the generic model, plus the loss of both heads, which moves the own one alone."""
-    z = model.features(params, batch.x)
-    generic = model.head(params, z)
-    own = model.head(_own(params), z.detach())
-    return batch.cross_entropy(generic + batch.own["offsets"]) + batch.cross_entropy(generic.detach() + own)
+    outputs, own = network.forward(params, batch.x), _own(params)
+    weight, bias = own["head.weight"], own.get("head.bias")
+    z = outputs.z[..., : weight.shape[2]]
+    personal = outputs.logits + torch.bmm(z, weight.mT)
+    if bias is not None:
+        personal += bias[:, None]
+    balanced, by_logits = cross_entropy(outputs.logits + batch.own["offsets"][:, None], batch.y, batch.weight)
+    losses, by_personal = cross_entropy(personal, batch.y, batch.weight)
+    head_grads = {"head.weight": torch.bmm(by_personal.mT, z), "head.bias": by_personal.sum(dim=1)}
+    grads = {_OWN + name: head_grads[name] for name in own}
+    return balanced + losses, {**network.backward(outputs, by_logits), **grads}

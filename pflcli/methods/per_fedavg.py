@@ -22,11 +22,10 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad
 
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Params, repeat
+from pflcli.parameters import Params, Stacked, repeat
 
 KIND = "server"
 NEEDS = ()
@@ -57,8 +56,8 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Take meta-steps on each client of a cohort, average what comes back."""
     cohort = run.cohort(t)
     start = run.download(state["global"], cohort)
-    meta, size = partial(_adapted_loss, alpha=run.cfg.alpha), 2 * run.settings.batch_size
-    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, batch_size=size, objective=meta)
+    meta, size = partial(_meta_gradient, alpha=run.cfg.alpha), 2 * run.settings.batch_size
+    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, batch_size=size, gradient=meta)
     return {"global": run.average(trained, start)}
 
 
@@ -74,27 +73,29 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return run.predictor(clients, tuned)
 
 
-def _adapted_loss(model: Model, params: Params, batch: Batch, *, alpha: float) -> Tensor:
-    """Return the loss on one half of a batch after a step on the other, whose gradient counts as a constant."""
+def _meta_gradient(
+    network: StackedNetwork, params: Stacked, batch: StackedBatch, *, alpha: float
+) -> tuple[Tensor, Stacked]:
+    """Return the loss on one half of a batch after a step on the other, and its gradient there (first order)."""
     inner, outer = _halves(batch)
-    weights = {name: value for name, value in params.items() if name in model.parameters}
-    buffers = {name: value for name, value in params.items() if name not in weights}
-
-    def loss(weights: Params, buffers: Params) -> Tensor:
-        return inner.cross_entropy(model({**weights, **buffers}, inner.x))
-
-    step = grad(loss)(weights, buffers)
-    moved = {name: value - alpha * step[name].detach() for name, value in weights.items()}
-    return outer.cross_entropy(model({**moved, **buffers}, outer.x))
+    _, step = gradient(network, params, inner)
+    moved = {name: torch.sub(params[name], value, alpha=alpha) for name, value in step.items()}
+    return gradient(network, {**params, **moved}, outer)
 
 
-def _halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Return the even and the odd samples of a batch, or all of it twice if it has fewer than four samples."""
-    if batch.weight is None:
-        if len(batch.x) < 4:
-            return batch, batch
-        return replace(batch, x=batch.x[::2], y=batch.y[::2]), replace(batch, x=batch.x[1::2], y=batch.y[1::2])
-    odd = torch.arange(len(batch.weight), device=batch.weight.device) % 2 == 1
-    few = (batch.weight > 0).sum() < 4
-    even_weight, odd_weight = batch.weight * (few | ~odd), batch.weight * (few | odd)
-    return replace(batch, weight=even_weight / even_weight.sum()), replace(batch, weight=odd_weight / odd_weight.sum())
+def _halves(batch: StackedBatch) -> tuple[StackedBatch, StackedBatch]:
+    """Return the even and the odd samples of each client's batch, or all of it twice if it has fewer than four."""
+    few = (batch.weight > 0).sum(dim=1) < 4  # (a,)
+    if few.all():
+        return batch, batch
+    if few.any():
+        odd = torch.arange(batch.weight.shape[1], device=few.device) % 2 == 1
+        weights = [batch.weight * (few[:, None] | half) for half in (~odd, odd)]
+        even, odd_half = (replace(batch, weight=weight / weight.sum(dim=1, keepdim=True)) for weight in weights)
+        return even, odd_half
+    halves = []
+    for first in (0, 1):
+        weight = batch.weight[:, first::2]
+        weight = weight / weight.sum(dim=1, keepdim=True)
+        halves.append(replace(batch, x=batch.x[:, first::2], y=batch.y[:, first::2], weight=weight))
+    return halves[0], halves[1]

@@ -23,14 +23,14 @@ from functools import partial
 from typing import Annotated
 
 import numpy as np
+import torch
 from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad
 
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, gradient
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Params, repeat
+from pflcli.parameters import Params, Stacked, repeat
 
 KIND = "server"
 NEEDS = ()
@@ -71,7 +71,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     start = run.download(state["global"], cohort)
     envelope = partial(_envelope, lam=cfg.lam, count=cfg.inner_steps, rate=cfg.inner_lr)
     rate = cfg.lr or run.settings.lr_at(t) / _share(cfg)
-    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, objective=envelope)
+    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, gradient=envelope)
     model = run.average(trained, start)
     for name in run.engine.parameters if cfg.beta != 1 else ():
         model[name] = start[name] + cfg.beta * (model[name] - start[name])
@@ -96,19 +96,23 @@ def _share(cfg: Config) -> float:
     return 1 - (1 - min(cfg.inner_lr * cfg.lam, 1.0)) ** cfg.inner_steps
 
 
-def _envelope(model: Model, params: Params, batch: Batch, *, lam: float, count: int, rate: float) -> Tensor:
-    """Return F(theta) + lambda/2 |theta - w|^2 with theta held fixed: its gradient is lambda (w - theta)."""
-    anchor = {name: value.detach() for name, value in params.items() if name in model.parameters}
-    buffers = {name: value for name, value in params.items() if name not in anchor}
-
-    def loss(theta: Params, buffers: Params) -> Tensor:
-        return batch.cross_entropy(model({**theta, **buffers}, batch.x))
-
-    theta = dict(anchor)
+def _envelope(
+    network: StackedNetwork, params: Stacked, batch: StackedBatch, *, lam: float, count: int, rate: float
+) -> tuple[Tensor, Stacked]:
+    """Return F(theta) + lambda/2 |theta - w|^2 with theta held fixed, and its gradient lambda (w - theta)."""
+    names = list(network.trained)
+    anchor = [params[name] for name in names]
+    theta = [value.clone() for value in anchor]
+    models = {**params, **dict(zip(names, theta, strict=True))}
     for _ in range(count):
-        step = grad(loss)(theta, buffers)
-        theta = {n: v - rate * (step[n].detach() + lam * (v - anchor[n])) for n, v in theta.items()}
-    total = loss(theta, buffers).detach()
-    for name, value in theta.items():
-        total = total + lam / 2 * ((params[name] - value) ** 2).sum()
-    return total
+        step = gradient(network, models, batch)[1]
+        grads = [step[name] for name in names]
+        apart = torch._foreach_sub(theta, anchor)
+        torch._foreach_add_(grads, apart, alpha=lam)
+        torch._foreach_add_(theta, grads, alpha=-rate)
+    losses, _ = cross_entropy(network.forward(models, batch.x).logits, batch.y, batch.weight)
+    apart = torch._foreach_sub(anchor, theta)
+    for value in apart:
+        losses = losses + lam / 2 * value.square().flatten(1).sum(dim=1)
+    torch._foreach_mul_(apart, lam)
+    return losses, dict(zip(names, apart, strict=True))

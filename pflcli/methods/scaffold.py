@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.local_sgd import Batch, Model, steps_per_epoch
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
+from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Params
+from pflcli.parameters import Stacked
 
 KIND = "server"
 NEEDS = ()
@@ -62,7 +63,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         own_controls = controls[ids]
         drift = {name: value - own_controls[name] for name, value in control.items()}
         initial = parameters.repeat(start, len(ids))
-        (part,) = run.local_sgd(ids, initial, t=t, momentum=0.0, objective=_corrected, own=drift)
+        (part,) = run.local_sgd(ids, initial, t=t, momentum=0.0, gradient=_corrected, own=drift)
         mean.add(part.params, part.weights, part.clients)
         scale = 1 / (count[ids] * run.settings.lr_at(t))
         gradients = {name: (start[name] - part.params[name]) * _broadcast(scale, drift[name]) for name in control}
@@ -93,9 +94,7 @@ def _broadcast(values: NDArray[np.float64], like: Tensor) -> Tensor:
     return torch.from_numpy(values).to(like).view(-1, *[1] * (like.ndim - 1))
 
 
-def _corrected(model: Model, params: Params, batch: Batch) -> Tensor:
-    """Return the loss, to whose gradient the client's correction c - c_i is added."""
-    loss = batch.cross_entropy(model(params, batch.x))
-    for name, value in batch.own.items():
-        loss = loss + (value * (params[name] - params[name].detach())).sum()  # adds nothing but its gradient
-    return loss
+def _corrected(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+    """Return the losses, and their gradients plus the clients' corrections c - c_i."""
+    losses, grads = gradient(network, params, batch)
+    return losses, {name: value.add_(batch.own[name]) for name, value in grads.items()}

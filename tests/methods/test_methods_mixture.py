@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters, rng
+from pflcli.engine import gradients
 from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.methods import fedhealth, per_fedavg, pfedme
 
@@ -142,14 +143,26 @@ def test_per_fedavg_round_by_hand(mode):
 
 
 def test_the_outer_gradient_is_of_other_samples_than_the_inner():
-    batch = per_fedavg.Batch(torch.arange(10.0), torch.arange(10))
-    first, second = per_fedavg._halves(batch)
-    assert sorted([*first.y.tolist(), *second.y.tolist()]) == list(range(10))
-    padded = per_fedavg.Batch(batch.x, batch.y, torch.tensor([1 / 7] * 7 + [0.0] * 3))
-    first, second = (half.weight for half in per_fedavg._halves(padded))
-    assert first.gt(0).tolist() == [True, False] * 3 + [True] + [False] * 3
-    assert second.gt(0).tolist() == [False, True] * 3 + [False] * 4
-    assert [first.sum().item(), second.sum().item()] == pytest.approx([1, 1])
+    def halves(weights):
+        weight = torch.tensor(weights)
+        places = torch.arange(weight.shape[1]).expand(len(weight), -1)
+        return per_fedavg._halves(gradients.StackedBatch(places.double(), places, weight, {}, {}))
+
+    first, second = halves([[0.1] * 10])
+    assert sorted([*first.y[0].tolist(), *second.y[0].tolist()]) == list(range(10))
+    first, second = halves([[1 / 7] * 7 + [0.0] * 3])
+    assert first.y[first.weight > 0].tolist() == [0, 2, 4, 6]
+    assert second.y[second.weight > 0].tolist() == [1, 3, 5]
+    torch.testing.assert_close(first.weight.sum(dim=1), torch.ones(1))
+    torch.testing.assert_close(second.weight.sum(dim=1), torch.ones(1))
+    # Fewer than four samples are not cut, alone or beside a client that has enough.
+    few, enough = [1 / 3] * 3 + [0.0] * 5, [1 / 8] * 8
+    for half in halves([few]):
+        assert half.y[half.weight > 0].tolist() == [0, 1, 2]
+    for first_place, half in enumerate(halves([few, enough])):
+        assert half.y[0][half.weight[0] > 0].tolist() == [0, 1, 2]
+        assert half.y[1][half.weight[1] > 0].tolist() == list(range(first_place, 8, 2))
+        torch.testing.assert_close(half.weight.sum(dim=1), torch.ones(2))
 
 
 def test_per_fedavg_fine_tunes_at_rate_alpha():

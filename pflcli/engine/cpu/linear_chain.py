@@ -6,12 +6,13 @@ A stack may have any number of clients. Plain SGD changes the weights in the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from pflcli.engine.gradients import Outputs, cross_entropy
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Stacked
@@ -61,67 +62,92 @@ def _flat(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
 
 
+class ChainNetwork:
+    """Forward and backward passes of a stack of chains, see ``pflcli.engine.gradients``."""
+
+    def __init__(self, chain: Sequence[Layer], trained: Collection[str]) -> None:
+        names = [name for layer in chain for name in (layer.weight, layer.bias) if name]
+        self.parameters, self.trained = frozenset(names), tuple(name for name in names if name in set(trained))
+        self._chain = chain
+        self._body = next((i for i, layer in enumerate(chain) if layer.weight.startswith("head.")), len(chain))
+        """the number of layers below the representation"""
+
+    def forward(self, params: Stacked, x: Tensor) -> Outputs:
+        """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...)."""
+        inputs, h = [], x.flatten(2)
+        for layer in self._chain:
+            inputs.append(h)
+            w = params[layer.weight]
+            h = torch.baddbmm(params[layer.bias][:, None], h, w.mT) if layer.bias else torch.bmm(h, w.mT)
+            if layer.relu:
+                h.relu_()
+        return Outputs(h, inputs[self._body], (params, inputs))
+
+    def backward(
+        self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None
+    ) -> Stacked:
+        """Return the gradients (a, ...) of parameters for gradients of the outputs."""
+        names, grads = self.trained if names is None else names, {}
+        for name, grad, h in self._gradients(
+            outputs, torch.zeros_like(outputs.logits) if logits is None else logits, z, names
+        ):
+            grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
+        return grads
+
+    def descend(self, outputs: Outputs, logits: Tensor) -> None:
+        """Subtract the gradients from the trained parameters, in the products that compute them."""
+        params, _ = outputs.trace
+        for name, grad, h in self._gradients(outputs, logits, None, self.trained):
+            if h is None:
+                params[name].sub_(grad.sum(dim=1))
+            else:
+                params[name].baddbmm_(grad.mT, h, alpha=-1)
+
+    def _gradients(
+        self, outputs: Outputs, grad: Tensor, z: Tensor | None, names: Collection[str]
+    ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+        """Yield the names of parameters, the gradient by the layer's output, and of weights the layer's input."""
+        params, inputs = outputs.trace
+        own = [[name for name in (layer.weight, layer.bias) if name and name in names] for layer in self._chain]
+        lowest = next((index for index, each in enumerate(own) if each), len(own))
+        for index in range(len(self._chain) - 1, lowest - 1, -1):
+            # Taken before the weights may change.
+            below = torch.bmm(grad, params[self._chain[index].weight]) if index > lowest else None
+            for name in own[index]:
+                yield name, grad, inputs[index] if name == self._chain[index].weight else None
+            if below is None:
+                return
+            if index == self._body and z is not None:
+                below += z
+            # ReLU's output is zero where its derivative is; the chain's inputs below the lowest layer need none.
+            relu = self._chain[index - 1].relu
+            grad = torch.ops.aten.threshold_backward(below, inputs[index], 0) if relu else below
+
+
 class Trainer:
     """Trains a stack of ``models`` (m, ...) in place; its first rows are always those that still train."""
 
     def __init__(self, chain: Sequence[Layer], models: Stacked, plan: LocalSGD) -> None:
-        self._chain, self._models, self._plan = chain, models, plan
-        self.names = [
-            name for layer in chain for name in (layer.weight, layer.bias) if name in models and _moves(name, plan)
-        ]
+        self._models = models
+        self._network = ChainNetwork(chain, [name for name in models if name.startswith(plan.trainable)])
+        self.names = self._network.trained
         # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.
-        self._direct = (
-            not (plan.momentum or plan.weight_decay or (plan.prox and plan.prox[1])) and plan.optimizer == "sgd"
+        self._direct = plan.optimizer == "sgd" and not (
+            plan.momentum or plan.weight_decay or plan.bounds or (plan.prox and plan.prox[1])
         )
         self._update = Update(plan, [models[name] for name in self.names], plan.anchors(self.names))
-        self._lowest = min((i for i, layer in enumerate(chain) if self._moving(layer)), default=len(chain))
-
-    def _moving(self, layer: Layer) -> bool:
-        return layer.weight in self.names or layer.bias in self.names
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
         """Take one step on ``x`` (a, n, ...), ``y`` (a, n) and return the losses (a,).
 
         ``weight`` (a, n) of samples adds up to one for each client; ``rate`` (a,) holds learning rates.
         """
-        active = len(x)
-        inputs, h = [], x.flatten(2)
-        for layer in self._chain:
-            inputs.append(h)
-            w = self._models[layer.weight][:active]
-            h = torch.baddbmm(self._models[layer.bias][:active, None], h, w.mT) if layer.bias else torch.bmm(h, w.mT)
-            if layer.relu:
-                h.relu_()
-        logp = torch.log_softmax(h, dim=2)
-        true = y[..., None]
-        losses = -(logp.gather(2, true)[..., 0] * weight).sum(dim=1)
-        grad = logp.exp_().scatter_add_(2, true, torch.full_like(true, -1, dtype=logp.dtype))
-        grad *= (weight * rate[:, None] if self._direct else weight)[..., None]
-        self._back(inputs, grad, rate)
+        models = {name: value[: len(x)] for name, value in self._models.items()}
+        outputs = self._network.forward(models, x)
+        losses, grad = cross_entropy(outputs.logits, y, weight, rate if self._direct else None)
+        if self._direct:
+            self._network.descend(outputs, grad)
+        else:
+            grads = self._network.backward(outputs, grad)
+            self._update([models[name] for name in self.names], [grads[name] for name in self.names], rate)
         return losses
-
-    def _back(self, inputs: list[Tensor], grad: Tensor, rate: Tensor) -> None:
-        active, grads = len(grad), {}
-        for index in range(len(self._chain) - 1, self._lowest - 1, -1):
-            layer, h = self._chain[index], inputs[index]
-            w = self._models[layer.weight][:active]
-            below = torch.bmm(grad, w) if index > self._lowest else None
-            if layer.weight in self.names:
-                if self._direct:
-                    w.baddbmm_(grad.mT, h, alpha=-1)
-                else:
-                    grads[layer.weight] = torch.bmm(grad.mT, h)
-            if layer.bias in self.names:
-                if self._direct:
-                    self._models[layer.bias][:active].sub_(grad.sum(dim=1))
-                else:
-                    grads[layer.bias] = grad.sum(dim=1)
-            if below is not None:
-                # ReLU's output is zero where its derivative is; the chain's inputs below the lowest layer need none.
-                grad = torch.ops.aten.threshold_backward(below, h, 0) if self._chain[index - 1].relu else below
-        if not self._direct:
-            self._update([self._models[n][:active] for n in self.names], [grads[n] for n in self.names], rate)
-
-
-def _moves(name: str | None, plan: LocalSGD) -> bool:
-    return name is not None and name.startswith(plan.trainable)

@@ -47,14 +47,29 @@ class Program:
         self._passes: dict[int, _Pass] = {}
 
     @torch.no_grad()
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
+    def step(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the mean cross-entropy of ``x`` (n, C, H, W), ``y`` (n,) with n > 1; write the gradients.
 
-        The running statistics of the network change as in its training mode.
+        ``weight`` (n,) replaces the plain mean. The running statistics of the network change as in its training mode.
         """
+        logits, _ = self.forward(x)
+        logp, true = torch.log_softmax(logits, dim=1), y[:, None]
+        own = -logp.gather(1, true)[:, 0]
+        grad = logp.exp_().scatter_add_(1, true, torch.full_like(true, -1, dtype=logp.dtype))
+        self.backward(len(x), grad.div_(len(x)) if weight is None else grad.mul_(weight[:, None]))
+        return own.mean() if weight is None else own @ weight
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, C) and representations (n, d) of ``x`` (n, C, H, W), n > 1; the latter are no copy."""
         if len(x) not in self._passes:
             self._passes[len(x)] = _Pass(self, len(x))
-        return self._passes[len(x)].run(x, y)
+        return self._passes[len(x)].forward(x)
+
+    @torch.no_grad()
+    def backward(self, n: int, logits: Tensor, z: Tensor | None = None) -> None:
+        """Write the gradients of the last ``n`` samples, for gradients by their logits (n, C) and ``z`` (n, d)."""
+        self._passes[n].backward(logits, z)
 
     def grad(self, layer: Layer, name: str) -> Tensor:
         """Return the gradient of a layer's parameter."""
@@ -92,55 +107,39 @@ class _Pass:
         *body, self._head = program.layers
         image = program.layers[0].inputs[0]
         self._images = self._rows(image).view(n, image.channels, image.height, image.width)
-        forward = {
-            "first": self._first,
-            "pointwise": self._pointwise,
-            "depthwise": self._depthwise,
-            "norm": self._norm,
-            "sum": self._sum,
-            "pool": self._pool,
-        }
-        backward = {
-            "first": self._first_back,
-            "pointwise": self._pointwise_back,
-            "depthwise": self._depthwise_back,
-            "norm": self._norm_back,
-            "sum": self._sum_back,
-            "pool": self._pool_back,
-        }
-        self._forward: list[Callable[[], object]] = [forward[layer.kind](layer) for layer in body]
+        # The functions of each kind of layer are named after it: _norm and _norm_back.
+        self._forward: list[Callable[[], object]] = [getattr(self, f"_{layer.kind}")(layer) for layer in body]
         self._to_z, _ = self._target(self._head.inputs[0])
         self._backward: list[Callable[[], object]] = []
         for layer in reversed(body):
-            self._backward += backward[layer.kind](layer, self._grad_of.pop(layer.output))
+            self._backward += getattr(self, f"_{layer.kind}_back")(layer, self._grad_of.pop(layer.output))
         norms = [layer for layer in body if layer.kind == "norm"]
         self._running = [layer.module.running_mean for layer in norms] + [layer.module.running_var for layer in norms]
         self._batch_stats = [self._stats[layer][row] for row in (0, 2) for layer in norms]
         self._momentum = float(norms[0].module.momentum)
         self._counters = [layer.module.num_batches_tracked for layer in norms]
 
-    def run(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a batch, and leave the gradients in the program."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, C) and representations (n, d) of a batch."""
         self._images.copy_(x)
         for step in self._forward:
             step()
         torch._foreach_lerp_(self._running, self._batch_stats, self._momentum)
         torch._foreach_add_(self._counters, 1)
-        loss = self._loss(y[:, None])
-        for step in self._backward:
-            step()
-        return loss
-
-    def _loss(self, true: Tensor) -> Tensor:
         z, (weight, bias) = self._data[self._head.inputs[0]], self._parameters(self._head)
-        logp = torch.log_softmax(torch.addmm(bias, z, weight.t()), dim=1)
-        loss = -logp.gather(1, true).mean()
-        grad = logp.exp_().scatter_add_(1, true, torch.full_like(true, -1, dtype=logp.dtype)).div_(self._n)
+        return torch.addmm(bias, z, weight.t()), z
+
+    def backward(self, grad: Tensor, z_grad: Tensor | None) -> None:
+        """Leave the gradients in the program, for gradients by the logits (n, C) and representations (n, d)."""
+        z, (weight, _) = self._data[self._head.inputs[0]], self._parameters(self._head)
         to_weight, to_bias = self._grads(self._head)
         torch.mm(grad.t(), z, out=to_weight)
         torch.sum(grad, dim=0, out=to_bias)
         torch.mm(grad, weight, out=self._to_z)
-        return loss
+        if z_grad is not None:
+            self._to_z.add_(z_grad)
+        for step in self._backward:
+            step()
 
     # The forward and backward functions of each kind of layer. Backward takes the buffer with the gradient of the
     # layer's output, and reuses it for another value or releases it.

@@ -1,0 +1,138 @@
+"""Passes of a stack of models: every form of a network against autograd, and rules and sample weights in training."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+import worlds
+from pflcli import models, parameters, rng
+from pflcli.engine import gradients
+from pflcli.engine.cpu import linear_chain, program
+from pflcli.engine.engine import Engine
+from pflcli.engine.local_sgd import LocalSGD
+
+MODES = ("loop", "stacked")
+
+
+def mlp():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU())
+    return models.Net(body, nn.Linear(5, 3)), (3, 2, 2)
+
+
+def mobile():
+    """A network that has a compiled program."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+    depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)
+    body = nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU6(), depthwise, nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
+    return models.Net(nn.Sequential(*body, nn.Flatten()), nn.Linear(4, 3)), (2, 6, 6)
+
+
+def forms(kind, net, shape, trained):
+    """The forms of a network, with the number of models that each takes."""
+    yield gradients.AutogradNetwork(copy.deepcopy(net), trained, "float32"), 1
+    if kind == "mlp":
+        yield gradients.VmappedNetwork(copy.deepcopy(net), trained, "float32"), 2
+        yield linear_chain.ChainNetwork(linear_chain.layers(net), trained), 2
+    else:
+        own = copy.deepcopy(net)
+        yield gradients.CompiledNetwork(own, trained, program.of(own, shape)), 1
+
+
+@pytest.mark.parametrize("kind", ["mlp", "mobile"])
+@pytest.mark.parametrize("prefix", ["", "head.", "body."])
+@pytest.mark.parametrize("by_z", [False, True])
+def test_gradients_by_logits_and_representations(kind, prefix, by_z):
+    net, shape = {"mlp": mlp, "mobile": mobile}[kind]()
+    net.train()
+    names = [name for name, _ in net.named_parameters()]
+    trained = [name for name in names if name.startswith(prefix)]
+    draw = torch.Generator().manual_seed(1)
+    size = 1 if kind == "mobile" else 2
+    stack = parameters.stack([parameters.of(net) for _ in range(size)])
+    for name in names:
+        stack[name] = stack[name] + 0.1 * torch.randn(stack[name].shape, generator=draw)
+    dtype = stack["head.weight"].dtype
+    x = torch.rand(size, 4, *shape, generator=draw, dtype=dtype)
+    for network, count in forms(kind, net, shape, trained):
+        own = {name: value[:count].clone() for name, value in stack.items()}
+        with torch.no_grad():
+            outputs = network.forward(own, x[:count])
+            by_logits = torch.randn(outputs.logits.shape, generator=torch.Generator().manual_seed(2), dtype=dtype)
+            z_grad = torch.randn(outputs.z.shape, generator=torch.Generator().manual_seed(3), dtype=dtype)
+            actual = network.backward(outputs, by_logits.clone(), z_grad if by_z else None)
+        assert {*actual} == {*trained}
+        for row in range(count):
+            leaves = {name: value[row].clone().requires_grad_(name in names) for name, value in stack.items()}
+            body = {n.removeprefix("body."): v for n, v in leaves.items() if n.startswith("body.")}
+            z = functional_call(net.body, body, (x[row],))
+            head = {n.removeprefix("head."): v for n, v in leaves.items() if n.startswith("head.")}
+            logits = functional_call(net.head, head, (z,))
+            torch.testing.assert_close(outputs.logits[row], logits, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(outputs.z[row], z, rtol=1e-4, atol=1e-5)
+            loss = (logits * by_logits[row]).sum() + ((z * z_grad[row]).sum() if by_z else 0)
+            expected = torch.autograd.grad(loss, [leaves[name] for name in trained])
+            for name, value in zip(trained, expected, strict=True):
+                torch.testing.assert_close(
+                    actual[name][row], value, rtol=1e-3, atol=1e-4 * float(value.abs().max() + 1)
+                )
+            for name in {*stack} - {*names}:  # what BatchNorm counts
+                torch.testing.assert_close(own[name][row], leaves[name], rtol=1e-4, atol=1e-5)
+
+
+def test_names_may_differ_from_those_that_are_trained():
+    net, shape = mlp()
+    stack, draw = parameters.stack([parameters.of(net)] * 2), torch.Generator().manual_seed(1)
+    for network, count in forms("mlp", net, shape, ()):
+        own = {name: value[:count] for name, value in stack.items()}
+        outputs = network.forward(own, torch.randn(count, 32, *shape, generator=draw))
+        assert network.backward(outputs, torch.ones_like(outputs.logits)) == {}
+        outputs = network.forward(own, torch.randn(count, 32, *shape, generator=draw))
+        actual = network.backward(outputs, None, torch.ones_like(outputs.z), ["body.1.bias"])
+        assert [*actual] == ["body.1.bias"]
+        assert actual["body.1.bias"].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["mlp", "tanh", "norm"])
+def test_sample_weights_multiply_the_losses(kind, mode):
+    data = worlds.federation()
+    torch.manual_seed(0)
+    hidden = {"mlp": [nn.ReLU()], "tanh": [nn.Tanh()], "norm": [nn.BatchNorm1d(6), nn.ReLU()]}[kind]
+    body = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), *hidden)
+    net = models.Net(body, nn.Linear(6, worlds.CLASSES))
+    clients = [2, 0, 1]
+    sizes = data.sizes("train")[clients]
+    drawn = torch.rand(3, int(sizes.max()), generator=torch.Generator().manual_seed(1))
+    drawn[0, 0] = 0  # a sample that does not count, which is no padding
+    plan = LocalSGD(epochs=2, batch_size=4, lr=np.asarray([0.1, 0.1]), sample_weights=drawn)
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd(clients, parameters.of(net), plan, ("sgd", 0))
+    for place, client in enumerate(clients):
+        model, draw, total, steps = copy.deepcopy(net), rng.generator(0, "sgd", 0, client), 0.0, 0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rows = torch.from_numpy(data.rows(client, "train"))
+        for _ in range(2):
+            batches = list(torch.from_numpy(draw.permutation(len(rows))).split(4))
+            if kind == "norm" and len(batches) > 1 and len(batches[-1]) == 1:
+                batches[-2:] = [torch.cat(batches[-2:])]
+            for batch in batches:
+                model.train(len(batch) > 1 or kind != "norm")
+                losses = functional.cross_entropy(
+                    model(data.inputs(rows[batch])), data.y[rows[batch]], reduction="none"
+                )
+                loss = (losses * drawn[place, batch]).sum() / len(batch)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total, steps = total + loss.item(), steps + 1
+        for name, value in parameters.pick(part.params, place).items():
+            torch.testing.assert_close(value, parameters.of(model)[name], rtol=1e-4, atol=1e-5)
+        assert part.loss[place] == pytest.approx(total / max(steps, 1), rel=1e-4)
