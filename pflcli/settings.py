@@ -28,6 +28,14 @@ class Settings:
     """change what clients upload, such as clip:1.0 or int8 (`pfl list uploads`); repeat the option for more steps"""
     aggregator: str = "mean"
     """make the server's model of uploads by this rule (`pfl list aggregators`), such as median or trimmed-mean:0.25"""
+    dp_epsilon: Annotated[float, Gt(0)] | None = None
+    """add as much noise to the mean of updates as this epsilon needs (differential privacy of clients)"""
+    dp_delta: Annotated[float, Gt(0), Lt(1)] | None = None
+    """guarantee epsilon except with this probability, well below 1 / clients"""
+    dp_noise: Annotated[float, Ge(0)] | None = None
+    """add noise of this many clips to the sum of updates instead of --dp-epsilon (noise multiplier)"""
+    dp_clip: str | None = None
+    """clip each client's update to this L2 norm before noise is added, or to their median: adaptive, the default"""
     epochs: Annotated[int, Ge(1)] = 1
     """train each selected client for this many local epochs per round"""
     steps: Annotated[int, Ge(0)] = 0
@@ -59,7 +67,38 @@ class Settings:
     answer_train: bool = False
     """also predict training samples, to report accuracy on them beside that on test samples"""
 
+    @property
+    def dp(self) -> bool:
+        """Whether the server's mean is differentially private."""
+        return self.dp_epsilon is not None or self.dp_noise is not None
+
+    @property
+    def first_clip(self) -> float | None:
+        """The norm to which updates are clipped, infinite for none; None if it adapts."""
+        return None if self.dp_clip in (None, "adaptive") else float(str(self.dp_clip))
+
+    def _check_dp(self) -> None:
+        if self.dp_epsilon is not None and self.dp_noise is not None:
+            raise ValueError(f"dp_epsilon={self.dp_epsilon:g} and dp_noise={self.dp_noise:g}: one follows; give one")
+        if not self.dp and (self.dp_clip is not None or self.dp_delta is not None):
+            raise ValueError("dp_clip and dp_delta say nothing alone: give dp_epsilon or dp_noise, too")
+        if self.dp_delta is None and (self.dp_epsilon or self.dp_noise):
+            raise ValueError("epsilon holds except with a probability: give dp_delta, such as 1e-5")
+        if self.dp and self.aggregator != "mean":
+            raise ValueError(
+                f"aggregator={self.aggregator} and differential privacy exclude each other: noise fits a mean"
+            )
+        try:
+            clip = self.first_clip
+        except ValueError:
+            clip = 0.0
+        if clip is not None and not clip > 0:
+            raise ValueError(f"dp_clip={self.dp_clip} is neither a number above 0 nor 'adaptive'")
+        if clip == float("inf") and (self.dp_epsilon or self.dp_noise):
+            raise ValueError("dp_clip=inf would need infinite noise: give a number, or adaptive")
+
     def __post_init__(self) -> None:
+        self._check_dp()
         if self.steps and self.epochs != 1:
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} both say how long clients train; give one")
         if self.refit and self.report == "best":
@@ -80,10 +119,14 @@ class Settings:
         return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))
 
 
+_EITHER = (("steps", "epochs"), ("epochs", "steps"), ("dp_epsilon", "dp_noise"), ("dp_noise", "dp_epsilon"))
+"""Settings of which the first takes the place of the second."""
+
+
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings ``base`` with ``changes``: steps take the place of epochs, and the other way round."""
+    """Return the settings ``base`` with ``changes``: steps take the place of epochs, as do others of ``_EITHER``."""
     settings = dict(base)
-    for name, other in (("steps", "epochs"), ("epochs", "steps")):
-        if name in changes and other not in changes and str(changes[name]) != "0":
+    for name, other in _EITHER:
+        if name in changes and other not in changes and str(changes[name]) not in ("0", "none"):
             settings.pop(other, None)
     return {**settings, **changes}

@@ -17,7 +17,7 @@ SHARED = {
     *("", "aggregators", "datasets", "errors", "foreign", "formats", "methods", "models"),
     *("registry", "rng", "settings", "uploads", "vision", "wording"),
     *("engine", "knn.embedded", "parameters", "parameters.model_table"),
-    *(f"fl.{name}" for name in ("attendance", "channel", "predictor", "run")),
+    *(f"fl.{name}" for name in ("attendance", "channel", "predictor", "private_mean", "run", "selection")),
 }
 """Modules and packages whose code is no part of any one method, scheme or model. ``engine`` stands for all that is in
 it; of the others, what is in a package counts."""
@@ -28,7 +28,8 @@ _SHARED_WITH_CONTENTS = ("engine.",)
 def code_hash(group: str, name: str) -> str:
     """Return the SHA-256 of a file of the registry and of what it imports outside ``SHARED``.
 
-    Imports, docstrings, comments, layout, the names of modules and a method's ``GRID`` do not change it.
+    Imports, docstrings, comments, layout, the names of modules, and a method's ``GRID`` and ``SENDS_MORE`` do not
+    change it.
     """
     return _hash([registry.path(group, name)])
 
@@ -80,12 +81,15 @@ def _imports(tree: ast.AST) -> Iterator[str]:
     return (name.partition(".")[2] for name in names if name.partition(".")[0] == "pflcli")
 
 
+_WORDS = ("GRID", "SENDS_MORE")
+
+
 class _Strip(ast.NodeTransformer):
-    """Removes what cannot change a result: imports, docstrings, ``GRID``, and what is empty without them."""
+    """Removes what cannot change a result: imports, docstrings, ``_WORDS``, and what is empty without them."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
-        """Remove a method's ``GRID``: the request records which of its values was chosen."""
-        return None if ast.unparse(node.targets[0]) == "GRID" else node
+        """Remove constants that are no part of the mathematics; of ``GRID`` the request records what was chosen."""
+        return None if ast.unparse(node.targets[0]) in _WORDS else node
 
     def visit_Import(self, node: ast.Import) -> None:
         """Remove it."""

@@ -21,6 +21,7 @@ ALLOWED = {
     "registry": {"errors"},
     "sources": {"registry"},
     "config": {"errors", "foreign"},
+    "privacy": {"errors", "settings"},
     "metrics": {"errors"},
     "presentation": {"errors", "metrics", "wording"},
     "formats": {"errors", "foreign", "wording"},
@@ -40,7 +41,7 @@ ALLOWED = {
     "preparation": BASE | {"config", "artifacts", "datasets", "formats", "knn", "schemes"},
     "training": BASE
     | {"config", "artifacts", "engine", "fl", "knn", "methods", "models", "parameters"}
-    | {"aggregators", "uploads"},
+    | {"aggregators", "privacy", "uploads"},
     "estimates": BASE
     | {"aggregators", "artifacts", "engine", "fl", "knn", "methods", "models", "parameters", "training", "uploads"},
     "commands": BASE
@@ -57,8 +58,8 @@ ALLOWED = {
         "engine",
         "knn",
     }
-    | {"fl", "aggregators", "uploads", "methods", "artifacts", "page", "preparation", "training", "estimates"}
-    | {"evaluation"},
+    | {"fl", "privacy", "aggregators", "uploads", "methods", "artifacts", "page", "preparation", "training"}
+    | {"estimates", "evaluation"},
     "cli": BASE | {"config", "commands", "artifacts", "evaluation", "presentation"},
     "__main__": {"cli", "errors"},
     "__init__": {"commands"},

@@ -6,7 +6,7 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -90,14 +90,14 @@ def make(
     build: Build,
     *,
     extends: str = "",
-    ahead: Sequence[str] = (),
+    ahead: Iterable[str] = (),
     needs: int = 0,
 ) -> Outcome:
     """Make the artifact that ``spec`` describes, unless it is there already.
 
     ``build`` writes the files. ``extends`` says what ``spec`` adds to the artifact at ``out``; unless it is empty, the
     new artifact contains the old one and may replace it. ``ahead`` are messages to show before the artifact is made,
-    or would be. ``needs`` is an estimate of its size on the disk in bytes.
+    or would be, and are not asked for if it is there. ``needs`` is an estimate of its size on the disk in bytes.
     Raises ConflictError if something else is at ``out``, or something that is read; InputError if the disk is too full.
     """
     out = Path(out)

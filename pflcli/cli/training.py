@@ -78,6 +78,8 @@ def _parameters(default: str) -> list[inspect.Parameter]:
 
 def _parameter(option: registry.Option, hint: Any, default: str) -> inspect.Parameter:
     """Return a setting as a parameter for Typer, with the default None."""
+    if type(None) in typing.get_args(hint):
+        hint = typing.get_args(hint)[0]
     kind, shape = {int: (int, "N"), float: (float, "F"), str: (str, "NAME")}.get(hint, (str, "VALUE"))
     if typing.get_origin(hint) is tuple:  # words by repeating the option, numbers separated by commas
         kind, shape = (list[str], "NAME") if hint == tuple[str, ...] else (str, "N,N")
@@ -90,7 +92,7 @@ def _parameter(option: registry.Option, hint: Any, default: str) -> inspect.Para
         f"--{name}",
         help=option.help,
         metavar=shape or None,
-        show_default=default or ("none" if value == () else str(value).lower() if hint is bool else str(value)),
+        show_default=default or ("none" if value in ((), None) else str(value).lower() if hint is bool else str(value)),
         rich_help_panel="Training",
         autocompletion=_COMPLETERS.get(option.name, completion.words(*completion.choices(option))),
     )

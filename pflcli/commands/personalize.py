@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain as joined
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
+from pflcli.fl.channel import LINKS
 from pflcli.fl.run import Run
 from pflcli.methods import Method
 from pflcli.metrics.attention import by_round as attention_by_round
 from pflcli.metrics.neighbourhood import adjacency
 from pflcli.metrics.neighbourhood import by_round as neighbours_by_round
+from pflcli.privacy import guarantee
 from pflcli.settings import Settings
 from pflcli.training import absences, answers, hardware, pair_costs, resolved_settings, rounds, state_files
 from pflcli.training import earlier_choices as earlier
@@ -81,7 +84,11 @@ def personalize(
     spec = ArtifactSpec("predictions", request, tuple(inputs), code=code)
     job = _Job(method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
     partition = lineage["partition"]
-    remarks = pair_costs.remarks(method, definition, cfg, training, partition) if partition is not None else ()
+    remarks: Iterable[str] = (
+        pair_costs.remarks(method, definition, cfg, training, partition) if partition is not None else ()
+    )
+    if partition is not None and definition.has_rounds and LINKS[definition.KIND]:
+        remarks = joined(remarks, guarantee.ahead(training, len(partitions.able(partition))))
     return make(out, spec, execution, lambda writer: _build(job, writer, execution), ahead=remarks)
 
 
@@ -181,9 +188,22 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     summary = {
         **_summary(job, run, reported, len(progress.rows), costs),
         "tuned": predictions.spreads(tuned),
+        **_privacy(job, run, progress, backbone, execution),
         **missing,
     }
     return Built(summary, _circumstances(job, run, costs, execution))
+
+
+def _privacy(
+    job: _Job, run: Run, progress: Progress, backbone: Artifact | None, execution: Execution
+) -> dict[str, Any]:
+    """Return what a run with differential privacy guarantees: that of its ``backbone``, if it has no own rounds."""
+    if backbone is not None:
+        return {key: value for key, value in backbone.manifest.summary.items() if key == "privacy"}
+    if run.privacy is None or not job.method.has_rounds:
+        return {}
+    clients = len(run.federation.participants)
+    return guarantee.summary(job.settings, clients, progress.rows, execution.reporter.say)
 
 
 def _prepared(job: _Job, data: partitions.Partition, execution: Execution) -> Run:

@@ -22,6 +22,7 @@ from pflcli.evaluation import convergence
 from pflcli.fl.channel import LINKS
 from pflcli.fl.run import Run
 from pflcli.methods import Method
+from pflcli.privacy import guarantee
 from pflcli.training import absences, hardware, resolved_settings, rounds, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Progress
@@ -50,6 +51,7 @@ def train_global(
     _require_global_model(method, definition)
     cfg = config.build(definition.Config, options or {}, method)
     training = resolved_settings.settings({}, settings or {}, partition)
+    resolved_settings.require_private(method, definition, training)
     seed = rounds.draws(seed, partition)
     file = initial.read(weights) if weights is not None else None
     execution = execution.reading(None if file is None else file.path)
@@ -76,16 +78,11 @@ def train_global(
         missing = absences.summary([*progress.before, *progress.rows], names.client_names(len(run.clients)))
         accuracy = _accuracy(run, progress)
         _report(method, run, progress, accuracy, missing, execution)
-        circumstances = {
-            "device": hardware.device(execution.device),
-            "engine": run.engine.mode,
-            "threads": run.engine.threads,
-            "jobs": run.engine.jobs,
-            **({"weights": str(file.path)} if file is not None else {}),
-        }
-        return Built(_summary(run, progress, accuracy, missing), circumstances)
+        weights_file = {} if file is None else {"weights": str(file.path)}
+        summary = {**_summary(run, progress, accuracy, missing), **_privacy(run, progress, execution)}
+        return Built(summary, {**_circumstances(run, execution), **weights_file})
 
-    return make(out, spec, execution, build)
+    return make(out, spec, execution, build, ahead=guarantee.ahead(training, len(partitions.able(partition))))
 
 
 def _require_global_model(name: str, method: Method) -> None:
@@ -115,6 +112,16 @@ def _summary(run: Run, progress: Progress, accuracy: float, missing: Mapping[str
         **{f"bytes_{link}": total for link, total in run.traffic.items()},
         **missing,
     }
+
+
+def _circumstances(run: Run, execution: Execution) -> dict[str, Any]:
+    device, engine = hardware.device(execution.device), run.engine
+    return {"device": device, "engine": engine.mode, "threads": engine.threads, "jobs": engine.jobs}
+
+
+def _privacy(run: Run, progress: Progress, execution: Execution) -> dict[str, Any]:
+    """Return and report what a run with differential privacy guarantees."""
+    return guarantee.summary(run.settings, len(run.federation.participants), progress.rows, execution.reporter.say)
 
 
 def _report(

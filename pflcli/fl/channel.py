@@ -14,6 +14,7 @@ from pflcli.engine.local_sgd import is_stacked
 from pflcli.errors import ComputationError, UnsuitedError
 from pflcli.fl.attack import Attack
 from pflcli.fl.attendance import Attendance
+from pflcli.fl.private_mean import PrivateMean
 from pflcli.parameters import Params, Stacked, TrainedClients
 
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
@@ -70,16 +71,24 @@ class Channel:
     """what poisoned clients make of their updates"""
     left_out: dict[int, list[float]]
     """by client, the share of each of its uploads in this round that the aggregator has left out of a model"""
+    privacy: PrivateMean | None
 
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
 
         In a round, bytes sent down include those to selected clients that do not answer. Raises ComputationError if the
         method's KIND has no such link, or if clients are personalizing; UnsuitedError if there are upload steps,
-        another aggregator than the mean, or an attack, which ``send`` to the server or to peers would bypass.
+        another aggregator than the mean, differential privacy, or an attack, which ``send`` to the server or to peers
+        would bypass.
         """
         if link != "down" and link in LINKS[self.kind]:
             self._require_mean()
+            if self.privacy is not None:
+                raise UnsuitedError(
+                    "clients of this method send more than updates to be averaged: differential privacy does not "
+                    "cover that",
+                    "leave out --dp-epsilon and --dp-noise",
+                )
         if link == "up" and self.uploads:
             steps = " ".join(f"--upload {step}" for step in self.uploads)
             raise UnsuitedError(
@@ -120,6 +129,11 @@ class Channel:
         or one per client (m, ...). Upload steps compute the clients' updates from it. Poisoned clients change theirs
         before that.
         """
+        if self.privacy is not None and self.privacy.release is None:
+            raise UnsuitedError(
+                "the server of this method takes a mean for each cluster, which differential privacy does not cover",
+                "leave out --dp-epsilon and --dp-noise",
+            )
         received = {name: value for name, value in params.items() if name in downloaded}
         count = len(next(iter(received.values())))
         one = parameters.pick(received, 0)
@@ -159,13 +173,18 @@ class Average:
 
     def __init__(self, channel: Channel, downloaded: Params) -> None:
         self._channel, self._downloaded = channel, downloaded
-        self._uploads = channel.aggregator.begin(downloaded)
+        self._uploads = (channel.privacy or channel.aggregator).begin(downloaded)
         self._clients: list[NDArray[np.int64]] = []
 
     def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
         """Upload ``params`` (m, ...) of ``clients`` (m,) and add them with ``weights`` (m,)."""
         self._uploads.add(self._channel.upload(params, self._downloaded, clients), weights)
         self._clients.append(clients)
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether there is a mean: of any uploads, or with differential privacy of none as well."""
+        return bool(self._clients) or self._channel.privacy is not None
 
     def value(self) -> Params:
         """Return the mean; raises ValueError if nothing with a positive weight was added."""

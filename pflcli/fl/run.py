@@ -21,6 +21,8 @@ from pflcli.errors import ComputationError, UsageError
 from pflcli.fl.attendance import Attendance, Diverged, Unanswered
 from pflcli.fl.channel import Aggregator, Channel, UploadStep, WeightedMean
 from pflcli.fl.predictor import Predictor
+from pflcli.fl.private_mean import PrivateMean
+from pflcli.fl.selection import Selection
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.stores import Stores
 from pflcli.parameters import Params, Stacked, TrainedClients
@@ -36,7 +38,7 @@ __all__ = ["Predictor", "Run"]
 
 
 @dataclass
-class Run(Channel):
+class Run(Channel, Selection):
     """One run of one method: its options, data and engine, and the bytes that it has sent."""
 
     kind: str
@@ -66,6 +68,8 @@ class Run(Channel):
     aggregator: Aggregator = field(default_factory=WeightedMean)
     """what the server makes of uploads: their weighted mean, or another of ``pflcli.aggregators``"""
     left_out: dict[int, list[float]] = field(default_factory=dict)
+    privacy: PrivateMean | None = None
+    """takes the aggregator's place if the mean is to be differentially private"""
     storage: Callable[[int], Storage] = InMemoryRows
     """makes the storage of a table by its number"""
     tables: int = 0
@@ -123,22 +127,6 @@ class Run(Channel):
         copied = {name: value.clone() for name, value in default.items()}
         return ModelTable(copied, len(self.clients), self.storage(self.tables - 1))
 
-    def cohort(self, t: int) -> NDArray[np.int64]:
-        """Return the clients of round ``t`` that answer, sorted.
-
-        They are drawn uniformly among the participants: seen clients that have training samples. Clients drop out
-        independently. If nobody answers, all selected clients are returned, and ``local_sgd`` ends the round.
-        """
-        participants = self.federation.participants
-        count = max(1, round(self.settings.participation * len(participants)))
-        selected = np.sort(self.rng("cohort", t).choice(participants, size=count, replace=False))
-        self.attendance.selected, rate = selected, self.settings.dropout
-        if rate:
-            drops = [self.rng("dropout", t, client).random() < rate for client in selected.tolist()]
-            self.attendance.dropped = selected[drops]
-        answering = self.attendance.answering
-        return answering if len(answering) else selected
-
     def client_chunks(self, clients: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
         """Cut clients into chunks that fit into memory together, at ``size`` bytes per client."""
         count = self.engine.clients_that_fit(size)
@@ -166,6 +154,8 @@ class Run(Channel):
         Raises Diverged in a round with all clients whose parameters become non-finite, unless they may, and Unanswered
         if nobody answers. When clients personalize, those that diverge get their start back.
         """
+        if self.privacy is not None and not len(clients):
+            return  # a round of noise alone
         if self.attendance.unanswered and not self.sealed:
             raise Unanswered
         local, diverged, first = self._training(t, epochs, lr, training), list[int](), 0

@@ -76,6 +76,9 @@ class Method(Protocol):
     PAIRS_SENT: str = ""
     """what is sent for each pair of clients; none if what is sent grows with the clients"""
 
+    SENDS_MORE: str = ""
+    """what clients send besides updates of which the server takes one mean per round, for ``--dp-epsilon`` to refuse"""
+
     GRID: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     """values that ``pfl tune`` tries beside learning rates, by option; those of its paper where it names some"""
 

@@ -31,6 +31,7 @@ KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "cluster"
 PAIRS_KEPT = 8  # inner products of updates
+SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "Clustered FL"
 YEAR = 2020
 

@@ -32,6 +32,7 @@ KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "model"
 PAIRS_KEPT = 8  # inner products of models
+SENDS_MORE = "models, which the server mixes for each client"
 PAPER = "FedAMP"
 YEAR = 2021
 GRID = {"lam": (0.01, 0.1, 1.0)}

@@ -46,6 +46,7 @@ from pflcli.parameters import Params, adam
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "z"
+SENDS_MORE = "biases and representations"
 PAPER = "FedAttn"
 YEAR = 2022
 

@@ -33,6 +33,7 @@ from pflcli.parameters import Params, Stacked
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "memories"
+SENDS_MORE = "mean representations before the rounds"
 PAPER = "FedDBE"
 YEAR = 2023
 

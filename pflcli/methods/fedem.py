@@ -95,6 +95,8 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 def _responsibilities(run: Run, clients: NDArray[np.int64], components: Stacked, shares: Tensor) -> list[Tensor]:
     """Return q (n, K) of the training samples of each client, whose ``shares`` (m, K) are given: the E step."""
+    if not len(clients):
+        return []
     rows = [run.federation.rows(int(client), "train") for client in clients]
     all_rows = np.concatenate(rows)
     y = run.federation.y[torch.from_numpy(all_rows).to(run.federation.y.device)]

@@ -45,6 +45,7 @@ KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "models"
 PAIRS_SENT = "models"
+SENDS_MORE = "models, which other clients receive"
 PAPER = "FedHAM"
 YEAR = 2023
 

@@ -34,6 +34,7 @@ KIND = "server"
 NEEDS = ()
 ADAPTS = True
 PAIRS_SENT = "public samples"
+SENDS_MORE = "samples"
 PAPER = "FedHealth"
 YEAR = 2020
 

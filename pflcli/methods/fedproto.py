@@ -34,6 +34,7 @@ from pflcli.parameters import Params, Stacked, TrainedClients
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "models"
+SENDS_MORE = "a mean per class"
 PAPER = "FedProto"
 YEAR = 2022
 

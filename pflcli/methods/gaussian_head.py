@@ -34,6 +34,7 @@ from pflcli.parameters import Params
 KIND = "server"
 NEEDS = ("embeddings",)
 ADAPTS = True
+SENDS_MORE = "moments before the rounds"
 PAPER = "Gaussian head"
 YEAR = 1973
 GRID = {"kappa": (1.0, 3.0, 10.0, 30.0), "ridge": (0.03, 0.1, 0.3)}

@@ -23,6 +23,7 @@ KIND = "peer"
 NEEDS = ()
 PERSONAL_MODELS = "model"
 PAIRS_KEPT = 0.125  # whom each has met last
+SENDS_MORE = "models to each other"
 PAPER = "Gossip learning"
 YEAR = 2019
 

@@ -26,6 +26,7 @@ from pflcli.fl.run import Predictor, Run
 KIND = "server"
 NEEDS = ()
 ADAPTS = True
+SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "IFCA"
 YEAR = 2020
 GRID = {"k": (2, 3, 4, 6)}

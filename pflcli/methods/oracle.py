@@ -20,6 +20,7 @@ from pflcli.fl.run import Predictor, Run
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "cluster"
+SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "PANM, upper bound"
 YEAR = 2022
 

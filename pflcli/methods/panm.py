@@ -35,6 +35,7 @@ KIND = "peer"
 NEEDS = ()
 PERSONAL_MODELS = "model"
 PAIRS_KEPT = 1  # who has whom
+SENDS_MORE = "models to each other"
 PAPER = "PANM"
 YEAR = 2022
 

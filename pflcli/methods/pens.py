@@ -25,6 +25,7 @@ KIND = "peer"
 NEEDS = ()
 PERSONAL_MODELS = "model"
 PAIRS_KEPT = 0.125  # who has whom
+SENDS_MORE = "models to each other"
 PAPER = "PENS"
 YEAR = 2021
 

@@ -83,9 +83,7 @@ def train_round(run: Run, state: State, t: int) -> State:
             z = _embedded(run, body, run.federation.rows(client, "train")).cpu().numpy()
             trees.append(class_tree.build(z, y, run.federation.classes, run.rng("tree", t, client)))
             trainable.append(client)
-    if not trainable:
-        return state
-    for part in run.local_sgd(
+    trained = run.local_sgd(
         trainable,
         parameters.repeat(body, len(trainable)),
         t=t,
@@ -93,10 +91,11 @@ def train_round(run: Run, state: State, t: int) -> State:
         batch_size=run.cfg.batch_size,
         objective=partial(predictive_loss, run.cfg.prior(run.cfg.chains)),
         one_by_one=True,
-        own={"tree": torch.from_numpy(np.stack(trees)).to(run.federation.y.device)},
-    ):
+        own={"tree": torch.from_numpy(np.asarray(trees)).to(run.federation.y.device)},
+    )
+    for part in trained if trainable else ():
         mean.add(part.params, np.ones(len(part.clients)), part.clients)
-    return {"body": mean.value()}
+    return {"body": mean.value()} if mean.is_defined else state
 
 
 def predictive_loss(prior: Prior, model: Model, params: Params, batch: Batch) -> Tensor:

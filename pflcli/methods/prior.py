@@ -26,6 +26,7 @@ from pflcli.parameters import Params
 KIND = "server"
 NEEDS = ("embeddings",)
 ADAPTS = True
+SENDS_MORE = "class frequencies before the rounds"
 PAPER = "Prior correction"
 YEAR = 2002
 GRID = {"kappa": (1.0, 3.0, 10.0, 30.0), "strength": (0.5, 1.0, 1.5)}

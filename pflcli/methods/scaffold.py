@@ -26,7 +26,7 @@ from pflcli import parameters
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
 from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Stacked
+from pflcli.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()
@@ -34,6 +34,9 @@ PAPER = "SCAFFOLD"
 YEAR = 2020
 
 State = dict[str, Any]
+
+_CHANGE = "change:"
+"""Before the names of a change of a control variate in an upload."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +59,22 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, controls = run.cohort(t), state["controls"]
     start, control = run.download(state["global"], cohort), run.download(state["control"], cohort)
     sizes = run.federation.sizes("train")
-    all_samples = sizes[run.federation.participants].sum()
     count = _steps(run, sizes)
-    mean, changes = run.averaging(start), run.averaging(controls.default)
+    # Model and change of the control variate are one upload: an upload step or a bound covers both together.
+    mean = run.averaging({**start, **_changes(controls.default)})
     for ids in run.client_chunks(cohort, 3 * parameters.size(start)):
         own_controls = controls[ids]
         drift = {name: value - own_controls[name] for name, value in control.items()}
         initial = parameters.repeat(start, len(ids))
         (part,) = run.local_sgd(ids, initial, t=t, momentum=0.0, gradient=_corrected, own=drift)
-        mean.add(part.params, part.weights, part.clients)
         scale = 1 / (count[ids] * run.settings.lr_at(t))
         gradients = {name: (start[name] - part.params[name]) * _broadcast(scale, drift[name]) for name in control}
         controls[ids] = {name: value - drift[name] for name, value in gradients.items()}
         # The change of c_i is the mean of the gradients minus c.
-        changes.add({name: value - control[name] for name, value in gradients.items()}, part.weights, part.clients)
-    model, change, share = mean.value(), changes.value(), float(sizes[cohort].sum() / all_samples)
+        change = _changes({name: value - control[name] for name, value in gradients.items()})
+        mean.add({**part.params, **change}, part.weights, part.clients)
+    value, share = mean.value(), run.share_of_samples(cohort)
+    model, change = {name: value[name] for name in start}, parameters.unprefixed(value, _CHANGE)
     for name in run.engine.parameters if run.cfg.server_lr != 1 else ():
         model[name] = start[name] + run.cfg.server_lr * (model[name] - start[name])
     return {"global": model, "control": {n: v + share * change[n] for n, v in control.items()}, "controls": controls}
@@ -79,6 +83,11 @@ def train_round(run: Run, state: State, t: int) -> State:
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with the global model for every client."""
     return run.predictor(clients, state["global"])
+
+
+def _changes(values: Stacked | Params) -> dict[str, Tensor]:
+    """Return changes of control variates by the names under which they are uploaded."""
+    return {_CHANGE + name: value for name, value in values.items()}
 
 
 def _steps(run: Run, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

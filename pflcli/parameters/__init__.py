@@ -237,10 +237,14 @@ class Mean:
 
     def value(self) -> Params:
         """Return the mean; raises ValueError if nothing with a positive weight was added."""
+        return self.total().mean()
+
+    def total(self) -> WeightedSum:
+        """Return the weighted sum, after which nothing is added any more; raises ValueError if nothing was."""
         if not self._subtrees:
             raise ValueError("the mean of no models is not defined")
         (_, total), *larger = reversed(self._subtrees)
         for _, left in larger:
             total = left.plus(total)
         self._subtrees = [(self._count, total)]  # nothing is added any more
-        return total.mean()
+        return total

@@ -12,9 +12,20 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine import normalization
 from pflcli.engine.loop import has_batch_norm
-from pflcli.errors import UsageError
+from pflcli.errors import UnsuitedError, UsageError
 from pflcli.methods import Method
 from pflcli.settings import AUTO, Settings, changed
+
+_PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip")
+
+
+def require_private(name: str, method: Method, settings: Settings) -> None:
+    """Raise UnsuitedError for differential privacy with a method of which it covers only a part."""
+    if settings.dp and method.SENDS_MORE:
+        raise UnsuitedError(
+            f"differential privacy does not cover {name}: its clients send {method.SENDS_MORE}",
+            "leave out --dp-epsilon and --dp-noise, or take a method that averages, such as fedavg",
+        )
 
 
 def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Artifact | None = None) -> Settings:
@@ -69,6 +80,7 @@ def on_lineage(
     backbone, partition = lineage["backbone"], lineage["partition"]
     base = backbone.manifest.request["settings"] if backbone is not None else {}
     resolved = settings(base, changes, partition if backbone is None else None)
+    require_private(name, method, resolved)
     if backbone is None:
         return resolved
     if resolved.model != base["model"]:
@@ -82,6 +94,14 @@ def on_lineage(
         raise UsageError(
             f"{backbone.path} was trained on images with --normalize {normalize}, not {resolved.normalize}",
             f"pfl train-global PARTITION --normalize {resolved.normalize} -o DIR, and {name} on that",
+        )
+    private = [name for name in _PRIVACY if getattr(resolved, name) != base.get(name)]
+    if method.NEEDS and private:
+        raise UsageError(
+            f"{name} stands on the models of {backbone.path}, which were trained with other --{private[0]}".replace(
+                "_", "-"
+            ),
+            "the options of differential privacy belong to pfl train-global",
         )
     refit = base.get("refit", False)
     if method.NEEDS and resolved.refit != refit:

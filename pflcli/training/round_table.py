@@ -39,7 +39,8 @@ def play(run: Run, name: str, method: Method, state: Any, t: int) -> tuple[Any, 
         state = _attended(run, method, state, t)
     except ComputationError as error:
         raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
-    return state, _row(run, method, state, t, before, time.monotonic() - began)
+    row = _row(run, method, state, t, before, time.monotonic() - began)
+    return state, row if run.privacy is None else {**row, **run.privacy.end_round()}
 
 
 def _attended(run: Run, method: Method, state: State, t: int) -> State:
@@ -50,14 +51,17 @@ def _attended(run: Run, method: Method, state: State, t: int) -> State:
     """
     run.attendance = attendance = Attendance(t=t)
     before, fix = dict(run.traffic), tuple[str, ...]()
-    while not (attendance.diverged and attendance.unanswered):
+    # With differential privacy a round takes place whoever answers: that it did not would tell of single clients.
+    while run.privacy is not None or not (attendance.diverged and attendance.unanswered):
+        if run.privacy is not None:
+            run.privacy.begin_round(t)
         run.losses.clear()
         run.trained.clear()
         run.left_out.clear()
         try:
             with state_files.undone_on_failure(state, run):
                 after: State = method.train_round(run, state, t)
-            if run.trained or not attendance.diverged:
+            if run.trained or not attendance.diverged or run.privacy is not None:
                 return after
             break
         except Unanswered:
@@ -65,6 +69,8 @@ def _attended(run: Run, method: Method, state: State, t: int) -> State:
             return _recorded(state)
         except Diverged as error:
             run.traffic, fix = dict(before), error.fix
+            if attendance.diverged.issuperset(error.clients):
+                raise
             attendance.diverged.update(error.clients)
     clients = client_list(sorted(attendance.diverged))
     raise ComputationError(f"the parameters of all that trained became non-finite: {clients}", *fix)

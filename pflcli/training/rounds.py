@@ -19,16 +19,21 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.normalization import normalized
 from pflcli.errors import InputError, LostWorkerError, UnsuitedError
+from pflcli.fl.channel import LINKS
+from pflcli.fl.private_mean import FIRST_CLIP, PrivateMean
 from pflcli.fl.run import Run
 from pflcli.methods import Method
+from pflcli.privacy import guarantee
 from pflcli.reporter import report_within
 from pflcli.settings import Settings
 from pflcli.training import hardware, round_table, state_files
 from pflcli.training.best_round import better
 from pflcli.training.checkpoint import Progress, pack, unpack
 
-_LATER = {"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0}
-_LATER |= {"aggregator": "mean"}
+_LATER = {
+    **{"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0},
+    **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip"))},
+}
 """Settings that came later, with the values that are not recorded, so that old requests hold."""
 
 
@@ -81,7 +86,15 @@ def prepare(
 
     run = Run(method.KIND, cfg, settings, seed, engine.federation, engine, init, draw_model=draw_model, uploads=steps)
     run.aggregator = aggregators.load(settings.aggregator)
+    run.privacy = private_mean(run) if settings.dp and LINKS[method.KIND] else None
     return run
+
+
+def private_mean(run: Run) -> PrivateMean:
+    """Return the differentially private mean of a run, as its settings say."""
+    noise, _ = guarantee.plan(settings := run.settings)
+    clip, clients = settings.first_clip, len(run.federation.participants)
+    return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, run.rng)
 
 
 def _federation(data: Partition, device: str) -> Federation:
@@ -104,6 +117,8 @@ def resumed(run: Run, method: Method, work: ArtifactWriter, execution: Execution
         except InputError as error:  # a method opens no files: what it refuses are the data
             raise UnsuitedError(error.message, *error.fix) from None
     progress, run.traffic, mode = unpack(saved, work, run)
+    if run.privacy is not None and progress.rows:
+        run.privacy.resume(len(progress.rows) - 1, progress.rows[-1])
     if mode != run.engine.mode:
         # Modes of the engine agree to float tolerance only: a resumed run keeps its mode, and gives the same bytes.
         run.engine.mode = mode

@@ -1,0 +1,115 @@
+"""Epsilon from noise and noise from epsilon, by privacy loss distributions of the package ``dp-accounting``.
+
+A round releases the sum of clipped updates of a Poisson sample of clients, with Gaussian noise: an amplified Gaussian
+mechanism. Rounds compose (Koskela et al., 2020, https://arxiv.org/abs/1906.03049; Doroshenko et al., 2022,
+https://arxiv.org/abs/2207.04380). Two sets of clients are adjacent if one has one client more.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from importlib.metadata import version
+from typing import Any
+
+from pflcli.errors import InputError, UsageError
+
+NAME = "dp-accounting PLD"
+_FINE, _COARSE = 1e-4, 1e-2
+"""Widths to which privacy losses are rounded up: the package's own default; and one for losses that are large."""
+_LARGE = 50.0
+"""Epsilon by Rényi divergences above which losses are rounded to the coarse width, which still gives a bound."""
+_DIGITS = 3
+"""Digits after the point of a noise multiplier that is calibrated; it is rounded up."""
+_CLOSE, _STEPS, _PERCENT = 2e-4, 12, 0.01
+"""How close the logarithm of epsilon comes to that of its target, after at most so many steps."""
+_ORDERS = (*range(2, 33), 48, 64, 128, 256, 512)
+"""Rényi orders, integers, of which the package computes divergences at once."""
+_MOST = 1e5
+"""The largest noise multiplier that is tried."""
+
+
+def accountant_version() -> str:
+    """Return the version of dp-accounting; raises InputError if it is not installed."""
+    _package()
+    return version("dp-accounting")
+
+
+@functools.lru_cache
+def epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
+    """Return the epsilon that ``rounds`` with this noise multiplier and sampling rate spend at ``delta``."""
+    if rounds == 0:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    width = _FINE if _spent_by_renyi(noise, rate, rounds, delta) <= _LARGE else _COARSE
+    return _spent(_package().pld.PLDAccountant(_adjacency(), width), noise, rate, rounds, delta)
+
+
+@functools.lru_cache
+def noise(target: float, rate: float, rounds: int, delta: float) -> float:
+    """Return a noise multiplier with three digits whose ``epsilon`` is at most ``target``, but for digits the least.
+
+    Raises UsageError if there is none.
+    """
+    if rounds == 0:
+        raise UsageError("without rounds no noise is needed", "--rounds 1 or more")
+    plan = (rate, rounds, delta)
+    points = [_enough_by_renyi(target, *plan)]
+    losses = [math.log(epsilon(points[0], *plan) / target)]
+    slope = -1.0  # of the logarithm of epsilon by that of the noise: that of one Gaussian with little noise
+    while abs(losses[-1]) > _CLOSE and len(points) < _STEPS:
+        points.append(points[-1] * math.exp(max(-1.0, min(-losses[-1] / slope, 1.0))))
+        losses.append(math.log(epsilon(points[-1], *plan) / target))
+        slope = (losses[-1] - losses[-2]) / math.log(points[-1] / points[-2])
+    best = min(range(len(points)), key=lambda i: abs(losses[i]))
+    digits = 10**_DIGITS
+    number = math.ceil(points[best] * digits)
+    while epsilon(number / digits, *plan) > target:
+        number += 1
+    return float(number / digits)
+
+
+def _enough_by_renyi(target: float, rate: float, rounds: int, delta: float) -> float:
+    """Return the noise multiplier at which Rényi divergences give ``target``, up to a percent."""
+    low, high = 0.0, 1.0
+    while _spent_by_renyi(high, rate, rounds, delta) > target:
+        low, high = high, high * 2
+        if high > _MOST:
+            raise UsageError(f"no noise gives epsilon {target:g} at delta {delta:g}", "a larger --dp-epsilon")
+    while high - low > _PERCENT * high:
+        middle = (low + high) / 2
+        if _spent_by_renyi(middle, rate, rounds, delta) > target:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _spent_by_renyi(noise: float, rate: float, rounds: int, delta: float) -> float:
+    """Return an upper bound of epsilon that takes no time."""
+    return _spent(_package().rdp.RdpAccountant(_ORDERS, _adjacency()), noise, rate, rounds, delta)
+
+
+def _spent(accountant: Any, noise: float, rate: float, rounds: int, delta: float) -> float:
+    events = _package()
+    event = events.GaussianDpEvent(noise)
+    accountant.compose(event if rate == 1 else events.PoissonSampledDpEvent(rate, event), rounds)
+    return float(accountant.get_epsilon(delta))
+
+
+def _adjacency() -> Any:
+    return _package().NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def _package() -> Any:
+    """Return dp-accounting; raises InputError if it is not installed."""
+    try:
+        for name in ("pld", "rdp"):
+            importlib.import_module(f"dp_accounting.{name}")
+        return importlib.import_module("dp_accounting")
+    except ImportError:
+        raise InputError(
+            "differential privacy needs dp-accounting, which is not installed", "pip install 'pflcli[privacy]'"
+        ) from None
