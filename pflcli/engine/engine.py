@@ -188,7 +188,7 @@ class Engine:
 
     def count_training(self, plan: LocalSGD, sizes: NDArray[np.int64]) -> None:
         """Count the passes of clients (m,) that train by ``plan`` on ``sizes`` (m,) samples."""
-        self.passes.trained += int(trained_samples(plan, sizes, join_single=self.joins_single).sum())
+        self.passes.trained += plan.passes * int(trained_samples(plan, sizes, join_single=self.joins_single).sum())
 
     def _explain_once(self, chosen: str) -> None:
         if chosen != self._explained:

@@ -83,17 +83,17 @@ class LocalSGD:
     ``lr`` holds the learning rate of each local epoch, (epochs,), or one row per client, (m, epochs). ``prox=(anchor,
     mu)`` adds mu (w - anchor) to the gradient; the anchor is one model, or a stack in the clients' order. Only
     parameters whose name starts with ``trainable`` are trained, on the samples of ``splits``. ``objective`` replaces
-    the cross-entropy of the model: its parameters are all tensors of the start, a stack, and its constants are
-    ``own`` (m, ...) and ``shared``. ``gradient`` does the same by gradients instead of a loss, which takes less
-    time. ``sample_weights`` (m, n) multiply the losses of each client's samples, in their order. With
-    ``one_by_one`` clients train one at a time in either mode, by autograd: the objective may then branch on its
-    data, have shapes that depend on them, and draw from ``batch.rng``. ``batches`` bounds the minibatches of an
-    epoch. ``steps`` replaces ``epochs`` by a number of local steps: epochs, each in an order of its own, follow
-    each other until so many steps are taken; ``lr`` then holds the learning rate of each step. A client without
-    samples takes no step. With ``frozen_norm`` BatchNorm normalizes by its running statistics and does not change
-    them. Clients that diverge are left out of the round unless they ``may_diverge``: then the method itself must
-    look for parameters that are not finite. ``bounds`` clip what is trained after every step, as in projected
-    gradient descent.
+    the cross-entropy of the model: its parameters are all tensors of the start, a stack, and its constants are ``own``
+    (m, ...) and ``shared``. ``gradient`` does the same by gradients instead of a loss, which takes less time.
+    ``passes`` says how often a step passes its samples forward and backward. ``sample_weights`` (m, n) multiply the
+    losses of each client's samples, in their order. With ``one_by_one`` clients train one at a time in either mode, by
+    autograd: the objective may then branch on its data, have shapes that depend on them, and draw from ``batch.rng``.
+    ``batches`` bounds the minibatches of an epoch. ``steps`` replaces ``epochs`` by a number of local steps: epochs,
+    each in an order of its own, follow each other until so many steps are taken; ``lr`` then holds the learning rate of
+    each step. A client without samples takes no step. With ``frozen_norm`` BatchNorm normalizes by its running
+    statistics and does not change them. Clients that diverge are left out of the round unless they ``may_diverge``:
+    then the method itself must look for parameters that are not finite. ``bounds`` clip what is trained after every
+    step, as in projected gradient descent.
     """
 
     epochs: int
@@ -108,6 +108,7 @@ class LocalSGD:
     precision: Literal["float32", "bfloat16"] = "float32"
     objective: Objective | None = None
     gradient: GradientRule | None = None
+    passes: float = 1.0
     sample_weights: Tensor | None = None
     own: Stacked = field(default_factory=dict)
     shared: Params = field(default_factory=dict)

@@ -14,8 +14,8 @@ from pflcli.engine.local_sgd import LocalSGD, steps_per_epoch
 class Passes:
     """Samples that went through a model, each counted as often as it did."""
 
-    trained: int = 0
-    """samples of local steps: forward and backward; an objective of a method's own may pass them more than once"""
+    trained: float = 0
+    """samples of local steps, forward and backward, each as often as ``LocalSGD.passes`` says; forward alone is 1/3"""
     predicted: int = 0
     """samples that were predicted or embedded: forward alone"""
 

@@ -194,10 +194,12 @@ class SampledExecutor:
 
 def _kind(plan: LocalSGD) -> tuple[Any, ...]:
     """Return what of a plan decides how long a step takes."""
-    objective = getattr(plan.objective, "func", plan.objective)
+    function = plan.objective or plan.gradient
+    objective = getattr(function, "func", function)
     return (
         getattr(objective, "__module__", ""),
         getattr(objective, "__qualname__", ""),
+        plan.sample_weights is not None,
         plan.trainable,
         plan.optimizer,
         plan.precision,

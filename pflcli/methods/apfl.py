@@ -71,7 +71,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         if run.cfg.adaptive:
             alpha[ids] = _adapted(run, ids, local[ids], start, alpha[ids], t)
         both = {**parameters.repeat(start, len(ids)), **_prefixed(local[ids])}
-        for part in run.local_sgd(ids, both, t=t, gradient=_gradients, own={"alpha": alpha[ids]}):
+        for part in run.local_sgd(ids, both, t=t, gradient=_gradients, passes=2, own={"alpha": alpha[ids]}):
             local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
             mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "local": local, "alpha": alpha}

@@ -71,7 +71,8 @@ def train_round(run: Run, state: State, t: int) -> State:
     start = run.download(state["global"], cohort)
     envelope = partial(_envelope, lam=cfg.lam, count=cfg.inner_steps, rate=cfg.inner_lr)
     rate = cfg.lr or run.settings.lr_at(t) / _share(cfg)
-    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, gradient=envelope)
+    passes = cfg.inner_steps + 1 / 3  # the last one is forward alone
+    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, gradient=envelope, passes=passes)
     model = run.average(trained, start)
     for name in run.engine.parameters if cfg.beta != 1 else ():
         model[name] = start[name] + cfg.beta * (model[name] - start[name])

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import worlds
+from pflcli import methods
+from pflcli.engine.gradients import AutogradNetwork
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.passes import trained_samples
 
@@ -45,6 +47,35 @@ def test_clients_of_ifca_try_every_model():
     run.engine.passes.predicted = 0
     worlds.play("ifca", run, last=1)
     assert run.engine.passes.predicted == 3 * run.federation.sizes("train")[run.cohort(0)].sum()
+
+
+@pytest.mark.parametrize("name", ["apfl", "feddbe", "fedrod", "per-fedavg", "pfedme", "scaffold"])
+def test_rules_pass_samples_as_often_as_they_say(name, monkeypatch):
+    passed = {"forward": 0, "backward": 0}
+    forward, backward = AutogradNetwork.forward, AutogradNetwork.backward
+
+    def counted_forward(self, params, x):
+        passed["forward"] += x.shape[1]
+        return forward(self, params, x)
+
+    def counted_backward(self, outputs, logits, z=None, names=None):
+        passed["backward"] += outputs.logits.shape[1]
+        return backward(self, outputs, logits, z, names)
+
+    monkeypatch.setattr(AutogradNetwork, "forward", counted_forward)
+    monkeypatch.setattr(AutogradNetwork, "backward", counted_backward)
+    # Batches of two samples or more, which Per-FedAvg does not cut unevenly; the network is no chain.
+    run = worlds.run(name, mode="loop")
+    monkeypatch.setattr("pflcli.engine.cpu.linear_chain.layers", lambda net: None)
+    state = methods.load(name).setup(run)
+    before = run.engine.passes.trained
+    methods.load(name).train_round(run, state, 0)
+    assert passed["forward"] > 0
+    declared = run.engine.passes.trained - before
+    if name == "per-fedavg":  # samples of batches with fewer than four pass twice
+        assert declared <= (passed["forward"] + 2 * passed["backward"]) / 3 <= 1.5 * declared
+    else:
+        assert (passed["forward"] + 2 * passed["backward"]) / 3 == pytest.approx(declared)
 
 
 def test_training_at_the_server_counts():

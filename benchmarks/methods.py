@@ -1,0 +1,86 @@
+"""Processor seconds of a round of every method over those of FedAvg, beside the same ratio of arithmetic.
+
+    python benchmarks/methods.py [--model mlp] [--dataset writers] [--rounds 6] [--only apfl,ditto]
+
+The engine counts the samples that pass through models: a pass forward and backward counts three, a pass forward one.
+The quotient of the two ratios says how much a method spends beside its arithmetic: 1 is as much as FedAvg does. Each
+method plays all rounds but the first, which compiles kernels, on one thread; FedAvg plays before each of them, so that
+both ran when the machine was equally busy. Peers and methods with searches of their own do work that is no pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pflcli
+from pflcli import config, methods, registry
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import open_artifact
+from pflcli.errors import PflError
+from pflcli.settings import Settings
+from pflcli.training import round_table, rounds
+
+FORWARD, BOTH = 1, 3
+
+
+def main() -> None:
+    """Measure every method that has rounds on a partition."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--dataset", default="writers")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--participation", type=float, default=0.5)
+    parser.add_argument("--only", default="", help="names of methods, separated by commas")
+    args = parser.parse_args()
+    only = set(filter(None, args.only.split(",")))
+    settings = Settings(model=args.model, rounds=args.rounds, participation=args.participation, eval_every=10**6)
+    with tempfile.TemporaryDirectory() as scratch:
+        pflcli.partition(args.dataset, Path(scratch, "p"), seed=0)
+        data = partitions.read(open_artifact(Path(scratch, "p"), "partition"))
+        print(f"{args.dataset}, {args.model}, {args.rounds - 1} rounds, one thread; relative to FedAvg in turn")
+        print(f"{'method':14} {'ms a round':>10} {'seconds':>8} {'arithmetic':>10} {'quotient':>8}")
+        for name in registry.names("methods"):
+            method = methods.load(name)
+            if not method.has_rounds or method.NEEDS or (only and name not in only):
+                continue
+            try:
+                base, own = measured("fedavg", data, settings), measured(name, data, settings)
+            except PflError as error:
+                print(f"{name:14} {error}")
+                continue
+            seconds, arithmetic = own[0] / base[0], own[1] / base[1]
+            print(
+                f"{name:14} {1e3 * own[0]:10.1f} {seconds:8.2f} {arithmetic:10.2f} {seconds / arithmetic:8.2f}",
+                flush=True,
+            )
+
+
+def measured(name: str, data: Any, settings: Settings) -> tuple[float, float]:
+    """Return the processor seconds and the passes of a round, all but the first."""
+    method = methods.load(name)
+    run = rounds.prepare(data, method, config.build(method.Config, {}, name), settings, 0, Execution(threads=1))
+    try:
+        state, _ = round_table.begin(run, method)
+        state, _ = round_table.play(run, name, method, state, 0)
+        passes, began = counted(run), time.process_time()
+        for t in range(1, settings.rounds):
+            state, _ = round_table.play(run, name, method, state, t)
+        spent, count = time.process_time() - began, settings.rounds - 1
+        return spent / count, (counted(run) - passes) / count
+    finally:
+        run.engine.close()
+
+
+def counted(run: Any) -> float:
+    """Return the passes of the engine up to now."""
+    passes = run.engine.passes
+    return BOTH * passes.trained + FORWARD * passes.predicted
+
+
+if __name__ == "__main__":
+    main()
