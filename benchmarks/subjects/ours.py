@@ -9,7 +9,7 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.fl.run import Run
 from pflcli.methods import fedavg
-from pflcli.training import rounds
+from pflcli.training import resolved_settings, rounds
 from subjects import work
 
 
@@ -32,8 +32,12 @@ def prepared(task: work.Task) -> Run:
         "epochs": 1,
         "lr": work.LR,
     }
-    execution = Execution(device="cpu", engine=task.mode, threads=task.threads)
-    return rounds.prepare(world, fedavg, None, rounds.settings({}, plan), work.SEED, execution)
+    if task.mode == "ray":
+        execution = Execution(device="cpu", threads=task.threads, executor="ray", jobs=task.workers)
+    else:
+        execution = Execution(device="cpu", engine=task.mode, threads=task.threads)
+    settings = resolved_settings.settings({}, plan)
+    return rounds.prepare(world, fedavg, fedavg.Config(), settings, work.SEED, execution)
 
 
 def main() -> None:

@@ -61,9 +61,16 @@ class Execution:
     engine: str = "auto"
     threads: int = 0
     jobs: int = 0
+    executor: str = "local"
+    ray_address: str = ""
+    gpus_per_worker: float = 0.0
     reporter: Reporter = SILENT
     reads: tuple[Path, ...] = ()
     """files and folders that the command reads besides its input artifacts"""
+
+    def locally(self) -> Execution:
+        """Return this execution without Ray."""
+        return replace(self, executor="local", ray_address="", gpus_per_worker=0.0)
 
     def reading(self, *paths: Path | str | None) -> Execution:
         """Return this execution with further ``reads``."""
@@ -139,8 +146,8 @@ def _write(out: Path, spec: ArtifactSpec, execution: Execution, build: Build, *,
             writer.finish(writer.complete)
             return writer.complete.summary
         summary, circumstances = build(writer)
-        if execution.jobs:
-            gc.collect()  # ends worker processes that nothing refers to any more, so that their seconds count
+        if execution.jobs or execution.executor != "local":
+            gc.collect()  # ends workers that nothing refers to any more, so that their seconds count
         processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
         versions = {"pfl": version("pflcli"), "python": platform.python_version()}
         writer.commit(summary, {**versions, **circumstances, **processor})

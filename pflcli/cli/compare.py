@@ -30,7 +30,7 @@ _WORDS = "pfl.words"
 
 
 @training.options()
-@shared.makes_artifact("device", "threads", "engine", "jobs")
+@shared.makes_artifact("device", "threads", "engine", "jobs", *shared.RAY)
 def command(
     sources: Annotated[
         list[Path],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pflcli.cli import completion, console, shared
+from pflcli.cli import completion, console, hardware_options, shared
 from pflcli.cli.predict import Weights
 
 Client = Annotated[
@@ -31,9 +31,9 @@ def command(
     client: Client,
     out: Out,
     weights: Weights = None,
-    device: shared.Device = "auto",
-    threads: shared.Threads = 0,
-    engine: shared.Engine = "auto",
+    device: hardware_options.Device = "auto",
+    threads: hardware_options.Threads = 0,
+    engine: hardware_options.Engine = "auto",
     config_file: shared.Config = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace a folder that pfl export has written.")] = False,
     as_json: shared.Json = False,

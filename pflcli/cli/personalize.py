@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @training.options("that of the backbone")
-@shared.makes_artifact("device", "threads", "engine", "jobs")
+@shared.makes_artifact("device", "threads", "engine", "jobs", *shared.RAY)
 def command(
     method: Annotated[
         str,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pflcli.cli import completion, console, samples, shared
+from pflcli.cli import completion, console, hardware_options, samples, shared
 
 if TYPE_CHECKING:
     from pflcli.commands.prediction.output import Predicted
@@ -80,9 +80,9 @@ def command(
     layout: samples.Layout = None,
     delimiter: samples.Delimiter = None,
     weights: Weights = None,
-    device: shared.Device = "auto",
-    threads: shared.Threads = 0,
-    engine: shared.Engine = "auto",
+    device: hardware_options.Device = "auto",
+    threads: hardware_options.Threads = 0,
+    engine: hardware_options.Engine = "auto",
     config_file: shared.Config = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file at --out.")] = False,
     as_json: shared.Json = False,

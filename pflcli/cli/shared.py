@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperOption
 
 from pflcli import config
 from pflcli.cli import completion, console
+from pflcli.cli.hardware_options import Device, Engine, Executor, GpusPerWorker, Jobs, RayAddress, Threads
 from pflcli.errors import UsageError, closest
 
 if TYPE_CHECKING:
@@ -110,26 +111,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print what would 
 Seed = Annotated[
     int | None,
     typer.Option(help="Draw all random numbers from this seed.", show_default="that of the source", min=0, metavar="N"),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        help="Compute on this device: cpu, cuda, cuda:1, or auto (a GPU if there is one).",
-        metavar="NAME",
-        autocompletion=completion.words("auto", "cpu", "cuda"),
-    ),
-]
-Threads = Annotated[int, typer.Option(help="Use this many threads; 0 uses one per core.", metavar="N")]
-Engine = Annotated[
-    str,
-    typer.Option(
-        help="Train clients one by one (loop), many as one batched program (stacked), or by a rule (auto).",
-        metavar="NAME",
-        autocompletion=completion.words("auto", "loop", "stacked"),
-    ),
-]
-Jobs = Annotated[
-    int, typer.Option(help="Train clients in this many worker processes; 0 trains them in threads.", metavar="N")
 ]
 Config = Annotated[
     Path | None,
@@ -237,6 +218,9 @@ _RUNNING: dict[str, tuple[Any, Any]] = {
     "threads": (Threads, 0),
     "engine": (Engine, "auto"),
     "jobs": (Jobs, 0),
+    "executor": (Executor, "local"),
+    "ray_address": (RayAddress, ""),
+    "gpus_per_worker": (GpusPerWorker, 0.0),
     "config_file": (Config, None),
     "force": (Force, False),
     "dry_run": (DryRun, False),
@@ -245,14 +229,16 @@ _RUNNING: dict[str, tuple[Any, Any]] = {
     "verbose": (Verbose, False),
 }
 """Options that say how an artifact is made, none of which changes it, with their defaults."""
-_HARDWARE = ("device", "threads", "engine", "jobs")
+RAY = ("executor", "ray_address", "gpus_per_worker")
+"""Options of Ray."""
+_HARDWARE = ("device", "threads", "engine", "jobs", *RAY)
 
 
 def makes_artifact(*hardware: str) -> Callable[[Callable[..., Outcome]], Callable[..., None]]:
     """Give a command the options of all commands that make an artifact, and print the artifact that it returns.
 
-    The command receives what was typed as its parameter ``execution``. Of the options ``device``, ``threads``,
-    ``engine`` and ``jobs`` it has those named in ``hardware``. A command that declares one of the options itself
+    The command receives what was typed as its parameter ``execution``. Of the options in
+    ``_HARDWARE`` it has those named in ``hardware``. A command that declares one of the options itself
     receives its value, too.
     """
     names = [name for name in _RUNNING if name in hardware or name not in _HARDWARE]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @training.options()
-@shared.makes_artifact("device", "threads", "engine", "jobs")
+@shared.makes_artifact("device", "threads", "engine", "jobs", *shared.RAY)
 def command(
     source: Annotated[
         Path,

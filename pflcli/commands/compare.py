@@ -100,7 +100,7 @@ def compare(
         table.request(baseline, partitions)  # what is invalid is refused before anything is made
         if not manifests.is_artifact(out / NAME):
             _require_compared(baseline, variants)
-        tuner = Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights, execution)
+        tuner = Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights, execution.locally())
         tuned = tuner.tuned(variants) if only is None else parts.tuned(tuner, variants, only)
         if only is not None and all(map(parts.is_tuning, only)):
             return parts.outcome(out, only)

@@ -282,10 +282,7 @@ def _summary(
 def _circumstances(job: _Job, run: Run, costs: Sequence[Artifact], execution: Execution) -> dict[str, Any]:
     seconds, processor = (_seconds(costs, job.earlier_run, name) for name in ("seconds", "processor_seconds"))
     return {
-        "device": hardware.device(execution.device),
-        "engine": run.engine.mode,
-        "threads": run.engine.threads,
-        "jobs": run.engine.jobs,
+        **hardware.facts(run.engine, execution),
         "seconds_inputs": round(seconds, 3),
         **({} if math.isnan(processor) else {"processor_seconds_inputs": round(processor, 3)}),
     }

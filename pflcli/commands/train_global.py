@@ -80,7 +80,7 @@ def train_global(
         _report(method, run, progress, accuracy, missing, execution)
         weights_file = {} if file is None else {"weights": str(file.path)}
         summary = {**_summary(run, progress, accuracy, missing), **_privacy(run, progress, execution)}
-        return Built(summary, {**_circumstances(run, execution), **weights_file})
+        return Built(summary, {**hardware.facts(run.engine, execution), **weights_file})
 
     return make(out, spec, execution, build, ahead=guarantee.ahead(training, len(partitions.able(partition))))
 
@@ -112,11 +112,6 @@ def _summary(run: Run, progress: Progress, accuracy: float, missing: Mapping[str
         **{f"bytes_{link}": total for link, total in run.traffic.items()},
         **missing,
     }
-
-
-def _circumstances(run: Run, execution: Execution) -> dict[str, Any]:
-    device, engine = hardware.device(execution.device), run.engine
-    return {"device": device, "engine": engine.mode, "threads": engine.threads, "jobs": engine.jobs}
 
 
 def _privacy(run: Run, progress: Progress, execution: Execution) -> dict[str, Any]:

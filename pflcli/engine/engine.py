@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from pflcli import parameters
 from pflcli.engine import strategy
 from pflcli.engine.allocator import keep_freed_memory
-from pflcli.engine.executors import Executor, Inference, batches
+from pflcli.engine.executors import Executor, Inference, Summed, SummingExecutor, SumRequest, batches
 from pflcli.engine.executors.processes import Processes
+from pflcli.engine.executors.ray_actors import RayActors
+from pflcli.engine.executors.ray_runtime import RayCluster
 from pflcli.engine.executors.threads import BATCH, Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked, widths
@@ -47,7 +49,8 @@ times as large, fit into memory. And the least number of stacks on a CPU, so tha
 class Engine:
     """Trains clients of one federation on one network, and evaluates models on their samples.
 
-    ``threads`` threads of this process do the work; with ``jobs`` > 0, that many processes train clients instead.
+    ``threads`` threads of this process do the work; with ``jobs`` > 0, that many processes train clients instead, or
+    with ``ray`` that many actors of Ray (0: as many as there is room for).
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Engine:
         threads: int = 1,
         mode: str = "auto",
         jobs: int = 0,
+        ray: RayCluster | None = None,
     ) -> None:
         keep_freed_memory()
         self.parameters = tuple(name for name, _ in net.named_parameters())
@@ -72,7 +76,17 @@ class Engine:
         threaded = Threads(net, federation, threads)
         with threaded.net() as resident:
             self._resident = resident[self.mode]  # only read, to choose a strategy
-        self.executor: Executor = Processes(threaded, jobs) if jobs else threaded
+        self.executor: Executor = threaded
+        self.warn: Callable[[str], None] = lambda warning: None
+        """called with what a user should know, such as lost workers"""
+        self.detail: Callable[[str], None] = lambda text: None
+        """called with what a user may want to know: what comes from workers"""
+        self.on_ray = ray is not None
+        if ray is not None:
+            self.executor = RayActors(net, threaded, jobs, ray, seed, self._warn)
+            self.jobs = self.executor.count
+        elif jobs:
+            self.executor = Processes(threaded, jobs)
         self.on_progress: Callable[[str], None] = lambda note: None
         """called with the progress of a chunk"""
         self.explain: Callable[[str], None] = lambda strategy: None
@@ -80,6 +94,7 @@ class Engine:
         self._explained = ""
         self.passes = Passes()
         """samples that went through models so far"""
+        self._arrivals: set[str] = set()
 
     @property
     def federation(self) -> Federation:
@@ -107,6 +122,8 @@ class Engine:
         ids = np.asarray(clients, dtype=np.int64)
         if not len(ids):
             return
+        if isinstance(self.executor, SummingExecutor):
+            self._say_what_comes("the model of each client comes from its worker, as the method needs it")
         like = self._model_like(start, plan)
         chunk = self.clients_that_fit(parameters.size(like))
         for first in range(0, len(ids), chunk):
@@ -123,6 +140,33 @@ class Engine:
                     for name, value in trained.params.items():
                         value[row] = initial[name][row] if is_stacked(initial, like) else initial[name]
             yield trained
+
+    def summed(
+        self,
+        clients: NDArray[np.int64],
+        start: Params | Stacked | ModelTable,
+        plan: LocalSGD,
+        key: tuple[Any, ...],
+        encode: Callable[[Stacked], Stacked],
+    ) -> Summed | None:
+        """Train clients from one model, and return the sum of what they upload; None if workers do not add up.
+
+        ``encode``, which must be picklable, makes uploads (m, ...) of models (m, ...). Workers do not add up models of
+        clients that train in stacks by torch.func: there, a client's last bits depend on the others in its stack.
+        """
+        executor = self.executor
+        if not isinstance(executor, SummingExecutor) or not len(clients):
+            return None
+        chosen = strategy.choose(self._resident, plan, self.mode, len(clients))
+        own_loss = plan.objective or plan.gradient or plan.sample_weights is not None
+        own_starts = isinstance(start, ModelTable) or own_loss or is_stacked(start, self._like)
+        if own_starts or (chosen.stacked and chosen.layers is None):
+            return None
+        assert not isinstance(start, ModelTable)
+        self._explain_once(str(chosen))
+        self._say_what_comes("one sum of models comes from all workers")
+        self.count_training(plan, self.federation.sizes(*plan.splits)[clients])
+        return executor.summed(SumRequest(np.asarray(clients), start, plan, key, self.mode, encode))
 
     def clients_that_fit(self, size: int) -> int:
         """Return how many clients' models, of ``size`` bytes each, may be in memory at once."""
@@ -189,6 +233,14 @@ class Engine:
     def count_training(self, plan: LocalSGD, sizes: NDArray[np.int64]) -> None:
         """Count the passes of clients (m,) that train by ``plan`` on ``sizes`` (m,) samples."""
         self.passes.trained += plan.passes * int(trained_samples(plan, sizes, join_single=self.joins_single).sum())
+
+    def _say_what_comes(self, text: str) -> None:
+        if text not in self._arrivals:
+            self._arrivals.add(text)
+            self.detail(text)
+
+    def _warn(self, warning: str) -> None:
+        self.warn(warning)
 
     def _explain_once(self, chosen: str) -> None:
         if chosen != self._explained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from pflcli.engine.local_sgd import is_stacked
 from pflcli.errors import ComputationError, UnsuitedError
 from pflcli.fl.attack import Attack
 from pflcli.fl.attendance import Attendance
+from pflcli.fl.local_training import LocalTraining
 from pflcli.fl.private_mean import PrivateMean
 from pflcli.parameters import Params, Stacked, TrainedClients
 
@@ -58,6 +60,42 @@ class WeightedMean:
         return parameters.Mean()
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """What the server receives of trained models: the tensors that clients were sent, after the upload ``steps``."""
+
+    downloaded: Params | Stacked
+    """the model that all clients received, or one per client (m, ...)"""
+    steps: Sequence[UploadStep]
+
+    def __call__(self, params: Stacked) -> Stacked:
+        """Return what the server receives (m, ...) of trained models (m, ...)."""
+        received = self.uploaded_tensors(params)
+        if self.steps:
+            start = self.start(received)
+            for step in self.steps:
+                received = step.apply(received, start)
+        return received
+
+    def uploaded_tensors(self, params: Stacked | Params) -> Stacked:
+        """Return the tensors that travel."""
+        return {name: value for name, value in params.items() if name in self.downloaded}
+
+    def start(self, received: Stacked) -> Stacked:
+        """Return the models (m, ...) from which these were trained, on their device."""
+        like = parameters.pick(received, 0)
+        start = {name: value.to(received[name].device) for name, value in self.downloaded.items() if name in received}
+        return start if is_stacked(start, like) else parameters.repeat(start, len(next(iter(received.values()))))
+
+    def size(self, params: Params) -> int:
+        """Return the bytes of one upload of a model with these tensors."""
+        one = self.uploaded_tensors(params)
+        size = parameters.size(one)
+        for step in self.steps:
+            size = step.size(one, size)
+        return size
+
+
 class Channel:
     """The part of a run with which a method sends."""
 
@@ -65,6 +103,7 @@ class Channel:
     traffic: dict[str, int]
     attendance: Attendance
     sealed: bool
+    losses: list[tuple[float, float]]
     uploads: Sequence[UploadStep]
     aggregator: Aggregator
     attack: Attack | None = None
@@ -134,16 +173,13 @@ class Channel:
                 "the server of this method takes a mean for each cluster, which differential privacy does not cover",
                 "leave out --dp-epsilon and --dp-noise",
             )
-        received = {name: value for name, value in params.items() if name in downloaded}
-        count = len(next(iter(received.values())))
-        one = parameters.pick(received, 0)
-        size = parameters.size(one)
-        start = downloaded if is_stacked(downloaded, one) else parameters.repeat(downloaded, count)
+        encode = Encoding(downloaded, self.uploads)
+        received = encode.uploaded_tensors(params)
         if self.attack is not None:
-            received = self.attack.applied(received, start, clients, self.attendance.t)
-        for step in self.uploads:
-            received, size = step.apply(received, start), step.size(one, size)
+            received = self.attack.applied(received, encode.start(received), clients, self.attendance.t)
+        count, size = len(next(iter(received.values()))), encode.size(parameters.pick(received, 0))
         self._count("up", size * count)
+        received = encode(received)
         return received
 
     def averaging(self, downloaded: Params) -> Average:
@@ -151,7 +187,18 @@ class Channel:
         return Average(self, downloaded)
 
     def average(self, parts: Iterable[TrainedClients], downloaded: Params) -> Params:
-        """Upload the models trained from the ``downloaded`` one, and return their mean, weighted by samples."""
+        """Upload the models trained from the ``downloaded`` one, and return their mean, weighted by samples.
+
+        Where the workers of an executor can add models up, these upload to the workers, and one sum comes here.
+        """
+        encode = Encoding(downloaded, self.uploads)
+        before = len(self.losses)
+        # Every other aggregator, an attack and a private mean need each upload.
+        sums = isinstance(self.aggregator, WeightedMean) and self.attack is None and self.privacy is None
+        total = parts.total(encode) if sums and isinstance(parts, LocalTraining) else None
+        if total is not None:
+            self._count("up", encode.size(downloaded) * (len(self.losses) - before))
+            return total.mean()
         mean = self.averaging(downloaded)
         for part in parts:
             mean.add(part.params, part.weights, part.clients)

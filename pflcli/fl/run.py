@@ -18,8 +18,9 @@ from pflcli.engine.engine import Engine, probabilities
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.errors import ComputationError, UsageError
-from pflcli.fl.attendance import Attendance, Diverged, Unanswered
+from pflcli.fl.attendance import Attendance
 from pflcli.fl.channel import Aggregator, Channel, UploadStep, WeightedMean
+from pflcli.fl.local_training import LocalTraining
 from pflcli.fl.predictor import Predictor
 from pflcli.fl.private_mean import PrivateMean
 from pflcli.fl.selection import Selection
@@ -142,7 +143,7 @@ class Run(Channel, Selection):
         epochs: int | None = None,
         lr: float | Callable[[int], float] | NDArray[np.float64] | None = None,
         **training: Any,
-    ) -> Iterator[TrainedClients]:
+    ) -> LocalTraining:
         """Train clients locally by SGD from ``start``: one model, a stack (m, ...) or a table; yields parts.
 
         ``t``, the round or a name, keys the minibatch draws, together with ``name`` where a method trains twice in a
@@ -154,23 +155,8 @@ class Run(Channel, Selection):
         Raises Diverged in a round with all clients whose parameters become non-finite, unless they may, and Unanswered
         if nobody answers. When clients personalize, those that diverge get their start back.
         """
-        if self.privacy is not None and not len(clients):
-            return  # a round of noise alone
-        if self.attendance.unanswered and not self.sealed:
-            raise Unanswered
-        local, diverged, first = self._training(t, epochs, lr, training), list[int](), 0
-        for part in self.engine.local_sgd(clients, start, local, (name, t), restore=self.sealed):
-            if self.sealed:
-                self.unfit.update(part.clients[~part.finite].tolist())
-            elif not local.may_diverge:
-                diverged += part.clients[~part.finite].tolist()
-            if not diverged:  # otherwise train on, to find all clients that the next attempt must leave out
-                self.trained.update(part.clients.tolist())
-                self.losses += local.losses(part, first)
-                yield part
-            first += len(part.clients)
-        if diverged:
-            raise Diverged(diverged, (name, t))
+        local, key = self._training(t, epochs, lr, training), (name, t)
+        return LocalTraining(self, np.asarray(clients), start, local, key)
 
     def server_sgd(
         self,

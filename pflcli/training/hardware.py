@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING, Any
 
 from pflcli.errors import UsageError, closest
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.make import Execution
+    from pflcli.engine.engine import Engine
+    from pflcli.engine.executors.ray_runtime import RayCluster
 
 
 def threads(count: int) -> int:
@@ -25,6 +31,38 @@ def jobs(count: int) -> int:
         raise UsageError(f"--jobs {count} is negative", "--jobs 2, or 0 for threads of one process")
     _bounded("--jobs", count)
     return count
+
+
+EXECUTORS = ("local", "ray")
+
+
+def ray_cluster(executor: str, address: str, gpus_per_worker: float) -> RayCluster | None:
+    """Return where Ray runs, or None if all work is done in this process and its children.
+
+    Raises UsageError for an unknown executor, a negative number of GPUs, and options of Ray without ``ray``.
+    """
+    if executor not in EXECUTORS:
+        raise UsageError(f"unknown executor '{executor}'", closest(executor, EXECUTORS))
+    if gpus_per_worker < 0:
+        raise UsageError(f"--gpus-per-worker {gpus_per_worker:g} is negative", "--gpus-per-worker 1")
+    if executor == "ray":
+        from pflcli.engine.executors.ray_runtime import RayCluster
+
+        return RayCluster(address, gpus_per_worker)
+    if address or gpus_per_worker:
+        raise UsageError("--ray-address and --gpus-per-worker are options of --executor ray", "--executor ray")
+    return None
+
+
+def facts(engine: Engine, execution: Execution) -> dict[str, Any]:
+    """Return on what a run was computed, as its manifest records it."""
+    return {
+        "device": device(execution.device),
+        "engine": engine.mode,
+        "threads": engine.threads,
+        "jobs": engine.jobs,
+        "executor": execution.executor,
+    }
 
 
 _MOST = 1024

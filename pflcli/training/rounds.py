@@ -71,11 +71,14 @@ def prepare(
     shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
     net = models.create(settings.model, shape, data.classes, seed, tokens=tokens)
     mode, jobs = hardware.engine(execution.engine), hardware.jobs(execution.jobs)
-    engine = Engine(net, federation, seed=seed, threads=workers, mode=mode, jobs=jobs)
+    cluster = hardware.ray_cluster(execution.executor, execution.ray_address, execution.gpus_per_worker)
+    engine = Engine(net, federation, seed=seed, threads=workers, mode=mode, jobs=jobs, ray=cluster)
     init = {name: value.to(device) for name, value in parameters.of(net).items()}
-    hands = f"{jobs} processes" if jobs else f"{workers} threads"
+    hands = f"{engine.jobs} processes" if jobs else f"{workers} threads"
+    hands = f"{engine.jobs} Ray workers" if cluster else hands
     execution.reporter.detail(f"{settings.model} on {device}, engine mode {engine.mode}, {hands}")
     engine.explain = lambda strategy: execution.reporter.detail(f"clients train by {strategy}")
+    engine.warn, engine.detail = execution.reporter.say, execution.reporter.detail
     # The engine's federation: with processes the samples lie in shared memory, and only there.
 
     steps = tuple(uploads.load(step) for step in settings.upload)

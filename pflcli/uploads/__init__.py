@@ -47,6 +47,10 @@ class Step:
         """Return the bytes of one upload after this step."""
         return self.file.size(params, size, self.cfg)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to pickle a step for a worker: by its text."""
+        return load, (str(self),)
+
     def __str__(self) -> str:
         """Return the step as it is typed, with its option."""
         return ":".join([self.name, *(str(value) for value in config.plain(self.cfg).values())])

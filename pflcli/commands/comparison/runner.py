@@ -1,4 +1,4 @@
-"""Run the steps of a comparison one after the other; if one fails, only the steps that need it are skipped."""
+"""Run the steps of a comparison; if one fails, only the steps that need it are skipped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pflcli.artifacts import placement
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.commands.comparison import side_by_side
 from pflcli.commands.comparison.progress import OverallProgress
 from pflcli.commands.comparison.steps import CHOOSING, Step
 from pflcli.errors import ComputationError, ConflictError, InputError, PflError, UnsuitedError, out_of_memory
@@ -23,10 +24,37 @@ class Results:
     failed: dict[Step, PflError] = field(default_factory=dict)
     blocked: dict[Step, Step] = field(default_factory=dict)
     unsuited: set[str] = field(default_factory=set)
+    failed_sources: dict[tuple[int, str], Step] = field(default_factory=dict)
+    """by seed and name, what cannot be used and the failed step that is the cause"""
+
+    def excludes(self, step: Step, execution: Execution) -> bool:
+        """Return whether a step cannot run, as one that it needs failed or is left out."""
+        sources = [(step.seed, name) for name in step.sources]
+        cause = next((self.failed_sources[source] for source in sources if source in self.failed_sources), None)
+        if cause is not None:
+            self.blocked[step] = self.failed_sources[step.seed, step.name] = cause
+        unsuited = [name for name in step.sources if name in self.unsuited]
+        if unsuited and step.name not in self.unsuited:
+            self.unsuited.add(step.name)
+            execution.reporter.say(f"{step.name} is left out: it needs {', '.join(unsuited)}, which is left out")
+        return cause is not None or step.name in self.unsuited
+
+    def conclude(self, step: Step, error: PflError | None, execution: Execution, *, every: bool) -> None:
+        """Record how a step ended; with ``every`` a method that does not suit the data is left out."""
+        if error is None:
+            if step.is_method:
+                self.predictions[step] = open_artifact(step.artifact.path)
+        elif every and isinstance(error, UnsuitedError):
+            self.unsuited |= {step.name, step.name.removeprefix(f"{CHOOSING} ")}
+            execution.reporter.say(f"{step.name} is left out: {error.message}")
+        else:
+            self.failed[step] = error
+            self.failed_sources[step.seed, step.name] = step
+            execution.reporter.say(f"{step.label} failed: {_reason(step, error)}")
 
 
 def run(steps: Sequence[Step], execution: Execution, *, every: bool) -> Results:
-    """Run the pending steps; if one fails, only the steps that need it are skipped.
+    """Run the pending steps, one after the other or, on Ray, side by side.
 
     With ``every`` (all methods are compared), a method that does not suit the data is left out and is no failure.
     """
@@ -41,32 +69,22 @@ def run(steps: Sequence[Step], execution: Execution, *, every: bool) -> Results:
     progress = OverallProgress(
         execution.reporter, pending, [(step, artifact.manifest.made["seconds"]) for step, artifact in finished]
     )
-    failed_sources: dict[tuple[int, str], Step] = {}
+    if execution.executor == "ray":
+        side_by_side.run(
+            pending,
+            execution,
+            failure,
+            lambda step: results.excludes(step, execution),
+            lambda step, error: results.conclude(step, error, execution, every=every),
+        )
+        return results
     with progress.overall():
         for step in pending:
-            cause = next(
-                (failed_sources[step.seed, name] for name in step.sources if (step.seed, name) in failed_sources), None
-            )
-            if cause is not None:
-                results.blocked[step] = failed_sources[step.seed, step.name] = cause
-            unsuited = [name for name in step.sources if name in results.unsuited]
-            if unsuited and step.name not in results.unsuited:
-                results.unsuited.add(step.name)
-                execution.reporter.say(f"{step.name} is left out: it needs {', '.join(unsuited)}, which is left out")
-            if cause is not None or step.name in results.unsuited:
+            if results.excludes(step, execution):
                 progress.skip(step)
                 continue
             error = failure(step, replace(execution, force=step.conflict is not None, reporter=progress), progress)
-            if error is None:
-                if step.is_method:
-                    results.predictions[step] = open_artifact(step.artifact.path)
-            elif every and isinstance(error, UnsuitedError):
-                results.unsuited |= {step.name, step.name.removeprefix(f"{CHOOSING} ")}
-                execution.reporter.say(f"{step.name} is left out: {error.message}")
-            else:
-                results.failed[step] = error
-                failed_sources[step.seed, step.name] = step
-                execution.reporter.say(f"{step.label} failed: {_reason(step, error)}")
+            results.conclude(step, error, execution, every=every)
     return results
 
 

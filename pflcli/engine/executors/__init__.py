@@ -1,18 +1,19 @@
-"""Executors do the work of the engine: in threads of this process, or in worker processes."""
+"""Executors do the work of the engine: in threads of this process, in worker processes, or in actors of Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.federation import Federation
+from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.task import Task
-from pflcli.parameters import Params, Stacked
+from pflcli.parameters import Params, Stacked, WeightedSum
 
 T = TypeVar("T")
 
@@ -46,6 +47,38 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End all threads and processes."""
+
+
+@dataclass(frozen=True)
+class SumRequest:
+    """Clients (m,) that train from one ``start``, and how; ``encode`` makes of models (m, ...) what they upload."""
+
+    clients: NDArray[np.int64]
+    start: Params
+    plan: LocalSGD
+    key: tuple[Any, ...]
+    mode: str
+    encode: Callable[[Stacked], Stacked]
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The ``total`` of what clients upload, weighted by samples; their ``loss`` (m,); which models are ``finite`` (m,).
+
+    ``total`` is what ``parameters.Mean`` sums of the same uploads in the clients' order, to the bit.
+    """
+
+    total: WeightedSum
+    loss: NDArray[np.float64]
+    finite: NDArray[np.bool_]
+
+
+@runtime_checkable
+class SummingExecutor(Protocol):
+    """An executor whose workers add models up, so that one sum comes to this process instead of all models."""
+
+    def summed(self, request: SumRequest) -> Summed:
+        """Train clients, and return the sum of what they upload."""
 
 
 def batches(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:

@@ -1,0 +1,94 @@
+"""Whole methods side by side as tasks of Ray; the tasks here run at once, as Ray itself takes seconds to start."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+
+from pflcli.commands.train_global import train_global
+from pflcli.engine.executors import ray_runtime
+from pflcli.errors import InputError
+
+
+class TaskError(Exception):
+    """What Ray raises where a task raised ``cause``."""
+
+
+class AtOnce:
+    """A Ray whose tasks run when their results are awaited, the latest first; they are pickled on their way."""
+
+    def __init__(self):
+        self.exceptions = SimpleNamespace(RayTaskError=TaskError, RayError=ConnectionError)
+        self.started = []
+
+    def remote(self, **options):
+        def submit(function, *args):
+            self.started.append(args[1].name)
+            attempt, step, execution, folder = args
+            return lambda: function(attempt, step, pickle.loads(pickle.dumps(execution)), folder)
+
+        return lambda function: SimpleNamespace(remote=lambda *args: Reference(submit(function, *args)))
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 2.0}}]
+
+    def wait(self, references, num_returns):
+        return references[-1:], references[:-1]
+
+    def get(self, reference):
+        return reference.run()
+
+
+class Reference:
+    def __init__(self, run):
+        self.run = run
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    ray = AtOnce()
+    monkeypatch.setattr(ray_runtime, "connect", lambda cluster, cpus, needed=0: ray)
+    return ray
+
+
+def test_methods_side_by_side_make_the_table_of_one_after_the_other(pfl, small, at_once, tmp_path):
+    words = (small.p, "--methods", "fedavg,fedavg-plus,local,stack", "--model", "mlp", "--rounds", 2, "--threads", 1)
+    one, two = (
+        pfl("compare", *words, "-o", tmp_path / "a"),
+        pfl("compare", *words, "-o", tmp_path / "b", "--executor", "ray"),
+    )
+    assert (one.code, two.code) == (0, 0), two.err
+    tables = [(tmp_path / name / "comparison" / "clients.csv").read_bytes() for name in "ab"]
+    assert tables[0] == tables[1]
+    assert sorted(at_once.started) == ["backbone", "fedavg", "fedavg-plus", "local", "stack"]
+    assert at_once.started.index("backbone") < at_once.started.index("fedavg-plus")
+    assert at_once.started[-1] == "stack"
+    assert "seed 0, local: finished in" in two.err
+
+
+def test_what_needs_a_failed_step_is_left_out(pfl, small, at_once, tmp_path, monkeypatch):
+    def planned_only(*args, execution, **values):
+        if execution.dry_run:
+            return train_global(*args, execution=execution, **values)
+        raise InputError("no backbone today")
+
+    monkeypatch.setattr("pflcli.commands.comparison.chain_steps.train_global", planned_only)
+    words = ("--methods", "fedavg,fedavg-plus,local", "--baseline", "local", "--model", "mlp", "--rounds", 1)
+    ran = pfl("compare", small.p, *words, "-o", tmp_path / "c", "--executor", "ray")
+    assert ran.code == 5
+    assert "no backbone today" in ran.err
+    assert at_once.started[:1] == ["backbone"]
+    assert "fedavg-plus" not in at_once.started
+
+
+def test_options_of_ray_need_ray_and_unknown_executors_are_refused(pfl, small, tmp_path):
+    for words, message in (
+        (("--executor", "spark"), "unknown executor 'spark'"),
+        (("--ray-address", "auto"), "are options of --executor ray"),
+        (("--executor", "ray", "--gpus-per-worker", "-1"), "--gpus-per-worker -1 is negative"),
+    ):
+        ran = pfl("train-global", small.p, "-o", tmp_path / "b", "--model", "mlp", "--rounds", 1, *words)
+        assert ran.code == 2
+        assert message in ran.err

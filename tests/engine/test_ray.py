@@ -1,0 +1,142 @@
+"""Ray actors train with the bytes of threads, however many they are and whoever of them is lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import signal
+import sys
+
+import pytest
+
+import worlds
+from pflcli import models, parameters, registry, uploads
+from pflcli.engine.engine import Engine
+from pflcli.engine.executors import ray_runtime
+from pflcli.engine.executors.ray_runtime import RayCluster
+from pflcli.errors import LostWorkerError, UsageError
+
+CLIENTS, GROUPS = 24, 3
+
+
+@pytest.fixture
+def ray():
+    """Ray on this machine with two CPUs; a test that uses it has seconds to start it."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'pflcli[ray]'")
+    yield ray_runtime.connect(RayCluster(), 2)
+    ray_runtime.disconnect()
+
+
+def on_ray(run, workers):
+    """Let Ray train the clients of a run."""
+    net = models.create("mlp", run.federation.in_shape, worlds.CLASSES, run.seed)
+    run.engine = Engine(net, run.federation, seed=run.seed, mode=run.engine.mode, jobs=workers, ray=RayCluster())
+    return run
+
+
+def play(method, run):
+    state = worlds.play(method, run)
+    return {**state, "losses": run.losses, "traffic": run.traffic}
+
+
+def a_run(method, steps=(), **settings):
+    data = worlds.clustered(GROUPS, CLIENTS // GROUPS)
+    run = worlds.run(method, data=data, rounds=2, participation=1.0, **settings)
+    run.uploads = tuple(uploads.load(step) for step in steps)
+    return run
+
+
+def test_ray_gives_the_bytes_of_threads_and_one_sum_comes_back(ray, capfd):
+    steps = ("clip:0.5", "int8")
+    expected = play("fedavg", a_run("fedavg", steps))
+    run = on_ray(a_run("fedavg", steps), 2)
+    engine, notes, warnings = run.engine, [], []
+    engine.detail, engine.warn = notes.append, warnings.append
+    assert worlds.same(play("fedavg", run), expected)
+    assert notes == ["one sum of models comes from all workers"]
+    # In float64, the sum of a round takes twice the bytes of a model in float32, whatever the number of clients.
+    assert engine.executor.received_bytes == 2 * run.settings.rounds * parameters.size(run.init)
+
+    run = a_run("apfl")
+    run.engine, before = engine, engine.executor.received_bytes
+    assert worlds.same(play("apfl", run), play("apfl", a_run("apfl")))
+    assert notes[1:] == ["the model of each client comes from its worker, as the method needs it"]
+    assert engine.executor.received_bytes - before >= run.settings.rounds * CLIENTS * parameters.size(run.init)
+
+    first, last = engine.executor._workers
+    os.kill(ray.get(first.actor.process.remote()), signal.SIGKILL)
+    run = a_run("fedavg", steps)
+    run.engine = engine
+    assert worlds.same(play("fedavg", run), expected)  # by one worker
+    assert len(warnings) == 1
+    assert "the others do their work" in warnings[0]
+    ray.kill(last.actor)
+    with pytest.raises(LostWorkerError, match="last Ray worker"):
+        play("fedavg", run)
+    with pytest.raises(UsageError, match="room for 0 workers with 1 CPU and 1 GPU each"):
+        Engine(*engine_inputs(run), seed=0, ray=RayCluster(gpus_per_worker=1))
+    with pytest.raises(UsageError, match="room for 2 workers"):
+        Engine(*engine_inputs(run), seed=0, jobs=3, ray=RayCluster("auto"))
+    assert capfd.readouterr() == ("", "")
+
+
+def engine_inputs(run):
+    return models.create("mlp", run.federation.in_shape, worlds.CLASSES, 0), run.federation
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="Ray, which is not installed") as error:
+        ray_runtime.connect(RayCluster(), 1)
+    assert error.value.fix == ("pip install 'pflcli[ray]'",)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["auto", "loop"])
+def test_every_method_has_the_same_bytes_on_ray(ray, mode):
+    for method in registry.names("methods"):
+        plain = worlds.run(method, rounds=2, participation=1.0, mode=mode)
+        other = on_ray(worlds.run(method, rounds=2, participation=1.0, mode=mode), 2)
+        state, others = worlds.play(method, plain), worlds.play(method, other)
+        assert worlds.same(state, others), method
+        assert plain.losses == other.losses, method
+        assert plain.traffic == other.traffic, method
+        other.engine.close()
+
+
+@pytest.mark.long
+def test_a_node_killed_in_mid_round_changes_no_byte(capfd):
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'pflcli[ray]'")
+    ray_runtime.configure(RayCluster())
+    from ray.cluster_utils import Cluster
+
+    steps, store = ("clip:0.5", "int8"), 100 << 20
+    expected = play("fedavg", a_run("fedavg", steps))
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": store, "include_dashboard": False}
+    )
+    for last_result in range(20):
+        node = cluster.add_node(num_cpus=1, object_store_memory=store)
+        run, warnings = a_run("fedavg", steps), []
+        run.engine = Engine(*engine_inputs(run), seed=0, jobs=2, ray=RayCluster(cluster.address))
+        run.engine.warn = warnings.append
+        results = run.engine.executor._results
+
+        counts = itertools.count()
+
+        def until_killed(queue, *, results=results, counts=counts, last_result=last_result, node=node):
+            for result in results(queue):
+                if next(counts) == last_result:
+                    cluster.remove_node(node, allow_graceful=False)
+                yield result
+
+        run.engine.executor._results = until_killed
+        assert worlds.same(play("fedavg", run), expected), last_result
+        assert len(warnings) == 1
+        run.engine.close()
+    ray_runtime.disconnect()
+    cluster.shutdown()
+    assert "Traceback" not in "".join(capfd.readouterr())
