@@ -69,6 +69,15 @@ def command(
     part: Annotated[
         str, typer.Option(help="Take part I of N disjoint random parts of the dataset.", metavar="I/N")
     ] = "1/1",
+    poison: Annotated[
+        str,
+        typer.Option(
+            help="Poison this share of the clients: flip (labels), scale or random (updates), or none, to compare; "
+            "they keep their training samples alone.",
+            metavar="SHARE:KIND[:STRENGTH]",
+            show_default="nobody is poisoned",
+        ),
+    ] = "",
     root: Annotated[
         Path | None, typer.Option(help="Read the dataset's files from this folder.", metavar="DIR", show_default=False)
     ] = None,
@@ -109,6 +118,7 @@ def command(
         new_clients=new_clients,
         new_capacity=new_capacity,
         part=(number, parts),
+        poison=poison,
         root=root,
         download=download,
         seed=seed,

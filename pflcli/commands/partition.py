@@ -25,6 +25,7 @@ from pflcli.errors import UsageError
 from pflcli.metrics import heterogeneity
 from pflcli.preparation import scaling
 from pflcli.preparation.deal import Deal, part_of
+from pflcli.preparation.poison import Poison
 from pflcli.schemes import Scheme
 from pflcli.wording import counted
 
@@ -51,6 +52,7 @@ def partition(
     download: bool = False,
     seed: int = 0,
     split_seed: int | None = None,
+    poison: str = "",
     execution: Execution | None = None,
 ) -> Outcome:
     """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
@@ -61,12 +63,12 @@ def partition(
 
     ``new_clients`` is the fraction of clients that join after the global model is trained (kNN-Per, Table 3), drawn
     uniformly; they keep ``new_capacity`` of their training and validation samples (Figures 1 and 10). ``part`` (i, n)
-    takes the i-th of n parts alone into which the samples fall at random, whatever the seed: partitions of different
-    parts share no sample. With ``split_seed`` only the splits are drawn from it: clients keep their samples. ``root``
-    has the dataset's files. Raises UsageError for what cannot be, InputError for damaged files.
+    is the i-th of n random parts of the samples, whatever the seed: partitions of different parts share none. With
+    ``split_seed`` only the splits are drawn from it. ``poison`` is that of ``preparation.poison``. ``root`` has the
+    dataset's files. Raises UsageError for what cannot be, InputError for damaged files.
     """
     execution, dataset = (execution or Execution()).reading(root), str(dataset)
-    deal = Deal(scheme, clients, min_samples, new_clients, new_capacity, part, seed, split_seed)
+    deal = Deal(scheme, clients, min_samples, new_clients, new_capacity, part, seed, split_seed, Poison.of(poison))
     deal.check(fractions)
     source, splitter = import_data.artifact(dataset), schemes.load(scheme)
     samples, cfg, dataset_cfg = _loaded(dataset, source, splitter, deal, options or {}, root, download)
@@ -88,8 +90,7 @@ def partition(
             result, known = scaling.applied(result, known, samples.scaling)
         artifact.write(writer, result, known)
         summary = _summary(result, len(part_of(len(samples.y), *part)), seed)
-        _remark(summary, execution)
-        _remark_split(result, samples, execution)
+        _remark(summary, result, samples, execution)
         return Built(summary, {})
 
     return make(out, spec, execution, build, needs=len(samples.y) // part[1] * _width(samples))
@@ -194,6 +195,7 @@ def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any
         "label_divergence": {"from_overall": _rounded(overall), "between_clients": _rounded(between)},
         **({} if result.cluster is None else {"clusters": np.bincount(result.cluster).tolist()}),
         **({} if result.new is None else {"new_clients": int(result.new.sum())}),
+        **({} if result.poisoned is None else {"poisoned": int(result.poisoned.sum())}),
     }
 
 
@@ -202,7 +204,7 @@ def _rounded(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 4)
 
 
-def _remark(summary: dict[str, Any], execution: Execution) -> None:
+def _remark(summary: dict[str, Any], result: artifact.Partition, samples: Samples, execution: Execution) -> None:
     execution.reporter.say(
         f"{counted(summary['samples'], 'sample')} of {summary['classes']} classes, "
         f"{counted(summary['clients'], 'client')} with "
@@ -217,6 +219,10 @@ def _remark(summary: dict[str, Any], execution: Execution) -> None:
         execution.reporter.say(
             f"new: {counted(summary['new_clients'], 'client')} that take no part in training the global model"
         )
+    if summary.get("poisoned"):
+        execution.reporter.say(
+            f"poisoned: {counted(summary['poisoned'], 'client')} that train, and have no validation or test samples"
+        )
     if summary["empty"]:
         first_ids = ", ".join(map(str, summary["empty"][:10])) + (", ..." if len(summary["empty"]) > 10 else "")
         execution.reporter.say(
@@ -224,3 +230,4 @@ def _remark(summary: dict[str, Any], execution: Execution) -> None:
         )
     if summary["unused"]:
         execution.reporter.say(f"assigned to no client: {counted(summary['unused'], 'sample')}")
+    _remark_split(result, samples, execution)

@@ -91,6 +91,8 @@ def _partition(artifact: Artifact, inputs: list[str], lineage: Lineage) -> list[
             words += [_flag(key), str(request[key])]
     if "part" in request:
         words += ["--part", "/".join(map(str, request["part"]))]
+    if "poison" in request:
+        words += ["--poison", request["poison"]]
     if "split_seed" in request:
         words += ["--split-seed", str(request["split_seed"])]
     return [*words, "--seed", str(request["seed"])]

@@ -16,6 +16,7 @@ from pflcli.datasets import Samples
 from pflcli.errors import UsageError
 from pflcli.preparation import content, within_client
 from pflcli.preparation.by_time import split_by_time
+from pflcli.preparation.poison import Poison
 from pflcli.schemes import Scheme, redistribute
 
 
@@ -31,6 +32,7 @@ class Deal:
     part: tuple[int, int]
     seed: int
     split_seed: int | None = None
+    poison: Poison | None = None
     """what splits are drawn from, if not from ``seed``"""
 
     def check(self, fractions: tuple[float, float, float] | None) -> None:
@@ -72,6 +74,7 @@ class Deal:
             **({} if self.new_capacity == 1 else {"new_capacity": self.new_capacity}),
             **({} if self.part == (1, 1) else {"part": list(self.part)}),
             "seed": self.seed,
+            **({} if self.poison is None else {"poison": str(self.poison)}),
             **({} if self.split_seed in (None, self.seed) else {"split_seed": self.split_seed}),
         }
 
@@ -92,7 +95,7 @@ class Deal:
             result = replace(result, new=_new(result.sizes, self.new_clients, self.seed))
         if result.new is not None and self.new_capacity < 1:
             result = within_client.with_less(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
-        return result
+        return result if self.poison is None else self.poison.applied(result, self.seed)
 
 
 def check_fractions(fractions: tuple[float, float, float]) -> None:

@@ -19,6 +19,7 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.normalization import normalized
 from pflcli.errors import InputError, LostWorkerError, UnsuitedError
+from pflcli.fl.attack import Attack
 from pflcli.fl.channel import LINKS
 from pflcli.fl.private_mean import FIRST_CLIP, PrivateMean
 from pflcli.fl.run import Run
@@ -90,6 +91,8 @@ def prepare(
     run = Run(method.KIND, cfg, settings, seed, engine.federation, engine, init, draw_model=draw_model, uploads=steps)
     run.aggregator = aggregators.load(settings.aggregator)
     run.privacy = private_mean(run) if settings.dp and LINKS[method.KIND] else None
+    if data.update_factor is not None and data.update_noise is not None:
+        run.attack = Attack(data.update_factor, data.update_noise, seed)
     return run
 
 

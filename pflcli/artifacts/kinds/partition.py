@@ -3,7 +3,8 @@
 ``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source
 dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names``
 (m,) of the clients, UTF-8; attribute ``classes`` (count). Optional: ``cluster`` (m,) int64, the true cluster of each
-client, and ``new`` (m,) bool, the clients that take no part in training the global model.
+client; ``new`` (m,) bool, the clients that take no part in training the global model; ``poisoned`` (m,) bool, and if
+these change their updates u, ``update_factor`` and ``update_noise`` (m,) float64: see ``fl.attack``.
 ``clients.csv``: one row per client. ``codebook.json``: see ``codebook``.
 """
 
@@ -29,6 +30,8 @@ SCHEMA = 1
 MADE_BY = "pfl partition DATASET -o DIR"
 _TYPES = (np.uint8, np.int16, np.float32, np.float64)
 """Types of samples: images, tokens, features."""
+_MARKS, _ATTACK = ("cluster", "new", "poisoned"), ("update_factor", "update_noise")
+"""Optional arrays (m,): marks of clients, and what poisoned ones make of their updates."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Partition:
     classes: int
     cluster: NDArray[np.int64] | None = None
     new: NDArray[np.bool_] | None = None
+    poisoned: NDArray[np.bool_] | None = None
+    update_factor: NDArray[np.float64] | None = None
+    update_noise: NDArray[np.float64] | None = None
 
     @property
     def label_counts(self) -> NDArray[np.int64]:
@@ -60,7 +66,7 @@ class Partition:
     @property
     def _optional(self) -> dict[str, NDArray[Any]]:
         """The optional arrays that exist, (m,) each."""
-        arrays = {"cluster": self.cluster, "new": self.new}
+        arrays = {name: getattr(self, name) for name in (*_MARKS, *_ATTACK)}
         return {name: values for name, values in arrays.items() if values is not None}
 
     def check(self, where: str) -> None:
@@ -81,8 +87,13 @@ class Partition:
             raise InputError(f"{where} is inconsistent: x is not an array of samples")
         if self.x.dtype.kind == "f":
             blocks.check_finite(where, x=self.x)
-        if self.new is not None and self.new.dtype.kind != "b":
-            raise InputError(f"{where} is inconsistent: new must be boolean")
+        for name in ("new", "poisoned"):
+            if name in self._optional and self._optional[name].dtype.kind != "b":
+                raise InputError(f"{where} is inconsistent: {name} must be boolean")
+        attack = {name: values for name, values in self._optional.items() if name in _ATTACK}
+        if len(attack) == 1 or any(values.dtype != np.float64 for values in attack.values()):
+            raise InputError(f"{where} is inconsistent: {' and '.join(_ATTACK)} must be float64")
+        blocks.check_finite(where, **attack)
 
 
 def write(writer: ArtifactWriter, partition: Partition, codebook: Codebook) -> None:
@@ -103,7 +114,7 @@ def write(writer: ArtifactWriter, partition: Partition, codebook: Codebook) -> N
 
 
 def _table(partition: Partition, codebook: Codebook) -> bytes:
-    optional = partition._optional
+    optional = {name: values for name, values in partition._optional.items() if name in _MARKS}
     labels = (partition.label_counts > 0).sum(axis=1)
     rows = [
         [*partition.sizes[client], labels[client], *(int(values[client]) for values in optional.values())]
@@ -124,8 +135,7 @@ def read(artifact: Artifact) -> Partition:
                 str(name) for name in (file["names"].asstr("utf-8")[...] if "names" in file else file.attrs["names"])
             ],
             classes=int(file.attrs["classes"]),
-            cluster=file["cluster"][...] if "cluster" in file else None,
-            new=file["new"][...] if "new" in file else None,
+            **{name: file[name][...] for name in (*_MARKS, *_ATTACK) if name in file},
         )
         where = str(artifact.path / "samples.h5")
         partition.check(where)

@@ -28,6 +28,9 @@ def extended(data: Partition, later: LaterClients, count: int) -> Partition:
         offsets=np.concatenate([data.offsets, data.offsets[-1] + offsets[1:]]),
         names=[*data.names, *(f"later {number}" for number in range(more))],
         cluster=None,
+        poisoned=None,
+        update_factor=None,
+        update_noise=None,
         new=np.concatenate([known, np.ones(more, np.bool_)]),
     )
 

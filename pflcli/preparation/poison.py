@@ -1,0 +1,96 @@
+"""Poisoned clients, against which the server's aggregation is tested: which ones, and what they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pflcli import rng
+from pflcli.artifacts import blocks
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.errors import UsageError
+
+STRENGTHS = {"none": None, "flip": None, "scale": -10.0, "random": 10.0}
+"""What poisoned clients do, with the default strength of what has one."""
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A ``share`` of the clients that take part in rounds, and the ``kind`` and ``strength`` of what they do.
+
+    ``flip``: their training labels y become C - 1 - y of C classes (Fang et al., 2020,
+    https://arxiv.org/abs/1911.11815). ``scale``: they send their update times the strength. ``random``: they send
+    Gaussian noise as large as their update times the strength. ``none``: they are honest, for comparison.
+    """
+
+    share: float
+    kind: str
+    strength: float
+
+    @classmethod
+    def of(cls, text: str) -> Poison | None:
+        """Return what ``text``, such as ``0.2:scale:-10``, says; None if it is empty. Raises UsageError otherwise."""
+        if not text:
+            return None
+        share, _, attack = text.partition(":")
+        kind, colon, strength = attack.partition(":")
+        example = "--poison 0.2:flip, 0.2:scale:-10, 0.2:random:10 or 0.2:none"
+        if kind not in STRENGTHS or (colon and STRENGTHS[kind] is None):
+            raise UsageError(
+                f"--poison {text} is not of the form SHARE:flip, scale, random or none[:STRENGTH]", example
+            )
+        try:
+            fraction, factor = float(share), float(strength) if colon else STRENGTHS[kind] or 0.0
+        except ValueError:
+            raise UsageError(f"--poison {text}: share and strength are numbers", example) from None
+        if not 0 < fraction < 1:
+            raise UsageError(f"--poison {text}: the share of clients is above 0 and below 1", example)
+        if not abs(factor) <= 1e6:
+            raise UsageError(f"--poison {text}: the strength is at most a million", example)
+        return cls(fraction, kind, factor)
+
+    def __str__(self) -> str:
+        """Return the poison as it is typed, with its strength."""
+        return ":".join(
+            [f"{self.share:g}", self.kind, *([] if STRENGTHS[self.kind] is None else [f"{self.strength:g}"])]
+        )
+
+    def applied(self, partition: Partition, seed: int) -> Partition:
+        """Return the partition with poisoned clients, which have no validation and test samples.
+
+        They are drawn among those that have training samples and are not unseen. Accuracies are then of honest clients
+        alone, and nothing is chosen by what poisoned ones say. Raises UsageError if none or all would be poisoned.
+        """
+        count = len(partition.names)
+        able = (partition.sizes[:, 0] > 0) & (~partition.new if partition.new is not None else True)
+        drawn = [client for client in rng.generator(seed, "poison").permutation(count).tolist() if able[client]]
+        number = round(self.share * len(drawn))
+        if not 0 < number < len(drawn):
+            raise UsageError(f"--poison {self}: {number} of {len(drawn)} clients that train would be poisoned")
+        poisoned = np.zeros(count, dtype=np.bool_)
+        poisoned[drawn[:number]] = True
+        sizes = partition.sizes.copy()
+        holder = np.repeat(np.repeat(poisoned, len(blocks.SPLITS)), sizes.ravel())
+        is_train = np.repeat(np.arange(sizes.size) % len(blocks.SPLITS) == 0, sizes.ravel())
+        rows = np.flatnonzero(~holder | is_train)
+        sizes[poisoned, 1:] = 0
+        y = partition.y[rows]
+        if self.kind == "flip":
+            y = np.where(holder[rows], partition.classes - 1 - y, y)
+        result = replace(
+            partition,
+            x=partition.x[rows],
+            y=y,
+            sample=partition.sample[rows],
+            offsets=blocks.offsets(sizes.ravel().tolist()),
+            poisoned=poisoned,
+        )
+        if self.kind in ("none", "flip"):
+            return result
+        factor, noise = (self.strength, 0.0) if self.kind == "scale" else (0.0, self.strength)
+        return replace(
+            result,
+            update_factor=np.where(poisoned, factor, 1.0).astype(np.float64),
+            update_noise=np.where(poisoned, noise, 0.0).astype(np.float64),
+        )
