@@ -104,6 +104,13 @@ class Federation:
         before = np.cumsum(sizes) - sizes
         return np.repeat(first - before, sizes) + np.arange(sizes.sum())
 
+    def labels_of(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
+        """Return the labels (n,) of one split of many clients, in their order."""
+        labels: NDArray[np.int64] = (
+            self.y[torch.from_numpy(self.rows_of(clients, split)).to(self.y.device)].cpu().numpy()
+        )
+        return labels
+
     def samples(self, rows: slice | Tensor | NDArray[np.int64]) -> Tensor:
         """Return samples (n, ...) as they are stored, images with channels first."""
         return self.x[rows].contiguous()

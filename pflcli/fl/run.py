@@ -225,8 +225,7 @@ class Run(Channel, Selection):
         return Predictor(lambda split: {"p": self._shared_model(params, clients, split)}, splits)
 
     def _shared_model(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
-        rows = np.concatenate([self.federation.rows(int(client), split) for client in clients])
-        return probabilities(self.engine.infer(params, rows)[0])
+        return probabilities(self.engine.infer(params, self.federation.rows_of(clients, split))[0])
 
     def loss_per_group(self, params: Params, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Return the mean cross-entropy (s,) of one model on each of s sets of rows, in one pass; nan without rows."""
@@ -273,4 +272,4 @@ class Run(Channel, Selection):
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return probabilities (n, C) and labels (n,) of the clients' samples of a split."""
         p = self.predictor(clients, models, (split,)).answer(split)["p"]
-        return p, np.concatenate([self.federation.y[self.federation.block(int(c), split)].cpu() for c in clients])
+        return p, self.federation.labels_of(clients, split)

@@ -83,7 +83,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     pi = _updated(shares, clients, _responsibilities(run, clients, components, shares[clients]))[clients].cpu().numpy()
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        rows = np.concatenate([run.federation.rows(int(client), split) for client in clients])
+        rows = run.federation.rows_of(clients, split)
         owner = np.repeat(np.arange(len(clients)), run.federation.sizes(split)[clients])
         each = [probabilities(run.engine.infer(parameters.pick(components, k), rows)[0]) for k in range(pi.shape[1])]
         return {"p": sum((pi[owner, k, None] * p for k, p in enumerate(each)), np.zeros_like(each[0]))}

@@ -82,6 +82,5 @@ def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "vali
             predictor = method.personalize(run, state, chunk)
             if split not in predictor.splits:
                 break
-            y = np.concatenate([run.federation.y[run.federation.block(int(c), split)].cpu() for c in chunk])
-            right.append(predictor.answer(split)["p"].argmax(axis=1) == y)
+            right.append(predictor.answer(split)["p"].argmax(axis=1) == run.federation.labels_of(chunk, split))
     return float(np.concatenate(right).mean()) if right else math.nan

@@ -70,7 +70,7 @@ def with_queries(
     assert run.embeddings is not None
     backbone = _opened(lineage, data, execution)
     federation = backbone.run.federation
-    rows = np.concatenate([federation.rows(int(each), "test") for each in backbone.run.clients])
+    rows = federation.rows_of(backbone.run.clients, "test")
     begin, end = blocks.offsets(federation.sizes("test"))[client : client + 2].tolist()
     batch = BATCH[federation.y.device.type]
     first, last = begin // batch * batch, -(-end // batch) * batch
