@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
+from pflcli.parameters.similarity import PIECE, split
 
 
 def mixed(models: ModelTable, weights: NDArray[np.float64], chunk: int) -> Iterator[tuple[slice, Stacked]]:
@@ -37,7 +38,10 @@ def _add(sums: Params, models: Stacked, weights: Tensor) -> None:
     for name, value in models.items():
         flat, weight = value.flatten(1) if value.ndim > 1 else value[:, None], weights.to(value.device)
         if value.is_floating_point():
-            sums[name] = sums.get(name, 0) + weight @ flat.double()
+            if name not in sums:
+                sums[name] = torch.zeros(len(weight), flat.shape[1], dtype=torch.float64, device=flat.device)
+            for total, piece in zip(torch.split(sums[name], PIECE, dim=1), split(value), strict=True):
+                total.addmm_(weight, piece)
         else:
             least = torch.iinfo(value.dtype).min
             largest = torch.where(weight[..., None] > 0, flat, least).amax(dim=1)
@@ -45,5 +49,6 @@ def _add(sums: Params, models: Stacked, weights: Tensor) -> None:
 
 
 def _quotient(sums: Tensor, total: Tensor, like: Tensor) -> Tensor:
-    values = sums / total.to(sums.device)[:, None] if like.is_floating_point() else sums
-    return values.to(like.dtype).view(len(sums), *like.shape)
+    if like.is_floating_point():
+        sums /= total.to(sums.device)[:, None]
+    return sums.to(like.dtype).view(len(sums), *like.shape)

@@ -98,8 +98,10 @@ class ModelTable:
     def __getitem__(self, clients: Sequence[int] | NDArray[np.int64]) -> Stacked:
         """Return copies of the clients' models, stacked (n, ...)."""
         ids = np.asarray(clients, dtype=np.int64)
-        stacked = {name: value.expand(len(ids), *value.shape).clone() for name, value in self.default.items()}
+        stacked = {name: value.new_empty((len(ids), *value.shape)) for name, value in self.default.items()}
         buffer = np.empty(self._size, dtype=np.uint8)
+        for name, value in self.default.items():
+            stacked[name][torch.from_numpy(self._row[ids] < 0)] = value
         for position, row in enumerate(self._row[ids]):
             if row >= 0:
                 self.storage.read(int(row), buffer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,9 @@ from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
 
 Array = NDArray[np.float64]
+
+PIECE = 2048
+"""Columns of models that are computed with in float64 at a time."""
 
 
 def vectors(stacked: Stacked, names: Sequence[str], origin: Params | None = None) -> Tensor:
@@ -45,12 +48,31 @@ def gram(
     products = np.empty((len(ids), len(ids)))
     spans = [slice(first, min(first + chunk, len(ids))) for first in range(0, len(ids), chunk)]
     for index, left in enumerate(spans):
-        rows = vectors(models[ids[left]], names, origin).double()
+        rows = models[ids[left]]
         for right in spans[: index + 1]:
-            columns = rows if right is left else vectors(models[ids[right]], names, origin).double()
-            products[left, right] = (rows @ columns.T).cpu().numpy()
+            columns = rows if right is left else models[ids[right]]
+            products[left, right] = _inner(rows, columns, names, origin).cpu().numpy()
             products[right, left] = products[left, right].T
     return products
+
+
+def _inner(rows: Stacked, columns: Stacked, names: Sequence[str], origin: Params | None) -> Tensor:
+    """Return the inner products (n, m) in float64 of the ``vectors`` of two stacks, a piece of them at a time."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name in names:
+        zero = origin[name].flatten() if origin else None
+        pieces = zip(*(split(stacked[name], zero) for stacked in (rows, columns)), strict=True)
+        for left, right in pieces:
+            total = total.to(left.device) + left @ right.T
+    return total
+
+
+def split(values: Tensor, origin: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield columns of ``values`` (n, ...), minus those of ``origin`` (d,), in float64: as many as fit into a cache."""
+    flat = values.flatten(1) if values.ndim > 1 else values[:, None]
+    for first in range(0, flat.shape[1], PIECE):
+        piece = flat[:, first : first + PIECE]
+        yield (piece if origin is None else piece - origin[first : first + PIECE]).double()
 
 
 def cosines(products: Array) -> Array:
