@@ -79,7 +79,6 @@ def configure(cluster: RayCluster) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Lost workers are told in words of our own.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     if not cluster.address and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
         # A token of this process alone; otherwise Ray writes one into the user's home folder, and says so.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
