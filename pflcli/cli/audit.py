@@ -13,6 +13,26 @@ if TYPE_CHECKING:
     from pflcli.artifacts.make import Execution, Outcome
 
 
+Invert = Annotated[
+    int,
+    typer.Option(
+        help="Also draw what the models of this many clients, the most exposed ones, take for each class with the "
+        "greatest certainty; of images only.",
+        min=0,
+        metavar="N",
+    ),
+]
+Canaries = Annotated[
+    int,
+    typer.Option(
+        help="Also train the rounds of differential privacy again, with this many clients of random updates beside the "
+        "others (200, say), to bound epsilon from below.",
+        min=0,
+        metavar="N",
+    ),
+]
+
+
 @shared.makes_artifact("device", "threads", "engine")
 def command(
     source: Annotated[
@@ -35,15 +55,8 @@ def command(
             autocompletion=completion.artifacts("predictions"),
         ),
     ] = None,
-    invert: Annotated[
-        int,
-        typer.Option(
-            help="Also draw what the models of this many clients, the most exposed ones, take for each class with the "
-            "greatest certainty; of images only.",
-            min=0,
-            metavar="N",
-        ),
-    ] = 0,
+    invert: Invert = 0,
+    canaries: Canaries = 0,
     weights: predict.Weights = None,
     seed: shared.Seed = None,
     quiet: shared.Quiet = False,
@@ -58,7 +71,14 @@ def command(
     from pflcli.commands.audit import audit
 
     outcome = audit(
-        source, out, references=reference or (), invert=invert, weights=weights, seed=seed, execution=execution
+        source,
+        out,
+        references=reference or (),
+        invert=invert,
+        canaries=canaries,
+        weights=weights,
+        seed=seed,
+        execution=execution,
     )
     if not quiet and not execution.dry_run:
         console.attacks(open_artifact(out))

@@ -21,6 +21,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.auditing import attacks, inversion, queries, references
+from pflcli.commands.auditing import canaries as canary_training
 from pflcli.commands.auditing.attacks import Exposure
 from pflcli.commands.auditing.inversion import Inverted
 from pflcli.commands.auditing.queries import Queries
@@ -43,6 +44,7 @@ def audit(
     *,
     references: Sequence[Path | str | Artifact] = (),
     invert: int = 0,
+    canaries: int = 0,
     weights: Path | str | None = None,
     seed: int | None = None,
     execution: Execution | None = None,
@@ -56,8 +58,9 @@ def audit(
 
     ``references`` are predictions of the same method on other splits of the same samples, which add the attack by
     likelihood ratio. ``invert`` draws what the models of so many clients, the most exposed ones, take for each class
-    with the greatest certainty, where samples are images. ``weights`` is the file with which a run began that has no
-    backbone.
+    with the greatest certainty, where samples are images. ``canaries`` are so many clients with random updates beside
+    the others, with which rounds of differential privacy are trained again to bound their epsilon from below.
+    ``weights`` is the file with which a run began that has no backbone.
 
     Raises UsageError for an option that does not fit, InputError for a lineage that is not complete, references that
     cannot serve, or clients without members or non-members, ComputationError if the method cannot answer.
@@ -65,6 +68,7 @@ def audit(
     execution = (execution or Execution()).reading(weights)
     if invert < 0:
         raise UsageError(f"--invert {invert} is negative", "--invert 3")
+    canary_training.check(canaries)
     artifact = open_artifact(source, "predictions")
     compared = [open_artifact(path, "predictions") for path in references]
     answerer = answerers.opened(artifact, weights)
@@ -72,20 +76,21 @@ def audit(
     seed = int(artifact.manifest.request["seed"]) if seed is None else seed
     spec = ArtifactSpec(
         "audit",
-        {"statistics": STATISTICS, "seed": seed, **({"invert": invert} if invert else {})},
+        {"statistics": STATISTICS, "seed": seed, **_without_zeros(invert=invert, canaries=canaries)},
         (
             artifact.as_input("predictions", Path(out)),
             *(item.as_input(f"reference {number}", Path(out)) for number, item in enumerate(compared)),
         ),
     )
 
-    return make(out, spec, execution, partial(_build, answerer, reference_answerers, invert, seed, execution))
+    return make(out, spec, execution, partial(_build, answerer, reference_answerers, invert, canaries, seed, execution))
 
 
 def _build(
     answerer: Answerer,
     compared: Sequence[Answerer],
     invert: int,
+    canaries: int,
     seed: int,
     execution: Execution,
     work: ArtifactWriter,
@@ -99,7 +104,11 @@ def _build(
     images, remarks = inversion.inverted(answerer, queries.samples_of(answerer), pictures_of, execution)
     result.warnings.extend(remarks)
     names = personalized.client_names(answerer.artifact)
-    _write(work, result, names, inversion.summary(images))
+    facts = inversion.summary(images)
+    if canaries:
+        facts["canaries"] = canary_training.audited(answerer, canaries, execution)
+        execution.reporter.say(canary_training.sentence(facts["canaries"]))
+    _write(work, result, names, facts)
     if images:
         _write_classes(work, answerer, images, names)
     for line in result.warnings:
@@ -112,6 +121,11 @@ def _build(
         "auc": round(strongest.area.value, 6),
     }
     return Built(summary, {})
+
+
+def _without_zeros(**options: int) -> dict[str, int]:
+    """Return the options that are not 0."""
+    return {name: value for name, value in options.items() if value}
 
 
 def _opened_references(answerer: Answerer, compared: Sequence[Artifact], weights: Path | str | None) -> list[Answerer]:
@@ -190,14 +204,14 @@ def _warnings(answerer: Answerer, few: int, unseen: int) -> list[str]:
     return lines
 
 
-def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], inverted: dict[str, Any]) -> None:
+def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: dict[str, Any]) -> None:
     rows = [_row(item, result.member) for item in result.exposures]
     content = {
         "method": result.method,
         "audited_clients": result.clients,
         "unseen_clients": result.left_out,
         "attacks": rows,
-        **inverted,
+        **more,
         "warnings": result.warnings,
     }
     work.write(artifact_kind.AUDIT, (json.dumps(content, indent=2) + "\n").encode())

@@ -1,0 +1,75 @@
+"""A lower bound of epsilon from canaries: directions that were inserted into training, and others that were not.
+
+Andrew et al. (2023), https://arxiv.org/abs/2302.03098: each canary client sends an update along a random direction, and
+the attacker measures how far the released models lie along it. Both kinds of measurements are nearly normal. If they
+are N(mu_1, s^2) and N(mu_0, s^2), telling them apart is exactly as hard as telling N(mu, 1) from N(0, 1) with
+mu = (mu_1 - mu_0) / s, and an (epsilon, delta) guarantee cannot hold for less than the epsilon of such a Gaussian
+mechanism.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+"""Confidence of the lower bound, one-sided."""
+_Z = 1.6448536269514722
+"""The normal quantile of ``CONFIDENCE``."""
+FEWEST = 20
+"""The least number of canaries of each kind: below, the normal approximation of the bound is too coarse."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The separation ``mu`` of canaries, in standard deviations, and what epsilon it shows; each with a lower bound."""
+
+    mu: float
+    mu_low: float
+    epsilon: float
+    epsilon_low: float
+
+
+def estimate(inserted: NDArray[np.float64], left_out: NDArray[np.float64], delta: float) -> Estimate:
+    """Return what measurements along inserted directions (k,) and others (l,) show of epsilon at ``delta``.
+
+    ``s`` is the larger of both standard deviations: where the kinds differ in spread, the bound stays below what an
+    attacker could do. The error of mu is that of a standardized mean difference (Hedges 1981,
+    https://doi.org/10.3102/10769986006002107). Raises ValueError for fewer than ``FEWEST`` of either kind.
+    """
+    counts = len(inserted), len(left_out)
+    if min(counts) < FEWEST:
+        raise ValueError(f"{min(counts)} canaries, but {FEWEST} are needed")
+    spread = max(float(inserted.std(ddof=1)), float(left_out.std(ddof=1)))
+    mu = (float(inserted.mean()) - float(left_out.mean())) / max(spread, np.finfo(np.float64).tiny)
+    error = math.sqrt(1 / counts[0] + 1 / counts[1] + mu**2 / (2 * (sum(counts) - 2)))
+    low = max(mu - _Z * error, 0.0)
+    return Estimate(mu, low, gaussian_epsilon(max(mu, 0.0), delta), gaussian_epsilon(low, delta))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the least epsilon at ``delta`` of telling N(mu, 1) from N(0, 1).
+
+    Balle & Wang (2018), https://arxiv.org/abs/1805.06530, Theorem 8: delta(epsilon) = Phi(mu / 2 - epsilon / mu) -
+    e^epsilon Phi(-mu / 2 - epsilon / mu), which falls with epsilon.
+    """
+    if mu <= 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    if _delta(mu, low) <= delta:
+        return 0.0
+    while _delta(mu, high) > delta:
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _delta(mu, middle) > delta else (low, middle)
+    return high
+
+
+def _delta(mu: float, epsilon: float) -> float:
+    from scipy.special import log_ndtr, ndtr
+
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))))
