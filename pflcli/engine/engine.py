@@ -196,7 +196,7 @@ class Engine:
             losses = self._run_tasks(clients, spans, start, out, plan, key)
         else:
             # A stack is one slice of clients in this order: they take about as many steps, in batches of one width.
-            stack_size = self._stack_size(parameters.size(like), len(clients))
+            stack_size = self.stack_size(parameters.size(like), len(clients))
             cuts = np.flatnonzero(np.diff(widths(sizes[order], plan.batch_size))) + 1
             spans = [
                 (int(first), int(min(first + stack_size, last)))
@@ -247,7 +247,7 @@ class Engine:
             self._explained = chosen
             self.explain(chosen)
 
-    def _stack_size(self, size: int, clients: int) -> int:
+    def stack_size(self, size: int, clients: int) -> int:
         """Return how many clients one stack has: by the size of the model alone, so that results stay the same."""
         fewest = _MIN_STACKS if self._device == "cpu" else 1
         return max(1, min(_STACK_BYTES[self._device] // max(size, 1), -(-clients // fewest)))

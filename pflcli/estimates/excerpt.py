@@ -11,7 +11,7 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine.federation import Federation
 
-_CLIENTS = 64
+_CLIENTS = 256
 """Most clients of an excerpt."""
 _SAMPLE_BYTES = 64 << 20
 """Most bytes of samples that an excerpt has."""

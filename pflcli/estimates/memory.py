@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 
 from pflcli.engine.federation import SPLITS
 from pflcli.estimates.excerpt import Excerpt
-from pflcli.estimates.rehearsal import Rehearsal
+from pflcli.estimates.rehearsal import NUMBER, Rehearsal
 from pflcli.methods import Method
 from pflcli.training.personal_accuracy import CHUNK
 
-_NUMBER = 8
-"""Bytes of a number; a method that keeps one per pair compares all clients' models."""
 _COPIES = 5
 """Copies of the models of a chunk of clients: start, result, one sorted by steps, gradients, and a mean in float64."""
 _ANSWERS, _STATES = 3, 3
@@ -55,7 +53,7 @@ def of_rehearsal(method: Method, rehearsal: Rehearsal, part: Excerpt) -> Peak:
 def _peak(method: Method, rehearsal: Rehearsal, part: Excerpt, sizes: NDArray[np.int64], cohort: int) -> Peak:
     """Return the peak with clients of these ``sizes`` (m, ...) by split, of which a round has ``cohort``."""
     clients, samples = len(sizes), int(sizes.sum())
-    compares_all = method.PAIRS_SENT == "models" or method.PAIRS_KEPT >= _NUMBER
+    compares_all = method.PAIRS_SENT == "models" or method.PAIRS_KEPT >= NUMBER
     together = clients if compares_all else max(cohort, CHUNK, clients // 100)
     image = part.federation.x.ndim == 4 and part.federation.in_shape[0] > 1
     answered_share = part.sizes[:, [SPLITS.index(split) for split in rehearsal.splits]].sum() / max(part.sizes.sum(), 1)

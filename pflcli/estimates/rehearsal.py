@@ -29,8 +29,10 @@ from pflcli.parameters.model_table import InMemoryRows
 from pflcli.settings import Settings
 from pflcli.training import answers, personal_accuracy, round_table
 
-_COHORT, _ANSWERING = 12, 12
-"""Most clients of a round of a rehearsal, and most that answer."""
+NUMBER = 8
+"""Bytes of a number; a method that keeps one per pair compares all clients' models."""
+_COHORT, _ANSWERING = 12, 64
+"""Most clients of a round of a rehearsal, unless more train in one stack, and most that answer."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def rehearse(
     evaluation = Phases()
     for t, first in zip(ends, [0, *ends.values()], strict=False):
         repeats = ends[t] - first
-        state_size.fill(state, run, t)
+        state_size.fill(state, run, t, cohort / max(part.participants, 1))
         timer.lap()
         written[0] = 0.0
         state, _ = round_table.play(run, "", method, state, t)
@@ -150,7 +152,9 @@ def rehearse(
         selected = run.federation.sizes("train")[run.attendance.selected]
         by_samples = cohort * part.train_samples / selected.sum() if selected.sum() else scale
         by_clients = cohort / len(selected) if len(selected) else scale
-        total += timer.lap().times(repeats * by_samples, repeats * by_clients)
+        # Who compares all that take part with each other does more for each of them, the more there are.
+        by_pairs = by_clients if method.PAIRS_SENT == "models" or method.PAIRS_KEPT >= NUMBER else 1.0
+        total += timer.lap().times(repeats * by_samples, repeats * by_clients * by_pairs)
         total_written += written[0] * repeats * by_clients
     if ends:
         evaluation = _evaluation(run, method, state, shared, timer).times(part.scale)
@@ -177,7 +181,10 @@ def _run(
     assert isinstance(engine.executor, Threads)
     engine.executor = executor = SampledExecutor(engine.executor, rates)
     cohort, few = max(1, round(settings.participation * part.participants)), len(federation.participants)
-    settings = replace(settings, participation=max(min(cohort, _COHORT, few) / max(few, 1), 1e-9))
+    # A large stack takes less time per client than a small one, so that a rehearsal has stacks of the real size.
+    fill_stacks = 4 * engine.stack_size(parameters.size(parameters.of(net)), cohort) if engine.mode == "stacked" else 0
+    rehearsed = max(1, min(cohort, max(_COHORT, fill_stacks), few))
+    settings = replace(settings, participation=rehearsed / max(few, 1) or 1e-9)
     device = federation.y.device
     init = {name: value.to(device) for name, value in parameters.of(net).items()}
     # Measurements are rehearsed on their own, and so that no round is the last one, it is said to be one of many more.
@@ -188,7 +195,7 @@ def _run(
     if {"embeddings", "datastore"} & {*method.NEEDS}:
         run.embeddings = _embedded(run)
         run.stores = _stores(run)
-    return run, executor, cohort / max(min(cohort, _COHORT, few), 1)
+    return run, executor, cohort / rehearsed
 
 
 def _embedded(run: Run) -> dict[str, Embedded]:
@@ -225,7 +232,8 @@ def _answering(
     run: Run, method: Method, state: Mapping[str, Any], timer: _Timer, part: Excerpt
 ) -> tuple[Phases, int, tuple[str, ...]]:
     """Return the seconds of all clients' answers, of how many kinds of probabilities they consist, and their splits."""
-    few = run.clients[np.linspace(0, len(run.clients) - 1, min(len(run.clients), _ANSWERING)).round().astype(int)]
+    count = min(len(run.clients), max(personal_accuracy.CHUNK, min(len(part.sizes) // 100, _ANSWERING)))
+    few = run.clients[np.linspace(0, len(run.clients) - 1, count).round().astype(int)]
     parts = 0
     with run.personalizing():
         timer.lap()

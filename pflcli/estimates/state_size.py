@@ -14,10 +14,10 @@ from pflcli.fl.run import Run
 from pflcli.parameters.model_table import ModelTable
 
 
-def fill(state: Mapping[str, Any], run: Run, t: int) -> None:
-    """Write the tables of a state for as many participants as will have trained by round ``t``."""
+def fill(state: Mapping[str, Any], run: Run, t: int, participation: float) -> None:
+    """Write the tables of a state for the share of participants that will have trained by round ``t``."""
     participants = run.federation.participants
-    count = round(len(participants) * (1 - (1 - run.settings.participation) ** t))
+    count = round(len(participants) * (1 - (1 - participation) ** t))
     for table in _tables(state):
         if len(table.written):
             missing = table.unwritten(participants)[: max(count - len(table.written), 0)]

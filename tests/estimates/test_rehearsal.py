@@ -11,6 +11,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.engine.federation import SPLITS
+from pflcli.engine.strategy import MODES
 from pflcli.estimates.excerpt import Excerpt, excerpt
 from pflcli.estimates.rehearsal import rehearse
 from pflcli.estimates.sampled_executor import Rates, SampledExecutor
@@ -131,7 +132,14 @@ def test_kinds_of_tasks_that_are_not_measured_any_more_take_the_rate_of_a_like_o
     assert rates.get(("loop", 4, 16), lambda: (3.0, 4.0)) == (3.0, 4.0), "nothing like it was measured"
 
 
-def test_an_excerpt_has_a_few_clients_of_all_sizes(tmp_path):
+def test_a_rehearsal_has_stacks_of_the_real_size():
+    part = as_excerpt(worlds.clustered(members=8))
+    cohorts = {mode: rehearsed("fedavg", part, None, mode, participation=1.0).rehearsed_cohort for mode in MODES}
+    assert cohorts == {"loop": 12, "stacked": 24}
+
+
+def test_an_excerpt_has_a_few_clients_of_all_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr("pflcli.estimates.excerpt._CLIENTS", 64)
     sizes = np.arange(5, 205)
     owner = np.repeat(np.arange(200), sizes)
     np.savez(tmp_path / "data.npz", x=np.ones((len(owner), 3), np.float32), y=owner % 2, owner=owner)
