@@ -1,0 +1,45 @@
+"""docs/scale.md says of each method what the engine counts."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from helpers import ROOT
+from pflcli import methods, registry
+
+PROJECT = ROOT.parent
+TRAINED = [name for name in registry.names("methods") if methods.load(name).has_rounds]
+QUICK = ("fedavg", "fedper", "ifca", "gossip", "fedham", "scaffold")
+"""Methods whose rounds are cheap, of each kind of traffic."""
+
+
+@pytest.fixture(scope="module")
+def program():
+    """benchmarks/round_costs.py as a module."""
+    spec = importlib.util.spec_from_file_location("round_costs", PROJECT / "benchmarks" / "round_costs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def documented():
+    """The cells of the first table of the page, by method."""
+    page = (PROJECT / "docs" / "scale.md").read_text(encoding="utf-8").split("--carried")[0]
+    rows = re.findall(r"^\| `([a-z-]+)` \|(( [^|]* \|){9})$", page, flags=re.MULTILINE)
+    return {name: [cell.strip() for cell in cells.split("|")[:-1]] for name, cells, _ in rows}
+
+
+def test_the_page_has_every_method_with_rounds():
+    assert [*documented()] == TRAINED
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in TRAINED])
+def test_the_page_says_what_the_engine_counts(program, name):
+    *expected, pairs = documented()[name]
+    *cells, kept_pairs = program.row(name)
+    assert kept_pairs == pairs
+    # How often a method trains until it converges may depend on the last bits of the processor's sums.
+    assert [float(cell) for cell in cells] == pytest.approx([float(cell) for cell in expected], rel=0.1, abs=0.02)
