@@ -58,13 +58,13 @@ def carried() -> None:
             continue
         up, down, peer, *_, clients, _ = row(name)
         to_each = COHORT if method.PAIRS_SENT == "models" else float(down)
-        sent = (float(up) + to_each + float(peer)) * COHORT * MODEL_BYTES / 1e12
+        terabytes = (float(up) + to_each + float(peer)) * COHORT * MODEL_BYTES / 1e12
         pair = MODEL_BYTES if method.PAIRS_SENT == "models" else method.PAIRS_KEPT
         together = COHORT if method.PAIRS_SENT == "models" else POPULATION
         pairs = f"{pair * together**2 / 1e15:,.2f}" if pair else ""
         breaks = f"{(LIMIT / pair) ** 0.5:,.0f}" if pair else ""
         kept_bytes = float(clients) * POPULATION * MODEL_BYTES / 1e15
-        print(f"| `{name}` | {sent:,.1f} | {kept_bytes:,.2f} | {pairs} | {breaks} |")
+        print(f"| `{name}` | {terabytes:,.1f} | {kept_bytes:,.2f} | {pairs} | {breaks} |")
 
 
 class Counter:

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import models, parameters, uploads
+from pflcli import aggregators, models, parameters, uploads
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors.threads import Threads
 from pflcli.estimates import state_size
 from pflcli.estimates.excerpt import Excerpt
 from pflcli.estimates.sampled_executor import Rates, SampledExecutor, clock
+from pflcli.fl.channel import LINKS
+from pflcli.fl.private_mean import FIRST_CLIP, PrivateMean
 from pflcli.fl.run import Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.flat_format import flat_indexes
@@ -191,6 +193,10 @@ def _run(
     apart = replace(settings, eval_every=10**9, personal_every=0, test_last=0, report="last", rounds=settings.rounds)
     steps = tuple(uploads.load(step) for step in settings.upload)
     run = Run(method.KIND, cfg, apart, seed, engine.federation, engine, init, uploads=steps)
+    run.aggregator = aggregators.load(settings.aggregator)
+    if settings.dp and LINKS[method.KIND]:  # how much noise there is does not change what it costs
+        clip = settings.first_clip or FIRST_CLIP
+        run.privacy = PrivateMean(1.0, clip, settings.first_clip is None, settings.participation, few, run.rng)
     run.draw_model = lambda number: {name: value.clone() * (1 + 1e-3 * number) for name, value in init.items()}
     if {"embeddings", "datastore"} & {*method.NEEDS}:
         run.embeddings = _embedded(run)

@@ -132,6 +132,13 @@ def test_kinds_of_tasks_that_are_not_measured_any_more_take_the_rate_of_a_like_o
     assert rates.get(("loop", 4, 16), lambda: (3.0, 4.0)) == (3.0, 4.0), "nothing like it was measured"
 
 
+@pytest.mark.parametrize(
+    "changes", [{"aggregator": "median"}, {"dp_noise": 1.0, "dp_delta": 1e-5}, {"upload": ("int8",)}]
+)
+def test_what_becomes_of_uploads_is_rehearsed(changes):
+    assert rehearsed("fedavg", as_excerpt(), None, "loop", **changes).rounds.total > 0
+
+
 def test_a_rehearsal_has_stacks_of_the_real_size():
     part = as_excerpt(worlds.clustered(members=8))
     cohorts = {mode: rehearsed("fedavg", part, None, mode, participation=1.0).rehearsed_cohort for mode in MODES}
