@@ -86,8 +86,20 @@ def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         "method": items[0].artifact.manifest.request["method"],
         "seeds": [item.seed for item in items],
         "learned_from": sorted({split for item in items for split in predictions.learned_from(item.artifact)}),
+        **_privacy(items),
         "metrics": dict(metrics),
     }
+
+
+def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
+    """Return the differential privacy of the models that the server sent, if all seeds have the same."""
+    bounds = {
+        (guarantee.get("epsilon"), guarantee.get("delta"))
+        for item in items
+        for guarantee in [item.artifact.manifest.summary.get("privacy", {})]
+    }
+    ((epsilon, delta), *others) = bounds
+    return {} if others or epsilon is None else {"privacy": {"epsilon": epsilon, "delta": delta}}
 
 
 def rank(row: Mapping[str, Any], metric_names: Sequence[str]) -> float:

@@ -107,6 +107,19 @@ def _learned(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _private(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each differential privacy that the models of some methods have; nothing without any."""
+    labels: dict[tuple[float, float], list[str]] = {}
+    for method in methods:
+        if "privacy" in method:
+            labels.setdefault((method["privacy"]["epsilon"], method["privacy"]["delta"]), []).append(method["label"])
+    return [
+        f"{', '.join(names)}: differential privacy of clients (user level), epsilon {epsilon:.2f} at delta {delta:g} "
+        "per run, for the models that the server sent; not for what clients keep and answer, this table, or tuning"
+        for (epsilon, delta), names in labels.items()
+    ]
+
+
 def _tuned(metrics: Mapping[str, Any]) -> list[str]:
     """Return sentences on the trials with which each method was tuned, and the values chosen; nothing if none was."""
     if "tune" not in metrics:
@@ -160,7 +173,8 @@ def notes(metrics: Mapping[str, Any]) -> list[str]:
     """Return the sentences below the table of stored ``metrics``; older metrics have none."""
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
-    lines += [*metrics.get("definitions", ()), *_stacks(metrics), *_tuned(metrics), *_learned(rows)]
+    lines += [*metrics.get("definitions", ()), *_stacks(metrics), *_tuned(metrics)]
+    lines += [*_learned(rows), *_private(rows)]
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:
         lines.append(f"{tables.MARK} more clients than chance alone gives (in brackets: what chance gives)")

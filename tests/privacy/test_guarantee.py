@@ -35,6 +35,9 @@ def test_epsilon_finds_the_noise_and_the_manifest_says_all(pfl, small, tmp_path)
     noise = ("--dp-noise", str(facts["noise"]), "--dp-delta", "0.01", "--dp-clip", "adaptive")
     assert pfl("personalize", "fedavg", small.p, "-o", tmp_path / "f", *FAST, *noise).code == 0
     again = open_artifact(tmp_path / "f").manifest.summary["privacy"]
+    table = pfl("evaluate", tmp_path / "f", tmp_path / "plus", "-o", tmp_path / "e")
+    assert "fedavg, fedavg-plus: differential privacy of clients" in " ".join(table.err.split())
+    assert "not for what clients keep and answer" in " ".join(table.err.split())
     assert {**again, "share_clipped": facts["share_clipped"]} == facts
 
 

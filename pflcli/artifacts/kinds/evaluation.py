@@ -55,11 +55,17 @@ class _Metric(TypedDict):
     baseline_bottom_decile: NotRequired[float]
 
 
+class _Privacy(TypedDict):
+    epsilon: float
+    delta: float
+
+
 class _Row(TypedDict):
     label: str
     seeds: Annotated[list[int], Len(1)]
     method: NotRequired[str]
     learned_from: NotRequired[list[str]]
+    privacy: NotRequired[_Privacy]
     metrics: dict[str, _Metric]
 
 
