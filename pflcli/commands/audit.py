@@ -107,7 +107,11 @@ def _build(
     facts = inversion.summary(images)
     if canaries:
         facts["canaries"] = canary_training.audited(answerer, canaries, execution)
-        execution.reporter.say(canary_training.sentence(facts["canaries"]))
+        line = canary_training.sentence(facts["canaries"])
+        if facts["canaries"]["contradicts"]:
+            result.warnings.append(line)
+        else:
+            execution.reporter.say(line)
     _write(work, result, names, facts)
     if images:
         _write_classes(work, answerer, images, names)

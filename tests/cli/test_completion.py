@@ -105,6 +105,8 @@ KINDS = {
     ("update-datastore", "d"): "embeddings",
     ("stack", "fedavg"): "predictions",
     ("evaluate",): "predictions",
+    ("audit",): "predictions",
+    ("audit", "knn", "--reference"): "predictions",
     ("predict",): "predictions",
     ("new-client",): "predictions",
     ("export",): "predictions",

@@ -151,7 +151,9 @@ def test_rounds_of_training_are_audited(private, tmp_path, name, pfl):
 def test_a_fault_is_caught_in_training(private, tmp_path, monkeypatch):
     without_noise(monkeypatch)
     audit(private / "fedavg", tmp_path / "a", canaries=40, execution=Execution(threads=1))
-    assert audits.read(open_artifact(tmp_path / "a"))["canaries"]["contradicts"]
+    content = audits.read(open_artifact(tmp_path / "a"))
+    assert content["canaries"]["contradicts"]
+    assert "contradicts the accounted" in content["warnings"][-1]
 
 
 def test_canaries_that_say_nothing_are_refused(private, tmp_path):
