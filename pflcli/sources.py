@@ -17,7 +17,8 @@ SHARED = {
     *("", "aggregators", "datasets", "errors", "foreign", "formats", "methods", "models"),
     *("registry", "rng", "settings", "uploads", "vision", "wording"),
     *("engine", "knn.embedded", "parameters", "parameters.model_table"),
-    *(f"fl.{name}" for name in ("attendance", "channel", "predictor", "private_mean", "run", "selection")),
+    *(f"fl.{name}" for name in ("attack", "attendance", "channel", "local_training")),
+    *(f"fl.{name}" for name in ("predictor", "private_mean", "run", "selection")),
 }
 """Modules and packages whose code is no part of any one method, scheme or model. ``engine`` stands for all that is in
 it; of the others, what is in a package counts."""
