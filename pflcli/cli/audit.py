@@ -32,6 +32,17 @@ Canaries = Annotated[
     ),
 ]
 
+Answers = Annotated[
+    str | None,
+    typer.Option(
+        help="Let the attacker see answers alone, as pfl predict --answers gives them: full (probabilities), "
+        "rounded:DIGITS, or label.",
+        metavar="FORM",
+        show_default="the client's model and store, too",
+        autocompletion=completion.words("full", "rounded:1", "label"),
+    ),
+]
+
 
 @shared.makes_artifact("device", "threads", "engine")
 def command(
@@ -57,6 +68,7 @@ def command(
     ] = None,
     invert: Invert = 0,
     canaries: Canaries = 0,
+    answers: Answers = None,
     weights: predict.Weights = None,
     seed: shared.Seed = None,
     quiet: shared.Quiet = False,
@@ -76,6 +88,7 @@ def command(
         references=reference or (),
         invert=invert,
         canaries=canaries,
+        answers=answers,
         weights=weights,
         seed=seed,
         execution=execution,

@@ -61,6 +61,15 @@ Weights = Annotated[
         show_default=False,
     ),
 ]
+Answers = Annotated[
+    str | None,
+    typer.Option(
+        help="Let no more of an answer leave than this: full (its probabilities), rounded:DIGITS, or label.",
+        metavar="FORM",
+        show_default="the parts that explain it, too",
+        autocompletion=completion.words("full", "rounded:1", "label"),
+    ),
+]
 
 
 def command(
@@ -80,6 +89,7 @@ def command(
     layout: samples.Layout = None,
     delimiter: samples.Delimiter = None,
     weights: Weights = None,
+    answers: Answers = None,
     device: hardware_options.Device = "auto",
     threads: hardware_options.Threads = 0,
     engine: hardware_options.Engine = "auto",
@@ -93,7 +103,7 @@ def command(
 
     Examples:
         pfl predict runs/knn-per digits.npz --client w0012 -o answers.csv
-        pfl predict runs/knn-per digits.npz --client w0012 --format jsonl
+        pfl predict runs/knn-per digits.npz --client w0012 --answers label --format jsonl
     """
     from pflcli.artifacts.make import Execution
     from pflcli.commands.predict import predict
@@ -110,6 +120,7 @@ def command(
         layout=layout,
         delimiter=delimiter,
         weights=weights,
+        answers=answers,
         execution=Execution(force=force, device=device, engine=engine, threads=threads, reporter=reporter),
     )
     if as_json:

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pflcli import rng
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import audit as artifact_kind
-from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
@@ -24,11 +21,11 @@ from pflcli.commands.auditing import attacks, inversion, queries, references
 from pflcli.commands.auditing import canaries as canary_training
 from pflcli.commands.auditing.attacks import Exposure
 from pflcli.commands.auditing.inversion import Inverted
-from pflcli.commands.auditing.queries import Queries
 from pflcli.commands.prediction import answerer as answerers
-from pflcli.commands.prediction import personalized
+from pflcli.commands.prediction import disclosure, personalized
 from pflcli.commands.prediction.answerer import Answerer
-from pflcli.errors import InputError, UsageError
+from pflcli.commands.prediction.disclosure import Disclosure
+from pflcli.errors import UsageError
 from pflcli.metrics import membership
 from pflcli.metrics.membership import Area, Mask, Rate
 from pflcli.presentation import exposure as pictures
@@ -45,6 +42,7 @@ def audit(
     references: Sequence[Path | str | Artifact] = (),
     invert: int = 0,
     canaries: int = 0,
+    answers: str | None = None,
     weights: Path | str | None = None,
     seed: int | None = None,
     execution: Execution | None = None,
@@ -60,7 +58,8 @@ def audit(
     likelihood ratio. ``invert`` draws what the models of so many clients, the most exposed ones, take for each class
     with the greatest certainty, where samples are images. ``canaries`` are so many clients with random updates beside
     the others, with which rounds of differential privacy are trained again to bound their epsilon from below.
-    ``weights`` is the file with which a run began that has no backbone.
+    With ``answers`` the attacker sees no more than what then leaves a client: ``full`` probabilities, ``rounded:1`` or
+    the ``label``; neither its model nor its store. ``weights`` is the file with which a run began that has no backbone.
 
     Raises UsageError for an option that does not fit, InputError for a lineage that is not complete, references that
     cannot serve, or clients without members or non-members, ComputationError if the method cannot answer.
@@ -69,6 +68,7 @@ def audit(
     if invert < 0:
         raise UsageError(f"--invert {invert} is negative", "--invert 3")
     canary_training.check(canaries)
+    disclosed = disclosure.load(answers)
     artifact = open_artifact(source, "predictions")
     compared = [open_artifact(path, "predictions") for path in references]
     answerer = answerers.opened(artifact, weights)
@@ -76,14 +76,15 @@ def audit(
     seed = int(artifact.manifest.request["seed"]) if seed is None else seed
     spec = ArtifactSpec(
         "audit",
-        {"statistics": STATISTICS, "seed": seed, **_without_zeros(invert=invert, canaries=canaries)},
+        {"statistics": STATISTICS, "seed": seed, **_requested(answers, invert=invert, canaries=canaries)},
         (
             artifact.as_input("predictions", Path(out)),
             *(item.as_input(f"reference {number}", Path(out)) for number, item in enumerate(compared)),
         ),
     )
 
-    return make(out, spec, execution, partial(_build, answerer, reference_answerers, invert, canaries, seed, execution))
+    build = partial(_build, answerer, reference_answerers, invert, canaries, disclosed, seed, execution)
+    return make(out, spec, execution, build)
 
 
 def _build(
@@ -91,6 +92,7 @@ def _build(
     compared: Sequence[Answerer],
     invert: int,
     canaries: int,
+    disclosed: Disclosure | None,
     seed: int,
     execution: Execution,
     work: ArtifactWriter,
@@ -98,10 +100,10 @@ def _build(
     path = answerer.artifact.path
     for name in answerer.changed_code():
         execution.reporter.say(f"WARNING: {name} has changed since {path} was made: answers may differ from its own")
-    result = _attacked(answerer, compared, seed, execution)
+    result = _attacked(answerer, compared, seed, disclosed, execution)
     strongest = attacks.strongest(result.exposures)
     pictures_of = [item.client for item, _ in strongest.defined[:invert]]
-    images, remarks = inversion.inverted(answerer, queries.samples_of(answerer), pictures_of, execution)
+    images, remarks = inversion.inverted(answerer, queries.samples_of(answerer), pictures_of, execution, disclosed)
     result.warnings.extend(remarks)
     names = personalized.client_names(answerer.artifact)
     facts = inversion.summary(images)
@@ -127,9 +129,9 @@ def _build(
     return Built(summary, {})
 
 
-def _without_zeros(**options: int) -> dict[str, int]:
-    """Return the options that are not 0."""
-    return {name: value for name, value in options.items() if value}
+def _requested(answers: str | None, **options: int) -> dict[str, Any]:
+    """Return the options that are given and not 0."""
+    return {name: value for name, value in (*options.items(), ("answers", answers)) if value}
 
 
 def _opened_references(answerer: Answerer, compared: Sequence[Artifact], weights: Path | str | None) -> list[Answerer]:
@@ -148,17 +150,21 @@ class _Result:
     warnings: list[str]
 
 
-def _attacked(answerer: Answerer, compared: Sequence[Answerer], seed: int, execution: Execution) -> _Result:
+def _attacked(
+    answerer: Answerer, compared: Sequence[Answerer], seed: int, disclosed: Disclosure | None, execution: Execution
+) -> _Result:
     """Send samples to all clients, and score them by every attack."""
     data = queries.samples_of(answerer)
     is_unseen = queries.unseen(answerer, data)
-    sent_queries = _drawn(answerer, data, is_unseen, seed)
+    sent_queries = queries.drawn(answerer, data, is_unseen, seed)
     member = queries.learned(answerer.artifact, data)[sent_queries.rows]
     parts, remarks = queries.answers_to(answerer, sent_queries, execution)
-    by_attack = attacks.scores(parts, sent_queries.y)
+    by_attack = attacks.scores(parts, sent_queries.y, disclosed)
     if compared:
-        logits, learned = references.scores(sent_queries, member, compared, execution)
+        logits, learned = references.scores(sent_queries, member, compared, disclosed, execution)
         by_attack["likelihood-ratio"] = membership.likelihood_ratios(by_attack["confidence"], logits, learned)
+    if disclosed is not None and disclosed.is_label:
+        del by_attack["confidence"]  # it sees what ``label`` sees
     exposures = [
         attacks.exposure(name, by_attack[name], member, sent_queries.client, len(data.names))
         for name in attacks.SEES
@@ -168,25 +174,6 @@ def _attacked(answerer: Answerer, compared: Sequence[Answerer], seed: int, execu
     few = sum(item.area is None for item in exposures[0].clients) - int(is_unseen.sum())
     warnings = [*remarks, *_warnings(answerer, few, int(is_unseen.sum()))]
     return _Result(answerer.method, exposures, member, audited, int(is_unseen.sum()), warnings)
-
-
-def _drawn(answerer: Answerer, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:
-    """Return as many members as test samples of each client that took part in the rounds, as queries."""
-    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
-    learned, split = queries.learned(answerer.artifact, data), queries.split_of(data)
-    candidate = (learned | (split == 2)) & ~is_unseen[client]
-    draws = [
-        (np.flatnonzero(candidate & (client == number)), rng.generator(seed, "audit", number))
-        for number in range(len(data.names))
-    ]
-    chosen = np.zeros(len(client), np.bool_)
-    chosen[membership.balanced(learned, draws)] = True
-    if not chosen.any():
-        raise InputError(
-            f"no client of {answerer.partition.path} has both training and test samples to audit by",
-            "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
-        )
-    return queries.of_clients(data, chosen)
 
 
 def _warnings(answerer: Answerer, few: int, unseen: int) -> list[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands.prediction import answerer as answerers
-from pflcli.commands.prediction import output, personalized
+from pflcli.commands.prediction import disclosure, output, personalized
 from pflcli.commands.prediction.answerer import Answerer
 from pflcli.commands.prediction.answering import Answer
+from pflcli.commands.prediction.disclosure import Disclosure
 from pflcli.commands.prediction.output import Predicted
 from pflcli.errors import UsageError, closest
 from pflcli.formats import arrays
@@ -29,6 +34,7 @@ def predict(
     layout: str | None = None,
     delimiter: str | None = None,
     weights: Path | str | None = None,
+    answers: str | None = None,
     execution: Execution | None = None,
 ) -> Predicted:
     """Answer the samples of ``data`` as a client of the predictions ``source`` answers its own.
@@ -39,11 +45,14 @@ def predict(
     samples get the stored answers, to the bit where device and engine are those of ``source``. A client that is not
     known is answered by the global model. With ``out`` (.csv, .jsonl or .npz) the answers are written to that file;
     ``form`` is that of what is printed. ``weights`` is the file with which a run began that has no backbone.
+    ``answers`` says how much of an answer leaves: ``full`` probabilities, ``rounded:1`` or the ``label``; without it
+    the parts that explain the answer are with it.
 
     Raises UsageError for an option that does not fit, InputError for samples that the model cannot take, a lineage that
     is not complete or a client that nothing can answer for, ConflictError if ``out`` exists and may not be replaced.
     """
     execution = execution or Execution()
+    disclosed = disclosure.load(answers)
     path = None if out is None else Path(out)
     form = output.form_of(path, form)
     if layout is not None and layout not in arrays.LAYOUTS:
@@ -63,13 +72,22 @@ def predict(
         number is not None,
         queries.names,
         tuple(book.class_names(preprocessing.form.classes)),
-        answer.parts,
-        answer.tuned,
+        np.asarray(answer.parts["p"].argmax(axis=1), dtype=np.int64),
+        *_leaving(answer, disclosed),
     )
     _report(answerer, predicted, answer, execution)
     if path is not None:
         output.write(path, output.FORMS[form](predicted), force=execution.force)
     return predicted
+
+
+def _leaving(
+    answer: Answer, disclosed: Disclosure | None
+) -> tuple[Mapping[str, NDArray[np.float32]], Mapping[str, float]]:
+    """Return the parts of an answer that leave, and the client's choices."""
+    if disclosed is None:
+        return answer.parts, answer.tuned
+    return ({} if disclosed.is_label else {"p": disclosed.of(answer.parts["p"])}), {}
 
 
 def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution: Execution) -> None:

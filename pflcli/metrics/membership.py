@@ -24,19 +24,20 @@ Scores = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-def scaled_logits(p: NDArray[np.floating], y: NDArray[np.int64]) -> Scores:
+def scaled_logits(p: NDArray[np.floating], y: NDArray[np.int64], floor: float = FLOOR) -> Scores:
     """Return log(p_y / (1 - p_y)) (n,) of probabilities (n, C) and labels (n,).
 
     Carlini et al. (2022), https://arxiv.org/abs/2112.03570, section V-B. 1 - p_y is summed over the other classes,
     which keeps digits that rounding would lose. It orders samples as the loss does (Yeom et al. 2018,
-    https://arxiv.org/abs/1709.01604), and is nearer to a normal distribution.
+    https://arxiv.org/abs/1709.01604), and is nearer to a normal distribution. No probability counts as less than
+    ``floor``.
     """
     wide = np.asarray(p, dtype=np.float64)
     rows = np.arange(len(y))
     own = wide[rows, y]
     others = wide.copy()
     others[rows, y] = 0.0
-    return np.asarray(np.log(np.maximum(own, FLOOR)) - np.log(np.maximum(others.sum(axis=1), FLOOR)))
+    return np.asarray(np.log(np.maximum(own, floor)) - np.log(np.maximum(others.sum(axis=1), floor)))
 
 
 def likelihood_ratios(scores: Scores, references: Scores, learned: Mask) -> Scores:

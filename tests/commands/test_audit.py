@@ -17,11 +17,12 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.audit import audit
-from pflcli.commands.auditing import attacks, inversion, queries
+from pflcli.commands.auditing import attacks, black_box, inversion, queries
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.prediction import answerer as answerers
+from pflcli.commands.prediction import disclosure
 from pflcli.commands.prediction.pieces import pieces
 from pflcli.errors import InputError, PflError, UsageError
 
@@ -248,3 +249,46 @@ def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
     model = answerers.opened(open_artifact(small.knn))
     results, remarks = inversion.inverted(model, replace(data, x=data.x.astype(np.float32)), [0], ONE)
     assert (results, remarks) == ([], ["classes are not inverted: samples are not images"])
+
+
+def test_an_attacker_of_answers_sees_no_more_than_leaves(small, tmp_path):
+    for answers, attacked in (("full", ["label", "confidence", "calibrated"]), ("label", ["label", "calibrated"])):
+        audit(small.knn, tmp_path / answers, answers=answers, execution=ONE)
+        assert [*by_attack(tmp_path / answers)] == attacked
+        assert open_artifact(tmp_path / answers).manifest.request["answers"] == answers
+    full = by_attack(small.au)
+    for name in ("label", "confidence", "calibrated"):
+        assert by_attack(tmp_path / "full")[name]["auc"] == pytest.approx(full[name]["auc"])
+
+
+def test_rounding_hides_what_members_gain_below_half_a_unit(splits, tmp_path, monkeypatch):
+    answering(monkeypatch, lambda member, draw: np.where(member, 0.94, 0.91))
+    for answers, auc in (("full", 1.0), ("rounded:2", 1.0), ("rounded:1", 0.5), ("label", 0.5)):
+        audit(splits / "local0", tmp_path / answers, answers=answers)
+        assert by_attack(tmp_path / answers)["label" if answers == "label" else "confidence"]["auc"] == auc
+    references = [splits / "local1", splits / "local2"]
+    audit(splits / "local0", tmp_path / "r", references=references, answers="label")
+    assert [*by_attack(tmp_path / "r")] == ["label", "likelihood-ratio"]
+
+
+def test_gradients_are_estimated_from_answers_and_through_rounding():
+    """A client whose answer rises with the left half: the estimate points there, rounded or as a class alone too."""
+
+    def answer(pictures):
+        logit = 0.5 * (pictures[..., :3].mean(dim=(1, 2, 3)) - pictures[..., 3:].mean(dim=(1, 2, 3)))
+        return torch.stack([logit.sigmoid(), (-logit).sigmoid()], dim=1)
+
+    picture, draw = torch.full((2, 1, 4, 6), 0.5), np.random.default_rng(0)
+    for text, least in (("full", 0.4), ("rounded:2", 0.3), ("label", 0.3)):
+        estimated = black_box.gradient(answer, disclosure.load(text), picture, draw)
+        falls = torch.tensor([-1.0, -1, -1, 1, 1, 1]).expand(4, 6)
+        for number, sign in ((0, 1), (1, -1)):  # the cost of class 0 falls where the left half rises
+            direction = torch.stack([estimated[number].flatten(), sign * falls.flatten()])
+            assert torch.corrcoef(direction)[0, 1] > least, text
+
+
+def test_forms_of_answers_that_cannot_be_are_refused(small, tmp_path):
+    for text in ("rounded", "rounded:0", "rounded:7", "rounded:x", "label:1", "none"):
+        with pytest.raises(UsageError) as error:
+            audit(small.knn, tmp_path / "a", answers=text)
+        assert "--answers rounded:1" in error_text(error)

@@ -338,3 +338,22 @@ def test_a_method_that_has_changed_is_named(digits, tmp_path, monkeypatch, pfl):
     ran = pfl("predict", digits / "local", tmp_path / "q.npy", "--client", writer, "--threads", 1)
     assert ran.code == 0
     assert "methods/local has changed" in ran.err
+
+
+def test_no_more_of_an_answer_leaves_than_is_said(digits, tmp_path):
+    """Classes are those of the full answer, where rounding makes ties too; what explains an answer stays."""
+    writer, x = own_digits(digits)
+    np.save(tmp_path / "q.npy", x)
+    source = digits / "stack"
+    plain = predict(source, tmp_path / "q.npy", client=writer, execution=ONE)
+    for text, digits_left in (("full", None), ("rounded:1", 1), ("label", 0)):
+        answers = predict(source, tmp_path / "q.npy", client=writer, answers=text, execution=ONE)
+        assert answers.labels.tolist() == plain.labels.tolist()
+        assert answers.tuned == {}
+        assert [*answers.parts] == ([] if text == "label" else ["p"])
+        if digits_left != 0:
+            expected = plain.p if digits_left is None else np.round(plain.p.astype(np.float64), digits_left)
+            np.testing.assert_array_equal(answers.p, expected.astype(np.float32))
+    assert output.as_csv(answers).decode().splitlines()[0] == "sample,class"
+    assert json.loads(output.as_json_lines(answers).decode().splitlines()[0]).keys() == {"sample", "class"}
+    assert set(np.load(io.BytesIO(output.as_npz(answers))).files) == {"sample", "class", "classes"}

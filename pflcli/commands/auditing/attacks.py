@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.commands.auditing.queries import DISTANCE
+from pflcli.commands.prediction.disclosure import Disclosure
 from pflcli.evaluation.learners import GLOBAL
 from pflcli.metrics import membership
 from pflcli.metrics.membership import Area, Mask, Rate, Scores
@@ -59,13 +60,17 @@ class Exposure:
         return sorted(known, key=lambda pair: (-pair[1].value, pair[0].client))
 
 
-def scores(parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64]) -> dict[str, Scores]:
+def scores(
+    parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64], disclosed: Disclosure | None = None
+) -> dict[str, Scores]:
     """Return the scores (n,) of the attacks that need no reference, by the ``parts`` of answers (n, C) and labels (n,).
 
     An attack that the parts give nothing for is left out, such as a calibration by a global model that is the answer.
+    With ``disclosed`` the attacker sees that much of an answer, and no store; the global model is everybody's.
     """
-    p = parts["p"]
-    logits = membership.scaled_logits(p, y)
+    p, logits = parts["p"], confidences(parts, y, disclosed)
+    if disclosed is not None:
+        parts = {name: values for name, values in parts.items() if name == GLOBAL}
     by_attack = {"label": (p.argmax(axis=1) == y).astype(np.float64), "confidence": logits}
     if GLOBAL in parts and not np.allclose(parts[GLOBAL], p, rtol=0, atol=1e-6):
         by_attack["calibrated"] = logits - membership.scaled_logits(parts[GLOBAL], y)
@@ -74,6 +79,13 @@ def scores(parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64]) -> dict[str,
     if DISTANCE in parts:
         by_attack["distance"] = -np.asarray(parts[DISTANCE][:, 0], np.float64)
     return by_attack
+
+
+def confidences(parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64], disclosed: Disclosure | None) -> Scores:
+    """Return log(p / (1 - p)) (n,) of the true classes, in what leaves of the answers."""
+    if disclosed is None:
+        return membership.scaled_logits(parts["p"], y)
+    return membership.scaled_logits(disclosed.of(parts["p"]), y, disclosed.doubt)
 
 
 def exposure(attack: str, values: Scores, member: Mask, client: NDArray[np.int64], clients: int) -> Exposure:

@@ -3,13 +3,15 @@
 Fredrikson et al. (2015), https://doi.org/10.1145/2810103.2813677, Algorithm 1: gradient descent on a picture for the
 cost of not being taken for the class. The attacker has the client's model, as every client has its own. Cost is the
 cross-entropy of the client's answer, votes of its store among them, plus the total variation of the picture, which
-keeps it smooth. Steps are Adam's, from a black picture.
+keeps it smooth. Steps are Adam's, from a black picture. An attacker without the model estimates the gradients, see
+``black_box``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,9 @@ from torch import Tensor
 
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
+from pflcli.commands.auditing import black_box
 from pflcli.commands.prediction.answerer import Answerer
+from pflcli.commands.prediction.disclosure import Disclosure
 from pflcli.commands.prediction.pieces import Neighbours, Pieces, pieces
 from pflcli.errors import InputError
 
@@ -45,9 +49,16 @@ class Inverted:
 
 
 def inverted(
-    answerer: Answerer, data: Partition, clients: Sequence[int], execution: Execution
+    answerer: Answerer,
+    data: Partition,
+    clients: Sequence[int],
+    execution: Execution,
+    disclosed: Disclosure | None = None,
 ) -> tuple[list[Inverted], list[str]]:
-    """Return pictures by the models of these clients, and in words why there are none."""
+    """Return pictures by the models of these clients, and in words why there are none.
+
+    With ``disclosed`` the attacker has no model, and sees that much of answers.
+    """
     if not len(clients):
         return [], []
     if data.x.dtype != np.uint8 or data.x.ndim not in (3, 4):
@@ -57,7 +68,7 @@ def inverted(
     results = []
     for client in clients:
         try:
-            results.append(_of_client(pieces(answerer.run, client, execution), data, client))
+            results.append(_of_client(pieces(answerer.run, client, execution), data, client, disclosed))
         except InputError as error:
             return results, [f"classes are not inverted: {error.message}"]
     return results, []
@@ -79,11 +90,11 @@ def summary(results: Sequence[Inverted]) -> dict[str, Any]:
     }
 
 
-def _of_client(parts: Pieces, data: Partition, client: int) -> Inverted:
+def _of_client(parts: Pieces, data: Partition, client: int, disclosed: Disclosure | None) -> Inverted:
     count = len(parts.classes)
     shape = data.x.shape[1:]
     channels_first = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2])
-    pictures, certainty = _descended(parts, channels_first, count)
+    pictures, certainty = _descended(parts, channels_first, count, disclosed)
     images = np.moveaxis(pictures, 1, -1)
     images = images[..., 0] if images.shape[-1] == 1 else images
     flat = images.reshape(count, -1)
@@ -97,15 +108,22 @@ def _of_client(parts: Pieces, data: Partition, client: int) -> Inverted:
     return Inverted(client, images, certainty, recognized, samples, correlation)
 
 
-def _descended(parts: Pieces, shape: tuple[int, ...], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _descended(
+    parts: Pieces, shape: tuple[int, ...], count: int, disclosed: Disclosure | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return pictures (C, channels, h, w) in [0, 1], and what is answered for the class of each, (C,)."""
     picture, target = torch.zeros((count, *shape), requires_grad=True), torch.arange(count)
-    optimizer = torch.optim.Adam([picture], lr=RATE)
+    optimizer, draw = torch.optim.Adam([picture], lr=RATE), np.random.default_rng(0)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        p = _answer(parts, picture)[target, target]
-        loss = -(p + _TINY).log().sum() + SMOOTHNESS * _variation(picture)
+        loss = SMOOTHNESS * _variation(picture)
+        if disclosed is None:
+            loss = loss - (_answer(parts, picture)[target, target] + _TINY).log().sum()
         loss.backward()  # type: ignore[no-untyped-call]
+        if disclosed is not None:
+            with torch.no_grad():
+                estimated = black_box.gradient(partial(_answer, parts), disclosed, picture, draw)
+                picture.grad = estimated if picture.grad is None else picture.grad + estimated
         optimizer.step()
         with torch.no_grad():
             picture.clamp_(0, 1)

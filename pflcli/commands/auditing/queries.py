@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import rng
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
@@ -25,6 +26,7 @@ from pflcli.commands.prediction.answering import Answer
 from pflcli.commands.prediction.personalized import Personalized
 from pflcli.commands.prediction.pooled import pooled
 from pflcli.errors import ComputationError, InputError
+from pflcli.metrics import membership
 from pflcli.training import absences, answers
 from pflcli.training.personal_accuracy import at_a_time
 from pflcli.training.restored_state import restored
@@ -85,6 +87,28 @@ def of_clients(data: Partition, chosen: NDArray[np.bool_]) -> Queries:
     rows = np.flatnonzero(chosen)
     client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
     return Queries(data, rows, blocks.offsets(np.bincount(client[rows], minlength=len(data.names))))
+
+
+def drawn(answerer: Answerer, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:
+    """Return as many members as test samples of each client that took part in the rounds.
+
+    Raises InputError if no client has both.
+    """
+    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
+    is_member, split = learned(answerer.artifact, data), split_of(data)
+    candidate = (is_member | (split == 2)) & ~is_unseen[client]
+    draws = [
+        (np.flatnonzero(candidate & (client == number)), rng.generator(seed, "audit", number))
+        for number in range(len(data.names))
+    ]
+    chosen = np.zeros(len(client), np.bool_)
+    chosen[membership.balanced(is_member, draws)] = True
+    if not chosen.any():
+        raise InputError(
+            f"no client of {answerer.partition.path} has both training and test samples to audit by",
+            "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
+        )
+    return of_clients(data, chosen)
 
 
 def answers_to(answerer: Answerer, queries: Queries, execution: Execution) -> tuple[dict[str, NDArray[Any]], list[str]]:

@@ -10,12 +10,12 @@ import numpy as np
 
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, follow
-from pflcli.commands.auditing import queries
+from pflcli.commands.auditing import attacks, queries
 from pflcli.commands.auditing.queries import Queries
 from pflcli.commands.prediction import answerer as answerers
 from pflcli.commands.prediction.answerer import Answerer
+from pflcli.commands.prediction.disclosure import Disclosure
 from pflcli.errors import InputError, UsageError
-from pflcli.metrics import membership
 from pflcli.metrics.membership import Mask, Scores
 
 FEWEST = 2
@@ -54,7 +54,13 @@ def _recipe(artifact: Artifact) -> Any:
     return artifact.kind, request, [_recipe(follow(artifact, item)) for item in made_from]
 
 
-def scores(target: Queries, member: Mask, references: Sequence[Answerer], execution: Execution) -> tuple[Scores, Mask]:
+def scores(
+    target: Queries,
+    member: Mask,
+    references: Sequence[Answerer],
+    disclosed: Disclosure | None,
+    execution: Execution,
+) -> tuple[Scores, Mask]:
     """Return the scaled logits (R, n) that references give the samples of ``target``, and who learned which (R, n).
 
     Raises InputError if a reference has other samples, or has learned from the same ones.
@@ -71,6 +77,6 @@ def scores(target: Queries, member: Mask, references: Sequence[Answerer], execut
                 "pfl partition DATASET -o DIR, as before but with another --split-seed",
             )
         parts, _ = queries.answers_to(reference, sent_queries, execution)
-        logits.append(membership.scaled_logits(parts["p"], sent_queries.y))
+        logits.append(attacks.confidences(parts, sent_queries.y, disclosed))
         learned.append(own)
     return np.stack(logits), np.stack(learned)

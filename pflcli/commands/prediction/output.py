@@ -22,8 +22,9 @@ class Predicted:
     """What ``predict`` answers for n samples.
 
     ``samples`` (n,) are their numbers from 0, or the paths of images; ``classes`` (C,) the names of the classes;
-    ``parts`` (n, C) the probabilities ``p`` and those that explain them; ``tuned`` what the client chose by its
-    validation samples. ``is_known`` is false for a client that the predictions do not have.
+    ``labels`` (n,) the class of each sample, 0..C-1; ``parts`` (n, C) the probabilities ``p`` and those that explain
+    them, nothing where the class alone leaves; ``tuned`` what the client chose by its validation samples. ``is_known``
+    is false for a client that the predictions do not have.
     """
 
     method: str
@@ -31,6 +32,7 @@ class Predicted:
     is_known: bool
     samples: tuple[int | str, ...]
     classes: tuple[str, ...]
+    labels: NDArray[np.int64]
     parts: Mapping[str, NDArray[np.float32]]
     tuned: Mapping[str, float]
 
@@ -39,14 +41,12 @@ class Predicted:
         """The probabilities of classes (n, C)."""
         return self.parts["p"]
 
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """The most probable class (n,) of each sample, 0..C-1."""
-        return np.asarray(self.p.argmax(axis=1), dtype=np.int64)
-
     def rows(self) -> list[dict[str, Any]]:
         """Return each sample's answer by name; probabilities have the digits that tell a float32 from others."""
-        rows = []
+        rows: list[dict[str, Any]] = []
+        if not self.parts:
+            class_names = [self.classes[label] for label in self.labels.tolist()]
+            return [{"sample": sample, "class": name} for sample, name in zip(self.samples, class_names, strict=True)]
         for sample, label, p in zip(self.samples, self.labels.tolist(), self.p, strict=True):
             numbers = [float(str(value)) for value in p]
             by_class = dict(zip(self.classes, numbers, strict=True))
@@ -55,7 +55,9 @@ class Predicted:
 
 
 def as_csv(predicted: Predicted) -> bytes:
-    """Return a row per sample: ``sample``, ``class``, ``probability`` and ``p(NAME)`` for each class."""
+    """Return a row per sample: ``sample``, ``class``, and with probabilities ``probability`` and each ``p(NAME)``."""
+    if not predicted.parts:
+        return csv_file.content(["sample", "class"], [[*row.values()] for row in predicted.rows()])
     heading = ["sample", "class", "probability", *(f"p({name})" for name in predicted.classes)]
     rows = ([row["sample"], row["class"], row["probability"], *row["p"].values()] for row in predicted.rows())
     return csv_file.content(heading, rows)
