@@ -7,7 +7,7 @@ differentiated automatically. All tensors have a leading axis over the clients o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,6 +106,17 @@ def _single(value: Tensor) -> Tensor:
     return value.detach().float() if value.dtype == torch.bfloat16 else value.detach()
 
 
+def _grads(outputs: Sequence[Tensor], by_outputs: Sequence[Tensor | None], weights: list[Tensor]) -> Sequence[Tensor]:
+    """Return the gradients by ``weights`` of a loss with gradients ``by_outputs``, None being zero."""
+    if not weights:
+        return []
+    with torch.enable_grad():
+        # As one number: with gradients of outputs torch.autograd.grad imports a second of symbolic algebra.
+        pairs = zip(outputs, by_outputs, strict=True)
+        loss = sum(((output * grad).sum() for output, grad in pairs if grad is not None), torch.zeros(()))
+    return torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+
+
 class AutogradNetwork:
     """StackedNetwork of one model at a time, on the resident network, by autograd."""
 
@@ -134,17 +145,8 @@ class AutogradNetwork:
     ) -> Stacked:
         """Return the gradients (1, ...) of parameters for gradients of the outputs."""
         names = self.trained if names is None else names
-        pairs = [
-            (output, grad[0].to(output.dtype))
-            for output, grad in zip(outputs.trace, (logits, z), strict=True)
-            if grad is not None and output.requires_grad
-        ]
-        weights = [self._weights[name] for name in names]
-        if not weights:
-            return {}
-        tensors, grads = zip(*pairs, strict=True)
-        result = torch.autograd.grad(tensors, weights, grads, allow_unused=True, materialize_grads=True)
-        return {name: value[None] for name, value in zip(names, result, strict=True)}
+        weights, grads = [self._weights[name] for name in names], [None if g is None else g[0] for g in (logits, z)]
+        return {name: value[None] for name, value in zip(names, _grads(outputs.trace, grads, weights), strict=True)}
 
 
 class CompiledNetwork:
@@ -210,14 +212,5 @@ class VmappedNetwork:
         """Return the gradients (a, ...) of parameters for gradients of the outputs."""
         names = self.trained if names is None else names
         *own, weights = outputs.trace
-        pairs = [
-            (output, grad.to(output.dtype))
-            for output, grad in zip(own, (logits, z), strict=True)
-            if grad is not None and output.requires_grad
-        ]
-        if not names:
-            return {}
-        tensors, grads = zip(*pairs, strict=True)
         leaves = [weights[name] for name in names]
-        result = torch.autograd.grad(tensors, leaves, grads, allow_unused=True, materialize_grads=True)
-        return dict(zip(names, result, strict=True))
+        return dict(zip(names, _grads(own, (logits, z), leaves), strict=True))

@@ -3,7 +3,7 @@
 Gao et al. (2023), https://doi.org/10.1145/3591362, Eq. 5 to 9. Layer 1 attends from client i to the other clients'
 models, whose mix is x^a; layer 2 attends from i to [x_i, x^a, x^g], and the hybrid is that mix. The paper's queries and
 keys are W x with W (d, d), which no client can hold: here they are A z(x), with z the normalised CountSketch of x - c
-and A (r, r). Values are the models themselves. Pure tensor code, for one client, to run under ``torch.func``.
+and A (r, r). Values are the models themselves. Pure tensor code, for one client or several.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflcli import parameters
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
 from pflcli.engine.local_sgd import Batch, Model
 from pflcli.methods.parts import attention
 from pflcli.parameters import Params, Stacked, sketch
@@ -53,19 +54,31 @@ def unit(sketches: Tensor) -> Tensor:
 
 
 def scores(theta: Params, sketches: Tensor, me: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a client's attention: to n models (n,), and to the allowed ``slots`` (3,) of layer 2, (3,).
+    """Return clients' attention: to n models (..., n), and to the allowed ``slots`` (3,) of layer 2, (..., 3).
 
-    ``sketches`` (n + 1, r) are those of the n models, minus the centre, and of x^g; ``me`` (n,) is one at the client
-    itself, which layer 1 ignores. Without another model x^a is x^g.
+    ``theta`` (..., r, r) is their HAM. ``sketches`` (n + 1, r) or (..., n + 1, r) are those of the n models, minus the
+    centre, and of x^g; ``me`` (..., n) is one at the client itself, which layer 1 ignores. Without another model x^a is
+    x^g.
     """
     z = unit(sketches)
-    own_point = me @ z[:-1]
-    a = attention.weights(theta["q1"] @ own_point, z[:-1] @ theta["k1"].T, me == 0)
+    own_point = _mean(me, z[..., :-1, :])
+    # (k1 z_j) . (q1 z_i) = z_j . (k1^T q1 z_i): no key is computed.
+    a = attention.weights(_query(theta["q1"], theta["k1"], own_point), z[..., :-1, :], me == 0)
     # A sketch is linear: that of x^a is the mix of sketches.
-    rest = 1 - a.sum()
-    enhanced = unit(a @ sketches[:-1] + rest * sketches[-1])
-    keys = torch.stack([own_point, enhanced, z[-1]]) @ theta["k2"].T
-    return a, attention.weights(theta["q2"] @ own_point, keys, slots > 0)
+    rest = 1 - a.sum(dim=-1, keepdim=True)
+    enhanced = unit(_mean(a, sketches[..., :-1, :]) + rest * sketches[..., -1, :])
+    keys = torch.stack([own_point, enhanced, z[..., -1, :].expand_as(own_point)], dim=-2)
+    return a, attention.weights(_query(theta["q2"], theta["k2"], own_point), keys, slots > 0)
+
+
+def _mean(weights: Tensor, points: Tensor) -> Tensor:
+    """Return the sums (..., r) of ``points`` (..., n, r) by ``weights`` (..., n)."""
+    return (weights[..., None, :] @ points)[..., 0, :]
+
+
+def _query(q: Tensor, k: Tensor, point: Tensor) -> Tensor:
+    """Return k^T q z (..., r) for points z (..., r)."""
+    return (k.mT @ (q @ point[..., None]))[..., 0]
 
 
 def with_own_share(b: Tensor, share: float | Tensor) -> Tensor:
@@ -75,9 +88,9 @@ def with_own_share(b: Tensor, share: float | Tensor) -> Tensor:
 
 
 def coefficients(a: Tensor, b: Tensor, me: Tensor) -> Tensor:
-    """Return the shares (n + 1,) of the n models and of x^g in the hybrid."""
-    models = b[0] * me + b[1] * a
-    return torch.cat([models, (b[2] + b[1] * (1 - a.sum()))[None]])
+    """Return the shares (..., n + 1) of the n models and of x^g in the hybrid, by attention (..., n) and (..., 3)."""
+    own, others, common = torch.split(b, 1, dim=-1)
+    return torch.cat([own * me + others * a, common + others * (1 - a.sum(dim=-1, keepdim=True))], dim=-1)
 
 
 def mix(share: Tensor, basis: Stacked) -> Params | Stacked:
@@ -91,15 +104,27 @@ def mix(share: Tensor, basis: Stacked) -> Params | Stacked:
     }
 
 
-def loss(model: Model, params: Params, batch: Batch) -> Tensor:
-    """Return F(H(x^g, X)) of Eq. 13 as a function of HAM, plus the divergence from the first attention.
+def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+    """Return F(H(x^g, X)) of Eq. 13 plus the divergence from the first attention, and its gradients by HAM (a, ...).
 
-    Without lambda, which scales a gradient whose scale Adam does not see.
+    The gradient by a model's share is the inner product of that model with the gradient by the hybrid. Without lambda,
+    which scales a gradient whose scale Adam does not see.
     """
     shared, me = batch.shared, batch.own["me"]
-    a, b = scores(params, shared["points"], me, shared["slots"])
-    hybrid = mix(coefficients(a, b, me), parameters.unprefixed(shared, "basis."))
-    return _of_hybrid(model, hybrid, batch) + shared["rho"] * attention.divergence(batch.own["prior"], a)
+    basis = parameters.unprefixed(shared, "basis.")
+    with torch.enable_grad():
+        theta = {name: value.detach().requires_grad_() for name, value in params.items()}
+        a, b = scores(theta, shared["points"], me, shared["slots"])
+        share = coefficients(a, b, me)
+        penalty = shared["rho"] * attention.divergence(batch.own["prior"], a)
+    losses, by_hybrid = gradient(network, mix(share.detach(), basis), batch, network.parameters)
+    by_share = torch.zeros_like(share)
+    for name, value in by_hybrid.items():
+        by_share += value.flatten(1) @ basis[name].flatten(1).T
+    with torch.enable_grad():
+        total = (share * by_share).sum() + penalty.sum()  # clients are independent
+    by_theta = torch.autograd.grad(total, list(theta.values()), allow_unused=True, materialize_grads=True)
+    return losses + penalty.detach(), dict(zip(theta, by_theta, strict=True))
 
 
 def joint(model: Model, params: Params, batch: Batch) -> Tensor:

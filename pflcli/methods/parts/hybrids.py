@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from pflcli.engine.numerics import intra_op
 from pflcli.methods.parts import ham
@@ -31,19 +30,18 @@ class ReceivedModels:
     def attention(self, theta: Stacked) -> tuple[Tensor, Tensor]:
         """Return the clients' attention (q, n) and (q, 3) by their HAM (q, ...)."""
         with intra_op(1):
-            a, b = vmap(ham.scores, in_dims=(0, None, 0, None))(theta, self.points, self.me, self.slots)
-        return a, b
+            return ham.scores(theta, self.points, self.me, self.slots)
 
     def mixed(self, a: Tensor, b: Tensor) -> Stacked:
         """Return the clients' hybrids (q, ...) by their attention (q, n) and (q, 3)."""
         with intra_op(1):
-            return ham.mix(vmap(ham.coefficients)(a, b, self.me), self.basis)
+            return ham.mix(ham.coefficients(a, b, self.me), self.basis)
 
     def ham_plan(self, first: Params, rho: float) -> dict[str, Any]:
         """Return the options of ``Run.local_sgd`` by which clients train HAM, which began as ``first`` (Eq. 13)."""
         initial = {name: value.expand(len(self.me), *value.shape) for name, value in first.items()}
         return {
-            "objective": ham.loss,
+            "gradient": ham.gradients,
             "own": {"me": self.me, "prior": self.attention(initial)[0]},
             "shared": {**self._constants(), "rho": self._number(rho)},
         }
