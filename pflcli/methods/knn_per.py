@@ -9,6 +9,9 @@ paper is followed; the former is ``kernel=scaled-squared``.
 With ``decay``, which the paper does not have, lambda falls with the distance d(x) from a sample to its nearest stored
 one: lambda(x) = lambda max(0, 1 - decay d(x) / s), where s is the median of d over the client's validation samples. It
 is the form of the distance-aware adapter of Dai et al. (2023), https://openreview.net/forum?id=uu1GBD9SlLe.
+
+``vote``, which the paper does not have, hides from whoever sees answers how near the stored samples are: see
+``knn.voting``, and docs/privacy.md for what each costs.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
+from pflcli.errors import UnsuitedError
 from pflcli.fl.run import Predictor, Run
+from pflcli.knn import voting
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.grid import correct_by_client, tuned
 from pflcli.knn.stores import Neighbours, votes
@@ -56,10 +61,17 @@ class Config:
     decay: Annotated[float, Ge(0)] | Literal["auto"] = 0.0
     """let lambda fall by this share of itself per median distance of a client's validation samples to their nearest
     stored sample; 0 is the paper; auto lets each client choose among 0, 0.2, 1/3 and 0.5, together with lambda"""
+    vote: Literal["distance", "count", "label", "noisy"] = "distance"
+    """let neighbours vote by their distance (distance, the paper) or alike (count), answer the class with most of
+    these votes alone (label), or that under noise (noisy)"""
+    vote_epsilon: Annotated[float, Gt(0)] = 1.0
+    """spend this epsilon of differential privacy on each query that noisy votes answer"""
 
     def __post_init__(self) -> None:
         if not self.grid:
             raise ValueError("grid is empty; give at least one lambda, such as 0.5")
+        if self.vote != "distance" and (self.decay != 0 or self.sigma == "auto"):
+            raise ValueError(f"vote={self.vote} hides distances: leave out decay, and sigma=auto")
 
 
 def choices(cfg: Config) -> tuple[str, ...]:
@@ -78,6 +90,8 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     chosen_split = "validation" if run.arrived is None else "arrived"
     if run.arrived is not None:
         parts[chosen_split] = run.arrived.take(clients)
+    if run.cfg.vote == "noisy":
+        _require_samples(run, clients)
     neighbours = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
     return interpolated(run, clients, parts, neighbours, chosen_split)
 
@@ -99,7 +113,9 @@ def interpolated(
     if sigma is None:
         sigma = _sigma(run.cfg, distance[chosen_split][:, 0], validation.offsets)
     knn = {
-        split: votes(
+        split: _hidden(run, clients, part, neighbours[split])
+        if run.cfg.vote != "distance"
+        else votes(
             neighbours[split], run.federation.classes, -distance[split] / _each_sample(sigma, part.offsets)[:, None]
         )
         for split, part in parts.items()
@@ -122,6 +138,28 @@ def interpolated(
 
     choice = {"lambda": weight, "sigma": sigma, "decay": decay}
     return Predictor(answer, run.predicted_splits, tuned={name: choice[name] for name in ("lambda", *choices(run.cfg))})
+
+
+def _hidden(run: Run, clients: NDArray[np.int64], part: Embedded, neighbours: Neighbours) -> NDArray[np.float64]:
+    """Return the votes (n, C) of neighbours that do not depend on their distances, but for which are nearest."""
+    classes, by_class = run.federation.classes, voting.counted(neighbours, run.federation.classes)
+    if run.cfg.vote == "count":
+        return voting.shares(by_class)
+    if run.cfg.vote == "label":
+        return voting.most(by_class)
+    return voting.most(by_class, voting.noise(part, clients, classes, run.cfg.vote_epsilon, run.rng))
+
+
+def _require_samples(run: Run, clients: NDArray[np.int64]) -> None:
+    """Raise UnsuitedError if a store has other vectors than those of samples: noise would not be enough for them."""
+    assert run.embeddings is not None
+    assert run.stores is not None
+    parts = [run.embeddings["train"], run.embeddings["validation"]]
+    if not all(voting.holds_samples(run.stores, int(client), parts) for client in clients):
+        raise UnsuitedError(
+            "noisy votes need an exact store of samples: one sample changes several prototypes, or a trained index",
+            "pfl build-datastore EMBEDDINGS -o DIR, without --prototypes and with the index Flat",
+        )
 
 
 def _each_sample(values: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:

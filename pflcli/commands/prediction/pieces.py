@@ -129,6 +129,11 @@ def _parts(model: Personalized, at: Ready, answer: Answer) -> tuple[list[Params]
     Raises InputError if the method answers in another way.
     """
     run = at.run
+    if model.name in ("knn-per", "knn-per-plus") and model.cfg.vote != "distance":
+        raise InputError(
+            f"the neighbours of {model.name} vote by {model.cfg.vote}, not by distance, so that it cannot be exported",
+            f"pfl predict {model.artifact.path} DATA --client NAME answers by it",
+        )
     if model.name == "knn-per":
         assert run.backbone is not None
         return [run.backbone], (1.0,), store_of(run, at.client)

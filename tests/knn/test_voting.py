@@ -1,0 +1,116 @@
+"""Votes that hide distances: by hand, under noise whose law is known, and what they need of a store."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import worlds
+from pflcli import rng
+from pflcli.errors import UnsuitedError, UsageError
+from pflcli.knn import voting
+from pflcli.knn.embedded import Embedded
+from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.stores import Neighbours, Stores
+from pflcli.methods import knn_per
+
+
+def neighbours(*labels):
+    label = np.asarray(labels)
+    return Neighbours(np.where(label < 0, np.inf, np.arange(label.shape[1]) + 1.0), label)
+
+
+def test_votes_by_hand():
+    """Classes 2, 0, 2, a tie of 1 and 2, and an empty store."""
+    near = neighbours([2, 0, 2], [2, 1, -1], [-1, -1, -1])
+    by_class = voting.counted(near, 3)
+    assert by_class.tolist() == [[1, 0, 2], [0, 1, 1], [0, 0, 0]]
+    np.testing.assert_allclose(voting.shares(by_class), [[1 / 3, 0, 2 / 3], [0, 0.5, 0.5], [0, 0, 0]])
+    assert voting.most(by_class).tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]  # of a tie the first class
+    noise = np.asarray([[1.5, 0, 0], [0, 0, 0.1], [9, 0, 0]])
+    assert voting.most(by_class, noise).tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+
+
+def test_one_neighbour_votes_alike_however_it_votes():
+    expected = worlds.answers("knn-per", worlds.run("knn-per", options={"k": 1}), {})
+    for vote in ("count", "label"):
+        actual = worlds.answers("knn-per", worlds.run("knn-per", options={"k": 1, "vote": vote}), {})
+        assert all(np.array_equal(actual[split], expected[split]) for split in expected)
+
+
+def test_little_noise_changes_no_vote_and_much_leaves_a_guess():
+    options = {"k": 5, "weight": 1.0}
+    expected = worlds.answers("knn-per", worlds.run("knn-per", options={**options, "vote": "label"}), {})["test"]
+    by_epsilon = {
+        epsilon: worlds.answers(
+            "knn-per", worlds.run("knn-per", options={**options, "vote": "noisy", "vote_epsilon": epsilon}), {}
+        )["test"]
+        for epsilon in (1e-6, 1e6)
+    }
+    untied = np.asarray([np.sort(row)[-1] > np.sort(row)[-2] for row in _counts(5)])
+    assert np.array_equal(by_epsilon[1e6][untied], expected[untied])
+    assert abs((by_epsilon[1e-6] == expected).all(axis=1).mean() - 1 / worlds.CLASSES) < 0.25
+    again = worlds.run("knn-per", options={**options, "vote": "noisy", "vote_epsilon": 1e-6})
+    for client in again.clients:  # alone or beside others, asked again: the same answer
+        alone = worlds.answers("knn-per", again, {}, np.asarray([client]))["test"]
+        own = slice(*again.embeddings["test"].offsets[client : client + 2])
+        assert np.array_equal(alone, by_epsilon[1e-6][own])
+
+
+def _counts(k):
+    run = worlds.run("knn-per", options={"k": k})
+    part = run.embeddings["test"]
+    return voting.counted(run.stores.search(run.clients, part.z, part.offsets, k), worlds.CLASSES)
+
+
+def test_the_noise_is_laplace_of_twice_the_inverse_epsilon():
+    part = Embedded(
+        np.arange(4000, dtype=np.float32)[:, None], np.zeros((4000, 2), np.float32), None, np.asarray([0, 4000])
+    )
+    values = voting.noise(part, np.asarray([3]), 2, 0.5, lambda *key: rng.generator(0, *key))
+    assert np.abs(values).mean() == pytest.approx(2 / 0.5, rel=0.05)
+    assert np.median(values) == pytest.approx(0, abs=0.2)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_one_replaced_sample_moves_one_vote_at_most(k):
+    draw = np.random.default_rng(0)
+    z, y, queries = draw.normal(size=(12, 2)).astype(np.float32), draw.integers(0, 3, 12), draw.normal(size=(30, 2))
+    votes, most = [], 0
+    for trial in range(40):
+        own, labels = z.copy(), y.copy()
+        if trial:
+            own[trial % 12], labels[trial % 12] = draw.normal(size=2), draw.integers(0, 3)
+        stores = Stores(*flat_indexes([own]), labels, np.asarray([0, 12]), np.asarray([12]))
+        near = stores.search([0], queries.astype(np.float32), np.asarray([0, 30]), k)
+        votes.append(voting.counted(near, 3))
+        most = max(most, np.abs(votes[-1] - votes[0]).sum(axis=1).max())
+    assert most == voting.SENSITIVITY
+
+
+def test_noise_is_refused_where_one_sample_changes_more_than_one_vote():
+    run = worlds.run("knn-per", options={"vote": "noisy"})
+    knn_per.personalize(run, {}, run.clients)
+    size = len(run.stores.y)
+    vectors = [part + 1 for part in np.split(run.embeddings["train"].z, run.stores.offsets[1:-1])]
+    moved = flat_indexes(vectors)
+    run.stores = Stores(*moved, run.stores.y[:size], run.stores.offsets, run.stores.train)
+    with pytest.raises(UnsuitedError, match="exact store of samples"):
+        knn_per.personalize(run, {}, run.clients)
+    assert not voting.holds_samples(SimpleNamespace(blob=np.ones(40, np.uint8), bytes=[0, 40], offsets=[0, 1]), 0, [])
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("knn-per", {"vote": "count", "decay": "auto"}),
+        ("knn-per", {"vote": "label", "sigma": "auto"}),
+        ("knn-per-plus", {"vote": "noisy"}),
+        ("knn-per", {"vote_epsilon": 0}),
+    ],
+)
+def test_options_that_contradict_hidden_distances_are_refused(method, options):
+    with pytest.raises(UsageError):
+        worlds.run(method, options=options)
