@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,8 @@ class Attendance:
     rejected: set[int] = field(default_factory=set)
     t: int = -1
     """the round, from 0; -1 before the first"""
+    uploads: Counter[int] = field(default_factory=Counter)
+    """how many uploads of each client have gone through upload steps"""
 
     @property
     def answering(self) -> NDArray[np.int64]:

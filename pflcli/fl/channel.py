@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,12 +22,22 @@ from pflcli.parameters import Params, Stacked, TrainedClients
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """The links that a method of each KIND may use."""
 
+Draw = Callable[[int], np.random.Generator]
+"""Returns the generator of the i-th upload."""
+
 
 class UploadStep(Protocol):
     """Changes uploads on their way to the server, see ``pflcli.uploads``."""
 
-    def apply(self, params: Stacked, downloaded: Stacked) -> Stacked:
-        """Return the uploads (m, ...) that arrive if clients trained ``params`` from the ``downloaded`` models."""
+    @property
+    def is_random(self) -> bool:
+        """Whether ``apply`` draws random numbers."""
+
+    def apply(self, params: Stacked, downloaded: Stacked, draw: Draw = np.random.default_rng) -> Stacked:
+        """Return the uploads (m, ...) that arrive if clients trained ``params`` from the ``downloaded`` models.
+
+        ``draw(i)`` is the generator of the i-th of them.
+        """
 
     def size(self, params: Params, size: int) -> int:
         """Return the bytes of one upload shaped like ``params``, which took ``size`` bytes before this step."""
@@ -68,14 +78,22 @@ class Encoding:
     """the model that all clients received, or one per client (m, ...)"""
     steps: Sequence[UploadStep]
 
-    def __call__(self, params: Stacked) -> Stacked:
-        """Return what the server receives (m, ...) of trained models (m, ...)."""
+    def __call__(self, params: Stacked, draws: Callable[[int], Draw] | None = None) -> Stacked:
+        """Return what the server receives (m, ...) of trained models (m, ...).
+
+        ``draws`` gives the random numbers of each step by its place; without it no step may be random.
+        """
         received = self.uploaded_tensors(params)
         if self.steps:
             start = self.start(received)
-            for step in self.steps:
-                received = step.apply(received, start)
+            for place, step in enumerate(self.steps):
+                received = step.apply(received, start, *([] if draws is None else [draws(place)]))
         return received
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a step draws random numbers."""
+        return any(step.is_random for step in self.steps)
 
     def uploaded_tensors(self, params: Stacked | Params) -> Stacked:
         """Return the tensors that travel."""
@@ -100,6 +118,8 @@ class Channel:
     """The part of a run with which a method sends."""
 
     kind: str
+    rng: Callable[..., np.random.Generator]
+    """returns the random generator of a key, see ``pflcli.rng``"""
     traffic: dict[str, int]
     attendance: Attendance
     sealed: bool
@@ -161,13 +181,23 @@ class Channel:
         self.send("down", params, copies=len(clients))
         return params
 
-    def upload(self, params: Stacked, downloaded: Params | Stacked, clients: NDArray[np.int64]) -> Stacked:
+    def upload(
+        self,
+        params: Stacked,
+        downloaded: Params | Stacked,
+        clients: NDArray[np.int64],
+        *,
+        is_averaged: bool = True,
+    ) -> Stacked:
         """Send the models that ``clients`` (m,) trained to the server, and return those (m, ...) that it receives.
 
         Only those of ``params`` (m, ...) travel whose names are in ``downloaded``: the model that the clients received,
         or one per client (m, ...). Upload steps compute the clients' updates from it. Poisoned clients change theirs
-        before that.
+        before that. A method that does more with uploads than average them says that it is not ``is_averaged``: what
+        only covers a mean is then refused.
         """
+        if not is_averaged:
+            self._require_mean()
         if self.privacy is not None and self.privacy.release is None:
             raise UnsuitedError(
                 "the server of this method takes a mean for each cluster, which differential privacy does not cover",
@@ -179,8 +209,15 @@ class Channel:
             received = self.attack.applied(received, encode.start(received), clients, self.attendance.t)
         count, size = len(next(iter(received.values()))), encode.size(parameters.pick(received, 0))
         self._count("up", size * count)
-        received = encode(received)
+        received = encode(received, lambda place: self._draws(clients, place))
+        if self.uploads:
+            self.attendance.uploads.update(clients.tolist())
         return received
+
+    def _draws(self, clients: NDArray[np.int64], place: int) -> Draw:
+        """Return the random numbers of an upload step, the ``place``-th, for the i-th of the clients (m,)."""
+        t, sent = self.attendance.t, self.attendance.uploads
+        return lambda i: self.rng("upload", place, t, int(clients[i]), sent[int(clients[i])])
 
     def averaging(self, downloaded: Params) -> Average:
         """Return an empty mean, for uploads of clients that received ``downloaded``."""
@@ -193,8 +230,9 @@ class Channel:
         """
         encode = Encoding(downloaded, self.uploads)
         before = len(self.losses)
-        # Every other aggregator, an attack and a private mean need each upload.
+        # Every other aggregator, an attack, a private mean and noise need each upload.
         sums = isinstance(self.aggregator, WeightedMean) and self.attack is None and self.privacy is None
+        sums = sums and not encode.is_random
         total = parts.total(encode) if sums and isinstance(parts, LocalTraining) else None
         if total is not None:
             self._count("up", encode.size(downloaded) * (len(self.losses) - before))

@@ -36,13 +36,13 @@ def counted(neighbours: Neighbours, classes: int) -> Votes:
 def shares(votes: Votes) -> Votes:
     """Return the share of each class (n, C) in the votes; zeros where there are none."""
     total = votes.sum(axis=1, keepdims=True)
-    return np.divide(votes, total, out=np.zeros_like(votes), where=total > 0)
+    return np.asarray(np.divide(votes, total, out=np.zeros_like(votes), where=total > 0))
 
 
 def most(votes: Votes, noise: Votes | None = None) -> Votes:
     """Return 1 for the class with most votes plus ``noise`` (n, C), of equal ones the first; zeros without any vote."""
     best = (votes if noise is None else votes + noise).argmax(axis=1)
-    return np.eye(votes.shape[1])[best] * (votes.sum(axis=1, keepdims=True) > 0)
+    return np.asarray(np.eye(votes.shape[1])[best] * (votes.sum(axis=1, keepdims=True) > 0))
 
 
 def noise(

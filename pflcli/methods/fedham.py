@@ -163,11 +163,11 @@ def train_round(run: Run, state: State, t: int) -> State:
     hybrids = _hybrids(run, state, t, uploaded, cohort[ready], sketch, record)
     for clients, initial, options in chain(starts, hybrids):
         for part in run.local_sgd(clients, initial, t=t, **options):
-            mean.add(part.params, part.weights)
-            models[part.clients] = part.params
-            sketches[torch.from_numpy(part.clients)] = sketch(part.params)
+            received = run.upload(part.params, start, part.clients, is_averaged=False)
+            mean.add(received, part.weights)
+            models[part.clients] = received
+            sketches[torch.from_numpy(part.clients)] = sketch(received)
             loss += float(part.loss @ part.weights)
-    run.send("up", start, copies=len(cohort))
     state = {**state, "global": mean.value(), "sketches": sketches}
     if warm or run.cfg.variant == "ftl":
         best, stale = state["warmup"]["best"], state["warmup"]["stale"]

@@ -1,19 +1,24 @@
 """Upload steps, one file each, and what such a file must have: ``Upload``.
 
 A step changes what clients upload on its way to the server, for every method whose server averages uploads: it clips
-them, or sends them in fewer bits. ``--upload clip:1.0 --upload int8`` applies the steps in this order.
+them, adds noise, or sends them in fewer bits. ``--upload clip:1.0 --upload int8`` applies the steps in this order.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from pflcli import config, registry
 from pflcli.errors import UsageError
 from pflcli.parameters import Params, Stacked
+
+Draw = Callable[[int], np.random.Generator]
 
 
 class Upload(Protocol):
@@ -22,9 +27,15 @@ class Upload(Protocol):
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
+    RANDOM: bool = False
+    """whether ``apply`` draws random numbers"""
+
     @abstractmethod
-    def apply(self, params: Stacked, downloaded: Stacked, cfg: Any) -> Stacked:
-        """Return the uploads (m, ...) that arrive if clients trained ``params`` from the ``downloaded`` models."""
+    def apply(self, params: Stacked, downloaded: Stacked, cfg: Any, draw: Draw) -> Stacked:
+        """Return the uploads (m, ...) that arrive if clients trained ``params`` from the ``downloaded`` models.
+
+        ``draw(i)`` is the generator of the i-th of them.
+        """
 
     def size(self, params: Params, size: int, cfg: Any) -> int:
         """Return the bytes of one upload shaped like ``params``, which took ``size`` bytes before this step."""
@@ -39,9 +50,14 @@ class Step:
     file: Upload
     cfg: Any
 
-    def apply(self, params: Stacked, downloaded: Stacked) -> Stacked:
-        """Return what the server receives (m, ...)."""
-        return self.file.apply(params, downloaded, self.cfg)
+    @property
+    def is_random(self) -> bool:
+        """Whether the step draws random numbers."""
+        return getattr(self.file, "RANDOM", False)
+
+    def apply(self, params: Stacked, downloaded: Stacked, draw: Draw = np.random.default_rng) -> Stacked:
+        """Return what the server receives (m, ...); ``draw(i)`` is the generator of the i-th upload."""
+        return self.file.apply(params, downloaded, self.cfg, draw)
 
     def size(self, params: Params, size: int) -> int:
         """Return the bytes of one upload after this step."""

@@ -23,7 +23,7 @@ class Config:
     """shorten updates to at most this Euclidean norm"""
 
 
-def apply(params: Stacked, downloaded: Stacked, cfg: Config) -> Stacked:
+def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None) -> Stacked:
     """Return the uploads (m, ...) with updates of at most ``cfg.norm``; shorter ones stay as they are, to the bit."""
     update = {name: value - downloaded[name] for name, value in params.items() if value.is_floating_point()}
     norms = [torch.linalg.vector_norm(value.flatten(1).double(), dim=1) for value in update.values()]

@@ -23,7 +23,7 @@ class Config:
     """No options."""
 
 
-def apply(params: Stacked, downloaded: Stacked, cfg: Config) -> Stacked:
+def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None) -> Stacked:
     """Return the uploads (m, ...) as the server decodes them."""
     received = dict(params)
     for name, value in params.items():

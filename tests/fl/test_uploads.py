@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +15,8 @@ from pflcli.commands.personalize import personalize
 from pflcli.errors import InputError, UnsuitedError, UsageError
 
 SERVER = [name for name in registry.names("methods") if methods.load(name).KIND == "server"]
-SEND_MORE = {"fedamp", "fedattn", "fedham", "fedhealth"}
-"""Methods that send the server what it does not average: models to mix, biases, uploads for all, samples."""
+SEND_MORE = {"fedamp", "fedattn", "fedhealth"}
+"""Methods that send the server what it does not average: models to mix, biases, samples."""
 AVERAGING = [name for name in SERVER if name not in SEND_MORE]
 
 
@@ -112,4 +113,29 @@ def test_from_the_command_line(pfl, small, tmp_path):
     wrong = pfl(*line, "--upload", "int9", "-o", tmp_path / "wrong")
     assert (wrong.code, "did you mean 'int8'?" in wrong.err) == (2, True)
     with pytest.raises(InputError, match="does not cover"):
-        personalize("fedham", small.p, tmp_path / "ham", settings={"model": "mlp", "rounds": 1, "upload": ["int8"]})
+        personalize("fedamp", small.p, tmp_path / "amp", settings={"model": "mlp", "rounds": 1, "upload": ["int8"]})
+
+
+def test_noise_is_of_the_deviation_and_each_upload_has_its_own():
+    start = {"w": torch.zeros(2, 20_000), "count": torch.zeros(2, dtype=torch.int64)}
+    generators = [np.random.default_rng(seed) for seed in (0, 1)]
+    received = uploads.load("noise:0.3").apply(start, start, generators.__getitem__)
+    assert received["w"].std(dim=1).tolist() == pytest.approx([0.3, 0.3], rel=0.02)
+    assert abs(float(torch.corrcoef(received["w"])[0, 1])) < 0.03
+    assert torch.equal(received["count"], start["count"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedham", "scaffold"])
+def test_noise_differs_from_round_to_round_and_repeats_with_the_seed(method):
+    plain, noisy, again = played(method), played(method, "noise:0.1"), played(method, "noise:0.1")
+    assert worlds.same(noisy[1], again[1])
+    assert not worlds.same(noisy[1], plain[1])
+    assert worlds.same(played(method, "noise:0")[1], plain[1])
+    assert plain[0].traffic == noisy[0].traffic
+
+
+def test_a_client_that_uploads_twice_in_a_round_draws_noise_twice():
+    run, _ = played("fedavg", "noise:1.0")
+    clients, start = np.asarray([0, 2]), {"w": torch.zeros(4)}
+    first, second = (run.upload({"w": torch.zeros(2, 4)}, start, clients)["w"] for _ in range(2))
+    assert len({tuple(row) for row in torch.cat([first, second]).tolist()}) == 4
