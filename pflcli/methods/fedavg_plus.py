@@ -2,17 +2,19 @@
 
 Jiang et al. (2019), https://arxiv.org/abs/1909.12488; a baseline of kNN-Per (Marfoq et al., 2022), section 5. With
 `upper` it is the federated transfer learning (FTL) that FedHAM (Gao et al., 2023) compares with: the upper layers are
-trained, the lower ones stay.
+trained, the lower ones stay. With `models` each client fine-tunes several models on parts of its samples, which answer
+together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge
+import torch
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from pflcli import parameters
@@ -40,6 +42,10 @@ class Config:
     """fine-tune only parameters whose names start with this, such as `head.`; empty fine-tunes all"""
     upper: Annotated[int, Ge(0)] = 0
     """fine-tune only this many layers, counted from the last; 1 is the head, 0 all layers"""
+    models: Annotated[int, Ge(1), Le(100)] = 1
+    """fine-tune this many models, each on its own part of a client's training samples"""
+    pool: Literal["mean", "votes"] = "mean"
+    """answer with the mean of their probabilities, or with the share of models that choose a class"""
 
     def __post_init__(self) -> None:
         if self.steps and self.epochs != type(self).epochs:
@@ -49,12 +55,42 @@ class Config:
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
-    """Fine-tune the backbone on each client and answer with the result."""
-    return run.predictor(clients, fine_tuned(run, clients))
+    """Fine-tune the backbone on each client and answer with the result, or with what several results say together."""
+    if run.cfg.models == 1:
+        return run.predictor(clients, fine_tuned(run, clients))
+    predictors = [run.predictor(clients, models) for models in ensemble(run, clients)]
+
+    def answer(split: str) -> dict[str, NDArray[np.float32]]:
+        each = [predictor.answer(split)["p"] for predictor in predictors]
+        if run.cfg.pool == "votes":
+            # A model that answers nothing finite has no vote; its answer shows that something is wrong.
+            each = [np.where(np.isfinite(p), np.eye(p.shape[1])[p.argmax(axis=1)], p) for p in each]
+        return {"p": np.asarray(np.mean(each, axis=0, dtype=np.float64), dtype=np.float32)}
+
+    return Predictor(answer, predictors[0].splits)
 
 
-def fine_tuned(run: Run, clients: NDArray[np.int64]) -> Iterator[TrainedClients]:
-    """Return the fine-tuned models of the clients, in parts; raises UsageError if ``trainable`` names no parameters."""
+def ensemble(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterator[TrainedClients]]:
+    """Return the ``models`` of the clients, each fine-tuned on another part of their training samples.
+
+    Gao et al. (2023), FedHAM, https://doi.org/10.1145/3591362, section 7, ensemble learning: what one sample has left
+    in a model is then hidden by others that have not seen it. Parts differ by one sample at most; weights make up for
+    the samples that a model does not learn from.
+    """
+    count, sizes = run.cfg.models, run.federation.sizes("train")[clients]
+    part = np.full((len(clients), int(sizes.max(initial=0))), -1)
+    for row, (client, size) in enumerate(zip(clients.tolist(), sizes.tolist(), strict=True)):
+        part[row, :size] = run.rng("ensemble", client).permutation(size) % count
+    for number in range(count):
+        weights = torch.from_numpy((count * (part == number)).astype(np.float32)).to(run.federation.y.device)
+        yield fine_tuned(run, clients, name=f"model {number}", sample_weights=weights)
+
+
+def fine_tuned(run: Run, clients: NDArray[np.int64], **training: Any) -> Iterator[TrainedClients]:
+    """Return the fine-tuned models of the clients, in parts; raises UsageError if ``trainable`` names no parameters.
+
+    ``training`` are further options of ``run.local_sgd``.
+    """
     assert run.backbone is not None
     trainable = parameters.upper(run.init, run.cfg.upper) if run.cfg.upper else run.cfg.trainable
     parameters.part(run.init, run.cfg.trainable)  # refuses a misspelt name, which would train nothing
@@ -66,4 +102,5 @@ def fine_tuned(run: Run, clients: NDArray[np.int64]) -> Iterator[TrainedClients]
         steps=run.cfg.steps or None,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
         trainable=trainable,
+        **training,
     )

@@ -40,6 +40,8 @@ class Config(FineTuning, Interpolation):
     def __post_init__(self) -> None:
         FineTuning.__post_init__(self)
         Interpolation.__post_init__(self)
+        if self.models > 1:
+            raise ValueError("neighbours are searched by one network: leave out models")
         if self.vote == "noisy":
             raise ValueError("vote=noisy has no epsilon: one sample changes the client's network, and all distances")
 

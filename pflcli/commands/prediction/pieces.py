@@ -143,6 +143,10 @@ def _parts(model: Personalized, at: Ready, answer: Answer) -> tuple[list[Params]
     if model.name == "fedem":
         shares = tuple(answer.tuned[f"pi_{k + 1}"] for k in range(len(answer.tuned)))
         return [parameters.pick(at.state["components"], k) for k in range(len(shares))], shares, None
+    if model.name == "fedavg-plus" and model.cfg.models > 1 and model.cfg.pool == "mean":
+        with run.personalizing():
+            each = [_of_client(run, at.clients, [*parts], at.client) for parts in fedavg_plus.ensemble(run, at.clients)]
+        return each, (1 / len(each),) * len(each), None
     single = _corrected(at) if model.name == "prior" else network_of(model, at, answer)
     if single is None:
         raise InputError(

@@ -1,0 +1,71 @@
+"""FedAvg+ with several models per client: each learns from its own part of the samples, and they answer together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import worlds
+from pflcli import parameters
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.auditing import inversion
+from pflcli.commands.personalize import personalize
+from pflcli.commands.prediction import answerer as answerers
+from pflcli.commands.prediction.pieces import pieces
+from pflcli.engine.engine import probabilities
+from pflcli.errors import InputError, UsageError
+from pflcli.methods import fedavg_plus
+
+CLIENT = np.asarray([0])
+
+
+def models(run):
+    """The models of client 0."""
+    with run.personalizing():
+        return [parameters.pick(part.params, 0) for parts in fedavg_plus.ensemble(run, CLIENT) for part in parts]
+
+
+@pytest.mark.parametrize("pool", ["mean", "votes"])
+def test_models_answer_together(pool):
+    run = worlds.run("fedavg-plus", options={"models": 3, "pool": pool})
+    actual = worlds.answers("fedavg-plus", run, {}, CLIENT)["test"]
+    rows = run.federation.rows(0, "test")
+    each = [np.asarray(probabilities(run.engine.infer(model, rows)[0])) for model in models(run)]
+    if pool == "votes":
+        each = [np.eye(worlds.CLASSES)[p.argmax(axis=1)] for p in each]
+    np.testing.assert_allclose(actual, np.mean(each, axis=0), atol=1e-6)
+    assert len(np.unique(actual)) > 1
+
+
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_a_sample_changes_one_model_alone(mode):
+    before = models(worlds.run("fedavg-plus", options={"models": 3}, mode=mode))
+    run = worlds.run("fedavg-plus", options={"models": 3}, mode=mode)
+    row = run.federation.rows(0, "train")[0]
+    run.federation.y[row] = (run.federation.y[row] + 1) % worlds.CLASSES
+    after = models(run)
+    pairs = zip(before, after, strict=True)
+    changed = [any(not torch.equal(old[name], new[name]) for name in old) for old, new in pairs]
+    assert sum(changed) == 1
+
+
+def test_one_model_is_that_of_fedavg_plus_and_more_are_refused_beside_a_store():
+    plain = worlds.answers("fedavg-plus", worlds.run("fedavg-plus"), {})
+    voting = worlds.answers("fedavg-plus", worlds.run("fedavg-plus", options={"models": 1, "pool": "votes"}), {})
+    assert all(np.array_equal(plain[split], voting[split]) for split in plain)
+    with pytest.raises(UsageError, match="leave out models"):
+        worlds.run("knn-per-plus", options={"models": 2})
+
+
+def test_a_mean_of_networks_is_taken_apart_and_votes_are_not(small, tmp_path):
+    one = Execution(threads=1)
+    for pool in ("mean", "votes"):
+        personalize("fedavg-plus", small.b, tmp_path / pool, options={"models": 2, "pool": pool}, execution=one)
+    parts = pieces(answerers.opened(open_artifact(tmp_path / "mean")).run, 1, one)
+    with torch.no_grad():
+        p = inversion._answer(parts, torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]).numpy()
+    np.testing.assert_allclose(p, parts.p, atol=1e-5)
+    with pytest.raises(InputError, match="cannot be exported"):
+        pieces(answerers.opened(open_artifact(tmp_path / "votes")).run, 1, one)
