@@ -17,7 +17,7 @@ from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.auditing import attacks, inversion, queries, references
+from pflcli.commands.auditing import attacks, inversion, queries, references, vote_privacy
 from pflcli.commands.auditing import canaries as canary_training
 from pflcli.commands.auditing.attacks import Exposure
 from pflcli.commands.auditing.inversion import Inverted
@@ -114,6 +114,10 @@ def _build(
             result.warnings.append(line)
         else:
             execution.reporter.say(line)
+    # As many members as non-members are sent.
+    facts |= vote_privacy.facts(answerer, 2 * max(item.count for item in result.exposures[0].clients))
+    if votes := facts.get("noisy_votes"):
+        execution.reporter.say(vote_privacy.sentence(votes))
     _write(work, result, names, facts)
     if images:
         _write_classes(work, answerer, images, names)

@@ -216,8 +216,8 @@ class Channel:
 
     def _draws(self, clients: NDArray[np.int64], place: int) -> Draw:
         """Return the random numbers of an upload step, the ``place``-th, for the i-th of the clients (m,)."""
-        t, sent = self.attendance.t, self.attendance.uploads
-        return lambda i: self.rng("upload", place, t, int(clients[i]), sent[int(clients[i])])
+        t, counts = self.attendance.t, self.attendance.uploads
+        return lambda i: self.rng("upload", place, t, int(clients[i]), counts[int(clients[i])])
 
     def averaging(self, downloaded: Params) -> Average:
         """Return an empty mean, for uploads of clients that received ``downloaded``."""

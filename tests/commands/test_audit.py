@@ -292,3 +292,15 @@ def test_forms_of_answers_that_cannot_be_are_refused(small, tmp_path):
         with pytest.raises(UsageError) as error:
             audit(small.knn, tmp_path / "a", answers=text)
         assert "--answers rounded:1" in error_text(error)
+
+
+def test_the_epsilon_of_noisy_votes_is_stated(small, tmp_path):
+    personalize("knn-per", small.d, tmp_path / "m", options={"vote": "noisy", "vote_epsilon": 0.1}, execution=ONE)
+    audit(tmp_path / "m", tmp_path / "a", answers="label", execution=ONE)
+    content = audits.read(open_artifact(tmp_path / "a"))
+    votes = content["noisy_votes"]
+    most = max(int(row["members"]) for row in rows(tmp_path / "a", "clients.csv"))
+    assert votes["queries"] == 2 * most
+    assert votes["epsilon"] == pytest.approx(0.2 * most)
+    assert votes["epsilon_at_delta"] <= votes["epsilon"]
+    assert "noisy_votes" not in audits.read(open_artifact(small.au))

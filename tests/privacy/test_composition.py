@@ -26,7 +26,7 @@ def test_one_answer_by_hand():
 def test_it_is_that_of_the_worst_mechanism_and_a_bound_for_laplace(each, count):
     losses = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     worst = losses.from_randomized_response(2 / (1 + math.exp(each)), 2).self_compose(count)
-    ours = epsilon_of(each, count, 1e-5)
-    assert ours == pytest.approx(worst.get_epsilon_for_delta(1e-5), rel=0.01)
+    bound = epsilon_of(each, count, 1e-5)
+    assert bound == pytest.approx(worst.get_epsilon_for_delta(1e-5), rel=0.01)
     laplace = losses.from_laplace_mechanism(1 / each).self_compose(count)
-    assert laplace.get_epsilon_for_delta(1e-5) < ours
+    assert laplace.get_epsilon_for_delta(1e-5) < bound
