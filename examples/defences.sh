@@ -2,7 +2,7 @@
 # What do defences cost in accuracy, and how far do they lower what `pfl audit` infers? The table of docs/privacy.md.
 #
 #   bash examples/defences.sh SETTING [--out DIR] [--root FOLDER]     writers, fashion-mnist (which needs the folder) or heart-disease
-#   python examples/defences.py DIR                                   the table again
+#   python examples/defences.py runs/examples/defences/*              one table of all that were made
 #
 # More options: examples/papers/setup.sh.
 set -euo pipefail
@@ -42,8 +42,15 @@ for deviation in 0.01 0.1; do
   answers "fedham noise:$deviation" "$runs/fedham-$deviation" full "${invert[@]+"${invert[@]}"}"
 done
 
-# Stores of kNN-Per, with votes alone (lambda 1) and with lambda that clients choose.
 pfl train-global "$runs/p" -o "$runs/b" "${how[@]}" -q
+for ensemble in "1 mean" "5 mean" "5 votes"; do
+  read -r models pool <<< "$ensemble"
+  pfl personalize fedavg-plus "$runs/b" -o "$runs/plus-$models-$pool" --set models="$models" --set pool="$pool" --set epochs=20 -q
+  answers "plus $ensemble full" "$runs/plus-$models-$pool" full "${invert[@]+"${invert[@]}"}"
+done
+answers "plus 5 votes label" "$runs/plus-5-votes" label
+
+# Stores of kNN-Per, with votes alone (lambda 1) and with lambda that clients choose.
 pfl extract "$runs/b" -o "$runs/e" -q
 pfl build-datastore "$runs/e" -o "$runs/d" -q
 pfl build-datastore "$runs/e" -o "$runs/d-prototypes" --prototypes 0.25 -q
@@ -61,5 +68,10 @@ for weight in 1 none; do
     store "noisy-$epsilon" "$runs/d" label --set k=5 --set vote=noisy --set vote_epsilon=$epsilon
   done
   store prototypes "$runs/d-prototypes" full --set k=5
+done
+# A kernel so sharp that a stored sample has nearly all votes for itself.
+pfl personalize knn-per "$runs/d" -o "$runs/knn-1-sharp" --set weight=1 --set k=5 --set sigma=0.1 -q
+for form in full rounded:1 label; do
+  answers "knn-1 sharp $form" "$runs/knn-1-sharp" "$form"
 done
 "$python" "$home/examples/defences.py" "$runs"
