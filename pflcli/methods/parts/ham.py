@@ -113,7 +113,8 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
     shared, me = batch.shared, batch.own["me"]
     basis = parameters.unprefixed(shared, "basis.")
     with torch.enable_grad():
-        theta = {name: value.detach().requires_grad_() for name, value in params.items()}
+        # Copies: other threads update their clients in place, in the tensors of which these are parts.
+        theta = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
         a, b = scores(theta, shared["points"], me, shared["slots"])
         share = coefficients(a, b, me)
         penalty = shared["rho"] * attention.divergence(batch.own["prior"], a)
