@@ -181,7 +181,7 @@ def attacks(artifact: Artifact) -> None:
     def percent(share: float | None) -> str:
         return "-" if share is None else f"{100 * share:.1f}"
 
-    heading = ["attack", "AUC [95 %]", "found at 1 %", "at 0.1 %", "worst client", "clients above chance", "sees"]
+    heading = ["attack", "AUC [95 %]", "TPR at 1 % FPR", "at 0.1 %", "worst client", "clients above chance", "sees"]
     rows = [
         [
             row["attack"],

@@ -81,7 +81,7 @@ def refuse(*args):
     raise AssertionError("something is trained")
 
 
-@pytest.mark.parametrize("form", ["sh", "make", "slurm"])
+@pytest.mark.parametrize("form", ["sh", "make", pytest.param("slurm", marks=pytest.mark.long)])
 def test_the_jobs_of_a_script_make_the_table_of_one_command(form, writers, tmp_path, tools, pfl, monkeypatch):
     """The shell and make really run the script, with a ``pfl`` that records its words; these then run here."""
     work = tmp_path / HOSTILE
