@@ -17,7 +17,7 @@ for rule in median trimmed-mean krum norm-clip; do
   methods+=,fedavg@$rule
   rules+=(--set "fedavg@$rule.training.aggregator=$rule")
 done
-how=(--model mlp --rounds 12 --participation 1 --batch-size 10 --lr 0.1 --eval-every 12 --threads 1 --seeds 0 -q)
+how=(--model logistic --rounds 60 --participation 1 --lr 0.1 --eval-every 60 --threads 1 --seeds 0 -q)
 for attack in none flip scale random; do
   pfl partition writers --poison "0.2:$attack" -o "$runs/p-$attack" -q > /dev/null
   pfl compare "$runs/p-$attack" -o "$runs/$attack" --methods "$methods" "${rules[@]}" "${how[@]}" > /dev/null ||
