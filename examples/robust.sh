@@ -11,12 +11,11 @@ command -v pfl > /dev/null || PATH="$home/.venv/bin:$PATH"
 command -v pfl > /dev/null || { echo "pfl is not installed: bash examples/quickstart.sh" >&2; exit 3; }
 runs=${1:-runs/robust}
 
-methods=fedavg
-rules=()
-for rule in median trimmed-mean krum norm-clip; do
-  methods+=,fedavg@$rule
-  rules+=(--set "fedavg@$rule.training.aggregator=$rule")
-done
+methods=fedavg,fedavg@median,fedavg@trimmed-mean,fedavg@krum,fedavg@norm-clip
+rules=(
+  --set fedavg@median.training.aggregator=median --set fedavg@trimmed-mean.training.aggregator=trimmed-mean
+  --set fedavg@krum.training.aggregator=krum --set fedavg@norm-clip.training.aggregator=norm-clip
+)
 how=(--model logistic --rounds 60 --participation 1 --lr 0.1 --eval-every 60 --threads 1 --seeds 0 -q)
 for attack in none flip scale random; do
   pfl partition writers --poison "0.2:$attack" -o "$runs/p-$attack" -q > /dev/null

@@ -103,7 +103,7 @@ def command(
 
     Examples:
         pfl predict runs/knn-per digits.npz --client w0012 -o answers.csv
-        pfl predict runs/knn-per digits.npz --client w0012 --answers label --format jsonl
+        pfl predict runs/knn-per digits.npz --client w0012 --answers label
     """
     from pflcli.artifacts.make import Execution
     from pflcli.commands.predict import predict

@@ -189,7 +189,8 @@ class VmappedNetwork:
 
     def forward(self, params: Stacked, x: Tensor) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...), in training mode."""
-        weights = {name: params[name].detach().requires_grad_() for name in self.parameters}
+        # Copies, as other threads change other rows of the same tensor in place before the backward pass.
+        weights = {name: params[name].detach().clone().requires_grad_() for name in self.parameters}
         buffers = {name: value for name, value in params.items() if name in self._aliases and name not in weights}
         with torch.enable_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
             logits, z = vmap(self._one)(weights, buffers, x)

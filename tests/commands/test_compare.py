@@ -463,7 +463,8 @@ def choosy(monkeypatch):
     def refuse(run):
         raise InputError("the clusters are not known")
 
-    monkeypatch.setattr(registry, "names", lambda group: ["fedavg", "local"] if group == "methods" else ["mlp"])
+    names = registry.names
+    monkeypatch.setattr(registry, "names", lambda group: ["fedavg", "local"] if group == "methods" else names(group))
     monkeypatch.setattr(local, "setup", refuse, raising=False)
 
 

@@ -132,6 +132,6 @@ def test_a_page_can_be_written_after_a_write_that_failed(small, tmp_path, monkey
 def test_a_folder_of_artifacts_names_those_that_it_contains(small, tmp_path, pfl):
     result = pfl("report", small.root, "-o", tmp_path / "report.html")
     assert result.code == 3
-    assert f"{small.root} is not a pfl artifact: it has no manifest.json\n     it contains: {small.b}, " in result.err
+    assert f"{small.root} is not a pfl artifact: it has no manifest.json\n     it contains: {small.au}, " in result.err
     (tmp_path / "empty").mkdir()
     assert pfl("report", tmp_path / "empty", "-o", tmp_path / "report.html").err.count("\n") == 1
