@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--cohort", type=int, default=100, help="clients that train per round")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="", help="steps to measure, by their names, parted by commas")
+    parser.add_argument("--only", default="", help="steps to measure, by their names, separated by commas")
     parser.add_argument("--into", type=Path, help="folder for the artifacts")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -75,7 +75,7 @@ def command(
             help="Poison this share of the clients: flip (labels), scale or random (updates), or none, to compare; "
             "they keep their training samples alone.",
             metavar="SHARE:KIND[:STRENGTH]",
-            show_default="nobody is poisoned",
+            show_default="no client is poisoned",
         ),
     ] = "",
     root: Annotated[

@@ -44,7 +44,7 @@ class Outputs:
 
 
 class StackedNetwork(Protocol):
-    """StackedNetwork of one network. Take the backward pass of some outputs before the next forward pass, or never."""
+    """Passes of one network. Take the backward pass of some outputs before the next forward pass, or never."""
 
     @property
     def parameters(self) -> Collection[str]:
@@ -118,7 +118,7 @@ def _grads(outputs: Sequence[Tensor], by_outputs: Sequence[Tensor | None], weigh
 
 
 class AutogradNetwork:
-    """StackedNetwork of one model at a time, on the resident network, by autograd."""
+    """Passes of one model at a time, on the resident network, by autograd."""
 
     def __init__(self, net: nn.Module, trained: Collection[str], precision: str) -> None:
         self.parameters, self.trained = _own_names(net, trained)
@@ -150,7 +150,7 @@ class AutogradNetwork:
 
 
 class CompiledNetwork:
-    """StackedNetwork of one model at a time by a compiled program, in training mode and for more than one sample."""
+    """Passes of one model at a time by a compiled program, in training mode and for more than one sample."""
 
     def __init__(self, net: nn.Module, trained: Collection[str], program: Program) -> None:
         self.parameters, self.trained = _own_names(net, trained)
@@ -180,7 +180,7 @@ class CompiledNetwork:
 
 
 class VmappedNetwork:
-    """StackedNetwork of a stack of any network, as one batched program."""
+    """Passes of a stack of any network, as one batched program."""
 
     def __init__(self, net: nn.Module, trained: Collection[str], precision: str) -> None:
         self.parameters, self.trained = _own_names(net, trained)

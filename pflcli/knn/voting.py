@@ -67,7 +67,7 @@ def noise(
 def holds_samples(stores: Stores, client: int, parts: list[Embedded]) -> bool:
     """Return whether each vector of a client's store is that of one of its own samples in ``parts``.
 
-    A prototype, or a vector of an index that was trained or rounds, depends on several samples or cannot be told.
+    A prototype depends on several samples; so may a vector of an index that was trained or that rounds.
     """
     if stores.offsets[client] == stores.offsets[client + 1]:
         return True

@@ -135,7 +135,7 @@ def of(
 ) -> Needs:
     """Return what the steps cost that are still to be made, from a rehearsal of each method on a ``partition``.
 
-    A rehearsal takes a fraction of a second, and writes nothing. Where nobody listens, nothing is estimated.
+    A rehearsal takes a fraction of a second, and writes nothing. Without a reporter nothing is estimated.
     """
     pending = [step for step in steps if step.is_ahead]
     needs = Needs(workers=hardware.jobs(execution.jobs) or hardware.threads(execution.threads))

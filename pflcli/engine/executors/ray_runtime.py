@@ -77,7 +77,7 @@ def connect(cluster: RayCluster, cpus: int, needed: int = 0) -> Any:
 def configure(cluster: RayCluster) -> None:
     """Set what Ray reads from the environment, before it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Lost workers are told in words of our own.
+    # Report lost workers in words of our own.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if not cluster.address and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
         # A token of this process alone; otherwise Ray writes one into the user's home folder, and says so.
