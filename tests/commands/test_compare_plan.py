@@ -20,7 +20,8 @@ from pflcli.training import rounds
 HOSTILE = 'it\'s a "run" of $HOME `x` & 50'
 FEW = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)
 LINE = ("--methods", "fedavg,knn-per,local,stack", "--seeds", "1", *FEW)
-RECORDER = '#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done >> "$LOG"\necho END >> "$LOG"\n'
+# One write for all words: programs that run at the same time must not mix their lines.
+RECORDER = '#!/bin/sh\nwords=$(printf "%s\\n" "$@")\nprintf "%s\\nEND\\n" "$words" >> "$LOG"\n'
 REAL = '#!/bin/sh\nexec "{python}" -m pflcli "$@"\n'
 STAND_IN = """#!/bin/sh
 path=comparison before=
