@@ -94,5 +94,5 @@ def command(
         execution=execution,
     )
     if not quiet and not execution.dry_run:
-        console.attacks(open_artifact(out))
+        console.attacks(open_artifact(out), to_stderr=True)
     return outcome

@@ -174,13 +174,14 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
         _sentence(line, sys.stderr)
 
 
-def attacks(artifact: Artifact) -> None:
-    """Print the table of an audit to stderr."""
+def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
+    """Print the table of an audit; on stdout its warnings follow, on stderr the step has said them."""
     from pflcli.artifacts.kinds.audit import read
 
     def percent(share: float | None) -> str:
         return "-" if share is None else f"{100 * share:.1f}"
 
+    results = read(artifact)
     heading = ["attack", "AUC [95 %]", "TPR at 1 % FPR", "at 0.1 %", "worst client", "clients above chance", "sees"]
     rows = [
         [
@@ -192,9 +193,11 @@ def attacks(artifact: Artifact) -> None:
             f"{row['above_chance']} of {row['clients']}",
             row["sees"],
         ]
-        for row in read(artifact)["attacks"]
+        for row in results["attacks"]
     ]
-    table(heading, rows, ["sees", "worst client"], where=str(artifact.path / "table.csv"), to_stderr=True)
+    table(heading, rows, ["sees", "worst client"], where=str(artifact.path / "table.csv"), to_stderr=to_stderr)
+    for line in () if to_stderr else results["warnings"]:
+        _sentence(f"WARNING: {line}", sys.stderr)
 
 
 def _sentence(text: str, stream: TextIO) -> None:

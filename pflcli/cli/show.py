@@ -75,5 +75,7 @@ def command(
         console.lines(text)
     elif facts["kind"] in tables.KINDS and not verify:
         console.scores(open_artifact(path), to_stderr=False)
+    elif facts["kind"] == "audit" and not verify:
+        console.attacks(open_artifact(path), to_stderr=False)
     else:
         console.facts(facts)

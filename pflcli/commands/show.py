@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import verification
-from pflcli.artifacts.kinds import evaluation
+from pflcli.artifacts.kinds import audit, evaluation
 from pflcli.artifacts.reader import Artifact, follow, open_artifact
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import artifact_plots
@@ -36,6 +36,8 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
     facts = _facts(artifact, verify=verify)
     if artifact.kind in ("evaluation", "comparison"):
         facts["metrics"] = evaluation.read(artifact)
+    if artifact.kind == "audit":
+        facts["audit"] = audit.read(artifact)
     return facts
 
 
