@@ -175,29 +175,15 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
 
 
 def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
-    """Print the table of an audit; on stdout its warnings follow, on stderr the step has said them."""
+    """Print the table of an audit; on stdout the rest that it says follows, on stderr the step has said that."""
     from pflcli.artifacts.kinds.audit import read
-
-    def percent(share: float | None) -> str:
-        return "-" if share is None else f"{100 * share:.1f}"
+    from pflcli.presentation import audits
 
     results = read(artifact)
-    heading = ["attack", "AUC [95 %]", "TPR at 1 % FPR", "at 0.1 %", "worst client", "clients above chance", "sees"]
-    rows = [
-        [
-            row["attack"],
-            f"{row['auc']:.3f} [{row['auc_low']:.3f}, {row['auc_high']:.3f}]",
-            percent(row["tpr_at_1_percent"]),
-            percent(row["tpr_at_0_1_percent"]),
-            "-" if row["worst_client_auc"] is None else f"{row['worst_client_auc']:.2f}",
-            f"{row['above_chance']} of {row['clients']}",
-            row["sees"],
-        ]
-        for row in results["attacks"]
-    ]
-    table(heading, rows, ["sees", "worst client"], where=str(artifact.path / "table.csv"), to_stderr=to_stderr)
-    for line in () if to_stderr else results["warnings"]:
-        _sentence(f"WARNING: {line}", sys.stderr)
+    table(*audits.table(results), where=str(artifact.path / "table.csv"), to_stderr=to_stderr)
+    warnings = [f"WARNING: {line}" for line in results["warnings"]]
+    for line in [] if to_stderr else [*audits.facts(results), *warnings]:
+        _sentence(line, sys.stderr)
 
 
 def _sentence(text: str, stream: TextIO) -> None:

@@ -14,9 +14,9 @@ def command(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="Report these comparisons or evaluations, one or more.",
+            help="Report these comparisons or evaluations, one or more, and audits.",
             metavar="COMPARISON...",
-            autocompletion=completion.artifacts("comparison", "evaluation"),
+            autocompletion=completion.artifacts("comparison", "evaluation", "audit"),
         ),
     ],
     out: Annotated[

@@ -28,6 +28,7 @@ from pflcli.commands.prediction.disclosure import Disclosure
 from pflcli.errors import UsageError
 from pflcli.metrics import membership
 from pflcli.metrics.membership import Area, Mask, Rate
+from pflcli.presentation import audits
 from pflcli.presentation import exposure as pictures
 from pflcli.wording import counted
 
@@ -109,7 +110,7 @@ def _build(
     facts = inversion.summary(images)
     if canaries:
         facts["canaries"] = canary_training.audited(answerer, canaries, execution)
-        line = canary_training.sentence(facts["canaries"])
+        line = audits.canaries(facts["canaries"])
         if facts["canaries"]["contradicts"]:
             result.warnings.append(line)
         else:
@@ -117,7 +118,7 @@ def _build(
     # As many members as non-members are sent.
     facts |= vote_privacy.facts(answerer, 2 * max(item.count for item in result.exposures[0].clients))
     if votes := facts.get("noisy_votes"):
-        execution.reporter.say(vote_privacy.sentence(votes))
+        execution.reporter.say(audits.noisy_votes(votes))
     _write(work, result, names, facts)
     if images:
         _write_classes(work, answerer, images, names)
@@ -219,7 +220,7 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     curves = {item.attack: membership.curve(item.scores, result.member) for item in result.exposures}
     labels = [names[item.client] for item, _ in ranked]
     drawing = pictures.picture(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
-    work.write("audit.png", drawing)
+    work.write(artifact_kind.PICTURE, drawing)
 
 
 def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[Inverted], names: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from pflcli.artifacts import placement
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import UsageError
 from pflcli.page import bundle, content, data, html, lineage, repeat, runs, sentences, writing
+from pflcli.page.audits import Audit
 from pflcli.reporter import SILENT, Reporter
 
 
@@ -25,20 +26,25 @@ class Page:
 def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = False, reporter: Reporter = SILENT) -> Page:
     """Write the page ``out`` of comparisons or evaluations, and its numbers into the folder ``NAME_data`` beside it.
 
-    A page that ``pfl report`` wrote earlier is replaced, another file only with ``force``. Raises UsageError without
-    the extra ``pflcli[report]`` or for a name of a page that is none, InputError for damaged artifacts, ConflictError
-    where something else stands.
+    Audits among the ``sources`` have a part of their own at the end. A page that ``pfl report`` wrote earlier is
+    replaced, another file only with ``force``. Raises UsageError without the extra ``pflcli[report]``, without a
+    comparison, or for a name of a page that is none, InputError for damaged artifacts, ConflictError where something
+    else stands.
     """
     out = Path(out)
     bundle.require()
     if not sources:
         raise UsageError("nothing to report", "pfl report COMPARISON... -o report.html")
-    artifacts = [open_artifact(source, *content.KINDS) for source in sources]
-    paths = [artifact.path.resolve() for artifact in artifacts]
+    opened = [open_artifact(source, *content.KINDS, "audit") for source in sources]
+    paths = [artifact.path.resolve() for artifact in opened]
     if len({*paths}) < len(paths):
-        raise UsageError("the same comparison is given twice")
+        raise UsageError("the same artifact is given twice")
+    artifacts = [artifact for artifact in opened if artifact.kind in content.KINDS]
+    shown_audits = [Audit(artifact) for artifact in opened if artifact.kind == "audit"]
+    if not artifacts:
+        raise UsageError("audits alone make no page", "pfl report COMPARISON AUDIT... -o report.html")
     writing.require_place(out, force=force)
-    for artifact in artifacts:
+    for artifact in opened:
         placement.require_outside(artifact.path, [out, writing.data_folder(out)])
     from pflcli.page import run_charts
     from pflcli.page.parts import Chart
@@ -60,6 +66,6 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
             )
             for comparison, drawn, made_from, run in zip(comparisons, charts, lineages, added, strict=True)
         ]
-    page = html.page(sections, bundle.javascript(), writing.data_folder(out).name)
-    writing.write(out, page, data.files(sections, added))
+    page = html.page(sections, shown_audits, bundle.javascript(), writing.data_folder(out).name)
+    writing.write(out, page, data.files(sections, added, shown_audits))
     return Page(out, writing.data_folder(out), [sentences.answer(section.content)[0] for section in sections])

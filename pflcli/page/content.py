@@ -22,7 +22,7 @@ from pflcli.metrics.metric import Metric
 Scores = NDArray[np.float64]
 
 KINDS = ("comparison", "evaluation")
-"""The kinds of artifacts that a page can show."""
+"""The kinds of artifacts that a page compares methods by."""
 
 MOST = 200
 """Up to so many clients each is drawn; of more, so many at even distances, and curves go through as many quantiles."""

@@ -10,17 +10,21 @@ from typing import Any
 from pflcli import __version__
 from pflcli.artifacts import csv_file
 from pflcli.page import sentences
+from pflcli.page.audits import Audit
 from pflcli.page.html import Section
 from pflcli.page.runs import Runs
-from pflcli.presentation import tables
+from pflcli.presentation import audits, tables
 
 INDEX = "report.json"
 MARK = '{\n "generator": "pfl report'
 """How ``report.json`` begins."""
 
 
-def files(sections: Sequence[Section], runs: Sequence[Runs]) -> dict[str, bytes]:
-    """Return the files by name, for the comparison N ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``."""
+def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Sequence[Audit] = ()) -> dict[str, bytes]:
+    """Return the files by name, for the comparison N ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``.
+
+    For the audit N these are ``audit-N-table.csv`` and ``audit-N-clients.csv``.
+    """
     content: dict[str, bytes] = {}
     for number, (section, run) in enumerate(zip(sections, runs, strict=True), 1):
         artifact = section.content.artifact
@@ -29,10 +33,15 @@ def files(sections: Sequence[Section], runs: Sequence[Runs]) -> dict[str, bytes]
         if run.curves:
             rows = [[label, *point] for label, points in run.curves.items() for point in points]
             content[f"{number}-rounds.csv"] = csv_file.content(["method", "round", "validation_accuracy"], rows)
+    for number, item in enumerate(shown_audits, 1):
+        content |= {f"audit-{number}-{name}": text for name, text in item.files.items()}
     index = {
         "generator": f"pfl report {__version__}",
         "files": sorted(content),
         "comparisons": [_entry(section) for section in sections],
+        "audits": [
+            {"title": item.title, "answer": audits.answer(item.results), **item.results} for item in shown_audits
+        ],
     }
     content[INDEX] = (json.dumps(_finite(index), indent=1, allow_nan=False) + "\n").encode()
     return content

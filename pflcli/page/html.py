@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 from pflcli import __version__, registry
 from pflcli.errors import PflError
 from pflcli.metrics import catalogue
-from pflcli.page import colours, sentences
+from pflcli.page import audits, colours, sentences
+from pflcli.page.audits import Audit
 from pflcli.page.content import Content
 from pflcli.page.lineage import HEADINGS, Lineage
 from pflcli.page.parts import Chart
@@ -58,13 +59,17 @@ class Section:
         return f"{self.dataset} ({self.content.title})" if self.lineage.dataset else self.content.title
 
 
-def page(sections: Sequence[Section], javascript: str, data_folder: str) -> str:
+def page(sections: Sequence[Section], shown_audits: Sequence[Audit], javascript: str, data_folder: str) -> str:
     """Return the HTML; ``javascript`` draws the charts, ``data_folder`` is the folder of CSV and JSON beside it."""
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     data = {"dark": colours.on_dark(), "sections": [_data(section) for section in sections]}
     several = len(sections) > 1
     titles = [section.title if several else section.dataset for section in sections]
     body = "".join(_section(section, number, several) for number, section in enumerate(sections))
+    body += audits.section(shown_audits)
+    parts = {f"c{number}": title for number, title in enumerate(titles)} | (
+        {audits.ID: audits.TITLE} if shown_audits else {}
+    )
     title = f"Personalization compared: {', '.join(titles)}"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -72,7 +77,7 @@ def page(sections: Sequence[Section], javascript: str, data_folder: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, javascript, script)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f"<header><h1>{escape(title)}</h1>{_contents(titles) if several else ''}</header>\n<main>\n{body}</main>\n"
+        f"<header><h1>{escape(title)}</h1>{_contents(parts)}</header>\n<main>\n{body}</main>\n"
         f"{_footer(data_folder)}"
         f'<script type="application/json" id="data">{embedded(data)}</script>\n'
         f"<script>{javascript}</script>\n<script>{script}</script>\n</body>\n</html>\n"
@@ -104,9 +109,12 @@ def _data(section: Section) -> dict[str, Any]:
     return {"baseline": content.baseline, "chosen": content.chosen, "specs": specs}
 
 
-def _contents(titles: Sequence[str]) -> str:
-    items = "".join(f'<li><a href="#c{i}">{escape(title)}</a></li>' for i, title in enumerate(titles))
-    return f'<nav aria-label="Comparisons"><ul>{items}</ul></nav>'
+def _contents(parts: Mapping[str, str]) -> str:
+    """Return links to the parts of the page, titles by id; nothing if there is one part."""
+    if len(parts) < 2:
+        return ""
+    items = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in parts.items())
+    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
 
 def _section(section: Section, number: int, several: bool) -> str:

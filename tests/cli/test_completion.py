@@ -110,7 +110,7 @@ KINDS = {
     ("predict",): "predictions",
     ("new-client",): "predictions",
     ("export",): "predictions",
-    ("report",): "evaluation comparison",
+    ("report",): "evaluation comparison audit",
     ("show",): " ".join(kinds.schemas()),
 }
 

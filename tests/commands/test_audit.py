@@ -207,10 +207,10 @@ def test_the_command_prints_a_table_and_makes_nothing_in_a_dry_run(small, tmp_pa
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'a'}\n")
     printed_table = [line for line in ran.err.splitlines() if "\t" in line]
     assert any(line.startswith("confidence") for line in printed_table)
-    shown = pfl("show", tmp_path / "a")
-    assert shown.code == 0
-    assert shown.out.splitlines() == printed_table
-    assert shown.err.splitlines() == [line for line in ran.err.splitlines() if line.startswith("WARNING: ")]
+    printed = pfl("show", tmp_path / "a")
+    assert printed.code == 0
+    assert printed.out.splitlines() == printed_table
+    assert printed.err.splitlines() == [line for line in ran.err.splitlines() if line.startswith("WARNING: ")]
     facts = json.loads(pfl("show", tmp_path / "a", "--json").out)
     assert len(facts["audit"]["attacks"]) == len(printed_table) - 1
     assert pfl("audit", small.fedavg, "-o", tmp_path / "b", "-n").code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import json
 import shutil
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 from helpers import error_text
 from pflcli.artifacts import single_file
+from pflcli.commands.audit import audit
 from pflcli.commands.report import report
 from pflcli.errors import ConflictError, InputError, UsageError
 
@@ -35,6 +38,25 @@ def test_it_prints_the_path_and_the_answer(small, tmp_path, pfl):
     index = json.loads((tmp_path / "report_data" / "report.json").read_text())
     assert index["comparisons"][0]["answer"][0] == result.err.strip()
     assert (tmp_path / "report_data" / "1-clients.csv").read_bytes() == (small.ev / "clients.csv").read_bytes()
+
+
+def test_audits_come_at_the_end(small, tmp_path):
+    folder = tmp_path / "<audit>"
+    audit(small.fedavg, folder)
+    page = report([folder, small.ev], tmp_path / "report.html")
+    assert len(page.answers) == 1
+    *_, last = page.path.read_text().split("<section")
+    assert last.startswith(' id="audits"')
+    rows = list(csv.DictReader((folder / "table.csv").open()))
+    assert last.count("<tr>") == len(rows) + 1
+    assert all(f"<td>{row['attack']}</td>" in last for row in rows)
+    assert "&lt;audit&gt;" in last
+    assert base64.b64encode((folder / "audit.png").read_bytes()).decode() in last
+    assert (page.data / "audit-1-table.csv").read_bytes() == (folder / "table.csv").read_bytes()
+    strongest = max(rows, key=lambda row: float(row["auc"]))
+    answer = json.loads((page.data / "report.json").read_text())["audits"][0]["answer"]
+    assert answer.startswith("fedavg: an attacker who sees")
+    assert f"AUC {float(strongest['auc']):.3f}" in answer
 
 
 @pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
@@ -84,6 +106,8 @@ def test_a_page_is_not_written_into_the_artifact_that_it_shows(small_copy):
 def test_the_wrong_kind_and_the_same_twice_are_refused(small, tmp_path):
     with pytest.raises(InputError, match="needs a comparison or an evaluation"):
         report([small.p], tmp_path / "report.html")
+    with pytest.raises(UsageError, match="audits alone make no page"):
+        report([audit(small.fedavg, tmp_path / "audit").path], tmp_path / "report.html")
     with pytest.raises(UsageError, match="given twice"):
         report([small.ev, small.root / "." / "ev"], tmp_path / "report.html")
 

@@ -8,7 +8,7 @@ attacks and the clients. If classes were inverted, ``classes.csv`` with a row fo
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from pflcli.artifacts.kinds._wording import count, word
 from pflcli.artifacts.manifest import Manifest
@@ -22,6 +22,7 @@ MADE_BY = "pfl audit PREDICTIONS -o DIR"
 
 AUDIT = "audit.json"
 TABLE, CLIENTS, CLASSES = "table.csv", "clients.csv", "classes.csv"
+PICTURE = "audit.png"
 
 
 def read(artifact: Artifact) -> dict[str, Any]:
@@ -51,11 +52,29 @@ def _schema() -> TypeAdapter[Any]:
         members: int
         clients: int
         undefined: int
+        worst_client_auc: float | None
         above_chance: int
+
+    class Canaries(TypedDict):
+        canaries: int
+        epsilon_low: float
+        accounted_epsilon: float | None
+        delta: float
+        confidence: float
+        contradicts: bool
+
+    class NoisyVotes(TypedDict):
+        epsilon_per_query: float
+        queries: int
+        epsilon: float
+        epsilon_at_delta: float
+        delta: float
 
     class Audit(TypedDict):
         method: str
         attacks: Annotated[list[Row], Len(1)]
+        canaries: NotRequired[Canaries]
+        noisy_votes: NotRequired[NoisyVotes]
         warnings: list[str]
 
     return TypeAdapter(Audit)

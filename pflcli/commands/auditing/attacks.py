@@ -18,8 +18,8 @@ from pflcli.metrics.membership import Area, Mask, Rate, Scores
 SEES = {
     "label": "the class that is answered",
     "confidence": "the probabilities that are answered",
-    "calibrated": "these, and the probabilities of the global model",
-    "likelihood-ratio": "these, and models trained on other splits",
+    "calibrated": "the probabilities of the client's model and of the global model",
+    "likelihood-ratio": "the probabilities that are answered, and models trained on other splits",
     "neighbours": "the votes of the client's store alone",
     "distance": "the distance to the nearest stored sample",
 }

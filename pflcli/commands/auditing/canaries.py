@@ -9,7 +9,6 @@ many that nobody sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -132,16 +131,6 @@ def check(count: int) -> None:
     """Raise UsageError for a number of canaries from which no bound follows; 0 is none."""
     if count < 0 or 0 < count < canaries.FEWEST:
         raise UsageError(f"{count} canaries say too little; give {canaries.FEWEST} at least", "--canaries 200")
-
-
-def sentence(results: Mapping[str, Any]) -> str:
-    """Return the ``facts`` of canaries in one sentence."""
-    accounted = "infinite" if results["accounted_epsilon"] is None else f"{results['accounted_epsilon']:.2f}"
-    verdict = "which contradicts the accounted" if results["contradicts"] else "below the accounted"
-    return (
-        f"{results['canaries']} canaries show that epsilon is at least {results['epsilon_low']:.2f} at delta "
-        f"{results['delta']:g} (confidence {100 * results['confidence']:.0f} %), {verdict} {accounted}"
-    )
 
 
 def play(run: Run, name: str, method: Method, execution: Execution) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pflcli.commands.prediction.answerer import Answerer
@@ -20,11 +19,3 @@ def facts(answerer: Answerer, queries: int) -> dict[str, Any]:
     each = float(cfg.vote_epsilon)
     spent = {"epsilon": each * queries, "delta": DELTA, "epsilon_at_delta": epsilon_of(each, queries, DELTA)}
     return {"noisy_votes": {"epsilon_per_query": each, "queries": queries, **spent}}
-
-
-def sentence(votes: Mapping[str, Any]) -> str:
-    """Return the ``noisy_votes`` of ``facts`` in one sentence."""
-    return (
-        f"votes with noise spend epsilon {votes['epsilon_per_query']:g} per query: {votes['queries']} queries to one "
-        f"client spend {votes['epsilon']:g} together, or {votes['epsilon_at_delta']:.3g} at delta {votes['delta']:g}"
-    )
