@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters, rng
+from pflcli.methods import pfedfda
 
 
 def minibatches(data, client, key, batch=4, epochs=1):
@@ -354,3 +355,23 @@ def test_pfedfda_rounds_by_hand(beta):
     np.testing.assert_allclose(worlds.answers("pfedfda", run, state, np.asarray([0]))["test"], expected, atol=2e-3)
     size = parameters.size(shared) + 4 * (3 * 200 + 200 * 200)
     assert run.traffic == {"up": 2 * 6 * size, "down": 2 * 6 * size, "peer": 0}
+
+
+@pytest.mark.parametrize("samples", [2, 12, 30])
+def test_pfedfda_heads_of_the_grid_are_those_of_the_interpolated_statistics(samples):
+    """By the formulas as they are printed, in the original axes and with an inverse, for few samples and for many."""
+    draw, cfg = rng.generator(0, "test"), pfedfda.Config()
+    z, y = draw.normal(size=(samples, 40)), np.arange(samples) % 2
+    scatter = draw.normal(size=(90, 40)) * np.linspace(0.01, 3, 40)
+    noise = draw.normal(size=(40, 40))
+    common = {"means": draw.normal(size=(3, 40)), "covariance": scatter.T @ scatter / 90 + noise - noise.T}
+    exact = pfedfda._exact({name: torch.from_numpy(value) for name, value in common.items()})
+    axes, principal = pfedfda._principal(exact)
+    weight, bias = pfedfda._candidates(cfg, torch.from_numpy(z) @ axes, torch.from_numpy(y), principal)
+    means = np.stack([z[y == 0].mean(axis=0), z[y == 1].mean(axis=0), common["means"][2]])
+    covariance = (z - means[y]).T @ (z - means[y]) / (samples - 1) + 0.1 * np.eye(40)
+    for place, beta in enumerate(cfg.grid):
+        mean, of_all = mixed([means, covariance], [common["means"], scatter.T @ scatter / 90], beta)
+        expected = mean @ np.linalg.inv((1 - 1e-4) * of_all + 1e-4 * np.trace(of_all) / 40 * np.eye(40))
+        np.testing.assert_allclose(weight[place] @ axes.T.to(weight), expected, rtol=1e-3, atol=2e-3)
+        np.testing.assert_allclose(bias[place], -(expected * mean).sum(axis=1) / 2, rtol=1e-3)
