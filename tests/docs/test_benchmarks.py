@@ -1,0 +1,65 @@
+"""Programs of benchmarks/ that are for machines which tests do not have: they run, on tiny sizes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import ROOT
+
+PROJECT = ROOT.parent
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """benchmarks/gpu.py as a module."""
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    yield importlib.import_module("gpu")
+    for name in ("gpu", "gpu_methods"):
+        sys.modules.pop(name, None)
+
+
+def run(program, *words):
+    """The exit code of a program."""
+    with pytest.raises(SystemExit) as end:
+        program.main(list(words))
+    return end.value.code
+
+
+def test_without_a_gpu_the_program_says_so_in_one_line(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run(gpu, "--parts", "stacked") == (
+        "no CUDA device: run this on a machine with a GPU, or try the program itself with --device cpu"
+    )
+
+
+def test_an_unknown_part_is_refused(gpu, capsys):
+    assert run(gpu, "--device", "cpu", "--parts", "speed") == 2
+    assert "no part speed: choose from stacked,pfllib,agree,tf32" in capsys.readouterr().err
+
+
+def test_the_parts_run_on_a_cpu(gpu, capsys):
+    assert run(gpu, "--device", "cpu", "--parts", "stacked,agree,tf32", "--methods", "fedprox") == 0
+    printed = capsys.readouterr().out
+    assert "times the plain loop" in printed
+    assert "fedprox, mlp" in printed
+    assert "TF32 is not used unless forced" in printed
+
+
+@pytest.mark.parametrize(("difference", "agreed"), [(0.0, True), (0.019, True), (0.021, False)])
+def test_answers_agree_within_the_tolerance(gpu, difference, agreed):
+    answers = gpu.gpu_methods.predictions.SplitPredictions
+    rows = (np.array([0]), np.array([0]), np.array([0, 1]))
+    first = answers({"p": np.array([[0.7, 0.3]], np.float32)}, *rows)
+    second = answers({"p": np.array([[0.7 - difference, 0.3 + difference]], np.float32)}, *rows)
+    assert gpu.gpu_methods.compared("fedavg", first, second) is agreed
+
+
+@pytest.mark.long
+def test_the_published_setting_runs_and_says_that_it_extrapolates(gpu, capsys):
+    assert run(gpu, "--device", "cpu", "--parts", "pfllib", "--methods", "fedavg", "--rounds", "2") == 0
+    assert "extrapolated from 2 rounds, not measured" in capsys.readouterr().out
