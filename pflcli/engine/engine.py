@@ -196,7 +196,7 @@ class Engine:
             losses = self._run_tasks(clients, spans, start, out, plan, key)
         else:
             # A stack is one slice of clients in this order: they take about as many steps, in batches of one width.
-            stack_size = self.stack_size(parameters.size(like), len(clients))
+            stack_size = self.stack_size(parameters.size(like), len(clients), parameters.size(plan.shared))
             cuts = np.flatnonzero(np.diff(widths(sizes[order], plan.batch_size))) + 1
             spans = [
                 (int(first), int(min(first + stack_size, last)))
@@ -247,10 +247,13 @@ class Engine:
             self._explained = chosen
             self.explain(chosen)
 
-    def stack_size(self, size: int, clients: int) -> int:
-        """Return how many clients one stack has: by the size of the model alone, so that results stay the same."""
+    def stack_size(self, size: int, clients: int, shared: int = 0) -> int:
+        """Return how many clients one stack has, by the bytes of a model and of what clients share alone.
+
+        So results stay the same. Each step of a stack reads once what is shared.
+        """
         fewest = _MIN_STACKS if self._device == "cpu" else 1
-        return max(1, min(_STACK_BYTES[self._device] // max(size, 1), -(-clients // fewest)))
+        return max(1, min(max(_STACK_BYTES[self._device], shared) // max(size, 1), -(-clients // fewest)))
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return one model's logits (n, C) on rows of the federation and, with ``features``, representations (n, d)."""

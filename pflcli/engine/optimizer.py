@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -37,27 +38,48 @@ class Update:
             anchor = [a[active] if a.ndim == w.ndim else a for a, w in zip(self._anchor, weights, strict=True)]
             torch._foreach_add_(grads, [w - a for w, a in zip(weights, anchor, strict=True)], alpha=plan.prox[1])
         if plan.optimizer == "adam":
-            grads = self._adam(grads, active)
-        elif plan.momentum:
-            momentum = [buffer[active] for buffer in self._first]
-            torch._foreach_mul_(momentum, plan.momentum)
-            torch._foreach_add_(momentum, grads)
-            grads = momentum
-        if isinstance(rate, Tensor):
-            torch._foreach_sub_(weights, [g * rate.view(-1, *[1] * (g.ndim - 1)) for g in grads])
+            self._adam(weights, grads, rate, active)
         else:
-            torch._foreach_add_(weights, grads, alpha=-rate)
+            if plan.momentum:
+                momentum = [buffer[active] for buffer in self._first]
+                torch._foreach_mul_(momentum, plan.momentum)
+                torch._foreach_add_(momentum, grads)
+                grads = momentum
+            if isinstance(rate, Tensor):
+                torch._foreach_sub_(weights, [g * rate.view(-1, *[1] * (g.ndim - 1)) for g in grads])
+            else:
+                torch._foreach_add_(weights, grads, alpha=-rate)
         if plan.bounds is not None:
             torch._foreach_clamp_min_(weights, plan.bounds[0])
             torch._foreach_clamp_max_(weights, plan.bounds[1])
 
-    def _adam(self, grads: list[Tensor], active: slice) -> list[Tensor]:
+    def _adam(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor, active: slice) -> None:
+        """Take a step of Adam in one pass over the weights, per client where their rates differ."""
         self._steps += 1
-        first, second = ([buffer[active] for buffer in buffers] for buffers in (self._first, self._second))
-        torch._foreach_lerp_(first, grads, 1 - _BETAS[0])
-        torch._foreach_mul_(second, _BETAS[1])
-        torch._foreach_addcmul_(second, grads, grads, 1 - _BETAS[1])
-        scale = torch._foreach_div(second, 1 - _BETAS[1] ** self._steps)
-        torch._foreach_sqrt_(scale)
-        torch._foreach_add_(scale, _EPS)
-        return list(torch._foreach_div(torch._foreach_div(first, 1 - _BETAS[0] ** self._steps), scale))
+        state = [weights, grads, *([buffer[active] for buffer in buffers] for buffers in (self._first, self._second))]
+        parts = _alike(rate) if isinstance(rate, Tensor) else [(..., rate)]
+        for part, own_rate in parts:
+            own_weights, own_grads, first, second = ([tensor[part] for tensor in tensors] for tensors in state)
+            torch._fused_adam_(
+                own_weights,
+                own_grads,
+                first,
+                second,
+                [],
+                [torch.full((), self._steps, dtype=torch.float32, device=weight.device) for weight in weights],
+                lr=own_rate,
+                beta1=_BETAS[0],
+                beta2=_BETAS[1],
+                weight_decay=0.0,
+                eps=_EPS,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+def _alike(rate: Tensor) -> list[tuple[slice | EllipsisType, float]]:
+    """Return parts of a stack with one learning rate each, of ``rate`` (active,): all clients, or one by one."""
+    rates: list[float] = rate.tolist()
+    if len(set(rates)) == 1:
+        return [(..., rates[0])]
+    return [(slice(index, index + 1), own_rate) for index, own_rate in enumerate(rates)]

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pflcli.engine.cpu import program
+from pflcli.engine.cpu import linear_chain, program
+from pflcli.engine.cpu.linear_chain import Layer
 from pflcli.engine.cpu.program import Program
 
 
 @dataclass(frozen=True)
 class ResidentNet:
-    """A network whose parameters each client's training overwrites, and its compiled program, if it has one."""
+    """A network whose parameters each client's training overwrites, with its fast forms, if it has any."""
 
     net: nn.Module
+    layers: list[Layer] | None
+    """those of a chain of linear layers"""
     program: Program | None
 
     @classmethod
     def of(cls, net: nn.Module, in_shape: tuple[int, ...]) -> ResidentNet:
         """Compile ``net`` for samples of ``in_shape``. Not thread-safe: it traces the network."""
-        return cls(net, program.of(net, in_shape))
+        return cls(net, linear_chain.layers(net), program.of(net, in_shape))

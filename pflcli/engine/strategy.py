@@ -46,7 +46,7 @@ def fastest_mode(net: nn.Module, device: str) -> str:
 def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its resident network."""
     plain = plan.objective is None and plan.precision == "float32"
-    layers = linear_chain.layers(resident.net) if plain else None
+    layers = resident.layers if plain else None
     if layers is not None:
         return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.

@@ -244,11 +244,11 @@ def _hybrids(
             _train(run, state, t, members, received)
             theta = state["theta"][members]
             a, b = received.attention(theta)
-            share = _share(run, members, a, b, received).to(b)
-            state["shares"][torch.from_numpy(members)] = share[:, 0].double().cpu()
-            b = ham.with_own_share(b, share)
-            record.add(members, peers, a, b)
             hybrids = received.mixed(a, b)
+            share = _share(run, members, hybrids, received).to(b)
+            state["shares"][torch.from_numpy(members)] = share[:, 0].double().cpu()
+            record.add(members, peers, a, ham.with_own_share(b, share))
+            hybrids = received.with_own(hybrids, share)
             if (t + 1) % run.settings.eval_every == 0:
                 record.right.append(run.is_correct(members, hybrids, "validation"))
             if "hybrids" in state:
@@ -260,10 +260,10 @@ def _hybrids(
         models.release()
 
 
-def _share(run: Run, members: NDArray[np.int64], a: Tensor, b: Tensor, received: ReceivedModels) -> Tensor:
+def _share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: ReceivedModels) -> Tensor:
     """Return the share (q, 1) of each member's own model in its hybrid: that with the least validation loss.
 
-    It is 0 if layer 2 chooses x_i itself, or if the variant has no x_i.
+    It is 0 if layer 2 chooses x_i itself, as then it is in the ``hybrids`` (q, ...), or if the variant has no x_i.
     """
     if run.cfg.form != "guarded" or run.cfg.variant == "aml1":
         return torch.zeros(len(members), 1)
@@ -272,9 +272,10 @@ def _share(run: Run, members: NDArray[np.int64], a: Tensor, b: Tensor, received:
     earlier = run.chosen("self_share", members)
     if earlier is not None:
         return torch.from_numpy(earlier)[:, None]
-    hybrids = (received.mixed(a, ham.with_own_share(b, share)) for share in _SHARES)
-    losses = [run.client_losses(members, models, "validation") for models in hybrids]
-    return torch.tensor(_SHARES)[np.argmin(losses, axis=0)][:, None]
+    candidates = torch.tensor(_SHARES)
+    mixed = (received.with_own(hybrids, share.expand(len(members))) for share in candidates)
+    losses = [run.client_losses(members, models, "validation") for models in mixed]
+    return candidates[np.argmin(losses, axis=0)][:, None]
 
 
 def _train(run: Run, state: State, t: int, members: NDArray[np.int64], received: ReceivedModels) -> None:

@@ -443,6 +443,41 @@ def test_adam_is_adam(mode, kind):
         torch.testing.assert_close(value, parameters.of(model)[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_adam_with_a_rate_for_each_client_is_that_of_each_alone(mode):
+    data = worlds.federation()
+    engine = Engine(net := network("chain", data), data, seed=0, mode=mode)
+    start, rates = parameters.repeat(parameters.of(net), 3), np.asarray([[0.01], [0.002], [0.03]])
+    plan = LocalSGD(epochs=1, batch_size=4, lr=rates, optimizer="adam")
+    (together,) = engine.local_sgd([1, 2, 0], start, plan, ("sgd", 0))
+    for place, client in enumerate((1, 2, 0)):
+        alone = LocalSGD(epochs=1, batch_size=4, lr=rates[place], optimizer="adam")
+        (part,) = engine.local_sgd([client], parameters.of(net), alone, ("sgd", 0))
+        for key, value in part.params.items():
+            torch.testing.assert_close(together.params[key][place], value[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_stack_is_as_large_as_what_its_clients_share():
+    data = worlds.federation()
+    engine = Engine(network("chain", data), data, seed=0)
+    assert engine.stack_size(1 << 20, 100) == 4
+    assert engine.stack_size(1 << 20, 100, shared=39 << 20) == 39
+    assert engine.stack_size(1 << 20, 10, shared=39 << 20) == 10
+
+
+@pytest.mark.parametrize("model", ["mlp", "logistic"])
+def test_a_chain_answers_as_its_network_does_to_the_bit(model):
+    data = worlds.federation()
+    net = models.create(model, data.in_shape, worlds.CLASSES, 0)
+    engine = Engine(net, data, seed=0)
+    answers = engine.outputs_each(data.clients, parameters.repeat(parameters.of(net), len(data.clients)), "test")
+    embedded = engine.embed_each(data.clients, parameters.repeat(parameters.of(net), len(data.clients)), "test")
+    for client, (logits, _), z in zip(data.clients, answers, embedded, strict=True):
+        x = data.inputs(torch.from_numpy(data.rows(int(client), "test")))
+        assert torch.equal(logits, net(x))
+        assert torch.equal(z, net.body(x))
+
+
 def interpolated(model, params, batch):
     """The loss of the mean of two models, one of them constant, with a learned scale of the logits."""
     both = {name: (value + batch.own[name]) / 2 for name, value in params.items() if name != "scale"}

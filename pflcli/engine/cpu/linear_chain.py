@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pflcli.engine.gradients import Outputs, cross_entropy
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Update
-from pflcli.parameters import Stacked
+from pflcli.parameters import Params, Stacked
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,18 @@ def _flat(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from _flat(f"{name}.{child}", layer)
     else:
         yield name, module
+
+
+def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits (n, C) and representations (n, d) of one model for ``x`` (n, ...), to the bit those of its net."""
+    h = x.flatten(1)
+    z = None
+    for layer in chain:
+        if z is None and layer.weight.startswith("head."):
+            z = h
+        h = functional.linear(h, params[layer.weight], params[layer.bias] if layer.bias else None)
+        h = functional.relu(h) if layer.relu else h
+    return h, h if z is None else z
 
 
 class ChainNetwork:

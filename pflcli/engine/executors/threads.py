@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli import parameters
-from pflcli.engine.cpu import operators
+from pflcli.engine.cpu import linear_chain, operators
 from pflcli.engine.executors import Inference, T, batches
 from pflcli.engine.federation import Federation
 from pflcli.engine.resident import ResidentNet
@@ -74,6 +74,9 @@ class Threads:
         """Return the logits (n, C) and representations (n, d) of one task, computed on the calling thread."""
         own = models if task.index is None else parameters.pick(models, task.index)
         with self.net() as nets:
+            layers = nets["stacked"].layers
+            if layers is not None:  # without copying the model
+                return self._joined(task, lambda x: linear_chain.outputs(layers, own, x))
             return self._predict(_loaded(nets["loop"].net, own), task)
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
@@ -85,15 +88,20 @@ class Threads:
         self._pool.shutdown()
 
     def _predict(self, net: nn.Module, task: Inference) -> tuple[Tensor, Tensor]:
-        outputs = [self._forward(net, rows, task.features) for rows in batches(task.rows, self._batch)]
-        logits, z = zip(*outputs, strict=True)
-        return torch.cat(logits), torch.cat(z)
+        def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+            z = net.body(x)  # type: ignore[operator]
+            return net.head(z), z  # type: ignore[operator]
 
-    def _forward(self, net: nn.Module, rows: NDArray[np.int64], features: bool) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            z = net.body(self.federation.inputs(torch.from_numpy(rows)))  # type: ignore[operator]
-            logits = net.head(z)  # type: ignore[operator]
-        return logits, z if features else logits[:, :0]
+        return self._joined(task, forward)
+
+    @torch.no_grad()
+    def _joined(self, task: Inference, forward: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the outputs of a task, batch by batch."""
+        rows_of = batches(task.rows, self._batch)
+        outputs = [forward(self.federation.inputs(torch.from_numpy(rows))) for rows in rows_of]
+        logits, z = zip(*outputs, strict=True)
+        joined = torch.cat(logits)
+        return joined, torch.cat(z) if task.features else joined[:, :0]
 
 
 def _loaded(net: nn.Module, params: Params) -> nn.Module:

@@ -63,12 +63,20 @@ def scores(theta: Params, sketches: Tensor, me: Tensor, slots: Tensor) -> tuple[
     z = unit(sketches)
     own_point = _mean(me, z[..., :-1, :])
     # (k1 z_j) . (q1 z_i) = z_j . (k1^T q1 z_i): no key is computed.
-    a = attention.weights(_query(theta["q1"], theta["k1"], own_point), z[..., :-1, :], me == 0)
+    query1, query2 = (_query(theta[f"q{layer}"], theta[f"k{layer}"], own_point) for layer in (1, 2))
+    return _attention(query1, query2, sketches, z, own_point, me, slots)
+
+
+def _attention(
+    query1: Tensor, query2: Tensor, sketches: Tensor, z: Tensor, own_point: Tensor, me: Tensor, slots: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return both attentions by the layers' queries (..., r), of ``sketches`` and their directions ``z``."""
+    a = attention.weights(query1, z[..., :-1, :], me == 0)
     # A sketch is linear: that of x^a is the mix of sketches.
     rest = 1 - a.sum(dim=-1, keepdim=True)
     enhanced = unit(_mean(a, sketches[..., :-1, :]) + rest * sketches[..., -1, :])
     keys = torch.stack([own_point, enhanced, z[..., -1, :].expand_as(own_point)], dim=-2)
-    return a, attention.weights(_query(theta["q2"], theta["k2"], own_point), keys, slots > 0)
+    return a, attention.weights(query2, keys, slots > 0)
 
 
 def _mean(weights: Tensor, points: Tensor) -> Tensor:
@@ -111,11 +119,13 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
     which scales a gradient whose scale Adam does not see.
     """
     shared, me = batch.shared, batch.own["me"]
-    basis = parameters.unprefixed(shared, "basis.")
+    basis, z = parameters.unprefixed(shared, "basis."), unit(shared["points"])
+    own_point = _mean(me, z[:-1])
+    middle = {layer: (params[f"q{layer}"] @ own_point[..., None])[..., 0] for layer in (1, 2)}
     with torch.enable_grad():
-        # Copies: other threads update their clients in place, in the tensors of which these are parts.
-        theta = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
-        a, b = scores(theta, shared["points"], me, shared["slots"])
+        # Projections are differentiated by hand: their gradients are outer products of vectors.
+        queries = [(params[f"k{layer}"].mT @ middle[layer][..., None])[..., 0].requires_grad_() for layer in (1, 2)]
+        a, b = _attention(queries[0], queries[1], shared["points"], z, own_point, me, shared["slots"])
         share = coefficients(a, b, me)
         penalty = shared["rho"] * attention.divergence(batch.own["prior"], a)
     losses, by_hybrid = gradient(network, mix(share.detach(), basis), batch, network.parameters)
@@ -124,8 +134,13 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         by_share += value.flatten(1) @ basis[name].flatten(1).T
     with torch.enable_grad():
         total = (share * by_share).sum() + penalty.sum()  # clients are independent
-    by_theta = torch.autograd.grad(total, list(theta.values()), allow_unused=True, materialize_grads=True)
-    return losses + penalty.detach(), dict(zip(theta, by_theta, strict=True))
+    by_queries = torch.autograd.grad(total, queries, allow_unused=True, materialize_grads=True)
+    by_theta = {}
+    for layer, by_query in zip((1, 2), by_queries, strict=True):
+        by_middle = (params[f"k{layer}"] @ by_query[..., None])[..., 0]
+        by_theta[f"q{layer}"] = by_middle[..., None] * own_point[..., None, :]
+        by_theta[f"k{layer}"] = middle[layer][..., None] * by_query[..., None, :]
+    return losses + penalty.detach(), {name: by_theta[name] for name in params}
 
 
 def joint(model: Model, params: Params, batch: Batch) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,6 +37,21 @@ class ReceivedModels:
         """Return the clients' hybrids (q, ...) by their attention (q, n) and (q, 3)."""
         with intra_op(1):
             return ham.mix(ham.coefficients(a, b, self.me), self.basis)
+
+    def with_own(self, hybrids: Stacked, share: Tensor) -> Stacked:
+        """Return hybrids (q, ...) of which ``share`` (q, 1) became the clients' own models."""
+        with intra_op(1):
+            return {
+                name: value.lerp(self._own[name], share.to(value).view(-1, *[1] * (value.ndim - 1)))
+                if value.is_floating_point()
+                else value
+                for name, value in hybrids.items()
+            }
+
+    @cached_property
+    def _own(self) -> Stacked:
+        rows = self.me.argmax(dim=1)
+        return {name: value[rows] for name, value in self.basis.items()}
 
     def ham_plan(self, first: Params, rho: float) -> dict[str, Any]:
         """Return the options of ``Run.local_sgd`` by which clients train HAM, which began as ``first`` (Eq. 13)."""
