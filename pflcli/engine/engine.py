@@ -158,7 +158,7 @@ class Engine:
         if not isinstance(executor, SummingExecutor) or not len(clients):
             return None
         chosen = strategy.choose(self._resident, plan, self.mode, len(clients))
-        own_loss = plan.objective or plan.gradient or plan.sample_weights is not None
+        own_loss = plan.objective or plan.gradient or plan.own or plan.sample_weights is not None
         own_starts = isinstance(start, ModelTable) or own_loss or is_stacked(start, self._like)
         if own_starts or (chosen.stacked and chosen.layers is None):
             return None
@@ -192,41 +192,37 @@ class Engine:
             for name, value in like.items()
         }
         if self.mode == "loop":
-            spans = [(int(row), int(row) + 1) for row in order]
-            losses = self._run_tasks(clients, spans, start, out, plan, key)
+            groups = list(order[:, None])
         else:
             # A stack is one slice of clients in this order: they take about as many steps, in batches of one width.
             stack_size = self.stack_size(parameters.size(like), len(clients), parameters.size(plan.shared))
             cuts = np.flatnonzero(np.diff(widths(sizes[order], plan.batch_size))) + 1
-            spans = [
-                (int(first), int(min(first + stack_size, last)))
+            groups = [
+                order[first : min(first + stack_size, last)]
                 for start_row, last in itertools.pairwise([0, *cuts, len(clients)])
                 for first in range(start_row, last, stack_size)
             ]
-            initial = parameters.take(start, order) if is_stacked(start, like) else start
-            losses = self._run_tasks(clients[order], spans, initial, out, plan.for_clients(order, like), key)
-            inverse = np.argsort(order)
-            out, losses = parameters.take(out, inverse), losses[inverse]
+        losses = self._run_tasks(clients, groups, start, out, plan, key)
         return TrainedClients(clients, out, sizes.astype(np.float64), losses, parameters.finite(out))
 
     def _run_tasks(
         self,
         clients: NDArray[np.int64],
-        spans: Sequence[tuple[int, int]],
+        groups: Sequence[NDArray[np.int64]],
         start: Params | Stacked,
         out: Stacked,
         plan: LocalSGD,
         key: tuple[Any, ...],
     ) -> NDArray[np.float64]:
-        """Train the clients of each span as one task, on the executor's workers; returns the losses (m,)."""
-        tasks = [Task(self.mode, first, last, clients[first:last], plan, self.seed, key) for first, last in spans]
+        """Train clients at the places of each group as one task, on the executor's workers; returns the losses (m,)."""
+        tasks = [Task(self.mode, places, clients[places], plan, self.seed, key) for places in groups]
         widest = max(len(task.clients) for task in tasks)
         self._explain_once(str(strategy.choose(self._resident, plan, self.mode, widest)))
         losses, trained = np.empty(len(clients)), 0
         with intra_op(1):
-            for (first, last), values in zip(spans, self.executor.run(tasks, start, out), strict=True):
-                losses[first:last] = values
-                trained += last - first
+            for places, values in zip(groups, self.executor.run(tasks, start, out), strict=True):
+                losses[places] = values
+                trained += len(places)
                 self.on_progress(f"{trained} of {len(clients)} clients trained")
         return losses
 

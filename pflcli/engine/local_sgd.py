@@ -84,16 +84,17 @@ class LocalSGD:
     mu)`` adds mu (w - anchor) to the gradient; the anchor is one model, or a stack in the clients' order. Only
     parameters whose name starts with ``trainable`` are trained, on the samples of ``splits``. ``objective`` replaces
     the cross-entropy of the model: its parameters are all tensors of the start, a stack, and its constants are ``own``
-    (m, ...) and ``shared``. ``gradient`` does the same by gradients instead of a loss, which takes less time.
-    ``passes`` says how often a step passes its samples forward and backward. ``sample_weights`` (m, n) multiply the
-    losses of each client's samples, in their order. With ``one_by_one`` clients train one at a time in either mode, by
-    autograd: the objective may then branch on its data, have shapes that depend on them, and draw from ``batch.rng``.
-    ``batches`` bounds the minibatches of an epoch. ``steps`` replaces ``epochs`` by a number of local steps: epochs,
-    each in an order of its own, follow each other until so many steps are taken; ``lr`` then holds the learning rate of
-    each step. A client without samples takes no step. With ``frozen_norm`` BatchNorm normalizes by its running
-    statistics and does not change them. Clients that diverge are left out of the round unless they ``may_diverge``:
-    then the method itself must look for parameters that are not finite. ``bounds`` clip what is trained after every
-    step, as in projected gradient descent.
+    (m, ...) and ``shared``. ``gradient`` does the same by gradients instead of a loss, which takes less time. Without
+    both, ``adds_own`` adds the constants ``own``, one for each trained parameter, to the gradients. ``passes`` says how
+    often a step passes its samples forward and backward. ``sample_weights`` (m, n) multiply the losses of each client's
+    samples, in their order. With ``one_by_one`` clients train one at a time in either mode, by autograd: the objective
+    may then branch on its data, have shapes that depend on them, and draw from ``batch.rng``. ``batches`` bounds the
+    minibatches of an epoch. ``steps`` replaces ``epochs`` by a number of local steps: epochs, each in an order of its
+    own, follow each other until so many steps are taken; ``lr`` then holds the learning rate of each step. A client
+    without samples takes no step. With ``frozen_norm`` BatchNorm normalizes by its running statistics and does not
+    change them. Clients that diverge are left out of the round unless they ``may_diverge``: then the method itself must
+    look for parameters that are not finite. ``bounds`` clip what is trained after every step, as in projected gradient
+    descent.
     """
 
     epochs: int
@@ -108,6 +109,7 @@ class LocalSGD:
     precision: Literal["float32", "bfloat16"] = "float32"
     objective: Objective | None = None
     gradient: GradientRule | None = None
+    adds_own: bool = False
     passes: float = 1.0
     sample_weights: Tensor | None = None
     own: Stacked = field(default_factory=dict)
@@ -158,7 +160,11 @@ class LocalSGD:
 
     def anchors(self, names: Sequence[str]) -> list[Tensor]:
         """Return the proximal anchor of these parameters, or nothing if there is none."""
-        return [self.prox[0][name] for name in names] if self.prox else []
+        return [self.prox[0][name] for name in names] if self.prox and self.prox[1] else []
+
+    def drift(self, names: Sequence[str]) -> list[Tensor]:
+        """Return what is added to the gradients of these parameters, or nothing."""
+        return [self.own[name] for name in names] if self.adds_own else []
 
     def for_clients(self, positions: NDArray[np.int64], like: Params) -> LocalSGD:
         """Return the plan of the clients at ``positions``; ``like`` tells a stacked anchor from one for all."""

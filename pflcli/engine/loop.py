@@ -74,7 +74,7 @@ class _Plain:
                 value.copy_(start[name])
         trained = {name: value for name, value in net.named_parameters() if name.startswith(plan.trainable)}
         self._names, self._weights = list(trained), [value.requires_grad_() for value in trained.values()]
-        self._update = Update(plan, self._weights, plan.anchors(self._names))
+        self._update = Update(plan, self._names, self._weights)
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
@@ -104,7 +104,7 @@ class _Objective:
         self.state = {name: value.clone() for name, value in start.items()}
         names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]
         self._weights = [self.state[name].requires_grad_() for name in names]
-        self._update = Update(plan, self._weights, plan.anchors(names))
+        self._update = Update(plan, names, self._weights)
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss."""
@@ -129,7 +129,7 @@ class _Ruled:
         self._models = {name: value[None] for name, value in self.state.items()}
         self._own = {name: value[None] for name, value in plan.own.items()}
         self._names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]
-        self._update = Update(plan, [self._models[name] for name in self._names], plan.anchors(self._names))
+        self._update = Update(plan, self._names, [self._models[name] for name in self._names])
         self._network: StackedNetwork = AutogradNetwork(net, self._names, plan.precision)
         self._compiled: StackedNetwork = CompiledNetwork(net, self._names, program) if program else self._network
 

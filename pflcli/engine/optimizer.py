@@ -17,41 +17,72 @@ _BETAS, _EPS = (0.9, 0.999), 1e-8
 class Update:
     """Takes optimizer steps on weights in place. Momentum starts at zero and is kept between steps.
 
-    ``weights`` are those of one model, or of a stack whose first ``active`` rows still train. ``anchor`` is in the
-    order of the weights, and broadcasts against them.
+    ``names`` and ``weights`` are those of one model, or of a stack whose first ``active`` rows still train.
     """
 
-    def __init__(self, plan: LocalSGD, weights: Sequence[Tensor], anchor: Sequence[Tensor] = ()) -> None:
-        self._plan, self._anchor = plan, list(anchor) if plan.prox and plan.prox[1] else []
+    def __init__(self, plan: LocalSGD, names: Sequence[str], weights: Sequence[Tensor]) -> None:
+        self._plan, self._anchor, self._drift = plan, plan.anchors(names), plan.drift(names)
         self._first = [torch.zeros_like(w) for w in weights] if plan.momentum or plan.optimizer == "adam" else []
         self._second = [torch.zeros_like(w) for w in weights] if plan.optimizer == "adam" else []
         self._steps = 0
+        self.is_plain = plan.optimizer == "sgd" and not (plan.momentum or plan.weight_decay or plan.bounds)
+        """whether a step is ``pull`` and then minus the rate times the gradients, which anybody may subtract"""
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:
         """Apply ``grads``, which may be overwritten; ``rate`` is one number, or (active,) with stacked weights."""
         plan = self._plan
         active = slice(len(rate)) if isinstance(rate, Tensor) else slice(None)
+        if self.is_plain:
+            for index, weight in enumerate(weights):
+                self.pull(index, weight, rate)
+        else:
+            self._add_penalties(weights, grads, active)
+        if plan.momentum and plan.optimizer == "sgd":
+            momentum = [buffer[active] for buffer in self._first]
+            torch._foreach_mul_(momentum, plan.momentum)
+            torch._foreach_add_(momentum, grads)
+            grads = momentum
+        if plan.optimizer == "adam":
+            self._adam(weights, grads, rate, active)
+        elif isinstance(rate, Tensor):
+            for weight, grad in zip(weights, grads, strict=True):
+                weight.addcmul_(grad, _like(rate, grad), value=-1)
+        else:
+            torch._foreach_add_(weights, grads, alpha=-rate)
+        if plan.bounds is not None:
+            torch._foreach_clamp_min_(weights, plan.bounds[0])
+            torch._foreach_clamp_max_(weights, plan.bounds[1])
+
+    def pull(self, index: int, weight: Tensor, rate: float | Tensor) -> None:
+        """Move a weight by all of a plain step but the gradient of the loss: towards the anchor, and by the drift.
+
+        Each takes one pass over memory, where a sum of gradients would take three.
+        """
+        if self._anchor:
+            assert self._plan.prox is not None
+            part, anchor = rate * self._plan.prox[1], self._anchor[index]
+            weight.lerp_(
+                anchor[: len(weight)] if anchor.ndim == weight.ndim else anchor,
+                _like(part, weight) if isinstance(part, Tensor) else part,
+            )
+        if self._drift:
+            drift = self._drift[index]
+            if isinstance(rate, Tensor):
+                weight.addcmul_(drift[: len(weight)], _like(rate, weight), value=-1)
+            else:
+                weight.add_(drift, alpha=-rate)
+
+    def _add_penalties(self, weights: list[Tensor], grads: list[Tensor], active: slice) -> None:
+        """Add weight decay, the pull of the anchor, and the drift to the gradients."""
+        plan = self._plan
         if plan.weight_decay:
             torch._foreach_add_(grads, weights, alpha=plan.weight_decay)
         if self._anchor:
             assert plan.prox is not None
             anchor = [a[active] if a.ndim == w.ndim else a for a, w in zip(self._anchor, weights, strict=True)]
             torch._foreach_add_(grads, [w - a for w, a in zip(weights, anchor, strict=True)], alpha=plan.prox[1])
-        if plan.optimizer == "adam":
-            self._adam(weights, grads, rate, active)
-        else:
-            if plan.momentum:
-                momentum = [buffer[active] for buffer in self._first]
-                torch._foreach_mul_(momentum, plan.momentum)
-                torch._foreach_add_(momentum, grads)
-                grads = momentum
-            if isinstance(rate, Tensor):
-                torch._foreach_sub_(weights, [g * rate.view(-1, *[1] * (g.ndim - 1)) for g in grads])
-            else:
-                torch._foreach_add_(weights, grads, alpha=-rate)
-        if plan.bounds is not None:
-            torch._foreach_clamp_min_(weights, plan.bounds[0])
-            torch._foreach_clamp_max_(weights, plan.bounds[1])
+        if self._drift:
+            torch._foreach_add_(grads, [drift[active] for drift in self._drift])
 
     def _adam(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor, active: slice) -> None:
         """Take a step of Adam in one pass over the weights, per client where their rates differ."""
@@ -83,3 +114,8 @@ def _alike(rate: Tensor) -> list[tuple[slice | EllipsisType, float]]:
     if len(set(rates)) == 1:
         return [(..., rates[0])]
     return [(slice(index, index + 1), own_rate) for index, own_rate in enumerate(rates)]
+
+
+def _like(values: Tensor, weight: Tensor) -> Tensor:
+    """Return values (active,) with as many axes as a stacked weight."""
+    return values.view(-1, *[1] * (weight.ndim - 1))

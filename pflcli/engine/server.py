@@ -28,7 +28,7 @@ def train(engine: Engine, rows: NDArray[np.int64], start: Params, plan: LocalSGD
     """
     out = {name: torch.empty_like(value)[None] for name, value in start.items()}
     engine.count_training(plan, np.asarray([len(rows)]))
-    task = Task(engine.mode, 0, 1, np.zeros(1, np.int64), plan, engine.seed, key, rows)
+    task = Task(engine.mode, np.zeros(1, np.int64), np.zeros(1, np.int64), plan, engine.seed, key, rows)
     with intra_op(1):
         list(engine.executor.run([task], start, out))
     if not parameters.finite(out).all():

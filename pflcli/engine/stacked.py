@@ -54,36 +54,34 @@ def train_stack(
     data: Federation,
     clients: NDArray[np.int64],
     draws: list[np.random.Generator],
+    places: NDArray[np.int64],
     start: Params | Stacked,
     out: Stacked,
     plan: LocalSGD,
     layers: list[linear_chain.Layer] | None = None,
 ) -> NDArray[np.float64]:
-    """Train ``clients`` as one stack into ``out`` (m, ...) and return their mean losses (m,).
+    """Train ``clients`` (m,) as one stack into ``places`` (m,) of ``out``, and return their mean losses (m,).
 
-    ``draws`` holds each client's generator of minibatches. ``start`` is one model, or a stack in the clients' order, as
-    ``plan`` is. Given ``layers``, the network is a chain of linear layers and trains without autograd.
+    ``draws`` holds each client's generator of minibatches. ``start`` is one model, or has the clients' models at their
+    places, where ``plan`` has what is their own. Meanwhile the stack, which fits into a cache, lies by itself. Given
+    ``layers``, the network is a chain of linear layers and trains without autograd.
     """
     like = {name: value[0] for name, value in out.items()}
     schedules = [
-        _steps(data.rows(int(client), *plan.splits), plan, index, draw, join_single=has_batch_norm(net))
-        for index, (client, draw) in enumerate(zip(clients, draws, strict=True))
+        _steps(data.rows(int(client), *plan.splits), plan, int(place), draw, join_single=has_batch_norm(net))
+        for client, place, draw in zip(clients, places, draws, strict=True)
     ]
     order = np.argsort([-len(steps) for steps in schedules], kind="stable")
     width = int(widths(data.sizes(*plan.splits)[clients], plan.batch_size).max(initial=0))
     schedule = _padded([schedules[index] for index in order], width, data.y.device)
-    sorted_already = bool((order == np.arange(len(order))).all())
-    rows = torch.from_numpy(order).to(data.y.device)
-    own_start = is_stacked(start, like)
-    models = out if sorted_already else {name: torch.empty_like(value) for name, value in out.items()}
+    rows = torch.from_numpy(places[order]).to(data.y.device)
+    if is_stacked(start, like):
+        models = {name: start[name][rows] for name in out}
+    else:
+        models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
+    losses = _run(_trainer(net, models, plan.for_clients(places[order], like), layers), data, schedule)
     for name, value in models.items():
-        value.copy_(start[name][rows] if own_start and not sorted_already else start[name])
-    losses = _run(
-        _trainer(net, models, plan if sorted_already else plan.for_clients(order, like), layers), data, schedule
-    )
-    if not sorted_already:
-        for name, value in models.items():
-            out[name][rows] = value
+        out[name][rows] = value
     return np.asarray(losses[np.argsort(order)])
 
 
@@ -124,7 +122,7 @@ class _Ruled:
     ) -> None:
         self._rule, self._models, self._plan = plan.gradient or gradient, models, plan
         self._names = [name for name in learnable(net, models) if name.startswith(plan.trainable)]
-        self._update = Update(plan, [models[name] for name in self._names], plan.anchors(self._names))
+        self._update = Update(plan, self._names, [models[name] for name in self._names])
         self._net, self._by_size = net.train(not plan.frozen_norm), has_batch_norm(net) and not plan.frozen_norm
         self._network: StackedNetwork = (
             linear_chain.ChainNetwork(layers, self._names)
@@ -176,7 +174,7 @@ class _Objective:
         assert plan.objective is not None
         self._models, self._own, self._by_size = models, plan.own, has_batch_norm(net) and not plan.frozen_norm
         self._names = [name for name in learnable(net, models) if name.startswith(plan.trainable)]
-        self._update = Update(plan, [models[name] for name in self._names], plan.anchors(self._names))
+        self._update = Update(plan, self._names, [models[name] for name in self._names])
         self._net = net.train(not plan.frozen_norm)
         model, objective = Model(net), plan.objective
 

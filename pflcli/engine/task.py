@@ -16,13 +16,12 @@ from pflcli.engine.resident import ResidentNet
 from pflcli.parameters import Params, Stacked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
-    """Clients ``first`` to ``last`` (exclusive) of a chunk, and how they train; ``plan`` is that of the whole chunk."""
+    """The ``clients`` at some ``places`` of a chunk, and how they train; ``plan`` is that of the whole chunk."""
 
     mode: str
-    first: int
-    last: int
+    places: NDArray[np.int64]
     clients: NDArray[np.int64]
     plan: LocalSGD
     seed: int
@@ -34,7 +33,7 @@ class Task:
 def run_task(
     task: Task, resident: ResidentNet, data: Federation, start: Params | Stacked, out: Stacked
 ) -> NDArray[np.float64]:
-    """Train the task's clients into their rows of ``out``; returns their mean losses (m,).
+    """Train the task's clients into their places in ``out``; returns their mean losses (m,).
 
     ``start`` and ``out`` are those of the whole chunk. What a client learns does not depend on the worker. It does not
     depend on the other clients either: bit by bit one by one and in stacks of linear chains, where ``local_sgd.widths``
@@ -42,26 +41,24 @@ def run_task(
     request stacks the same clients on every machine, so that its bytes stay the same.
     """
     data = data if task.rows is None else data.pooled(task.rows)
-    span = slice(task.first, task.last)
     like = {name: value[0] for name, value in out.items()}
-    trained = {name: value[span] for name, value in out.items()}
-    initial = {name: value[span] for name, value in start.items()} if is_stacked(start, like) else start
-    plan = task.plan.for_clients(np.arange(task.first, task.last), like)
+    own_start = is_stacked(start, like)
     draws = [rng.generator(task.seed, *task.key, int(client)) for client in task.clients]
-    how = strategy.choose(resident, plan, task.mode, len(task.clients))
+    how = strategy.choose(resident, task.plan, task.mode, len(task.clients))
     if how.stacked:
-        return stacked.train_stack(resident.net, data, task.clients, draws, initial, trained, plan, how.layers)
+        net, plan = resident.net, task.plan
+        return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how.layers)
     losses = [
         loop.train_client(
             resident.net,
             data,
             int(client),
-            parameters.pick(initial, index) if is_stacked(initial, like) else initial,
-            parameters.pick(trained, index),
-            plan.for_client(index, like),
+            parameters.pick(start, place) if own_start else start,
+            parameters.pick(out, place),
+            task.plan.for_client(place, like),
             draws[index],
             how.program,
         )
-        for index, client in enumerate(task.clients)
+        for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True))
     ]
     return np.asarray(losses)

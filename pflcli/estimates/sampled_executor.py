@@ -120,7 +120,7 @@ class SampledExecutor:
             )
 
             # Of clients that train one after the other one is enough.
-            measured = task if how.stacked else replace(task, last=task.first + 1, clients=task.clients[:1])
+            measured = task if how.stacked else replace(task, places=task.places[:1], clients=task.clients[:1])
 
             def measure() -> tuple[float, float]:
                 def timed(count: int) -> float:
@@ -204,6 +204,7 @@ def _kind(plan: LocalSGD) -> tuple[Any, ...]:
         plan.optimizer,
         plan.precision,
         plan.prox is not None,
+        plan.adds_own,
         plan.momentum > 0,
         plan.frozen_norm,
         plan.one_by_one,

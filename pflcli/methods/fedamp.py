@@ -76,7 +76,8 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, own, cloud = run.cohort(t), state["model"], state["cloud"]
     ids = np.union1d(own.written, cohort)
     room = run.engine.clients_that_fit(parameters.size(run.init))
-    origin = run.init if run.cfg.form == "heuristic" and run.cfg.centred else None
+    # Distances are the same from any origin, and differences of smaller numbers.
+    origin = run.init if run.cfg.form == "attention" or run.cfg.centred else None
     products = similarity.gram(own, ids, run.engine.parameters, room, origin)
     # A client that has sent nothing yet is known to nobody but itself.
     xi = weights(run.cfg, products, np.isin(ids, own.written))

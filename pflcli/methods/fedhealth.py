@@ -6,7 +6,8 @@ its cross-entropy plus `weight` times the CORAL loss |C_own - C_public|^2 / (4 d
 features of its minibatch and of public samples (Sun & Saenko, 2016, https://arxiv.org/abs/1607.01719; divided by n
 here, so that a single sample has one). Where there is no public set, FedHAM (Gao et al., 2023) takes 10 % of every
 client's training samples for it, and so does this: they travel to the server, and their inputs to every client, which
-is counted; clients keep learning from theirs. Features are the input of the head.
+is counted; clients keep learning from theirs. Features are the input of the head; BatchNorm normalises a minibatch
+together with the public samples.
 
 Any client can transfer, whether it took part or not.
 """
@@ -25,10 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.engine.server import ServerDiverged
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import Params
+from pflcli.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()
@@ -116,7 +117,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         epochs=run.cfg.epochs,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
         trainable=parameters.upper(run.init, run.cfg.upper),
-        objective=partial(_aligned, weight=run.cfg.weight),
+        gradient=partial(_aligned, weight=run.cfg.weight),
         shared={"public": run.federation.inputs(torch.from_numpy(rows[aligned]))},
     )
     return run.predictor(clients, tuned)
@@ -132,15 +133,23 @@ def _public(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(drawn)
 
 
-def _aligned(model: Model, params: Params, batch: Batch, *, weight: float) -> Tensor:
-    """Return the cross-entropy plus ``weight`` times the CORAL loss."""
-    z, public = model.features(params, batch.x), model.features(params, batch.shared["public"])
-    even = torch.full_like(batch.y, 1 / len(batch.y), dtype=z.dtype) if batch.weight is None else batch.weight
-    apart = _covariance(z, even) - _covariance(public, torch.full_like(public[:, 0], 1 / len(public)))
-    return batch.cross_entropy(model.head(params, z)) + weight * (apart**2).sum() / (4 * z.shape[1] ** 2)
+def _aligned(network: StackedNetwork, params: Stacked, batch: StackedBatch, *, weight: float) -> tuple[Tensor, Stacked]:
+    """Return the cross-entropy plus ``weight`` times the CORAL loss, and its gradients."""
+    public, count = batch.shared["public"], batch.x.shape[1]
+    outputs = network.forward(params, torch.cat([batch.x, public.expand(len(batch.x), *public.shape)], dim=1))
+    losses, own_grad = cross_entropy(outputs.logits[:, :count], batch.y, batch.weight)
+    z, even = outputs.z, torch.full_like(outputs.z[:, count:, 0], 1 / len(public))
+    own, far = _centred(z[:, :count], batch.weight), _centred(z[:, count:], even)
+    own_weighed, far_weighed = batch.weight[..., None] * own, even[..., None] * far
+    apart = own_weighed.mT @ own - far_weighed.mT @ far  # (a, d, d), symmetric
+    scale = weight / (4 * z.shape[2] ** 2)
+    losses += scale * (apart**2).sum(dim=(1, 2))
+    by_z = torch.cat([own_weighed, -far_weighed], dim=1) @ apart
+    grad = torch.zeros_like(outputs.logits)
+    grad[:, :count] = own_grad
+    return losses, network.backward(outputs, grad, by_z.mul_(4 * scale))
 
 
-def _covariance(z: Tensor, weight: Tensor) -> Tensor:
-    """Return the covariance (d, d) of features (n, d) with weights (n,) that add up to one."""
-    centred = z - weight @ z
-    return (weight[:, None] * centred).T @ centred
+def _centred(z: Tensor, weight: Tensor) -> Tensor:
+    """Return features (a, n, d) minus their means with weights (a, n) that add up to one."""
+    return z - (weight[:, None] @ z)

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
 from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
@@ -65,14 +64,12 @@ def train_round(run: Run, state: State, t: int) -> State:
     for ids in run.client_chunks(cohort, 3 * parameters.size(start)):
         own_controls = controls[ids]
         drift = {name: value - own_controls[name] for name, value in control.items()}
-        initial = parameters.repeat(start, len(ids))
-        (part,) = run.local_sgd(ids, initial, t=t, momentum=0.0, gradient=_corrected, own=drift)
-        scale = 1 / (count[ids] * run.settings.lr_at(t))
-        gradients = {name: (start[name] - part.params[name]) * _broadcast(scale, drift[name]) for name in control}
-        controls[ids] = {name: value - drift[name] for name, value in gradients.items()}
+        (part,) = run.local_sgd(ids, start, t=t, momentum=0.0, own=drift, adds_own=True)
+        scale = torch.from_numpy(1 / (count[ids] * run.settings.lr_at(t)))
         # The change of c_i is the mean of the gradients minus c.
-        change = _changes({name: value - control[name] for name, value in gradients.items()})
-        mean.add({**part.params, **change}, part.weights, part.clients)
+        change = {name: _change(value, start[name], part.params[name], scale) for name, value in control.items()}
+        controls[ids] = {name: own_controls[name].add_(value) for name, value in change.items()}
+        mean.add({**part.params, **_changes(change)}, part.weights, part.clients)
     value, share = mean.value(), run.share_of_samples(cohort)
     model, change = {name: value[name] for name in start}, parameters.unprefixed(value, _CHANGE)
     for name in run.engine.parameters if run.cfg.server_lr != 1 else ():
@@ -98,12 +95,7 @@ def _steps(run: Run, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(run.settings.epochs * each)
 
 
-def _broadcast(values: NDArray[np.float64], like: Tensor) -> Tensor:
-    """Return values (m,) with as many axes as ``like`` (m, ...)."""
-    return torch.from_numpy(values).to(like).view(-1, *[1] * (like.ndim - 1))
-
-
-def _corrected(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-    """Return the losses, and their gradients plus the clients' corrections c - c_i."""
-    losses, grads = gradient(network, params, batch)
-    return losses, {name: value.add_(batch.own[name]) for name, value in grads.items()}
+def _change(control: Tensor, start: Tensor, trained: Tensor, scale: Tensor) -> Tensor:
+    """Return the changes (m, ...) of clients' control variates, by steps from ``start`` to ``trained`` (m, ...)."""
+    difference = start - trained
+    return torch.addcmul(-control, difference, scale.to(difference).view(-1, *[1] * control.ndim), out=difference)

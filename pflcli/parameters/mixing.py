@@ -18,37 +18,44 @@ def mixed(models: ModelTable, weights: NDArray[np.float64], chunk: int) -> Itera
     """Yield receivers, as a slice of the rows of ``weights`` (r, m), with their means of ``models``, stacked.
 
     ``weights[i, j] >= 0`` is the weight of client j's model for receiver i; each row is divided by its sum, which must
-    be positive. At most ``chunk`` models are read, and ``chunk`` means computed, at a time. Sums are in float64;
-    integer buffers take the largest value among models with a positive weight.
+    be positive. At most ``chunk`` models are read, and ``chunk`` means computed, at a time. Sums over such parts are in
+    float64, those within a part in the models' own precision; integer buffers take the largest value among models with
+    a positive weight.
     """
     for first in range(0, len(weights), chunk):
         rows = slice(first, min(first + chunk, len(weights)))
-        chunk_weights = weights[rows]
-        senders = np.flatnonzero(chunk_weights.any(axis=0))
-        sums: Params = {}
+        senders = np.flatnonzero(weights[rows].any(axis=0))
+        shares = torch.from_numpy(weights[rows][:, senders] / weights[rows].sum(axis=1, keepdims=True))
+        means = _empty(models.default, len(shares), in_one_part=len(senders) <= chunk)
         for start in range(0, len(senders), chunk):
-            ids = senders[start : start + chunk]
-            _add(sums, models[ids], torch.from_numpy(chunk_weights[:, ids]))
-        total = torch.from_numpy(chunk_weights[:, senders].sum(axis=1))
-        yield rows, {name: _quotient(sums[name], total, value) for name, value in models.default.items()}
+            part = slice(start, start + chunk)
+            _add(means, models[senders[part]], shares[:, part], is_first=start == 0)
+        yield rows, {name: value.to(models.default[name].dtype) for name, value in means.items()}
 
 
-def _add(sums: Params, models: Stacked, weights: Tensor) -> None:
-    """Add the ``models`` (p, ...) with their ``weights`` (r, p) to ``sums`` (r, elements)."""
+def _empty(like: Params, count: int, *, in_one_part: bool) -> Stacked:
+    """Return room for ``count`` means; those of several parts are added up in float64."""
+    return {
+        name: value.new_empty(
+            (count, *value.shape),
+            dtype=value.dtype if in_one_part or not value.is_floating_point() else torch.float64,
+        )
+        for name, value in like.items()
+    }
+
+
+def _add(means: Stacked, models: Stacked, shares: Tensor, *, is_first: bool) -> None:
+    """Add the ``models`` (p, ...) with their ``shares`` (r, p) to ``means`` (r, ...), or begin with them."""
     for name, value in models.items():
-        flat, weight = value.flatten(1) if value.ndim > 1 else value[:, None], weights.to(value.device)
+        mean, own = means[name].view(len(shares), -1), shares.to(value.device)
         if value.is_floating_point():
-            if name not in sums:
-                sums[name] = torch.zeros(len(weight), flat.shape[1], dtype=torch.float64, device=flat.device)
-            for total, piece in zip(torch.split(sums[name], PIECE, dim=1), split(value), strict=True):
-                total.addmm_(weight, piece)
+            own = own.to(value.dtype)
+            for total, piece in zip(torch.split(mean, PIECE, dim=1), split(value), strict=True):
+                if total.dtype == value.dtype:
+                    torch.mm(own, piece, out=total)
+                else:
+                    total.copy_(own @ piece) if is_first else total.add_(own @ piece)
         else:
             least = torch.iinfo(value.dtype).min
-            largest = torch.where(weight[..., None] > 0, flat, least).amax(dim=1)
-            sums[name] = torch.maximum(sums[name], largest) if name in sums else largest
-
-
-def _quotient(sums: Tensor, total: Tensor, like: Tensor) -> Tensor:
-    if like.is_floating_point():
-        sums /= total.to(sums.device)[:, None]
-    return sums.to(like.dtype).view(len(sums), *like.shape)
+            largest = torch.where(own[..., None] > 0, value.view(1, len(value), -1), least).amax(dim=1)
+            mean.copy_(largest if is_first else torch.maximum(mean, largest))

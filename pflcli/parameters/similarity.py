@@ -15,8 +15,11 @@ from pflcli.parameters.model_table import ModelTable
 
 Array = NDArray[np.float64]
 
-PIECE = 2048
-"""Columns of models that are computed with in float64 at a time."""
+PIECE = 4096
+"""Columns of models that are computed with at a time: they fit into a cache."""
+
+_BLOCK = 32
+"""Models of which the inner products with those behind them are computed at a time, as the others are the same."""
 
 
 def vectors(stacked: Stacked, names: Sequence[str], origin: Params | None = None) -> Tensor:
@@ -44,7 +47,11 @@ def to_first(rows: Tensor, *, centred: bool = False) -> Array:
 def gram(
     models: ModelTable, ids: NDArray[np.int64], names: Sequence[str], chunk: int, origin: Params | None = None
 ) -> Array:
-    """Return all inner products (n, n) of the clients' ``vectors``, in float64; ``chunk`` models are read at a time."""
+    """Return all inner products (n, n) of the clients' ``vectors``; ``chunk`` models are read at a time.
+
+    Sums over pieces of the vectors are in float64, those within a piece in the models' own precision. For distances
+    give an ``origin`` that is near the models: they are differences of inner products.
+    """
     products = np.empty((len(ids), len(ids)))
     spans = [slice(first, min(first + chunk, len(ids))) for first in range(0, len(ids), chunk)]
     for index, left in enumerate(spans):
@@ -52,27 +59,31 @@ def gram(
         for right in spans[: index + 1]:
             columns = rows if right is left else models[ids[right]]
             products[left, right] = _inner(rows, columns, names, origin).cpu().numpy()
-            products[right, left] = products[left, right].T
-    return products
+    lower = np.tril(products)
+    return lower + np.tril(lower, -1).T
 
 
 def _inner(rows: Stacked, columns: Stacked, names: Sequence[str], origin: Params | None) -> Tensor:
-    """Return the inner products (n, m) in float64 of the ``vectors`` of two stacks, a piece of them at a time."""
-    total = torch.zeros((), dtype=torch.float64)
+    """Return the inner products (n, m) of the ``vectors`` of two stacks, if they are one below the diagonal alone."""
+    count, others = (len(next(iter(stacked.values()))) for stacked in (rows, columns))
+    total, is_one = torch.zeros(count, others, dtype=torch.float64, device=rows[names[0]].device), columns is rows
     for name in names:
         zero = origin[name].flatten() if origin else None
-        pieces = zip(*(split(stacked[name], zero) for stacked in (rows, columns)), strict=True)
-        for left, right in pieces:
-            total = total.to(left.device) + left @ right.T
+        lefts = split(rows[name], zero)
+        pairs = ((piece, piece) for piece in lefts) if is_one else zip(lefts, split(columns[name], zero), strict=True)
+        for left, right in pairs:
+            for first in range(0, others, _BLOCK):
+                below, block = slice(first if is_one else 0, None), slice(first, first + _BLOCK)
+                total[below, block] += left[below] @ right[block].T
     return total
 
 
 def split(values: Tensor, origin: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield columns of ``values`` (n, ...), minus those of ``origin`` (d,), in float64: as many as fit into a cache."""
+    """Yield columns of ``values`` (n, ...), minus those of ``origin`` (d,): as many as fit into a cache."""
     flat = values.flatten(1) if values.ndim > 1 else values[:, None]
     for first in range(0, flat.shape[1], PIECE):
         piece = flat[:, first : first + PIECE]
-        yield (piece if origin is None else piece - origin[first : first + PIECE]).double()
+        yield piece if origin is None else piece - origin[first : first + PIECE]
 
 
 def cosines(products: Array) -> Array:

@@ -49,6 +49,8 @@ def reference(net, data, client, plan, key, seed):
             loss = functional.cross_entropy(model(x[batch]), y[batch])
             if anchor is not None:
                 loss = loss + plan.prox[1] / 2 * sum(((p - anchor[name]) ** 2).sum() for name, p in chosen)
+            if plan.adds_own:
+                loss = loss + sum((plan.own[name] * p).sum() for name, p in chosen)
             loss.backward()
             optimizer.step()
     return parameters.of(model)
@@ -157,6 +159,30 @@ def test_proximal_term_pulls_to_its_anchor(mode, kind):
     expected = reference(net, data, 0, plan, ("sgd", 0), 5)
     for key, value in parameters.pick(part.params, 0).items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("extra", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}], ids=["plain", "momentum", "decay"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_anchors_and_drifts_of_the_clients_change_each_step(mode, kind, extra):
+    data, clients = worlds.federation(), np.asarray([4, 0, 2])
+    net, others = network(kind, data), [parameters.of(network(kind, data, seed)) for seed in (1, 2, 3)]
+    names, stack = [name for name, _ in net.named_parameters()], parameters.stack(others)
+    own, anchor = {name: 0.3 * stack[name].flip(0) for name in names}, {name: stack[name] for name in names}
+    plan = LocalSGD(
+        epochs=2,
+        batch_size=4,
+        lr=[[0.1, 0.05], [0.02, 0.2], [0.1] * 2],
+        prox=(anchor, 0.7),
+        own=own,
+        adds_own=True,
+        **extra,
+    )
+    (part,) = Engine(net, data, seed=5, mode=mode).local_sgd(clients, parameters.of(net), plan, ("sgd", 0))
+    for place, client in enumerate(clients):
+        expected = reference(net, data, client, plan.for_client(place, parameters.of(net)), ("sgd", 0), 5)
+        for name in names:
+            torch.testing.assert_close(part.params[name][place], expected[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

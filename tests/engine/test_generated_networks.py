@@ -270,7 +270,7 @@ def agree(draw, kind):
         ("stacked", ResidentNet.of(copy.deepcopy(net), shape)),
     ):
         out = {name: torch.empty((len(SIZES), *value.shape), dtype=value.dtype) for name, value in start.items()}
-        losses = run_task(Task(mode, 0, len(SIZES), clients, PLAN, 0, key), resident, data, start, out)
+        losses = run_task(Task(mode, np.arange(len(SIZES)), clients, PLAN, 0, key), resident, data, start, out)
         for place, (loss, params) in enumerate(expected):
             assert losses[place] == pytest.approx(loss, rel=1e-6, abs=1e-9), mode
             assert params.keys() == out.keys()

@@ -49,7 +49,7 @@ def test_clients_of_ifca_try_every_model():
     assert run.engine.passes.predicted == 3 * run.federation.sizes("train")[run.cohort(0)].sum()
 
 
-@pytest.mark.parametrize("name", ["apfl", "feddbe", "fedrod", "per-fedavg", "pfedme", "scaffold"])
+@pytest.mark.parametrize("name", ["apfl", "feddbe", "fedrod", "per-fedavg", "pfedme"])
 def test_rules_pass_samples_as_often_as_they_say(name, monkeypatch):
     passed = {"forward": 0, "backward": 0}
     forward, backward = AutogradNetwork.forward, AutogradNetwork.backward

@@ -6,7 +6,7 @@ A stack may have any number of clients. Plain SGD changes the weights in the sam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,10 +107,14 @@ class ChainNetwork:
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def descend(self, outputs: Outputs, logits: Tensor) -> None:
-        """Subtract the gradients from the trained parameters, in the products that compute them."""
+    def descend(self, outputs: Outputs, logits: Tensor, before: Callable[[str], None]) -> None:
+        """Subtract the gradients from the trained parameters, in the products that compute them.
+
+        Each parameter changes by ``before``, called with its name, when no gradient depends on it any more.
+        """
         params, _ = outputs.trace
         for name, grad, h in self._gradients(outputs, logits, None, self.trained):
+            before(name)
             if h is None:
                 params[name].sub_(grad.sum(dim=1))
             else:
@@ -144,11 +148,7 @@ class Trainer:
         self._models = models
         self._network = ChainNetwork(chain, [name for name in models if name.startswith(plan.trainable)])
         self.names = self._network.trained
-        # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.
-        self._direct = plan.optimizer == "sgd" and not (
-            plan.momentum or plan.weight_decay or plan.bounds or (plan.prox and plan.prox[1])
-        )
-        self._update = Update(plan, [models[name] for name in self.names], plan.anchors(self.names))
+        self._update = Update(plan, self.names, [models[name] for name in self.names])
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
         """Take one step on ``x`` (a, n, ...), ``y`` (a, n) and return the losses (a,).
@@ -157,9 +157,11 @@ class Trainer:
         """
         models = {name: value[: len(x)] for name, value in self._models.items()}
         outputs = self._network.forward(models, x)
-        losses, grad = cross_entropy(outputs.logits, y, weight, rate if self._direct else None)
-        if self._direct:
-            self._network.descend(outputs, grad)
+        # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.
+        losses, grad = cross_entropy(outputs.logits, y, weight, rate if self._update.is_plain else None)
+        if self._update.is_plain:
+            place = self.names.index
+            self._network.descend(outputs, grad, lambda name: self._update.pull(place(name), models[name], rate))
         else:
             grads = self._network.backward(outputs, grad)
             self._update([models[name] for name in self.names], [grads[name] for name in self.names], rate)

@@ -110,10 +110,9 @@ class RayActors:
         common = self._ray.put({"start": {} if stacked else start, "shared": plan.shared, "anchor": anchor})
         queue = []
         for index, task in enumerate(tasks):
-            rows = slice(task.first, task.last)
-            own = plan.for_clients(np.arange(task.first, task.last), like)
+            own = plan.for_clients(task.places, like)
             own = replace(own, shared={}, prox=({} if anchor else own.prox[0], own.prox[1]) if own.prox else None)
-            initial = {name: value[rows].clone() for name, value in start.items()} if stacked else None
+            initial = {name: value[task.places] for name, value in start.items()} if stacked else None
             queue.append(
                 _Job("trained", ([common], replace(task, plan=own), initial), (0, index), self._home(task.clients))
             )
@@ -127,7 +126,7 @@ class RayActors:
                 continue
             losses[index] = answer
             for name, value in trained.items():
-                out[name][tasks[index].first : tasks[index].last] = value
+                out[name][tasks[index].places] = value
             while yielded in losses:
                 yield losses[yielded]
                 yielded += 1

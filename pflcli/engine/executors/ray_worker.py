@@ -84,7 +84,7 @@ class Worker:
             like = parameters.pick(initial, 0)
         self._take_samples(task.clients, plan.splits)
         out = {n: torch.empty((len(task.clients), *v.shape), dtype=v.dtype, device=v.device) for n, v in like.items()}
-        task = replace(task, first=0, last=len(task.clients), plan=_moved_plan(plan, self._device))
+        task = replace(task, places=np.arange(len(task.clients)), plan=_moved_plan(plan, self._device))
         executor = self._engine.executor
         assert isinstance(executor, Threads)
         with executor.net() as nets:
