@@ -51,9 +51,10 @@ def _empty_flat(dimension: int) -> bytes:
 
 def flat_vectors(blob: NDArray[np.uint8]) -> NDArray[np.float32] | None:
     """Return the vectors (n, d) of a serialised exact L2 index, without a copy; None for other kinds of index."""
-    if bytes(blob[:4]) != _FLAT or len(blob) < 16:
+    first = bytes(blob[:16])
+    if first[:4] != _FLAT or len(first) < 16:
         return None
-    dimension, rows = int(blob[4:8].view("<i4")[0]), int.from_bytes(bytes(blob[8:16]), "little")
+    dimension, rows = int.from_bytes(first[4:8], "little", signed=True), int.from_bytes(first[8:], "little")
     start = len(blob) - 4 * rows * dimension
     if dimension <= 0 or start < 8 or int.from_bytes(bytes(blob[start - 8 : start]), "little") != rows * dimension:
         return None  # FAISS then reports the error

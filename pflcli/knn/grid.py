@@ -31,7 +31,7 @@ class Ranked:
     def of(cls, stored: NDArray[np.float32], y: NDArray[np.int64], queries: NDArray[np.float32]) -> Ranked:
         """Rank ``stored`` (m, d) with labels ``y`` (m,) for ``queries`` (n, d)."""
         squared, row = nearest(stored, queries, len(stored))
-        return cls(np.sqrt(np.maximum(squared, 0)), row, y[row])
+        return cls(np.sqrt(np.maximum(squared, 0).astype(np.float64)), row, y[row])
 
     def within(self, mask: NDArray[np.bool_], k: int) -> tuple[Array, NDArray[np.int64]]:
         """Return distances and labels (n, k) of the nearest rows in ``mask`` (m,); missing ones are inf and -1."""

@@ -57,7 +57,7 @@ class Stores:
         # Neighbours beyond the size of the largest store would all be missing, and only take memory.
         k = min(k, max(1, int(self.train[np.asarray(clients, dtype=np.int64)].max(initial=1))))
         distance = np.full((len(z), k), np.inf)
-        label = np.full((len(z), k), -1, dtype=np.int64)
+        sample = np.full((len(z), k), -1, dtype=np.int64)
 
         def search(position: int) -> None:
             client, span = int(clients[position]), slice(bounds[position], bounds[position + 1])
@@ -66,17 +66,20 @@ class Stores:
                 return
             raw = self.blob[self.bytes[client] : self.bytes[client + 1]]
             vectors = flat_vectors(raw)
-            if vectors is None:
-                squared, row = indexes.search(raw, z[span], min(k, size), size)
-            else:
-                squared, row = nearest(vectors[:size], z[span], min(k, size))
+            if vectors is not None:
+                distance[span, :size], row = nearest(vectors[:size], z[span], min(k, size))
+                np.add(row, self.offsets[client], out=sample[span, :size])
+                return
+            squared, row = indexes.search(raw, z[span], min(k, size), size)
             # FAISS returns -1 for neighbours that it cannot find; those stay missing.
-            label_row = np.where(row >= 0, row, 0) + self.offsets[client]
-            distance[span, : row.shape[1]] = np.where(row >= 0, np.maximum(squared, 0), np.inf)
-            label[span, : row.shape[1]] = np.where(row >= 0, self.y[label_row], -1)
+            distance[span, : row.shape[1]] = np.where(row >= 0, squared, np.inf)
+            sample[span, : row.shape[1]] = np.where(row >= 0, row + self.offsets[client], -1)
 
         each(search, len(clients), self.threads)
-        return Neighbours(distance, label)
+        label = sample  # changed in place
+        exists = sample >= 0
+        label[exists] = self.y[sample[exists]]
+        return Neighbours(np.maximum(distance, 0, out=distance), label)
 
 
 _SHARES = 16

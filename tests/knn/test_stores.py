@@ -10,6 +10,7 @@ import pytest
 import torch  # noqa: F401  (before FAISS)
 
 import worlds
+from pflcli.knn import exact
 from pflcli.knn.exact import nearest
 from pflcli.knn.flat_format import flat_indexes, flat_vectors
 from pflcli.knn.stores import Stores
@@ -53,6 +54,43 @@ def test_ties_go_to_the_first_row():
     assert row[0, :4].tolist() == [0, 1, 2, 3]
     assert row[1, :4].tolist() == [8, 9, 10, 11]
     assert set(row[0, 4:]) in ({4, 5}, {8, 9})
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_large_products_give_the_neighbours_that_faiss_does_wherever_vectors_lie(onednn, monkeypatch):
+    import faiss
+
+    monkeypatch.setattr(exact, "_ONEDNN", onednn and exact._ONEDNN)
+    stored, queries = points(700, 80), points(40, 80, seed=1)
+    index = faiss.IndexFlatL2(80)
+    index.add(stored)
+    expected, rows = index.search(queries, 9)
+    distance, row = nearest(stored, queries, 9)
+    np.testing.assert_array_equal(row, rows)
+    np.testing.assert_allclose(distance, expected, rtol=1e-5)
+    for offset in (1, 45, 64):
+        moved = [np.zeros(part.nbytes + offset, np.uint8)[offset:].view("<f4") for part in (stored, queries)]
+        for part, values in zip(moved, (stored, queries), strict=True):
+            part[:] = values.ravel()
+        elsewhere = nearest(moved[0].reshape(stored.shape), moved[1].reshape(queries.shape), 9)
+        assert (elsewhere[0].tobytes(), elsewhere[1].tobytes()) == (distance.tobytes(), row.tobytes())
+
+
+def test_a_store_that_is_copied_in_parts_has_the_same_neighbours(monkeypatch):
+    stored, queries = points(50), np.concatenate([points(9, seed=1), points(50)[40:]])
+    distance, row = nearest(stored, queries, 6)
+    monkeypatch.setattr(exact, "_COPIED", 7 * 12)
+    parts = nearest(stored, queries, 6)
+    np.testing.assert_array_equal(parts[1], row)
+    np.testing.assert_allclose(parts[0], distance, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "m", "k"), [(3, 1, 1), (5, 40, 7), (30, 4000, 90), (6, 50, 50)])
+def test_the_largest_values_are_those_of_a_stable_sort(n, m, k):
+    draw = np.random.default_rng(0)
+    values = draw.integers(-9, 9, size=(n, m)).astype(np.float32) * draw.choice([1e-30, 0.5, -0.0], size=(n, m))
+    values = values.astype(np.float32)  # with ties, and zeros of both signs
+    np.testing.assert_array_equal(exact._largest(values, k), np.argsort(-values, axis=1, kind="stable")[:, :k])
 
 
 @pytest.mark.parametrize("n", [0, 1, 33])
