@@ -24,8 +24,9 @@ def rounded(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _six_digits(value: Any) -> Any:
-    value = _without_nan(value)
-    return f"{value:.6g}" if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}"
 
 
 def of_rounds(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -234,14 +235,17 @@ def _clients(counts: Counts, points: Grid, new: NDArray[np.bool_] | None, known:
     """Return the lambda that each client chose, and its accuracy then, at every point."""
     beside = [] if new is None else ["unseen"]
     names = known.client_names(len(counts.weight))
+    grid = list(product(enumerate(points.capacity), points.k, points.sigma))
 
-    def row(client: int, c: int, i: int, s: int) -> list[Any]:
-        n = int(counts.n["test"][client])
-        accuracy = None if n == 0 else round(float(counts.test[client, c, i, s, -1]) / n, 6)
-        at = [points.capacity[c], points.k[i], points.sigma[s]]
-        chosen = [int(counts.stored[client, c]), n, float(counts.weight[client, c, i, s]), accuracy]
-        return [client, names[client], *at, *chosen, *([] if new is None else [int(new[client])])]
+    def rows() -> Iterator[list[Any]]:
+        for client, name in enumerate(names):
+            n = int(counts.n["test"][client])
+            weight, right = counts.weight[client].ravel().tolist(), counts.test[client, ..., -1].ravel().tolist()
+            stored, last = counts.stored[client].tolist(), [] if new is None else [int(new[client])]
+            for ((c, capacity), k, sigma), own_weight, count in zip(grid, weight, right, strict=True):
+                accuracy = None if n == 0 else round(count / n, 6)
+                yield [client, name, capacity, k, sigma, stored[c], n, own_weight, accuracy, *last]
 
     heading = ["client", "name", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
     # A generator, since there may be millions of rows.
-    return csv_file.rounded(heading, (row(*place) for place in np.ndindex(counts.weight.shape)))
+    return csv_file.rounded(heading, rows())
