@@ -35,6 +35,7 @@ import numpy as np
 
 from pflcli import models
 from pflcli.artifacts.kinds import evaluation
+from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 
 BENCHMARKS = Path(__file__).parent
@@ -121,7 +122,14 @@ def prepare(args: argparse.Namespace, folder: Path) -> None:
     run_pfllib(args, copy / "dataset", {"work": "generate", "out": str(dealt)}, 1)
     columns = ["--client", "client", "--label", "label", "--features", "x", "--split-column", "split"]
     run_pfl("import", dealt, *columns, "-o", folder / "data")
-    run_pfl("partition", folder / "data", "--seed", 0, "-o", folder / "partition")
+    run_pfl("partition", folder / "data", "--fractions", "1,0,0", "--seed", 0, "-o", folder / "partition")
+    data = partitions.read(open_artifact(folder / "partition", "partition"))
+    with np.load(dealt) as arrays:
+        training, client = arrays["split"] == "train", arrays["client"]
+        expected = zip(np.bincount(client[training]), np.bincount(client[~training]), strict=True)
+    sizes = np.diff(data.offsets).reshape(-1, 3)
+    if sorted(expected) != sorted(zip(sizes[:, 0], sizes[:, 2], strict=True)):  # names of clients are sorted as words
+        sys.exit("the two sides do not train and test on the same numbers of samples")
 
 
 def write_idx(source: Path, folder: Path) -> None:

@@ -51,25 +51,31 @@ def measured(spent: list[tuple[float, float]]) -> Iterator[None]:
     spent.append((time.perf_counter() - began[0], time.process_time() - began[1]))
 
 
-class Logistic(nn.Module):
-    """The network of pfl's ``logistic``, its last layer where PFLlib looks for it."""
+class _Network(nn.Module):
+    """A network whose last layer is where PFLlib looks for it."""
 
-    def __init__(self, inputs: int, num_classes: int) -> None:
+    def __init__(self, body: nn.Module, head: nn.Linear) -> None:
         super().__init__()
-        self.body = nn.Flatten()
-        self.fc = nn.Linear(inputs, num_classes)
+        self.body, self.fc = body, head
 
     def forward(self, x: Tensor) -> Any:
         """Return logits (n, classes)."""
         return self.fc(self.body(x))
 
 
-class Mlp(Logistic):
+class Logistic(_Network):
+    """The network of pfl's ``logistic``."""
+
+    def __init__(self, inputs: int, num_classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(inputs, num_classes))
+
+
+class Mlp(_Network):
     """The network of pfl's ``mlp``."""
 
     def __init__(self, inputs: int, _hidden: int, num_classes: int) -> None:
-        super().__init__(200, num_classes)
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU())
+        body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU())
+        super().__init__(body, nn.Linear(200, num_classes))
 
 
 def generate(task: dict[str, Any]) -> None:
