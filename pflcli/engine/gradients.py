@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -25,6 +26,7 @@ class StackedBatch:
     """Minibatches ``x`` (a, n, ...), ``y`` (a, n), ``own`` constants (a, ...), and constants ``shared`` by all clients.
 
     ``weight`` (a, n) adds up to one for each client, unless samples have weights of their own; it is zero for padding.
+    ``draws`` (a,) are the clients' generators, for rules that draw.
     """
 
     x: Tensor
@@ -32,6 +34,7 @@ class StackedBatch:
     weight: Tensor
     own: Stacked
     shared: parameters.Params
+    draws: Sequence[np.random.Generator] = ()
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from pflcli.parameters import Params, Stacked, TrainedClients
 class Batch:
     """A minibatch: ``x`` (n, ...), ``y`` (n,), the client's ``own`` constants, and constants ``shared`` by all clients.
 
-    ``weight`` (n,) adds up to one and is zero for padding; None is the plain mean. ``rng`` is the client's generator if
-    clients train one by one.
+    ``weight`` (n,) adds up to one and is zero for padding; None is the plain mean.
     """
 
     x: Tensor
@@ -32,7 +31,6 @@ class Batch:
     weight: Tensor | None = None
     own: Params = field(default_factory=dict)
     shared: Params = field(default_factory=dict)
-    rng: np.random.Generator | None = None
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over samples of ``values`` (n,)."""
@@ -87,14 +85,12 @@ class LocalSGD:
     (m, ...) and ``shared``. ``gradient`` does the same by gradients instead of a loss, which takes less time. Without
     both, ``adds_own`` adds the constants ``own``, one for each trained parameter, to the gradients. ``passes`` says how
     often a step passes its samples forward and backward. ``sample_weights`` (m, n) multiply the losses of each client's
-    samples, in their order. With ``one_by_one`` clients train one at a time in either mode, by autograd: the objective
-    may then branch on its data, have shapes that depend on them, and draw from ``batch.rng``. ``batches`` bounds the
-    minibatches of an epoch. ``steps`` replaces ``epochs`` by a number of local steps: epochs, each in an order of its
-    own, follow each other until so many steps are taken; ``lr`` then holds the learning rate of each step. A client
-    without samples takes no step. With ``frozen_norm`` BatchNorm normalizes by its running statistics and does not
-    change them. Clients that diverge are left out of the round unless they ``may_diverge``: then the method itself must
-    look for parameters that are not finite. ``bounds`` clip what is trained after every step, as in projected gradient
-    descent.
+    samples, in their order. ``batches`` bounds the minibatches of an epoch. ``steps`` replaces ``epochs`` by a number
+    of local steps: epochs, each in an order of its own, follow each other until so many steps are taken; ``lr`` then
+    holds the learning rate of each step. A client without samples takes no step. With ``frozen_norm`` BatchNorm
+    normalizes by its running statistics and does not change them. Clients that diverge are left out of the round unless
+    they ``may_diverge``: then the method itself must look for parameters that are not finite. ``bounds`` clip what is
+    trained after every step, as in projected gradient descent.
     """
 
     epochs: int
@@ -116,7 +112,6 @@ class LocalSGD:
     shared: Params = field(default_factory=dict)
     batches: int | None = None
     steps: int | None = None
-    one_by_one: bool = False
     frozen_norm: bool = False
     may_diverge: bool = False
     bounds: tuple[float, float] | None = None
@@ -133,7 +128,7 @@ class LocalSGD:
     ) -> Iterator[tuple[Tensor, float]]:
         """Yield each step of the client at ``index``: its minibatch, of 0 to ``samples`` - 1, and its learning rate.
 
-        An epoch draws its order when it begins, so that an objective may draw from the same generator in between.
+        All orders are drawn before training begins: what a rule draws comes behind them in every mode.
         """
         steps = 0
         for epoch in range(self.epochs) if self.steps is None else itertools.count():

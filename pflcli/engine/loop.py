@@ -48,7 +48,7 @@ def train_client(
     normalizes = has_batch_norm(net)
     net.train(not plan.frozen_norm)
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
-    for batch, rate in plan.schedule(0, len(rows), draw, y.device, join_single=normalizes):
+    for batch, rate in list(plan.schedule(0, len(rows), draw, y.device, join_single=normalizes)):
         if normalizes and not plan.frozen_norm:
             # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
             net.train(len(batch) > 1)
@@ -100,7 +100,7 @@ class _Objective:
         self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
     ) -> None:
         assert plan.objective is not None
-        self._objective, self._model, self._plan, self._draw = plan.objective, Model(net), plan, draw
+        self._objective, self._model, self._plan = plan.objective, Model(net), plan
         self.state = {name: value.clone() for name, value in start.items()}
         names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]
         self._weights = [self.state[name].requires_grad_() for name in names]
@@ -109,7 +109,7 @@ class _Objective:
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._plan.precision == "bfloat16"):
-            batch = Batch(x, y, weight, self._plan.own, self._plan.shared, self._draw)
+            batch = Batch(x, y, weight, self._plan.own, self._plan.shared)
             loss = self._objective(self._model, self.state, batch)
         grads = list(torch.autograd.grad(loss, self._weights, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
@@ -124,7 +124,7 @@ class _Ruled:
         self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
     ) -> None:
         assert plan.gradient is not None
-        self._rule, self._net, self._shared = plan.gradient, net, plan.shared
+        self._rule, self._net, self._shared, self._draws = plan.gradient, net, plan.shared, [draw]
         self.state = {name: value.clone() for name, value in start.items()}
         self._models = {name: value[None] for name, value in self.state.items()}
         self._own = {name: value[None] for name, value in plan.own.items()}
@@ -137,7 +137,7 @@ class _Ruled:
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
         even = x.new_full(y.shape, 1 / len(y), dtype=torch.float32) if weight is None else weight
-        batch = StackedBatch(x[None], y[None], even[None], self._own, self._shared)
+        batch = StackedBatch(x[None], y[None], even[None], self._own, self._shared, self._draws)
         losses, grads = self._rule(self._compiled if self._net.training else self._network, self._models, batch)
         self._update([self._models[name] for name in self._names], [grads[name] for name in self._names], rate)
         return losses[0]

@@ -79,7 +79,8 @@ def train_stack(
         models = {name: start[name][rows] for name in out}
     else:
         models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
-    losses = _run(_trainer(net, models, plan.for_clients(places[order], like), layers), data, schedule)
+    own_draws = [draws[index] for index in order]
+    losses = _run(_trainer(net, models, plan.for_clients(places[order], like), layers, own_draws), data, schedule)
     for name, value in models.items():
         out[name][rows] = value
     return np.asarray(losses[np.argsort(order)])
@@ -96,12 +97,18 @@ def _run(trainer: _Trainer, data: Federation, schedule: _Schedule) -> NDArray[np
     return np.asarray((total / steps).cpu().numpy())
 
 
-def _trainer(net: nn.Module, models: Stacked, plan: LocalSGD, layers: list[linear_chain.Layer] | None) -> _Trainer:
+def _trainer(
+    net: nn.Module,
+    models: Stacked,
+    plan: LocalSGD,
+    layers: list[linear_chain.Layer] | None,
+    draws: list[np.random.Generator],
+) -> _Trainer:
     if plan.objective is not None:
         return _Objective(net, models, plan)
     if layers is not None and plan.gradient is None:
         return linear_chain.Trainer(layers, models, plan)
-    return _Ruled(net, models, plan, layers)
+    return _Ruled(net, models, plan, layers, draws)
 
 
 class _Trainer(Protocol):
@@ -118,9 +125,14 @@ class _Ruled:
     """Trains a stack ``models`` (m, ...) by a gradient rule of the method, or by the gradient of the cross-entropy."""
 
     def __init__(
-        self, net: nn.Module, models: Stacked, plan: LocalSGD, layers: list[linear_chain.Layer] | None
+        self,
+        net: nn.Module,
+        models: Stacked,
+        plan: LocalSGD,
+        layers: list[linear_chain.Layer] | None,
+        draws: list[np.random.Generator],
     ) -> None:
-        self._rule, self._models, self._plan = plan.gradient or gradient, models, plan
+        self._rule, self._models, self._plan, self._draws = plan.gradient or gradient, models, plan, draws
         self._names = [name for name in learnable(net, models) if name.startswith(plan.trainable)]
         self._update = Update(plan, self._names, [models[name] for name in self._names])
         self._net, self._by_size = net.train(not plan.frozen_norm), has_batch_norm(net) and not plan.frozen_norm
@@ -149,7 +161,8 @@ class _Ruled:
     def _gradients(self, rows: slice | Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Stacked]:
         models = {name: value[rows] for name, value in self._models.items()}
         own = {name: value[rows] for name, value in self._plan.own.items()}
-        losses, grads = self._rule(self._network, models, StackedBatch(x, y, weight, own, self._plan.shared))
+        draws = self._draws[rows] if isinstance(rows, slice) else [self._draws[row] for row in rows.tolist()]
+        losses, grads = self._rule(self._network, models, StackedBatch(x, y, weight, own, self._plan.shared, draws))
         if not isinstance(rows, slice):
             for name, value in models.items():  # the forward pass changed buffers in these copies
                 if name not in self._names:

@@ -50,7 +50,7 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
     if layers is not None:
         return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
-    if mode == "stacked" and clients > 1 and not plan.one_by_one:
+    if mode == "stacked" and clients > 1:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
     compiled = resident.program if plain and not plan.frozen_norm else None
     if compiled is not None:

@@ -108,13 +108,10 @@ class SampledExecutor:
                 return 0.0
             how = strategy.choose(resident, plan, task.mode, len(task.clients))
             width = 2 ** int(np.ceil(np.log2(max(1, min(int(sizes.max()), plan.batch_size)))))
-            # A loss of clients that train one by one may take all their samples at once, as a Gaussian process does.
-            samples = int(sizes.max()).bit_length() if plan.one_by_one else 0
             kind = (
                 how.name,
                 len(task.clients) if how.stacked else 1,
                 width,
-                samples,
                 *_kind(plan),
                 *((name, value.shape[1:]) for name, value in out.items()),
             )
@@ -207,7 +204,6 @@ def _kind(plan: LocalSGD) -> tuple[Any, ...]:
         plan.adds_own,
         plan.momentum > 0,
         plan.frozen_norm,
-        plan.one_by_one,
         plan.bounds is not None,
     )
 

@@ -25,11 +25,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from pflcli import parameters
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.fl.run import Predictor, Run
 from pflcli.methods.parts import class_tree
 from pflcli.methods.parts.gaussian_process import Posterior, Prior
-from pflcli.parameters import Params
+from pflcli.methods.parts.tree_likelihood import losses_and_gradients
+from pflcli.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()
@@ -76,41 +77,35 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Train the body of each client of a cohort through its own tree, and average the bodies."""
     cohort = run.cohort(t)
     body = run.download(state["body"], cohort)
-    trainable, trees, mean = [], [], run.averaging(body)
-    for client in cohort.tolist():
-        y = run.federation.y[run.federation.block(client, "train")].cpu().numpy()
-        if 1 < len(np.unique(y)) < len(y):
-            z = _embedded(run, body, run.federation.rows(client, "train")).cpu().numpy()
-            trees.append(class_tree.build(z, y, run.federation.classes, run.rng("tree", t, client)))
-            trainable.append(client)
+    labels = {client: run.federation.labels_of(np.asarray([client]), "train") for client in cohort.tolist()}
+    trainable = np.asarray([client for client, y in labels.items() if 1 < len(np.unique(y)) < len(y)], dtype=np.int64)
+    models, mean = parameters.repeat({**run.init, **body}, len(trainable)), run.averaging(body)
+    embedded = run.engine.embed_each(trainable, models, "train") if len(trainable) else []
+    trees = [
+        class_tree.build(_unit(z).cpu().numpy(), labels[client], run.federation.classes, run.rng("tree", t, client))
+        for client, z in zip(trainable.tolist(), embedded, strict=True)
+    ]
     trained = run.local_sgd(
         trainable,
-        parameters.repeat(body, len(trainable)),
+        models,
         t=t,
         epochs=run.cfg.steps,
         batch_size=run.cfg.batch_size,
-        objective=partial(predictive_loss, run.cfg.prior(run.cfg.chains)),
-        one_by_one=True,
+        gradient=partial(gradients, run.cfg.prior(run.cfg.chains)),
+        trainable="body.",
         own={"tree": torch.from_numpy(np.asarray(trees)).to(run.federation.y.device)},
     )
-    for part in trained if trainable else ():
-        mean.add(part.params, np.ones(len(part.clients)), part.clients)
+    for part in trained if len(trainable) else ():
+        mean.add({name: part.params[name] for name in body}, np.ones(len(part.clients)), part.clients)
     return {"body": mean.value()} if mean.is_defined else state
 
 
-def predictive_loss(prior: Prior, model: Model, params: Params, batch: Batch) -> Tensor:
-    """Return the mean of -log p(y) over one half of a batch, given the other: at each node on the way to the class."""
-    assert batch.rng is not None
-    z = normalize(model.features(params, batch.x).float(), dim=1)
-    support, total = class_tree.halves(batch.y), z.sum() * 0
-    with torch.autocast(z.device.type, enabled=False):  # factors need all digits
-        for node in batch.own["tree"]:
-            sign = node[batch.y]
-            is_given, is_query = (sign != 0) & support, (sign != 0) & ~support
-            if is_query.any():
-                posterior = Posterior(prior, z[is_given], sign[is_given], batch.rng)
-                total = total - posterior.log_probability(z[is_query], sign[is_query]).sum()
-    return total / max(1, int((~support).sum()))
+def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+    """Return the losses (a,) of clients by their trees, see ``tree_likelihood``, and their gradients (a, ...)."""
+    outputs = network.forward(params, batch.x)
+    sizes = (batch.weight > 0).sum(dim=1).tolist()
+    losses, by_z = losses_and_gradients(prior, batch.own["tree"], outputs.z, batch.y, sizes, batch.draws)
+    return losses, network.backward(outputs, None, by_z)
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
@@ -137,7 +132,11 @@ def _embedded(run: Run, body: Params, rows: NDArray[np.int64]) -> Tensor:
 
     A sample under which the network overflows has zeros.
     """
-    z = normalize(run.engine.infer({**run.init, **body}, rows, features=True)[1], dim=1)
+    return _unit(run.engine.infer({**run.init, **body}, rows, features=True)[1])
+
+
+def _unit(z: Tensor) -> Tensor:
+    z = normalize(z, dim=1)
     return torch.where(z.isfinite().all(dim=1, keepdim=True), z, 0.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from pflcli.engine.cpu import linear_chain
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
+from pflcli.engine.gradients import gradient
 from pflcli.engine.local_sgd import LocalSGD, batches, widths
 from pflcli.engine.resident import ResidentNet
 from pflcli.errors import ComputationError, LostWorkerError, UsageError
@@ -565,37 +567,28 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
     assert worlds.same(alone[0][0].params, alone[1][0].params)
 
 
-def ragged(model, params, batch):
-    """The loss of some samples, whose number is drawn: no batch of clients could take this together."""
-    count = batch.rng.integers(1, len(batch.y) + 1)
-    losses = functional.cross_entropy(model(params, batch.x[:count]), batch.y[:count], reduction="none")
-    return losses[losses > 0.1 * batch.own["share"]].sum()
+def noisy(network, params, batch):
+    """The gradient of the cross-entropy of some samples, whose number each client draws."""
+    sizes = (batch.weight > 0).sum(dim=1).tolist()
+    counts = torch.tensor([int(own.integers(1, size + 1)) for size, own in zip(sizes, batch.draws, strict=True)])
+    weight = batch.weight * (torch.arange(batch.y.shape[1]) < counts[:, None])
+    return gradient(network, params, replace(batch, weight=weight))
 
 
-def test_an_objective_runs_for_one_client_at_a_time_if_it_asks_to():
-    data, net = worlds.federation(), network("other", worlds.federation())
-    start, own = parameters.stack([parameters.of(net)] * 3), {"share": torch.tensor([1.0, 2.0, 3.0])}
-    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], objective=ragged, own=own, one_by_one=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rule_draws_the_same_whoever_trains_beside_a_client(kind):
+    data, net = worlds.federation(), network(kind, worlds.federation())
+    start = parameters.repeat(parameters.of(net), 3)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], gradient=noisy)
     trained = []
     for mode, jobs in (("loop", 0), ("stacked", 0), ("stacked", 1)):
         engine = Engine(net, data, seed=0, mode=mode, jobs=jobs)
         (part,) = engine.local_sgd([6, 2, 0], start, plan, ("sgd", 0))
         engine.close()
         trained.append(part.params)
-    assert worlds.same(trained[0], trained[1])
-    assert worlds.same(trained[0], trained[2])
-    model, draw = copy.deepcopy(net), rng.generator(0, "sgd", 0, 2)
-    rows = torch.from_numpy(data.rows(2, "train"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        for batch in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
-            subset = batch[: draw.integers(1, len(batch) + 1)]
-            losses = functional.cross_entropy(model(data.inputs(subset)), data.y[subset], reduction="none")
-            optimizer.zero_grad()
-            losses[losses > 0.2].sum().backward()
-            optimizer.step()
-    for name, value in parameters.pick(trained[0], 1).items():
-        torch.testing.assert_close(value, parameters.of(model)[name], rtol=1e-5, atol=1e-6)
+    for name, value in trained[0].items():
+        torch.testing.assert_close(trained[1][name], value, rtol=1e-5, atol=1e-6)
+    assert worlds.same(trained[1], trained[2])
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 
 import worlds
 from pflcli import parameters, rng
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.gradients import AutogradNetwork, StackedBatch
 from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
-from pflcli.methods.parts import class_tree
+from pflcli.methods.parts import class_tree, pfedgp_loops, tree_likelihood
 from pflcli.methods.parts import gaussian_process as gp
 
 PRIOR = gp.Prior()
@@ -47,11 +47,19 @@ def integral(mean, variance):
     return (sigmoid(mean + np.sqrt(variance) * at) * weight).sum() / weight.sum()
 
 
+def compiled_polya_gamma(c, g):
+    omega = np.empty((1, len(c)), np.float32)
+    pfedgp_loops._polya_gamma(c[None].numpy(), g[:, None].numpy(), omega)
+    return torch.from_numpy(omega[0])
+
+
+@pytest.mark.parametrize("form", [gp.polya_gamma, compiled_polya_gamma])
 @pytest.mark.parametrize("c", [0.0, 0.5, 2.0, 6.0, 20.0])
-def test_polya_gamma_draws_have_the_known_moments_and_transform(c):
+def test_polya_gamma_draws_have_the_known_moments_and_transform(c, form):
     n = 200_000
+    g = torch.from_numpy(draw().standard_exponential((gp.TERMS + 1, n), dtype=np.float32))
     for value in (c, -c):
-        omega = gp.polya_gamma(torch.full((n,), value), draw()).double().numpy()
+        omega = form(torch.full((n,), value), g).double().numpy()
         mean = math.tanh(c / 2) / (2 * c) if c else 1 / 4
         variance = (math.sinh(c) - c) / (4 * c**3 * math.cosh(c / 2) ** 2) if c else 1 / 24
         assert (omega > 0).all()
@@ -191,15 +199,26 @@ class Tiny(nn.Module):
         self.body, self.head = nn.Linear(3, 2, bias=False), nn.Linear(2, 2)
 
 
-def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held():
+def loss_and_gradients(prior, net, x, y, tree, draws):
+    """The loss of one client and its gradients by the body."""
+    names = [name for name, _ in net.named_parameters() if name.startswith("body.")]
+    weight = torch.full((1, len(y)), 1 / len(y))
+    batch = StackedBatch(x[None], y[None], weight, {"tree": tree[None]}, {}, [draws])
+    params = {name: value[None] for name, value in parameters.of(net).items()}
+    losses, grads = pfedgp.gradients(prior, AutogradNetwork(net, names, "float32"), params, batch)
+    return float(losses[0]), parameters.pick(grads, 0)
+
+
+@pytest.mark.parametrize("few", [gp.FEW, 0])
+def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(few, monkeypatch):
     """Two classes: -log of the mean over chains of E[sigmoid], of every second sample given the others."""
     net = Tiny()
     x, y = torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 1, 0, 0, 1] * 2)
-    weight = net.body.weight.detach().clone().requires_grad_()
-    own = {"tree": torch.tensor([[1, -1], [0, 0]])}
-    prior = gp.Prior(chains=2)
-    loss = pfedgp.predictive_loss(prior, Model(net), {"body.weight": weight}, Batch(x, y, own=own, rng=draw()))
-    (actual,) = torch.autograd.grad(loss, weight)
+    weight = net.body.weight.detach().clone()
+    for module in (gp, tree_likelihood):
+        monkeypatch.setattr(module, "FEW", few)
+    loss, grads = loss_and_gradients(gp.Prior(chains=2), net, x, y, torch.tensor([[1, -1], [0, 0]]), draw())
+    actual = grads["body.weight"]
     assert float(actual.norm()) > 1e-3
 
     first_half = class_tree.halves(y)
@@ -221,25 +240,41 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held():
         p = p + (values * density).sum(dim=1) / density.sum() / 2
     expected = -p.log().mean()
     (gradient,) = torch.autograd.grad(expected, exact)
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-3)
+    assert loss == pytest.approx(float(expected.detach()), abs=1e-3)
     torch.testing.assert_close(actual.double(), gradient, rtol=0.01, atol=1e-3)
 
 
 def test_a_path_of_nodes_adds_up_to_the_class():
     """Three classes: the sum over nodes is that of the two-class losses, each on the samples below its node."""
+    torch.manual_seed(0)
     net, x, y = Tiny(), torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 2] * 4)
-    params = parameters.of(net)
     tree = torch.tensor([[1, -1, -1], [0, 1, -1]])
 
-    def loss(nodes):
-        batch = Batch(x, y, own={"tree": nodes}, rng=draw())
-        return float(pfedgp.predictive_loss(gp.Prior(chains=2000), Model(net), params, batch))
+    def of(nodes, rows):
+        loss, grads = loss_and_gradients(gp.Prior(chains=4000), net, x[rows], y[rows], nodes, draw())
+        return torch.cat([torch.tensor([loss]), grads["body.weight"].flatten()])
 
-    assert loss(tree) == pytest.approx(loss(tree[:1]) + loss(tree[1:]), abs=0.01)
-    below = y > 0
-    alone = Batch(x[below], y[below], own={"tree": tree[1:]}, rng=draw())
-    per_sample = float(pfedgp.predictive_loss(gp.Prior(chains=2000), Model(net), params, alone))
-    assert loss(tree[1:]) == pytest.approx(per_sample * 2 / 3, abs=0.01)
+    every = torch.ones(12, dtype=torch.bool)
+    torch.testing.assert_close(of(tree, every), of(tree[:1], every) + of(tree[1:], every), rtol=0, atol=0.015)
+    torch.testing.assert_close(of(tree[1:], every), of(tree[1:], y > 0) * 2 / 3, rtol=0, atol=0.015)
+
+
+def test_few_samples_and_many_take_one_loss():
+    """40 samples of two classes, compiled and by LAPACK, from the same draws."""
+    z = torch.from_numpy(draw(1).normal(size=(2, 40, 5))).float()
+    y = torch.arange(40).expand(2, 40) % 2
+    trees = torch.tensor([[[1, -1]], [[-1, 1]]])
+
+    def result(few):
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (gp, tree_likelihood):
+                patch.setattr(module, "FEW", few)
+            return tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, [40, 33], [draw(2), draw(3)])
+
+    for compiled, by_lapack in zip(result(gp.FEW), result(0), strict=True):
+        assert float(compiled.norm()) > 0.1
+        torch.testing.assert_close(compiled, by_lapack, rtol=1e-3, atol=1e-4)
+    assert not result(gp.FEW)[1][1, 33:].any()
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
@@ -265,11 +300,10 @@ def test_a_round_by_hand(mode):
         tree = class_tree.build(z, data.y[rows].numpy(), worlds.CLASSES, rng.generator(0, "tree", 0, client))
         optimizer = torch.optim.SGD(net.body.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
         steps = rng.generator(0, "sgd", 0, client)
-        for _ in range(3):
-            order = rows[steps.permutation(len(rows))]
-            batch = Batch(data.x[order], data.y[order], own={"tree": torch.from_numpy(tree)}, rng=steps)
-            optimizer.zero_grad()
-            pfedgp.predictive_loss(gp.Prior(), Model(net), dict(net.named_parameters()), batch).backward()
+        for order in [rows[steps.permutation(len(rows))] for _ in range(3)]:
+            _, grads = loss_and_gradients(gp.Prior(), net, data.x[order], data.y[order], torch.from_numpy(tree), steps)
+            for name, value in net.named_parameters():
+                value.grad = grads.get(name)
             optimizer.step()
         models.append(parameters.of(net))
     for name, value in after["body"].items():

@@ -1,35 +1,22 @@
 """Compiled loops for the layers of convolutional networks that are no matrix products.
 
 Stock kernels take several passes and calls where one loop suffices here; its innermost loop runs along memory and so
-becomes vector instructions. Numba compiles at the first call, for the type of the numbers, and caches the result on
-disk. A call computes on the calling thread, without Python's lock, in one order: the same input gives the same bytes.
+becomes vector instructions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from pflcli.engine.cpu.compiler import compiled as _compiled
 
 Array = NDArray[Any]
 
 _ROWS = 64
 """Rows per partial sum: the rounding error of 8,192 float32 numbers is then that of about 128."""
-
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call, or read the result of an earlier process if Numba has a folder for its cache."""
-    compiler: Any = numba.njit
-    try:
-        compiled: Callable[..., Any] = compiler(cache=True, **_OPTIONS)(function)
-    except RuntimeError:
-        compiled = compiler(**_OPTIONS)(function)
-    return compiled
 
 
 @_compiled

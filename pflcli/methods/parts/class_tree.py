@@ -44,25 +44,10 @@ def two_means(x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.bo
     Centres begin at two rows, the second drawn by its squared distance from the first (k-means++, Arthur &
     Vassilvitskii 2007). If all rows are equal, they are cut in the middle.
     """
-    best, least_inertia = np.arange(len(x)) >= len(x) / 2, np.inf
-    for _ in range(1 if len(x) == 2 else _RESTARTS):
-        first = x[rng.integers(len(x))]
-        squared = np.square(x - first).sum(axis=1)
-        if squared.sum() == 0:
-            break
-        centres = np.stack([first, x[rng.choice(len(x), p=squared / squared.sum())]])
-        part = np.zeros(len(x), dtype=bool)
-        while True:
-            distance = np.square(x[:, None] - centres).sum(axis=2)  # (n, 2)
-            # No part becomes empty: a centre is the mean of its rows, which cannot all be nearer to the other centre.
-            moved = distance[:, 1] < distance[:, 0]
-            if (moved == part).all():
-                break
-            part = moved
-            centres = np.stack([x[~part].mean(axis=0), x[part].mean(axis=0)])
-        if (inertia := distance.min(axis=1).sum()) < least_inertia:
-            best, least_inertia = part, inertia
-    return best
+    from pflcli.methods.parts import class_split  # here, as Numba takes a second to import
+
+    part: NDArray[np.bool_] = class_split.split(x, rng.random((1 if len(x) == 2 else _RESTARTS, 2)))
+    return part
 
 
 def leaves(tree: Tensor, positive: Tensor, count: Tensor) -> Tensor:
