@@ -14,7 +14,8 @@ difference of a probability and the difference of accuracy, against tolerances t
 ``tf32``: a round of FedAvg as pfl computes it, in float32 even where PyTorch is told to allow TF32, and with TF32
 forced upon it: seconds, and how far the models part, relative to how far they moved.
 
-The program exits with 1 if the CPU and the GPU do not agree or TF32 is used unasked. Goals that are missed are printed.
+The program exits with 1 if the CPU and the GPU do not agree, TF32 is used unasked, or memory is too small. Goals that
+are missed are printed.
 ``--device cpu`` takes tiny sizes, to try the program itself; there, ``agree`` compares two modes of the engine, and
 ``pfllib`` takes 600 random images.
 """
@@ -100,7 +101,11 @@ def main(words: list[str] | None = None) -> None:
     for part in parts:
         print(f"\n{part}", flush=True)
         gpu_methods.release(args.device)
-        outcomes.append(chosen[part]())
+        try:
+            outcomes.append(chosen[part]())
+        except torch.OutOfMemoryError as error:
+            print(f"  the memory of the card is too small: {error}", flush=True)
+            outcomes.append(False)
     sys.exit(0 if all(outcomes) else 1)
 
 
