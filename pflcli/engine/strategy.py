@@ -54,7 +54,10 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
     compiled = resident.program if plain and not plan.frozen_norm else None
     if compiled is not None:
-        return Strategy("compiled program", "every layer of the network has a compiled form", False, program=compiled)
+        from pflcli.engine.cpu import products
+
+        why = f"every layer of the network has a compiled form; {products.WHY}"
+        return Strategy("compiled program", why, False, program=compiled)
     return Strategy("autograd, one client at a time", _no_program(plan), False)
 
 

@@ -36,6 +36,16 @@ def mobile():
     return models.Net(nn.Sequential(*body, nn.Flatten()), nn.Linear(4, 3)), (2, 6, 6)
 
 
+def cnn():
+    """A network of convolutions with pooling, which has a compiled program as well."""
+    torch.manual_seed(0)
+    one, other = (nn.Conv2d(channels, 4, 5, padding=2) for channels in (2, 4))
+    pooled = nn.ReLU(), nn.MaxPool2d(2)
+    return models.Net(
+        nn.Sequential(one, *pooled, other, *pooled, nn.Flatten(), nn.Linear(8, 4), nn.ReLU()), nn.Linear(4, 3)
+    ), (2, 9, 6)
+
+
 def forms(kind, net, shape, trained):
     """The forms of a network, with the number of models that each takes."""
     yield gradients.AutogradNetwork(copy.deepcopy(net), trained, "float32"), 1
@@ -47,16 +57,16 @@ def forms(kind, net, shape, trained):
         yield gradients.CompiledNetwork(own, trained, program.of(own, shape)), 1
 
 
-@pytest.mark.parametrize("kind", ["mlp", "mobile"])
+@pytest.mark.parametrize("kind", ["mlp", "mobile", "cnn"])
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize("by_z", [False, True])
 def test_gradients_by_logits_and_representations(kind, prefix, by_z):
-    net, shape = {"mlp": mlp, "mobile": mobile}[kind]()
+    net, shape = {"mlp": mlp, "mobile": mobile, "cnn": cnn}[kind]()
     net.train()
     names = [name for name, _ in net.named_parameters()]
     trained = [name for name in names if name.startswith(prefix)]
     draw = torch.Generator().manual_seed(1)
-    size = 1 if kind == "mobile" else 2
+    size = 2 if kind == "mlp" else 1
     stack = parameters.stack([parameters.of(net) for _ in range(size)])
     for name in names:
         stack[name] = stack[name] + 0.1 * torch.randn(stack[name].shape, generator=draw)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pflcli import models, parameters
 from pflcli.engine import loop, strategy
-from pflcli.engine.cpu import graph, program
+from pflcli.engine.cpu import graph, products, program
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
@@ -67,7 +67,29 @@ def shared():
     return models.Net(body(Shared(4), Block(4), Shared(4), Shared(4)), nn.Linear(4, 3))
 
 
+def pooled(*how, inputs=2, outputs=5, **options):
+    return nn.Conv2d(inputs, outputs, *how, **options), nn.ReLU(), nn.MaxPool2d(2)
+
+
+def uneven():
+    """Odd maps, padding of more than the kernel needs, channels that fill no vector, two linear layers."""
+    first, second = pooled(4, padding=3), pooled(5, inputs=5, outputs=19, padding=4)
+    linear = nn.Linear(19 * 7 * 6, 18), nn.ReLU(), nn.Linear(18, 7)
+    return models.Net(nn.Sequential(*first, *second, nn.Flatten(), *linear), nn.Linear(7, 3))
+
+
+def averaged():
+    """A CNN with batch normalization between convolutions, and a mean over all pixels."""
+    layers = *pooled(3), nn.BatchNorm2d(5), nn.ReLU(), *pooled(5, inputs=5, outputs=4), nn.AdaptiveAvgPool2d(1)
+    return models.Net(nn.Sequential(*layers, nn.Flatten()), nn.Linear(4, 3))
+
+
 NETS = {
+    "cnn": (lambda: models.create("cnn", (1, 28, 28), 3, 0), (1, 28, 28)),
+    "cnn, colours": (lambda: models.create("cnn", (3, 32, 32), 3, 0), (3, 32, 32)),
+    "cnn-valid": (lambda: models.create("cnn-valid", (1, 28, 28), 3, 0), (1, 28, 28)),
+    "uneven": (uneven, (2, 17, 13)),
+    "averaged": (averaged, (2, 18, 17)),
     "small": (small, (2, 9, 6)),
     "shared": (shared, (2, 9, 6)),
     "mobilenet-v2": (lambda: models.create("mobilenet-v2", (3, 32, 32), 3, 0), (3, 32, 32)),
@@ -76,15 +98,22 @@ NETS = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["PyTorch's products", "own products"])
+def own_products(request, monkeypatch):
+    monkeypatch.setattr(products, "OWN", request.param)
+
+
 @pytest.mark.parametrize("case", NETS)
-def test_gradients_and_statistics_are_those_of_autograd(case):
+def test_gradients_and_statistics_are_those_of_autograd(case, own_products):
+    if products.OWN and case in ("mobilenet-v2, grey", "mobilenet-v2, large"):
+        pytest.skip("the products differ in their sizes alone")
     build, shape = NETS[case]
     draw = torch.Generator().manual_seed(1)
     plain = build().double().train()
     other = copy.deepcopy(plain)
     compiled = program.of(other, shape)
     # The memory grows, and serves smaller batches too. Of very few samples a norm over 1x1 maps is ill-conditioned.
-    for n in (12, 9, 16, 12):
+    for n in (12, 9, 16, 12, *([1] if case in ("cnn", "uneven") else [])):
         x = torch.rand(n, *shape, generator=draw, dtype=torch.double)
         y = torch.randint(0, 3, (n,), generator=draw)
         loss = functional.cross_entropy(plain(x), y)
@@ -94,6 +123,45 @@ def test_gradients_and_statistics_are_those_of_autograd(case):
             torch.testing.assert_close(compiled.grads[name], grad, rtol=1e-6, atol=1e-9, msg=name)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(other.state_dict()[name], value, msg=name)
+
+
+def test_gradients_in_single_precision_are_as_exact_as_those_of_autograd(own_products):
+    """Winograd's transforms cost a digit at most."""
+    exact = models.create("cnn", (1, 28, 28), 3, 0).double().train()
+    draw = torch.Generator().manual_seed(2)
+    x, y = torch.rand(8, 1, 28, 28, generator=draw, dtype=torch.double), torch.arange(8) % 3
+    expected = torch.autograd.grad(functional.cross_entropy(exact(x), y), list(exact.parameters()))
+    compiled = program.of(copy.deepcopy(exact).float(), (1, 28, 28))
+    compiled.step(x.float(), y)
+    for (name, _), grad in zip(exact.named_parameters(), expected, strict=True):
+        difference = (compiled.grads[name] - grad).abs().max() / grad.abs().max()
+        assert difference < 1e-4, name
+
+
+def test_a_number_that_is_not_finite_is_not_lost():
+    """A client that diverges must be seen to."""
+    net = cnn().train()
+    compiled = program.of(net, (2, 8, 8))
+    x = torch.rand(3, 2, 8, 8)
+    x[1] = torch.nan
+    logits, _ = compiled.forward(x)
+    assert logits[1].isnan().all()
+    assert logits[[0, 2]].isfinite().all()
+
+
+def test_the_largest_of_a_window_is_that_of_pytorch():
+    """The first of equal ones, as the patches of constant images are equal, and none where none is positive."""
+    net = cnn().double().train()
+    for level in (0.0, 0.7):
+        x, y = torch.full((2, 2, 8, 8), level, dtype=torch.double), torch.tensor([0, 1])
+        compiled = program.of(net, (2, 8, 8))
+        loss = compiled.step(x, y)
+        expected = functional.cross_entropy(net(x), y)
+        torch.testing.assert_close(loss, expected.detach())
+        for (name, _), grad in zip(
+            net.named_parameters(), torch.autograd.grad(expected, list(net.parameters())), strict=True
+        ):
+            torch.testing.assert_close(compiled.grads[name], grad, msg=name)
 
 
 def test_the_parameters_are_read_where_they_lie():
@@ -210,8 +278,39 @@ def twice_normalized():
     return models.Net(body(depthwise(4), same, nn.ReLU(), depthwise(4), same), nn.Linear(4, 3))
 
 
+def cnn(second=(), last=(), **first):
+    """A small CNN, some of whose layers may be others."""
+    layers = [*(second or pooled(5, inputs=4, padding=2)), nn.Flatten()]
+    body = nn.Sequential(*pooled(5, outputs=4, padding=2, **first), *layers, nn.Linear(20, 6), *(last or [nn.ReLU()]))
+    return models.Net(body, nn.Linear(6, 3))
+
+
+class BesideItsPool(nn.Module):
+    """A convolution whose output is taken beside its pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.relu, self.pool = pooled(5, inputs=4, outputs=5, padding=2)
+
+    def forward(self, x):
+        before = self.conv(x)
+        return self.pool(self.relu(before)) + before[..., ::2, ::2]
+
+
 UNKNOWN = {
-    "no depthwise convolution": lambda: models.create("cnn", (2, 8, 8), 3, 0),
+    "a CNN whose convolutions have no bias": lambda: cnn(bias=False),
+    "a CNN with dilation": lambda: cnn(dilation=1, stride=1, groups=2),
+    "a CNN with a convolution that is not 5x5": lambda: cnn(pooled(3, inputs=4, padding=1)),
+    "a CNN without ReLU": lambda: cnn((nn.Conv2d(4, 5, 5, padding=2), nn.MaxPool2d(2))),
+    "a CNN without pooling": lambda: cnn((nn.Conv2d(4, 5, 5, padding=2), nn.ReLU(), nn.AdaptiveMaxPool2d(2))),
+    "a CNN with other pooling": lambda: cnn((nn.Conv2d(4, 5, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2))),
+    "a CNN with overlapping pools": lambda: cnn(
+        (nn.Conv2d(4, 5, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True))
+    ),
+    "a CNN with another activation": lambda: cnn(last=[nn.Tanh()]),
+    "a CNN with dropout": lambda: cnn(last=[nn.ReLU(), nn.Dropout(0.1)]),
+    "a CNN whose maps are used twice": lambda: cnn([BesideItsPool()]),
+    "no depthwise convolution": lambda: models.Net(body(norm()), nn.Linear(4, 3)),
     "a bias": lambda: models.Net(body(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), depthwise(4)), nn.Linear(4, 3)),
     "another activation": lambda: models.Net(body(depthwise(4), nn.GELU()), nn.Linear(4, 3)),
     "a norm without statistics": lambda: models.Net(
@@ -298,16 +397,18 @@ def test_a_client_trains_as_by_autograd(case, monkeypatch):
         torch.testing.assert_close(out[name], value, rtol=1e-6, atol=1e-8, msg=name)
 
 
-@pytest.mark.parametrize("how", [{"threads": 3}, {"jobs": 2}])
-def test_clients_side_by_side_train_to_the_same_bytes(how):
+@pytest.mark.parametrize(("build", "how"), [(small, {"threads": 3}), (small, {"jobs": 2}), (uneven, {"threads": 3})])
+def test_clients_side_by_side_train_to_the_same_bytes(build, how):
     draw = np.random.default_rng(0)
     sizes = [9, 30, 4, 17, 12]
     rows = np.cumsum([0, *(part for size in sizes for part in (size, 0, 0))])
-    x = torch.from_numpy(draw.integers(0, 256, (rows[-1], 2, 9, 6), dtype=np.uint8))
+    shape = (2, 9, 6) if build is small else (2, 17, 13)
+    x = torch.from_numpy(draw.integers(0, 256, (rows[-1], *shape), dtype=np.uint8))
     data = Federation(x, torch.from_numpy(draw.integers(0, 3, len(x))), rows, 3)
     plan = LocalSGD(epochs=2, batch_size=8, lr=np.full(2, 0.05))
     torch.manual_seed(0)
-    net = small()
+    net = build()
+    assert program.of(net, shape)
     results = []
     for options in ({"threads": 1}, how):
         engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop", **options)

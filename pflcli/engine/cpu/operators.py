@@ -56,7 +56,7 @@ def _set_form(module: nn.Module, form: type[nn.Module]) -> None:
 
 def _join_pools(net: nn.Module, in_shape: tuple[int, ...]) -> None:
     """Join each 2x2 max pooling with the ReLU before it, unless other layers use the output of that ReLU."""
-    if not any(_is_halving(module) for module in net.modules()):
+    if not any(graph.is_halving(module) for module in net.modules()):
         return
     calls = Counter(module for module, _ in _calls(net, in_shape))
     for layers in list(net.modules()):
@@ -68,13 +68,13 @@ def _join_pools(net: nn.Module, in_shape: tuple[int, ...]) -> None:
             assert pool is not None
             # A ReLU that works in place also changes its input, which no other layer may then use.
             unshared = not getattr(relu, "inplace", False) or isinstance(before, (nn.Conv2d, nn.BatchNorm2d))
-            if type(relu) is nn.ReLU and _is_halving(pool) and unshared and calls[relu] == calls[pool] == 1:
+            if type(relu) is nn.ReLU and graph.is_halving(pool) and unshared and calls[relu] == calls[pool] == 1:
                 setattr(layers, name, nn.Identity())
                 _set_form(pool, RectifiedPool)
             before = relu
 
 
-class RectifiedPool(nn.MaxPool2d):
+class RectifiedPool(graph.Rectifying):
     """ReLU and 2x2 max pooling as one."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -191,18 +191,6 @@ def _overlap(shift: int, size: int, out: int, stride: int) -> tuple[slice, slice
         return None
     first, last = inside[0], inside[-1]
     return slice(first, last + 1), slice(stride * first + shift, stride * last + shift + 1, stride)
-
-
-def _is_halving(module: nn.Module) -> bool:
-    return (
-        type(module) is nn.MaxPool2d
-        and module.kernel_size in (2, (2, 2))
-        and module.stride in (2, (2, 2))
-        and module.padding in (0, (0, 0))
-        and module.dilation in (1, (1, 1))
-        and not module.return_indices
-        and not module.ceil_mode
-    )
 
 
 def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, int]]:

@@ -1,0 +1,132 @@
+"""Layers of CNNs in a compiled program: convolutions that ReLU and 2x2 max pooling follow, and linear layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from pflcli.engine.cpu.graph import Layer
+from pflcli.engine.cpu.memory import Buffer, Memory, Step, sequence
+
+
+class PooledLayers(Memory):
+    """The forward and backward functions of each kind of layer, as in ``MobileLayers``."""
+
+    def _first_pooled(self, layer: Layer) -> Step:
+        from pflcli.engine.cpu import pooled
+
+        weight, bias = self._parameters(layer)
+        (channels, size), (rows, columns), outputs = _sizes(layer)
+        flat, turned = weight.flatten(1), self._new(channels * size * size, outputs)
+        planes = self._new(channels, 2 * rows + size - 1, 2, columns + size // 2)
+        work = planes, self._new(len(turned), 4, rows * columns), self._new(4, rows * columns, outputs)
+        self._work[layer] = tuple(value.numpy() for value in work)
+        turn = partial(turned.copy_, flat.t())
+        inputs = self._images.numpy(), turned.numpy(), bias.numpy(), layer.module.padding[0], (rows, columns)
+        return sequence([turn, partial(pooled.first, *inputs, self._work[layer], *self._pooled(layer))])
+
+    def _first_pooled_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
+        from pflcli.engine.cpu import pooled
+
+        (channels, size), windows, outputs = _sizes(layer)
+        to_weight, to_bias = self._grads(layer)
+        turned, (grad, codes) = self._new(channels * size * size, outputs), self._to_pooled(layer, buffer)
+        inputs = self._images.numpy(), layer.module.padding[0], windows, self._work[layer], grad, codes
+        step = partial(pooled.first_backward, *inputs, turned.numpy(), to_bias.numpy())
+        return [step, partial(to_weight.flatten(1).copy_, turned.t())]
+
+    def _pooled_conv(self, layer: Layer) -> Step:
+        from pflcli.engine.cpu import winograd
+
+        weight, bias = (value.numpy() for value in self._parameters(layer))
+        (channels, _), (rows, columns), outputs = _sizes(layer)
+        high, wide, windows = 2 * rows + 4, 2 * columns + 4, rows * columns
+        tiles = windows | 1  # planes a power of two apart would lie in the same places of the cache
+        lines = max(6 * wide * channels, 12 * outputs)
+        shapes = (high, wide, channels), (lines,), (36, tiles, channels), (36, tiles, outputs), (4, windows, outputs)
+        work = tuple(self._new(*shape).numpy() for shape in shapes)
+        of_taps = tuple(self._new(count, channels, outputs).numpy() for count in (25, 30, 36))
+        filters, turned = self._new(36, channels, outputs).numpy(), self._new(36, outputs, channels)
+        self._work[layer] = work, of_taps, turned.numpy()
+        prepare = partial(winograd.filters, _taps(weight), *of_taps[:2], filters, turned.numpy())
+        x, padding = self._pixels(layer.inputs[0], self._data[layer.inputs[0]]), layer.module.padding[0]
+        arguments = x, filters, bias, padding, (rows, columns), work, *self._pooled(layer)
+        return sequence([prepare, partial(winograd.convolve, *arguments)])
+
+    def _pooled_conv_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
+        from pflcli.engine.cpu import winograd
+
+        work, (taps, lines, to_filters), turned = self._work[layer]
+        to_weight, to_bias = (value.numpy() for value in self._grads(layer))
+        x, (_, windows, _) = layer.inputs[0], _sizes(layer)
+        grad, codes = self._to_pooled(layer, buffer)
+        to_x, additions = self._target_to_add(x)
+        self._release(buffer)
+        inputs = self._pixels(x, self._data[x]), turned, layer.module.padding[0], windows, work, grad, codes
+        back = partial(winograd.convolve_backward, *inputs, self._pixels(x, to_x), to_filters, to_bias)
+        return [back, partial(winograd.filters_backward, to_filters, taps, lines, _taps(to_weight)), *additions]
+
+    def _flat(self, layer: Layer) -> Step:
+        from pflcli.engine.cpu import pooled
+
+        x = layer.inputs[0]
+        pixels = self._data[x].view(self._n, -1, x.channels)
+        return partial(pooled.flatten, pixels.numpy(), self._rows(layer.output).numpy())
+
+    def _flat_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
+        from pflcli.engine.cpu import pooled
+
+        x, grad = layer.inputs[0], self._view(layer.output, buffer)
+        to_x, additions = self._target_to_add(x)
+        self._release(buffer)
+        return [partial(pooled.unflatten, grad.numpy(), to_x.view(self._n, -1, x.channels).numpy()), *additions]
+
+    def _linear(self, layer: Layer) -> Step:
+        from pflcli.engine.cpu import pooled, products
+
+        x, (weight, bias) = self._data[layer.inputs[0]], self._parameters(layer)
+        out = self._rows(layer.output)
+        finish = partial(pooled.shift_and_rectify, out.numpy(), bias.numpy(), bool(layer.cap))
+        return sequence([*products.multiply_by_rows(x, weight, out, self._new), finish])
+
+    def _linear_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
+        from pflcli.engine.cpu import pooled, products
+
+        x, out, (weight, _) = layer.inputs[0], self._data[layer.output], self._parameters(layer)
+        grad, (to_weight, to_bias) = self._view(layer.output, buffer), self._grads(layer)
+        to_x, additions = self._target_to_add(x)
+        self._release(buffer)
+        rectify = pooled.shift_and_rectify_backward
+        return [
+            partial(rectify, out.numpy(), bool(layer.cap), grad.numpy(), to_bias.numpy()),
+            products.multiply(grad.t(), self._data[x], to_weight),
+            products.multiply(grad, weight, to_x),
+            *additions,
+        ]
+
+    def _pooled(self, layer: Layer) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return new memory for the output (n, windows, O) of a layer, and for the places that it comes from."""
+        out = self._rows(layer.output)
+        shape = (self._n, -1, layer.output.channels)
+        codes = self._new_block(-(-out.numel() // out.element_size())).view(torch.uint8)[: out.numel()]
+        self._codes[layer] = codes.view(shape).numpy()
+        return out.view(shape).numpy(), self._codes[layer]
+
+    def _to_pooled(self, layer: Layer, buffer: Buffer) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the gradient (n, windows, O) of a layer's output, and the places that this comes from."""
+        grad = self._view(layer.output, buffer).view(self._n, -1, layer.output.channels)
+        return grad.numpy(), self._codes[layer]
+
+
+def _sizes(layer: Layer) -> tuple[tuple[int, int], tuple[int, int], int]:
+    """Return the channels and the kernel size of a convolution, the windows in rows and columns, and the outputs."""
+    conv, out = layer.module, layer.output
+    return (conv.in_channels, conv.kernel_size[0]), (out.height, out.width), conv.out_channels
+
+
+def _taps(weight: NDArray[Any]) -> NDArray[Any]:
+    """Return weights (O, C, 5, 5) as (O, C, 25)."""
+    return weight.reshape(*weight.shape[:2], -1)
