@@ -12,6 +12,7 @@ import worlds
 from pflcli import methods, registry
 from pflcli.artifacts.make import Execution
 from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.compare import compare
 from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
@@ -125,3 +126,12 @@ def test_a_warning_names_what_grows_with_the_square_of_the_clients(many, monkeyp
         "panm", many / "p", tmp_path / "panm", settings=SETTINGS, execution=Execution(dry_run=True, reporter=reporter)
     )
     assert len(reporter.lines) == 1
+
+
+def test_a_planned_comparison_names_what_grows_with_the_square_of_the_clients(many, monkeypatch, tmp_path):
+    monkeypatch.setattr(pair_costs, "MANY", 300)
+    execution = Execution(dry_run=True, reporter=Recorder())
+    compare([many / "p"], tmp_path / "c", methods=["fedavg", "panm"], settings=SETTINGS, execution=execution)
+    remarks = [line for line in execution.reporter.lines if "square of the clients" in line]
+    assert len(remarks) == 1
+    assert remarks[0].startswith("panm: a table of all 90,000 pairs")

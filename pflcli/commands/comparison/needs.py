@@ -25,7 +25,7 @@ from pflcli.estimates.sampled_executor import Rates
 from pflcli.foreign import size
 from pflcli.reporter import SILENT, Reporter
 from pflcli.settings import Settings
-from pflcli.training import hardware
+from pflcli.training import hardware, pair_costs
 from pflcli.wording import duration
 
 
@@ -36,7 +36,7 @@ class Needs:
     costs: dict[str, Cost] = field(default_factory=dict)
     peaks: dict[str, memory.Peak] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    """methods that have no estimate, and why"""
+    """methods that have no estimate, and why; what of a method grows with the square of the clients"""
     total: Cost = field(default_factory=Cost)
     memory: float = 0.0
     workers: int = 1
@@ -171,6 +171,7 @@ class _Estimator:
         self.needs, self.rehearsed = needs, 0.0
         self.part: Excerpt = excerpt(partition, hardware.device(execution.device))
         self._variants, self._training, self._mode = variants, training, hardware.engine(execution.engine)
+        self._partition = partition
         self._rates, self._embeddings = Rates(), Cost()
 
     def add(self, name: str) -> None:
@@ -202,6 +203,8 @@ class _Estimator:
             changes["rounds"] = 0  # the backbone answers
         settings: Settings = config.build(Settings, {**config.plain(self._training), **changes}, plain)
         cfg = config.build(method.Config, variant.options, variant.method)
+        remarks = pair_costs.remarks(plain, method, cfg, settings, self._partition)
+        self.needs.remarks.extend(remark for remark in remarks if remark not in self.needs.remarks)
         rehearsal = rehearse(
             method,
             cfg,
