@@ -36,9 +36,9 @@ class RowFile:
         if hasattr(self, "_file"):
             os.close(self._file)
 
-    def read(self, row: int, into: NDArray[np.uint8]) -> None:
-        """Fill ``into`` with a row."""
-        view, position = into.data, row * len(into)
+    def read(self, row: int, into: NDArray[np.uint8], size: int = 0, first: int = 0) -> None:
+        """Fill ``into`` with a row, or with the bytes from ``first`` on of one of ``size`` bytes."""
+        view, position = into.data, row * (size or len(into)) + first
         while view:
             count = os.preadv(self._file, [view], position)
             if count == 0:

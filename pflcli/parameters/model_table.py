@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from pflcli.parameters import TrainedClients
 
 
+_PIECE = 1 << 14
+"""Columns of a parameter that are read at a time: those of some clients fit into a cache."""
+
+
 class Storage(Protocol):
     """Stores rows of equal size; ``number`` identifies one of the tables of a run."""
 
     number: int
 
-    def read(self, row: int, into: NDArray[np.uint8]) -> None:
-        """Fill ``into`` with a row."""
+    def read(self, row: int, into: NDArray[np.uint8], size: int = 0, first: int = 0) -> None:
+        """Fill ``into`` with a row, or with the bytes from ``first`` on of one of ``size`` bytes."""
 
     def write(self, row: int, content: NDArray[np.uint8]) -> None:
         """Replace or append a row."""
@@ -52,9 +56,9 @@ class InMemoryRows:
         self.number = number
         self.rows: dict[int, NDArray[np.uint8]] = {}
 
-    def read(self, row: int, into: NDArray[np.uint8]) -> None:
-        """Fill ``into`` with a row."""
-        into[:] = self.rows[row]
+    def read(self, row: int, into: NDArray[np.uint8], size: int = 0, first: int = 0) -> None:
+        """Fill ``into`` with a row, or with the bytes from ``first`` on of one of ``size`` bytes."""
+        into[:] = self.rows[row][first : first + len(into)]
 
     def write(self, row: int, content: NDArray[np.uint8]) -> None:
         """Replace or append a row."""
@@ -110,6 +114,26 @@ class ModelTable:
                     value = torch.from_numpy(buffer[piece]).view(like.dtype) if like.numel() else like
                     stacked[name][position].copy_(value.view(like.shape))
         return stacked
+
+    def pieces(
+        self, clients: NDArray[np.int64], names: Iterable[str], models: int
+    ) -> Iterator[tuple[str, slice, Tensor]]:
+        """Yield columns of each parameter in turn, as a slice of its values, and those of all clients (n, width).
+
+        At most as many bytes as this number of ``models`` has are read at a time, and none twice.
+        """
+        rows, bound = self._row[clients], models * self._size // max(len(clients), 1)
+        for name in names:
+            like, begin = self.default[name].flatten(), self._pieces[name].start
+            item, width = like.element_size(), max(1, min(_PIECE, bound // like.element_size()))
+            for first in range(0, like.numel(), width):
+                columns = slice(first, min(first + width, like.numel()))
+                piece = torch.empty(len(rows), columns.stop - first, dtype=like.dtype)
+                piece[torch.from_numpy(rows < 0)] = like[columns].cpu()
+                for row, into in zip(rows.tolist(), piece.view(torch.uint8).numpy(), strict=True):
+                    if row >= 0:
+                        self.storage.read(row, into, self._size, begin + first * item)
+                yield name, columns, piece.to(like.device)
 
     def unwritten(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of the clients that have the default, in their order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,9 +14,6 @@ from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
 
 Array = NDArray[np.float64]
-
-PIECE = 4096
-"""Columns of models that are computed with at a time: they fit into a cache."""
 
 _BLOCK = 32
 """Models of which the inner products with those behind them are computed at a time, as the others are the same."""
@@ -47,43 +44,20 @@ def to_first(rows: Tensor, *, centred: bool = False) -> Array:
 def gram(
     models: ModelTable, ids: NDArray[np.int64], names: Sequence[str], chunk: int, origin: Params | None = None
 ) -> Array:
-    """Return all inner products (n, n) of the clients' ``vectors``; ``chunk`` models are read at a time.
+    """Return all inner products (n, n) of the clients' ``vectors``; as much as ``chunk`` models is read at a time.
 
     Sums over pieces of the vectors are in float64, those within a piece in the models' own precision. For distances
     give an ``origin`` that is near the models: they are differences of inner products.
     """
-    products = np.empty((len(ids), len(ids)))
-    spans = [slice(first, min(first + chunk, len(ids))) for first in range(0, len(ids), chunk)]
-    for index, left in enumerate(spans):
-        rows = models[ids[left]]
-        for right in spans[: index + 1]:
-            columns = rows if right is left else models[ids[right]]
-            products[left, right] = _inner(rows, columns, names, origin).cpu().numpy()
-    lower = np.tril(products)
-    return lower + np.tril(lower, -1).T
-
-
-def _inner(rows: Stacked, columns: Stacked, names: Sequence[str], origin: Params | None) -> Tensor:
-    """Return the inner products (n, m) of the ``vectors`` of two stacks, if they are one below the diagonal alone."""
-    count, others = (len(next(iter(stacked.values()))) for stacked in (rows, columns))
-    total, is_one = torch.zeros(count, others, dtype=torch.float64, device=rows[names[0]].device), columns is rows
-    for name in names:
-        zero = origin[name].flatten() if origin else None
-        lefts = split(rows[name], zero)
-        pairs = ((piece, piece) for piece in lefts) if is_one else zip(lefts, split(columns[name], zero), strict=True)
-        for left, right in pairs:
-            for first in range(0, others, _BLOCK):
-                below, block = slice(first if is_one else 0, None), slice(first, first + _BLOCK)
-                total[below, block] += left[below] @ right[block].T
-    return total
-
-
-def split(values: Tensor, origin: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield columns of ``values`` (n, ...), minus those of ``origin`` (d,): as many as fit into a cache."""
-    flat = values.flatten(1) if values.ndim > 1 else values[:, None]
-    for first in range(0, flat.shape[1], PIECE):
-        piece = flat[:, first : first + PIECE]
-        yield piece if origin is None else piece - origin[first : first + PIECE]
+    count = len(ids)
+    products = torch.zeros(count, count, dtype=torch.float64, device=models.default[names[0]].device)
+    for name, columns, values in models.pieces(ids, names, chunk):
+        vectors = values - origin[name].flatten()[columns] if origin else values
+        for first in range(0, count, _BLOCK):
+            block = slice(first, first + _BLOCK)
+            products[first:, block] += vectors[first:] @ vectors[block].T
+    lower = np.tril(products.cpu().numpy())
+    return np.asarray(lower + np.tril(lower, -1).T)
 
 
 def cosines(products: Array) -> Array:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters
+from pflcli.artifacts.row_file import RowFile
 from pflcli.errors import ComputationError
 from pflcli.fl import peers
 from pflcli.metrics import neighbourhood
@@ -72,6 +73,39 @@ def test_inner_products_by_hand(room):
     np.testing.assert_allclose(similarity.squared_distances(actual), distance, atol=1e-6)
     cosine = [[a @ b / math.sqrt((a @ a) * (b @ b)) for b in rows] for a in rows]
     np.testing.assert_allclose(similarity.cosines(actual), cosine, rtol=1e-6)
+
+
+@pytest.mark.parametrize("room", [1, 3, 9])
+def test_pieces_of_a_table_are_its_models_and_bounded(room, tmp_path):
+    models, ids = table(), np.asarray([3, 0, 4])
+    stored = ModelTable(models.default, 6, RowFile(tmp_path / "rows", 0, empty=True))
+    stored[range(4)] = models[range(4)]  # client 4 has the default
+    stacked, columns = stored[ids], {name: [] for name in models.default}
+    for name, place, piece in stored.pieces(ids, models.default, room):
+        assert piece.numel() * piece.element_size() <= max(room * 40, len(ids) * 8)
+        assert place.stop - place.start == piece.shape[1]
+        columns[name].append(piece)
+    for name, pieces in columns.items():
+        assert torch.equal(
+            torch.cat(pieces, dim=1), stacked[name].flatten(1) if stacked[name].ndim > 1 else stacked[name][:, None]
+        )
+
+
+def test_many_models_are_mixed_and_compared_as_in_double_precision():
+    draw, count = np.random.default_rng(0), 70  # more than a block
+    models = ModelTable({"a": torch.ones(300, 60), "b": torch.zeros(())}, count, InMemoryRows())
+    models[range(count)] = {"a": 1 + 0.1 * torch.randn(count, 300, 60), "b": torch.randn(count)}
+    rows = np.stack([vector(models, i) for i in range(count)])
+    origin = np.append(np.ones(18000), 0)
+    actual = similarity.gram(models, np.arange(count), NAMES, 9, models.default)
+    np.testing.assert_allclose(actual, (rows - origin) @ (rows - origin).T, rtol=1e-5, atol=1e-3)
+    weights = draw.random((3, count))
+    for part, means in mixing.mixed(models, weights, 2):
+        for place, receiver in enumerate(range(part.start, part.stop)):
+            expected = weights[receiver] @ rows / weights[receiver].sum()
+            np.testing.assert_allclose(
+                np.append(means["a"][place].flatten(), means["b"][place]), expected, rtol=2e-6, atol=1e-6
+            )
 
 
 def test_cosines_with_nothing_are_zero():
