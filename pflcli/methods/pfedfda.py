@@ -76,11 +76,12 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Train the body of each client of a cohort under its head; average bodies and adapted statistics."""
     cohort, common = run.cohort(t), state["statistics"]
     downloaded = run.download({**state["body"], **common}, cohort)
-    mean, rejected = run.averaging(downloaded), list[int]()
+    mean, rejected, shared = run.averaging(downloaded), list[int](), _exact(common)
+    principal = _principal(shared)
     for ids in run.client_chunks(cohort, 2 * parameters.size(downloaded)):
         start = {**parameters.repeat(state["body"], len(ids)), **_heads(run, ids, common)}
         for part in run.local_sgd(ids, start, t=t, trainable="body."):
-            fitted = _fitted(run, part.clients, part.params, common, t)
+            fitted = _fitted(run, part.clients, part.params, shared, principal, t)
             adapted = {name: torch.stack([own[name] for own, _ in fitted]).to(value) for name, value in common.items()}
             rejected += part.clients[~parameters.finite(adapted)].tolist()
             if not rejected:
@@ -94,7 +95,8 @@ def train_round(run: Run, state: State, t: int) -> State:
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with the common body and each client's adapted statistics."""
     models = {**parameters.repeat(state["body"], len(clients)), **_heads(run, clients, state["statistics"])}
-    fitted = _fitted(run, clients, models, state["statistics"], "personalize")
+    shared = _exact(state["statistics"])
+    fitted = _fitted(run, clients, models, shared, _principal(shared), "personalize")
     priors = _log_priors(run, clients)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
@@ -144,25 +146,35 @@ def _exact(statistics: Params) -> Params:
 
 def _principal(common: Params) -> tuple[Tensor, Params]:
     """Return the principal axes (d, d) of the global covariance, and the statistics in them: that is diagonal."""
-    variances, axes = torch.linalg.eigh(common["covariance"])
+    # Where statistics are not finite clients diverge, and the run names them; a decomposition would only fail.
+    covariance = torch.where(common["covariance"].isfinite(), common["covariance"], 0.0)
+    variances, axes = torch.linalg.eigh(covariance)
     return axes, {"means": common["means"] @ axes, "covariance": variances.diag()}
 
 
 def _fitted(
-    run: Run, clients: NDArray[np.int64], models: Stacked, common: Params, t: int | str
+    run: Run,
+    clients: NDArray[np.int64],
+    models: Stacked,
+    shared: Params,
+    principal: tuple[Tensor, Params],
+    t: int | str,
 ) -> list[tuple[Params, float]]:
-    """Return each client's adapted statistics, in float64, with its beta; not finite where its features are not."""
-    embedded, priors, shared = _features(run, clients, models, "train"), _log_priors(run, clients), _exact(common)
+    """Return each client's adapted statistics, in float64, with its beta; not finite where its features are not.
+
+    ``shared`` are the global statistics, ``principal`` what ``_principal`` makes of them.
+    """
+    embedded, priors = _features(run, clients, models, "train"), _log_priors(run, clients)
     if isinstance(t, str):  # a newcomer's samples may overflow the global model
         embedded = [z.nan_to_num(0.0, 0.0, 0.0) for z in embedded]
-    axes, principal = _principal(shared)
+    axes, rotated = principal
 
     def fit(place: int) -> tuple[Params, float]:
         client, z = int(clients[place]), embedded[place]
         y = run.federation.y[run.federation.block(client, "train")].cpu()
         own, beta = _estimated(z, y, shared, run.cfg.ridge), 1.0
         if z.isfinite().all():
-            beta = _beta(run.cfg, z @ axes, y, principal, priors[place], run.rng("folds", t, client))
+            beta = _beta(run.cfg, z @ axes, y, rotated, priors[place], run.rng("folds", t, client))
         return _interpolated(own, shared, beta), beta
 
     return run.engine.each(fit, len(clients))
