@@ -61,8 +61,9 @@ def test_large_products_give_the_neighbours_that_faiss_does_wherever_vectors_lie
     import faiss
 
     monkeypatch.setattr(exact, "_ONEDNN", onednn and exact._ONEDNN)
-    stored, queries = points(700, 80), points(40, 80, seed=1)
-    index = faiss.IndexFlatL2(80)
+    assert exact._LARGE < 700 * 43 * 300
+    stored, queries = points(700, 300), points(43, 300, seed=1)
+    index = faiss.IndexFlatL2(300)
     index.add(stored)
     expected, rows = index.search(queries, 9)
     distance, row = nearest(stored, queries, 9)
