@@ -10,14 +10,17 @@ shows, in a turn that is not counted, with which of its arrangements of workers 
 largest sum of proportional set sizes of a subject's processes, looked at twice a second. Processor time is that of all
 its processes: where others use the machine too, it says more than the clock.
 
-The ceiling is the arithmetic of a round at the best rates of large convolutions and matrix products on all threads,
-measured before each turn. ``--check`` shows that all do the same work: from the same weights, over the same
-minibatches, every library must arrive at pfl's model after a round.
+Each library also tries the settings of the allocator that pfl chooses for itself: arrangements marked with "kept". The
+ceiling is the arithmetic of a round at the best rate of any large convolution or matrix product on all threads,
+measured before each turn; a 5x5 convolution by Winograd's minimal filtering takes less arithmetic than is counted.
+``--check`` shows that all do the same work: from the same weights, over the same minibatches, every library must arrive
+at pfl's model after a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import statistics
@@ -36,13 +39,17 @@ PEERS = ("flower", "fluke", "apple")
 
 @dataclass
 class Subject:
-    """A library or a mode of pfl: where it runs, its arrangements (workers, threads), and what was measured."""
+    """A library or a mode of pfl: where it runs, its arrangements (workers, threads), and what was measured.
+
+    With ``keeps_memory`` its allocator keeps freed memory, as that of pfl does.
+    """
 
     name: str
     module: str
     arrangements: list[tuple[int, int]]
     distribution: str = ""
     mode: str = "auto"
+    keeps_memory: bool = False
     version: str = ""
     seconds: list[list[float]] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -97,19 +104,22 @@ def arranged(chosen: list[Subject], pythons: dict[str, str], model: str) -> list
     """Return the subjects that run, each with its faster arrangement first."""
     fit, own = [], ""
     for subject in chosen:
-        trials: list[tuple[float, tuple[int, int]]] = []
-        for workers, threads in subject.arrangements:
-            task = work.Task(model, 1, workers, threads, False, "", subject.mode)
+        trials: list[tuple[float, tuple[int, int], bool]] = []
+        for (workers, threads), keeps_memory in itertools.product(subject.arrangements, (False, True)):
+            if keeps_memory and subject.module == "ours":
+                continue
+            task = work.Task(model, 1, workers, threads, False, "", subject.mode, keeps_memory)
             outcome = tried(subject, pythons[subject.module], task)
             if outcome is None:
                 continue
-            trials.append((min(outcome.facts["seconds"]), (workers, threads)))
-            say(f"  {subject.name} {workers}x{threads} {trials[-1][0]:.3f} s")
+            trials.append((min(outcome.facts["seconds"]), (workers, threads), keeps_memory))
+            say(f"  {subject.name} {workers}x{threads}{', kept' if keeps_memory else ''} {trials[-1][0]:.3f} s")
             subject.took = outcome.facts["mode"]
         if subject.name == "pfl":
             own = subject.took
         if trials and not (subject.name != "pfl" and subject.took and subject.took == own):
-            subject.arrangements = [arrangement for _, arrangement in sorted(trials)]
+            subject.arrangements = [arrangement for _, arrangement, _ in sorted(trials)]
+            subject.keeps_memory = min(trials)[2]
             fit.append(subject)
     return fit
 
@@ -118,12 +128,13 @@ def measure(model: str, chosen: list[Subject], pythons: dict[str, str], args: ar
     """Let the subjects take turns on one model."""
     say(f"{model}: which arrangement is faster")
     chosen = arranged(chosen, pythons, model)
-    rates = ceiling.rates(args.threads)
+    rate = ceiling.rate(args.threads)
     for turn in range(args.repeats):
-        now = ceiling.rates(args.threads)
-        rates = ceiling.Arithmetic(max(rates.convolutions, now.convolutions), max(rates.products, now.products))
+        rate = max(rate, ceiling.rate(args.threads), key=lambda rate: rate.operations)
         for subject in chosen:
-            task = work.Task(model, args.rounds, *subject.arrangements[0], False, "", subject.mode)
+            task = work.Task(
+                model, args.rounds, *subject.arrangements[0], False, "", subject.mode, subject.keeps_memory
+            )
             try:
                 outcome = children.run(pythons[subject.module], subject.module, task)
             except children.Failed as error:  # launchers of several processes now and then do not come up
@@ -144,24 +155,25 @@ def measure(model: str, chosen: list[Subject], pythons: dict[str, str], args: ar
         rows.append(
             {
                 "subject": f"pfl ({subject.took})" if subject.took else f"{subject.name} {subject.version}",
-                "workers": "x".join(map(str, subject.arrangements[0])),
+                "workers": "x".join(map(str, subject.arrangements[0])) + (", kept" if subject.keeps_memory else ""),
                 "seconds": median,
                 "ratio": statistics.median(ratios),
                 "ratios": sorted(ratios),
                 "processor_seconds": statistics.median(subject.processor),
                 "processor_ratio": statistics.median(shares),
-                "gflops": arithmetic.total / median / 1e9,
-                "of_ceiling": arithmetic.seconds(rates) / median,
+                "gflops": arithmetic / median / 1e9,
+                "of_ceiling": arithmetic / rate.operations / median,
                 "memory_mb": subject.memory / 1e6,
                 "rounds": subject.seconds,
             }
         )
     return {
         "model": model,
-        "arithmetic_gflop": arithmetic.total / 1e9,
-        "ceiling_seconds": arithmetic.seconds(rates),
-        "convolution_gflops": rates.convolutions / 1e9,
-        "product_gflops": rates.products / 1e9,
+        "cpu": ceiling.cpu(),
+        "arithmetic_gflop": arithmetic / 1e9,
+        "ceiling_seconds": arithmetic / rate.operations,
+        "ceiling_gflops": rate.operations / 1e9,
+        "ceiling_kernel": rate.kernel,
         "subjects": rows,
     }
 
@@ -171,8 +183,8 @@ def table(result: dict[str, Any]) -> str:
     setting = work.SETTINGS[result["model"]]
     lines = [
         f"`{result['model']}`: {setting.cohort} of {setting.clients} clients, {setting.samples} samples, batches of "
-        f"{setting.batch}; ceiling {result['ceiling_seconds']:.3f} s (convolutions {result['convolution_gflops']:.0f}, "
-        f"matrix products {result['product_gflops']:.0f} GFLOP/s)",
+        f"{setting.batch}; {result['cpu']}; ceiling {result['ceiling_seconds']:.3f} s "
+        f"({result['ceiling_gflops']:.0f} GFLOP/s, {result['ceiling_kernel']})",
         "",
         "| subject | workers x threads | s a round | times pfl | processor s | times pfl | of ceiling | peak MB |",
         "|---|---|---:|---:|---:|---:|---:|---:|",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.engine import allocator
 from subjects import processes, work
 
 FOLDER = Path(__file__).parents[1]
@@ -49,6 +50,9 @@ def run(python: str, module: str, task: work.Task) -> Outcome:
         # Threads that spin while they wait cost a busy machine many times over: no subject's do.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
+    if task.keeps_memory:
+        surroundings["MALLOC_MMAP_THRESHOLD_"] = str(allocator.MMAP_BYTES)
+        surroundings["MALLOC_TRIM_THRESHOLD_"] = str(allocator.TRIM_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         log = out.with_suffix(".log")

@@ -56,8 +56,9 @@ SETTINGS = {
 class Task:
     """What one process is asked for.
 
-    ``workers`` processes with ``threads`` intra-op threads each. With ``check``, the clients are one cohort, all take
-    part in a single round, and minibatches come in pfl's order: every library must then arrive at the same model.
+    ``workers`` processes with ``threads`` intra-op threads each; if one ``keeps_memory``, with pfl's settings of the
+    allocator. With ``check``, the clients are one cohort, all take part in a single round, and minibatches come in
+    pfl's order: every library must then arrive at the same model.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Task:
     check: bool
     out: str
     mode: str = "auto"
+    keeps_memory: bool = False
 
     @classmethod
     def from_command_line(cls) -> Task:

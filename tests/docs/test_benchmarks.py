@@ -63,3 +63,11 @@ def test_answers_agree_within_the_tolerance(gpu, difference, agreed):
 def test_the_published_setting_runs_and_says_that_it_extrapolates(gpu, capsys):
     assert run(gpu, "--device", "cpu", "--parts", "pfllib", "--methods", "fedavg", "--rounds", "2") == 0
     assert "extrapolated from 2 rounds, not measured" in capsys.readouterr().out
+
+
+def test_the_ceiling_counts_convolutions_directly(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    ceiling = importlib.import_module("subjects.ceiling")
+    # Of an image: 25 taps x 784 pixels x 32 x 2, 800 x 196 x 64 x 3, 3136 x 512 x 3, 512 x 62 x 3; 2,500 of them.
+    per_image = 2 * (25 * 784 * 32 * 2 + 800 * 196 * 64 * 3 + 3136 * 512 * 3 + 512 * 62 * 3)
+    assert ceiling.of_round("cnn") == per_image * 2500
