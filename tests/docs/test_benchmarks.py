@@ -10,17 +10,24 @@ import pytest
 import torch
 
 from helpers import ROOT
+from pflcli import config, methods
 
 PROJECT = ROOT.parent
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    """benchmarks/gpu.py as a module."""
+def benchmark(monkeypatch):
+    """Imports a program of benchmarks/ as a module."""
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
-    yield importlib.import_module("gpu")
-    for name in ("gpu", "gpu_methods"):
+    yield importlib.import_module
+    for name in ("gpu", "gpu_methods", "pfllib"):
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def gpu(benchmark):
+    """benchmarks/gpu.py as a module."""
+    return benchmark("gpu")
 
 
 def run(program, *words):
@@ -57,6 +64,14 @@ def test_answers_agree_within_the_tolerance(gpu, difference, agreed):
     first = answers({"p": np.array([[0.7, 0.3]], np.float32)}, *rows)
     second = answers({"p": np.array([[0.7 - difference, 0.3 + difference]], np.float32)}, *rows)
     assert gpu.gpu_methods.compared("fedavg", first, second) is agreed
+
+
+def test_the_options_of_methods_that_pfllib_shares_exist(gpu, benchmark):
+    pairs = {pair.method: dict(option.split("=") for option in pair.options) for pair in benchmark("pfllib").PAIRS}
+    for name, options in [*pairs.items(), *gpu.gpu_methods.SHARED.items()]:
+        config.build(methods.load(name).Config, options, name)
+    assert len(pairs) == 10
+    assert set(pairs) <= set(gpu.gpu_methods.SHARED)
 
 
 @pytest.mark.long
