@@ -100,20 +100,22 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of pfl's methods, separated by commas")
     parser.add_argument("--scratch", type=Path, help="keep samples and runs in this folder")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error("--rounds is 2 or more: PFLlib averages over rounds but the first")
     only = set(filter(None, args.only.split(",")))
     pairs = [pair for pair in PAIRS if not only or pair.method in only]
     if args.model == "logistic":
         pairs = [pair for pair in pairs if not pair.splits]
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.scratch or Path(temporary)
-        prepare(args, folder)
+        if not (folder / "partition").exists():
+            prepare(args, folder)
+        check(folder)
         report(pairs, args, folder.resolve())
 
 
 def prepare(args: argparse.Namespace, folder: Path) -> None:
     """Let PFLlib deal the samples in a copy of its programs, and give its split to pfl."""
-    if (folder / "partition").exists():
-        return
     copy = folder / "pfllib"
     shutil.copytree(args.pfllib / "system", copy / "system")
     shutil.copytree(args.pfllib / "dataset" / "utils", copy / "dataset" / "utils")
@@ -124,8 +126,12 @@ def prepare(args: argparse.Namespace, folder: Path) -> None:
     columns = ["--client", "client", "--label", "label", "--features", "x", "--split-column", "split"]
     run_pfl("import", dealt, *columns, "-o", folder / "data")
     run_pfl("partition", folder / "data", "--fractions", "1,0,0", "--seed", 0, "-o", folder / "partition")
+
+
+def check(folder: Path) -> None:
+    """Exit unless both sides have as many training and test samples per client."""
     data = partitions.read(open_artifact(folder / "partition", "partition"))
-    with np.load(dealt) as arrays:
+    with np.load(folder / "dealt.npz") as arrays:
         training, client = arrays["split"] == "train", arrays["client"]
         expected = zip(np.bincount(client[training]), np.bincount(client[~training]), strict=True)
     sizes = np.diff(data.offsets).reshape(-1, 3)
