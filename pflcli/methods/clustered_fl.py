@@ -26,6 +26,7 @@ from pflcli import parameters
 from pflcli.fl import clusters
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Stacked, TrainedClients, similarity
+from pflcli.parameters.model_table import ModelTable
 
 KIND = "server"
 NEEDS = ()
@@ -85,10 +86,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     largest = float(state["largest"])
     for c in range(count):
         members = np.flatnonzero(cluster == c)
-        products = similarity.gram(
-            update, members, run.engine.parameters, run.engine.clients_that_fit(parameters.size(run.init))
-        )
-        leaving, norm = _split(run, members, products, largest, t)
+        leaving, norm = _split(run, members, update, largest, t)
         largest = max(largest, norm)
         if leaving.any():
             cluster[members[leaving]] = len(next(iter(models.values())))
@@ -107,22 +105,23 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 
 def _split(
-    run: Run, members: NDArray[np.int64], products: NDArray[np.float64], largest: float, t: int
+    run: Run, members: NDArray[np.int64], update: ModelTable, largest: float, t: int
 ) -> tuple[NDArray[np.bool_], float]:
     """Return which members (n,) leave a cluster, nobody if it stays whole, and the norm of its mean update.
 
-    ``products`` (n, n) are those of the members' last updates, ``largest`` is that norm at its largest so far.
+    ``update`` has the members' last updates, ``largest`` is that norm at its largest so far.
     """
     cfg, no_client = run.cfg, np.zeros(len(members), dtype=bool)
     share = run.federation.sizes("train")[members] / max(run.federation.sizes("train")[members].sum(), 1)
-    mean = float(np.sqrt(max(share @ products @ share, 0)))
-    longest = float(np.sqrt(np.diag(products).max(initial=0)))
+    names, room = run.engine.parameters, run.engine.clients_that_fit(parameters.size(run.init))
+    mean, norms = similarity.norms(update, members, names, room, share)
+    longest = float(norms.max(initial=0))
     relative = cfg.thresholds == "relative"
     eps1 = (0.4 if cfg.eps1 is None else cfg.eps1) * (longest if relative else 1)
     eps2 = ((0.4 if relative else 1.6) if cfg.eps2 is None else cfg.eps2) * (max(largest, mean) if relative else 1)
     if t < cfg.warmup or len(members) <= 2 or mean >= eps1 or longest <= eps2:
         return no_client, mean
-    cosine = similarity.cosines(products)
+    cosine = similarity.cosines(similarity.gram(update, members, names, room))
     leaving = similarity.bipartition(cosine, cfg.linkage)
     between = cosine[np.ix_(leaving, ~leaving)]
     within = cosine[(leaving[:, None] == leaving) & ~np.eye(len(leaving), dtype=bool)]

@@ -79,7 +79,7 @@ def _meta_gradient(
     """Return the loss on one half of a batch after a step on the other, and its gradient there (first order)."""
     inner, outer = _halves(batch)
     _, step = gradient(network, params, inner)
-    moved = {name: torch.sub(params[name], value, alpha=alpha) for name, value in step.items()}
+    moved = {name: torch.sub(params[name], value, alpha=alpha, out=value) for name, value in step.items()}
     return gradient(network, {**params, **moved}, outer)
 
 

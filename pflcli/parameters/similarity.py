@@ -60,6 +60,17 @@ def gram(
     return np.asarray(lower + np.tril(lower, -1).T)
 
 
+def norms(
+    models: ModelTable, ids: NDArray[np.int64], names: Sequence[str], chunk: int, shares: Array
+) -> tuple[float, Array]:
+    """Return the norm of the mean of the clients' ``vectors`` by ``shares`` (n,), and the norm of each (n,)."""
+    mean, squares = 0.0, np.zeros(len(ids))
+    for _, _, values in models.pieces(ids, names, chunk):
+        mean += float((torch.from_numpy(shares).to(values) @ values).double().square().sum())
+        squares += torch.linalg.vector_norm(values, dim=1).double().square().cpu().numpy()
+    return float(np.sqrt(mean)), np.sqrt(squares)
+
+
 def cosines(products: Array) -> Array:
     """Return the cosines (n, n) that belong to inner products (n, n); 0 where a norm is 0."""
     norms = np.sqrt(np.maximum(np.diag(products), 0))
