@@ -3,6 +3,8 @@
 LLVM does not keep a tile of a product in registers if it is written as a loop. Here the vectors are written out, and
 LLVM chooses the instructions of the CPU at hand. A number of a product is one chain of fused multiply-adds in the order
 of the inner index, so its bytes depend neither on the size of tiles nor on that of vectors.
+
+Numba's cache on disk does not see a change to this file: touch the files that import it after one.
 """
 
 from __future__ import annotations
