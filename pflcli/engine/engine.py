@@ -41,6 +41,8 @@ _CHUNK_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 """Bytes of parameters that one chunk of a cohort may have, by device. This bounds the memory of a round for cohorts of
 any size. It does not depend on free memory: other chunks would change sums in their last bits."""
 
+_TASKS, _MOST_BATCHES = 4, 64  # of inference: at least so many tasks per thread, at most so many batches per task
+
 _STACK_BYTES, _MIN_STACKS = {"cpu": 4 << 20, "cuda": 256 << 20}, 4
 """Bytes of parameters that one stack may have: on a CPU it then fits into the cache; on a GPU its activations, many
 times as large, fit into memory. And the least number of stacks on a CPU, so that each of several workers gets some."""
@@ -253,7 +255,9 @@ class Engine:
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return one model's logits (n, C) on rows of the federation and, with ``features``, representations (n, d)."""
-        tasks = [Inference(batch, features=features) for batch in batches(rows, BATCH[self._device])]
+        batch = BATCH[self._device]
+        per_task = max(1, min(_MOST_BATCHES, len(rows) // (_TASKS * self.threads * batch)))
+        tasks = [Inference(part, features=features) for part in batches(rows, per_task * batch)]
         self.passes.predicted += len(rows)
         with intra_op(1):
             logits, z = zip(*self.executor.infer(tasks, params), strict=True)

@@ -96,12 +96,24 @@ class Threads:
 
     @torch.no_grad()
     def _joined(self, task: Inference, forward: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return the outputs of a task, batch by batch."""
-        rows_of = batches(task.rows, self._batch)
-        outputs = [forward(self.federation.inputs(torch.from_numpy(rows))) for rows in rows_of]
-        logits, z = zip(*outputs, strict=True)
-        joined = torch.cat(logits)
-        return joined, torch.cat(z) if task.features else joined[:, :0]
+        """Return the outputs of a task, computed batch by batch.
+
+        They go into memory that is taken at the beginning: kept one by one, they would lie between the blocks that a
+        batch frees, so that the next batch could not take these again.
+        """
+        logits = z = torch.empty(0)
+        first = 0
+        for rows in batches(task.rows, self._batch):
+            own_logits, own_z = forward(self.federation.inputs(torch.from_numpy(rows)))
+            if not first:
+                logits = own_logits.new_empty(len(task.rows), *own_logits.shape[1:])
+                z = own_z.new_empty(len(task.rows) if task.features else 0, *own_z.shape[1:])
+            last = first + len(rows)
+            logits[first:last] = own_logits
+            if task.features:
+                z[first:last] = own_z
+            first = last
+        return logits, z if task.features else logits[:, :0]
 
 
 def _loaded(net: nn.Module, params: Params) -> nn.Module:
