@@ -6,7 +6,7 @@ its cross-entropy plus `weight` times the CORAL loss |C_own - C_public|^2 / (4 d
 features of its minibatch and of public samples (Sun & Saenko, 2016, https://arxiv.org/abs/1607.01719; divided by n
 here, so that a single sample has one). Where there is no public set, FedHAM (Gao et al., 2023) takes 10 % of every
 client's training samples for it, and so does this: they travel to the server, and their inputs to every client, which
-is counted; clients keep learning from theirs. Features are the input of the head; BatchNorm normalises a minibatch
+is counted; clients go on training on them. Features are the input of the head; BatchNorm normalizes a minibatch
 together with the public samples.
 
 Any client can transfer, whether it took part or not.

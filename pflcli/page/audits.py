@@ -19,8 +19,9 @@ ID = "audits"
 TITLE = "What an attacker learns"
 
 _PICTURE = (
-    "Left, over all clients: how many training samples an attack recognizes at which share of mistakes, beside "
-    "guessing. Right: each client under the strongest attack, the most exposed first; 0.5 is a guess."
+    "Left, over all clients: the share of training samples that an attack recognizes, by the share of other samples "
+    "that it takes for them; the dashed line is a guess. Right: each client under the strongest attack, the most "
+    "exposed first; 0.5 is a guess."
 )
 
 
