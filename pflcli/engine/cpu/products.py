@@ -16,7 +16,8 @@ from torch import Tensor
 from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.memory import Step
-from pflcli.engine.cpu.vectors import PAIR, ROWS, WIDE, apart, combination, tile
+from pflcli.engine.cpu.tiles import DOT_COLUMNS, DOT_ROWS, ROWS, dot_tile, tile
+from pflcli.engine.cpu.vectors import PAIR, WIDE, apart, combination
 
 _CPU: str = llvmlite.binding.get_host_cpu_name()
 """What LLVM calls this CPU: ``znver`` and a number is one of AMD's."""
@@ -35,6 +36,14 @@ _PANEL, _FAR, _DEEP = 128, 1024, 64
 _copy = combination([[1]])
 _R0, _R1, _R2, _R3, _R4 = ROWS
 _tile0, _tile1, _tile2, _tile3, _tile4 = (tile(rows) for rows in ROWS)
+_HEIGHT0, _HEIGHT1 = DOT_ROWS[:2]
+_dots0, _dots1, _dots2 = (dot_tile(rows) for rows in (_HEIGHT0, _HEIGHT1, DOT_ROWS[-1]))
+
+_DOTS, _LANES = 1024, 16
+"""Numbers of the inner index in a block of ``product_by_rows``, and in the longest vector."""
+
+_NEAR, _BLOCK = 32 * 1024, 384 * 1024
+"""Bytes that stay in the first cache of a core, and in the second."""
 
 
 @compiled
@@ -107,6 +116,49 @@ def packed_product(
         product((m, width, k), a, 0, strides[0], strides[1], panel, 0, _PANEL, c, j, c_row, more)
 
 
+@compiled
+def product_by_rows(
+    size: tuple[int, int, int],
+    a: Array,
+    a0: int,
+    a_row: int,
+    b: Array,
+    b0: int,
+    b_row: int,
+    c: Array,
+    c0: int,
+    c_row: int,
+    more: int,
+) -> None:
+    """Write the product of a matrix (m, k) in ``a`` and a turned one (n, k) in ``b`` into ``c``, or add it if ``more``.
+
+    The first element of the matrix in ``a`` is a[a0], and its rows are ``a_row`` numbers apart; so for the others.
+    ``size`` is m, n and k.
+    """
+    apart()
+    m, n, k = size
+    step = -(-k // -(-k // _DOTS) // _LANES) * _LANES
+    for first in range(0, k, step):
+        inner = min(step, k - first)
+        # Four rows of b meet all of a if that stays in the first cache; else a few rows of a meet a block of b.
+        bytes_of_row = inner * c.itemsize
+        width = DOT_COLUMNS if m * bytes_of_row <= _NEAR else DOT_COLUMNS * (_BLOCK // (DOT_COLUMNS * bytes_of_row))
+        for block in range(0, n, width):
+            i = 0
+            for tiles in range(-(-m // _HEIGHT0), 0, -1):
+                rows, from_a = -(-(m - i) // tiles), a0 + i * a_row + first
+                for j in range(block, min(n, block + width), DOT_COLUMNS):
+                    from_b, to_c, columns = b0 + j * b_row + first, c0 + i * c_row + j, min(DOT_COLUMNS, n - j)
+                    if rows == _HEIGHT0:
+                        _dots0(inner, a, from_a, a_row, b, from_b, b_row, c, to_c, c_row, rows, columns, more)
+                    elif rows == _HEIGHT1:
+                        _dots1(inner, a, from_a, a_row, b, from_b, b_row, c, to_c, c_row, rows, columns, more)
+                    else:
+                        _dots2(inner, a, from_a, a_row, b, from_b, b_row, c, to_c, c_row, rows, columns, more)
+                i += rows
+        more = 1
+
+
 def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False) -> Step:
     """Return the function that writes the product of ``a`` (m, k) and ``b`` (k, n) into ``out``, or adds it.
 
@@ -115,7 +167,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False) -> Step:
     if not OWN:
         return partial(out.addmm_, a, b) if adds else partial(torch.mm, a, b, out=out)
     (m, k), n = a.shape, b.shape[1]
-    from_a, from_b, to = (value.as_strided((_extent(value),), (1,)).numpy() for value in (a, b, out))
+    from_a, from_b, to = (flat(value) for value in (a, b, out))
     if b.stride(0) >= _FAR and k >= _DEEP:
         panel = torch.empty(k * _PANEL, dtype=b.dtype).numpy()
         arguments = (m, n, k), from_a, a.stride(), from_b, b.stride(0), to, out.stride(0), int(adds), panel
@@ -127,18 +179,19 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False) -> Step:
 def multiply_by_rows(x: Tensor, weight: Tensor, out: Tensor, new: Callable[..., Tensor]) -> list[Step]:
     """Return the functions that write the product of ``x`` (m, k) and a turned ``weight`` (n, k) into ``out`` (m, n).
 
-    ``new`` allocates memory of a shape.
+    The numbers of each row must be neighbours. ``new`` allocates memory of a shape.
     """
     if not OWN:
         return [partial(torch.mm, x, weight.t(), out=out)]
-    if len(x) > len(weight):
-        turned = new(*weight.t().shape)
+    (m, k), n = x.shape, len(weight)
+    if m > k:  # many short rows: adding up their vectors would take longer than turning the weight
+        turned = new(k, n)
         return [partial(turned.copy_, weight.t()), multiply(x, turned, out)]
-    # The large matrix is read as it lies; the others are turned.
-    turned, sums = new(*x.t().shape), new(*out.t().shape)
-    return [partial(turned.copy_, x.t()), multiply(weight, turned, sums), partial(out.copy_, sums.t())]
+    a, b, c = (flat(value) for value in (x, weight, out))
+    return [partial(product_by_rows, (m, n, k), a, 0, x.stride(0), b, 0, weight.stride(0), c, 0, out.stride(0), 0)]
 
 
-def _extent(matrix: Tensor) -> int:
-    """Return how many numbers lie from the first to the last of a matrix in memory."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(matrix.shape, matrix.stride(), strict=True))
+def flat(value: Tensor) -> Array:
+    """Return all numbers from the first to the last of ``value`` in memory, those between its rows among them."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.as_strided((extent,), (1,)).numpy()

@@ -1,0 +1,62 @@
+"""The compiled products of matrices are those of NumPy in double precision, at every size and place."""
+
+import numpy as np
+import pytest
+import torch
+
+from pflcli.engine.cpu import products
+
+SHAPES = [
+    *((m, n, k) for m in (1, 2, 5, 7, 13) for n in (1, 4, 6, 10) for k in (1, 7, 16, 37)),
+    (3, 5, 1025),
+    (10, 9, 2100),
+    (49, 130, 1100),
+]
+"""Sizes below, at and above those of tiles, vectors and blocks."""
+
+
+def matrix(draw, rows, columns, gap, dtype):
+    """Return memory whose rows are ``gap`` numbers longer than the matrix, and begin after two numbers."""
+    memory = draw.standard_normal(2 + rows * (columns + gap)).astype(dtype)
+    return memory, memory[2:].reshape(rows, -1)[:, :columns]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["product", "product_by_rows"])
+def test_products_of_any_size_are_those_in_double_precision(kind, dtype):
+    draw = np.random.default_rng(0)
+    for m, n, k in SHAPES:
+        a, a_rows = matrix(draw, m, k, 3, dtype)
+        b, b_rows = matrix(draw, *((n, k) if kind == "product_by_rows" else (k, n)), 1, dtype)
+        c, _ = matrix(draw, m, n, 2, dtype)
+        expected = a_rows.astype(float) @ (b_rows.T if kind == "product_by_rows" else b_rows).astype(float)
+        for more in (0, 1):
+            before = c.astype(float)
+            strides = (k + 3,) if kind == "product_by_rows" else (k + 3, 1)
+            to_b = b_rows.strides[0] // b.itemsize
+            getattr(products, kind)((m, n, k), a, 2, *strides, b, 2, to_b, c, 2, n + 2, more)
+            after = before.copy()
+            after[2:].reshape(m, -1)[:, :n] *= more
+            after[2:].reshape(m, -1)[:, :n] += expected  # and nothing else changes
+            assert np.abs(c - after).max() <= 4 * (k + 8) * np.finfo(dtype).eps, (m, n, k, more)
+
+
+def test_a_row_of_a_product_depends_on_no_other():
+    """So a stack gives the bytes of its clients one by one, whatever the sizes of tiles."""
+    draw = np.random.default_rng(1)
+    a, b, c = (draw.standard_normal(shape, dtype=np.float32) for shape in ((25, 1500), (31, 1500), (25, 31)))
+    products.product_by_rows((25, 31, 1500), a.ravel(), 0, 1500, b.ravel(), 0, 1500, c.ravel(), 0, 31, 0)
+    for i in (0, 11, 24):
+        row = np.empty(31, np.float32)
+        products.product_by_rows((1, 31, 1500), a[i], 0, 1500, b.ravel(), 0, 1500, row, 0, 31, 0)
+        assert row.tobytes() == c[i].tobytes()
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("m", [3, 50])
+def test_products_with_a_weight_take_few_and_many_samples(monkeypatch, own, m):
+    monkeypatch.setattr(products, "OWN", own)
+    x, weight, out = torch.randn(m, 40), torch.randn(9, 40), torch.empty(m, 9)
+    for step in products.multiply_by_rows(x, weight, out, torch.empty):
+        step()
+    torch.testing.assert_close(out, x @ weight.T)
