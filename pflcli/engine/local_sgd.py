@@ -167,11 +167,13 @@ class LocalSGD:
         if self.lr.ndim == 2:
             plan = replace(plan, lr=self.lr[positions])
         if self.own:
-            plan = replace(plan, own={name: value[positions] for name, value in self.own.items()})
+            plan = replace(plan, own={name: parameters.rows(value, positions) for name, value in self.own.items()})
         if self.sample_weights is not None:
-            plan = replace(plan, sample_weights=self.sample_weights[positions])
+            plan = replace(plan, sample_weights=parameters.rows(self.sample_weights, positions))
         if self.prox and is_stacked(self.prox[0], like):
-            plan = replace(plan, prox=({n: v[positions] for n, v in self.prox[0].items()}, self.prox[1]))
+            plan = replace(
+                plan, prox=({n: parameters.rows(v, positions) for n, v in self.prox[0].items()}, self.prox[1])
+            )
         return plan
 
     def for_client(self, index: int, like: Params) -> LocalSGD:

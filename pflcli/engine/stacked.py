@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
+from pflcli import parameters
 from pflcli.engine.cpu import linear_chain
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, VmappedNetwork, gradient
@@ -74,15 +75,14 @@ def train_stack(
     order = np.argsort([-len(steps) for steps in schedules], kind="stable")
     width = int(widths(data.sizes(*plan.splits)[clients], plan.batch_size).max(initial=0))
     schedule = _padded([schedules[index] for index in order], width, data.y.device)
-    rows = torch.from_numpy(places[order]).to(data.y.device)
+    rows = places[order]
     if is_stacked(start, like):
-        models = {name: start[name][rows] for name in out}
+        models = {name: start[name].index_select(0, torch.from_numpy(rows).to(data.y.device)) for name in out}
     else:
         models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
     own_draws = [draws[index] for index in order]
-    losses = _run(_trainer(net, models, plan.for_clients(places[order], like), layers, own_draws), data, schedule)
-    for name, value in models.items():
-        out[name][rows] = value
+    losses = _run(_trainer(net, models, plan.for_clients(rows, like), layers, own_draws), data, schedule)
+    parameters.put(out, rows, models)
     return np.asarray(losses[np.argsort(order)])
 
 

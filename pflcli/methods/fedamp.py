@@ -67,13 +67,13 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return every client's ``model``, and the mean of models, ``cloud``, that it was sent last."""
-    return {"model": run.table(run.initial_model()), "cloud": run.table(run.initial_model())}
+    """Return every client's ``model``."""
+    return {"model": run.table(run.initial_model())}
 
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Send each of a cohort its mean of all models, and let it train its own near that."""
-    cohort, own, cloud = run.cohort(t), state["model"], state["cloud"]
+    cohort, own = run.cohort(t), state["model"]
     ids = np.union1d(own.written, cohort)
     room = run.engine.clients_that_fit(parameters.size(run.init))
     # Distances are the same from any origin, and differences of smaller numbers.
@@ -83,14 +83,14 @@ def train_round(run: Run, state: State, t: int) -> State:
     xi = weights(run.cfg, products, np.isin(ids, own.written))
     table = np.zeros((len(cohort), len(run.clients)))
     table[:, ids] = xi[np.searchsorted(ids, cohort)]
-    for rows, means in mixing.mixed(own, table, room):
-        cloud[cohort[rows]] = means
     run.send("down", run.init, copies=len(cohort))
-    pull = run.cfg.lam / (run.cfg.alpha or 1.0)
-    initial = own if run.cfg.start == "own" else cloud
-    for part_ids in run.client_chunks(cohort, parameters.size(run.init)):
-        for part in run.local_sgd(part_ids, initial[part_ids], t=t, prox=(cloud[part_ids], pull)):
+    pull, sent = run.cfg.lam / (run.cfg.alpha or 1.0), own.snapshot()  # all are mixed from the models before the round
+    for rows, means in mixing.mixed(sent, table, room):
+        ids = cohort[rows]
+        initial = own[ids] if run.cfg.start == "own" else means
+        for part in run.local_sgd(ids, initial, t=t, prox=(means, pull)):
             own[part.clients] = part.params
+    sent.release()
     run.send("up", run.init, copies=len(cohort))
     return state
 

@@ -119,9 +119,24 @@ def stack(models: Sequence[Params]) -> Stacked:
 
 def take(stacked: Stacked, positions: NDArray[np.int64]) -> Stacked:
     """Return the rows of a stack at these positions."""
-    if (positions == np.arange(len(positions))).all():
-        return stacked
-    return {name: value[torch.from_numpy(positions).to(value.device)] for name, value in stacked.items()}
+    return {name: rows(value, positions) for name, value in stacked.items()}
+
+
+def rows(value: Tensor, positions: NDArray[np.int64]) -> Tensor:
+    """Return the rows of a tensor at these positions: a view if they follow each other, otherwise a copy."""
+    first = int(positions[0]) if len(positions) else 0
+    if (positions == np.arange(first, first + len(positions))).all():
+        return value[first : first + len(positions)]
+    return value.index_select(0, torch.from_numpy(positions).to(value.device))  # thrice as fast as value[positions]
+
+
+def put(stacked: Stacked, positions: NDArray[np.int64], part: Stacked) -> None:
+    """Write a ``part`` (n, ...) of a stack to its rows at these positions (n,)."""
+    for name, value in part.items():
+        if value.device.type == "cpu":  # NumPy copies rows, where PyTorch copies numbers one by one
+            stacked[name].numpy()[positions] = value.numpy()
+        else:
+            stacked[name][torch.from_numpy(positions).to(value.device)] = value
 
 
 def finite(stacked: Stacked) -> NDArray[np.bool_]:

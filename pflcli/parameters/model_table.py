@@ -62,7 +62,12 @@ class InMemoryRows:
 
     def write(self, row: int, content: NDArray[np.uint8]) -> None:
         """Replace or append a row."""
-        self.rows[row] = content.copy()
+        if row in self.rows:
+            self.rows[row][:] = (
+                content  # in place: new memory between larger blocks would leave these none to return to
+            )
+        else:
+            self.rows[row] = content.copy()
 
     def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
         """Return no hashes: checkpoints contain the rows themselves."""
@@ -101,18 +106,14 @@ class ModelTable:
 
     def __getitem__(self, clients: Sequence[int] | NDArray[np.int64]) -> Stacked:
         """Return copies of the clients' models, stacked (n, ...)."""
-        ids = np.asarray(clients, dtype=np.int64)
-        stacked = {name: value.new_empty((len(ids), *value.shape)) for name, value in self.default.items()}
-        buffer = np.empty(self._size, dtype=np.uint8)
-        for name, value in self.default.items():
-            stacked[name][torch.from_numpy(self._row[ids] < 0)] = value
-        for position, row in enumerate(self._row[ids]):
-            if row >= 0:
-                self.storage.read(int(row), buffer)
-                for name, piece in self._pieces.items():
-                    like = self.default[name]
-                    value = torch.from_numpy(buffer[piece]).view(like.dtype) if like.numel() else like
-                    stacked[name][position].copy_(value.view(like.shape))
+        rows, stacked = self._row[np.asarray(clients, dtype=np.int64)], {}
+        for name, like in self.default.items():
+            values = torch.empty(len(rows), like.numel(), dtype=like.dtype)
+            values[torch.from_numpy(rows < 0)] = like.cpu().flatten()
+            for row, into in zip(rows.tolist(), values.view(torch.uint8).numpy(), strict=True):
+                if row >= 0 and len(into):
+                    self.storage.read(row, into, self._size, self._pieces[name].start)
+            stacked[name] = values.view(len(rows), *like.shape).to(like.device)
         return stacked
 
     def pieces(
@@ -150,12 +151,15 @@ class ModelTable:
 
     def __setitem__(self, clients: Sequence[int] | NDArray[np.int64], stacked: Stacked) -> None:
         """Replace the clients' models by those of a stack (n, ...)."""
-        buffer = np.empty(self._size, dtype=np.uint8)
-        for position, client in enumerate(np.asarray(clients, dtype=np.int64)):
-            for name, piece in self._pieces.items():
-                value = stacked[name][position].detach().cpu().contiguous()
-                buffer[piece] = value.view(-1).view(torch.uint8).numpy() if value.numel() else buffer[piece]
-            self.storage.write(self._writable(int(client)), buffer)
+        ids, pieces = np.asarray(clients, dtype=np.int64), []
+        for name, like in self.default.items():
+            values = stacked[name].detach().cpu().reshape(len(ids), like.numel()).view(torch.uint8).numpy()
+            pieces += [(self._pieces[name], values)] if like.numel() else []
+        content = np.empty(self._size, dtype=np.uint8)
+        for position, client in enumerate(ids.tolist()):
+            for piece, values in pieces:
+                content[piece] = values[position]
+            self.storage.write(self._writable(client), content)
 
     def _writable(self, client: int) -> int:
         """Return the row to which to write a client's model: none that the last checkpoint or a snapshot needs."""
