@@ -82,7 +82,7 @@ def train_stack(
         models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
     own_draws = [draws[index] for index in order]
     losses = _run(_trainer(net, models, plan.for_clients(rows, like), layers, own_draws), data, schedule)
-    parameters.put(out, rows, models)
+    parameters.write_rows(out, rows, models)
     return np.asarray(losses[np.argsort(order)])
 
 

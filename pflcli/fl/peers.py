@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
+from pflcli.engine import tables
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import mixing
 
 State = dict[str, Any]
 
@@ -106,7 +106,7 @@ def average(
         weights[np.arange(len(receivers)), receivers] = 1
         if not uniform:
             weights *= run.federation.sizes("train")
-        for rows, models in mixing.mixed(
+        for rows, models in tables.mixed(
             state["sent"], weights, run.engine.clients_that_fit(parameters.size(run.init))
         ):
             state["model"][receivers[rows]] = models

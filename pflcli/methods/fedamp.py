@@ -25,8 +25,9 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from pflcli import parameters
+from pflcli.engine import tables
 from pflcli.fl.run import Predictor, Run
-from pflcli.parameters import mixing, similarity
+from pflcli.parameters import similarity
 
 KIND = "server"
 NEEDS = ()
@@ -78,19 +79,20 @@ def train_round(run: Run, state: State, t: int) -> State:
     room = run.engine.clients_that_fit(parameters.size(run.init))
     # Distances are the same from any origin, and differences of smaller numbers.
     origin = run.init if run.cfg.form == "attention" or run.cfg.centred else None
-    products = similarity.gram(own, ids, run.engine.parameters, room, origin)
+    products = tables.gram(own, ids, run.engine.parameters, room, origin)
     # A client that has sent nothing yet is known to nobody but itself.
     xi = weights(run.cfg, products, np.isin(ids, own.written))
     table = np.zeros((len(cohort), len(run.clients)))
     table[:, ids] = xi[np.searchsorted(ids, cohort)]
     run.send("down", run.init, copies=len(cohort))
-    pull, sent = run.cfg.lam / (run.cfg.alpha or 1.0), own.snapshot()  # all are mixed from the models before the round
-    for rows, means in mixing.mixed(sent, table, room):
+    pull = run.cfg.lam / (run.cfg.alpha or 1.0)
+    snapshot = own.snapshot()  # all means are those of the models before the round
+    for rows, means in tables.mixed(snapshot, table, room):
         ids = cohort[rows]
         initial = own[ids] if run.cfg.start == "own" else means
         for part in run.local_sgd(ids, initial, t=t, prox=(means, pull)):
             own[part.clients] = part.params
-    sent.release()
+    snapshot.release()
     run.send("up", run.init, copies=len(cohort))
     return state
 

@@ -130,7 +130,7 @@ def rows(value: Tensor, positions: NDArray[np.int64]) -> Tensor:
     return value.index_select(0, torch.from_numpy(positions).to(value.device))  # thrice as fast as value[positions]
 
 
-def put(stacked: Stacked, positions: NDArray[np.int64], part: Stacked) -> None:
+def write_rows(stacked: Stacked, positions: NDArray[np.int64], part: Stacked) -> None:
     """Write a ``part`` (n, ...) of a stack to its rows at these positions (n,)."""
     for name, value in part.items():
         if value.device.type == "cpu":  # NumPy copies rows, where PyTorch copies numbers one by one

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli import parameters
 from pflcli.parameters import Params, Stacked
 
 if TYPE_CHECKING:
@@ -62,12 +63,8 @@ class InMemoryRows:
 
     def write(self, row: int, content: NDArray[np.uint8]) -> None:
         """Replace or append a row."""
-        if row in self.rows:
-            self.rows[row][:] = (
-                content  # in place: new memory between larger blocks would leave these none to return to
-            )
-        else:
-            self.rows[row] = content.copy()
+        # In place, as new memory would lie between the larger blocks that a round frees and takes again.
+        self.rows.setdefault(row, np.empty_like(content))[:] = content
 
     def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
         """Return no hashes: checkpoints contain the rows themselves."""
@@ -144,9 +141,8 @@ class ModelTable:
         """Return the clients' models, stacked (n, ...), with those of trained ``parts`` in place of the table's."""
         stacked, position = self[clients], {int(client): n for n, client in enumerate(clients)}
         for part in parts:
-            rows = [position[int(client)] for client in part.clients]
-            for name, value in stacked.items():
-                value[rows] = part.params[name]
+            rows = np.asarray([position[int(client)] for client in part.clients])
+            parameters.write_rows(stacked, rows, {name: part.params[name] for name in stacked})
         return stacked
 
     def __setitem__(self, clients: Sequence[int] | NDArray[np.int64], stacked: Stacked) -> None:

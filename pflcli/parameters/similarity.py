@@ -15,9 +15,6 @@ from pflcli.parameters.model_table import ModelTable
 
 Array = NDArray[np.float64]
 
-_BLOCK = 32
-"""Models of which the inner products with those behind them are computed at a time, as the others are the same."""
-
 
 def vectors(stacked: Stacked, names: Sequence[str], origin: Params | None = None) -> Tensor:
     """Return parameters as rows (n, d), in the order of ``names``, minus those of ``origin``.
@@ -39,25 +36,6 @@ def to_first(rows: Tensor, *, centred: bool = False) -> Array:
     products, sizes = (rows[1:] @ rows[0]).double(), norms[1:] * norms[0]
     cosine: Array = torch.where(sizes > 0, products / sizes, 0.0).clamp(-1, 1).cpu().numpy()
     return cosine
-
-
-def gram(
-    models: ModelTable, ids: NDArray[np.int64], names: Sequence[str], chunk: int, origin: Params | None = None
-) -> Array:
-    """Return all inner products (n, n) of the clients' ``vectors``; as much as ``chunk`` models is read at a time.
-
-    Sums over pieces of the vectors are in float64, those within a piece in the models' own precision. For distances
-    give an ``origin`` that is near the models: they are differences of inner products.
-    """
-    count = len(ids)
-    products = torch.zeros(count, count, dtype=torch.float64, device=models.default[names[0]].device)
-    for name, columns, values in models.pieces(ids, names, chunk):
-        vectors = values - origin[name].flatten()[columns] if origin else values
-        for first in range(0, count, _BLOCK):
-            block = slice(first, first + _BLOCK)
-            products[first:, block] += vectors[first:] @ vectors[block].T
-    lower = np.tril(products.cpu().numpy())
-    return np.asarray(lower + np.tril(lower, -1).T)
 
 
 def norms(

@@ -11,11 +11,11 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters
+from pflcli.engine import tables
 from pflcli.errors import InputError
 from pflcli.fl import clusters
 from pflcli.methods import clustered_fl, fedamp
 from pflcli.metrics import neighbourhood
-from pflcli.parameters import similarity
 
 ABLE = worlds.ABLE
 UNASSIGNED = np.full(7, -1)
@@ -227,7 +227,7 @@ def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
     judged = []
 
     def split(run, members, update, largest, t):
-        judged.append((members.tolist(), similarity.gram(update, members, run.engine.parameters, 99)))
+        judged.append((members.tolist(), tables.gram(update, members, run.engine.parameters, 99)))
         return np.zeros(len(members), bool), 0.0
 
     monkeypatch.setattr(clustered_fl, "_split", split)
@@ -432,7 +432,7 @@ def test_fedamp_weighs_its_own_cluster_more():
     data = worlds.clustered()
     run = worlds.run("fedamp", data=data, rounds=6, participation=1.0, epochs=3, batch_size=10)
     state = worlds.play("fedamp", run)
-    products = similarity.gram(state["model"], run.clients, run.engine.parameters, 99, run.init)
+    products = tables.gram(state["model"], run.clients, run.engine.parameters, 99, run.init)
     xi = fedamp.weights(run.cfg, products, np.ones(12, dtype=bool))
     same = neighbourhood.together(data.cluster)
     assert xi[same].min() > 3 * xi[~same & ~np.eye(12, dtype=bool)].max()

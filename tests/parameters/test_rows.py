@@ -1,4 +1,4 @@
-"""Rows of stacks: taken, and written back to their places."""
+"""Rows of stacks: selected, and written back to their places."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ STACK = {"a": torch.arange(24.0).view(6, 2, 2), "steps": torch.arange(6)}
 
 @pytest.mark.parametrize("positions", [[0, 1], [2, 3, 4], [4, 0, 5], [3], []])
 def test_rows_are_those_at_the_positions(positions):
-    taken = parameters.take(STACK, np.asarray(positions, dtype=np.int64))
-    for name, value in taken.items():
+    selected = parameters.take(STACK, np.asarray(positions, dtype=np.int64))
+    for name, value in selected.items():
         assert torch.equal(value, STACK[name][torch.tensor(positions, dtype=torch.int64)])
 
 
@@ -22,7 +22,7 @@ def test_rows_are_those_at_the_positions(positions):
 def test_rows_are_written_to_their_positions_alone(positions):
     part = {name: -value[: len(positions)] - 1 for name, value in STACK.items()}
     stack = {name: value.clone() for name, value in STACK.items()}
-    parameters.put(stack, np.asarray(positions, dtype=np.int64), part)
+    parameters.write_rows(stack, np.asarray(positions, dtype=np.int64), part)
     for name, value in stack.items():
         expected = STACK[name].clone()
         expected[torch.tensor(positions, dtype=torch.int64)] = part[name]

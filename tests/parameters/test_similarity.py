@@ -13,10 +13,11 @@ from torch.nn import functional
 import worlds
 from pflcli import parameters
 from pflcli.artifacts.row_file import RowFile
+from pflcli.engine import tables
 from pflcli.errors import ComputationError
 from pflcli.fl import peers
 from pflcli.metrics import neighbourhood
-from pflcli.parameters import mixing, similarity
+from pflcli.parameters import similarity
 from pflcli.parameters.model_table import InMemoryRows, ModelTable
 
 NAMES = ("a", "b")
@@ -42,7 +43,7 @@ def vector(models, client):
 def test_every_receiver_gets_its_own_mean(room):
     models, weights = table(), np.asarray([[1.0, 0, 3, 0, 0], [0, 0, 0, 0, 2], [1, 1, 1, 1, 1]])
     plain, receivers = models[range(5)], []
-    for rows, means in mixing.mixed(models, weights, room):
+    for rows, means in tables.mixed(models, weights, room):
         for place, receiver in enumerate(range(rows.start, rows.stop)):
             receivers.append(receiver)
             w = torch.from_numpy(weights[receiver] / weights[receiver].sum())
@@ -56,7 +57,7 @@ def test_every_receiver_gets_its_own_mean(room):
 
 def test_the_mean_of_one_is_itself_to_the_bit():
     models = table()
-    ((_, mean),) = mixing.mixed(models, 7.0 * np.eye(5), 9)
+    ((_, mean),) = tables.mixed(models, 7.0 * np.eye(5), 9)
     assert worlds.same(mean, models[range(5)])
 
 
@@ -67,7 +68,7 @@ def test_inner_products_by_hand(room):
     shift = np.append(np.full(6, 0.5), -1.0)
     rows = [vector(models, i) - shift for i in ids]
     expected = [[a @ b for b in rows] for a in rows]
-    actual = similarity.gram(models, ids, NAMES, room, origin)
+    actual = tables.gram(models, ids, NAMES, room, origin)
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
     distance = [[((a - b) ** 2).sum() for b in rows] for a in rows]
     np.testing.assert_allclose(similarity.squared_distances(actual), distance, atol=1e-6)
@@ -97,10 +98,10 @@ def test_many_models_are_mixed_and_compared_as_in_double_precision():
     models[range(count)] = {"a": 1 + 0.1 * torch.randn(count, 300, 60), "b": torch.randn(count)}
     rows = np.stack([vector(models, i) for i in range(count)])
     origin = np.append(np.ones(18000), 0)
-    actual = similarity.gram(models, np.arange(count), NAMES, 9, models.default)
+    actual = tables.gram(models, np.arange(count), NAMES, 9, models.default)
     np.testing.assert_allclose(actual, (rows - origin) @ (rows - origin).T, rtol=1e-5, atol=1e-3)
     weights = draw.random((3, count))
-    for part, means in mixing.mixed(models, weights, 2):
+    for part, means in tables.mixed(models, weights, 70):
         for place, receiver in enumerate(range(part.start, part.stop)):
             expected = weights[receiver] @ rows / weights[receiver].sum()
             np.testing.assert_allclose(

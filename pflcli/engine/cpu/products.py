@@ -159,16 +159,16 @@ def product_by_rows(
         more = 1
 
 
-def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False) -> Step:
+def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False, near: bool = True) -> Step:
     """Return the function that writes the product of ``a`` (m, k) and ``b`` (k, n) into ``out``, or adds it.
 
-    The numbers of a row of ``b``, and of ``out``, must be neighbours.
+    The numbers of a row of ``b``, and of ``out``, must be neighbours. ``near`` says that ``b`` lies in the cache.
     """
     if not OWN:
         return partial(out.addmm_, a, b) if adds else partial(torch.mm, a, b, out=out)
     (m, k), n = a.shape, b.shape[1]
     from_a, from_b, to = (flat(value) for value in (a, b, out))
-    if b.stride(0) >= _FAR and k >= _DEEP:
+    if b.stride(0) >= _FAR and (k >= _DEEP or not near):
         panel = torch.empty(k * _PANEL, dtype=b.dtype).numpy()
         arguments = (m, n, k), from_a, a.stride(), from_b, b.stride(0), to, out.stride(0), int(adds), panel
         return partial(packed_product, *arguments)
