@@ -7,7 +7,6 @@ separate processes. Each computes with one intra-op thread, so neither their kin
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from pflcli.engine.executors.ray_actors import RayActors
 from pflcli.engine.executors.ray_runtime import RayCluster
 from pflcli.engine.executors.threads import BATCH, Threads
 from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD, is_stacked, widths
+from pflcli.engine.local_sgd import LocalSGD, is_stacked, stacks
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.numerics import intra_op
 from pflcli.engine.passes import Passes, trained_samples
@@ -196,14 +195,11 @@ class Engine:
         if self.mode == "loop":
             groups = list(order[:, None])
         else:
-            # A stack is one slice of clients in this order: they take about as many steps, in batches of one width.
-            stack_size = self.stack_size(parameters.size(like), len(clients), parameters.size(plan.shared))
-            cuts = np.flatnonzero(np.diff(widths(sizes[order], plan.batch_size))) + 1
-            groups = [
-                order[first : min(first + stack_size, last)]
-                for start_row, last in itertools.pairwise([0, *cuts, len(clients)])
-                for first in range(start_row, last, stack_size)
-            ]
+            shared = parameters.size(plan.shared)
+            stack_size = self.stack_size(parameters.size(like), len(clients), shared)
+            of_one_width = shared <= _STACK_BYTES[self._device]  # to read more takes longer than to compute in vain
+            groups = stacks(sizes[order], stack_size, plan.batch_size if of_one_width else None)
+            groups = [order[positions] for positions in groups]
         losses = self._run_tasks(clients, groups, start, out, plan, key)
         return TrainedClients(clients, out, sizes.astype(np.float64), losses, parameters.finite(out))
 
@@ -250,8 +246,9 @@ class Engine:
 
         So results stay the same. Each step of a stack reads once what is shared.
         """
-        fewest = _MIN_STACKS if self._device == "cpu" else 1
-        return max(1, min(max(_STACK_BYTES[self._device], shared) // max(size, 1), -(-clients // fewest)))
+        fewest, most = _MIN_STACKS if self._device == "cpu" else 1, _STACK_BYTES[self._device]
+        fewest = max(1, fewest // 2) if shared > most else fewest
+        return max(1, min(max(most, shared) // max(size, 1), -(-clients // fewest)))
 
     def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return one model's logits (n, C) on rows of the federation and, with ``features``, representations (n, d)."""

@@ -221,6 +221,19 @@ def widths(sizes: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return np.asarray(np.minimum(power, -(-size // 4) * 4))
 
 
+def stacks(sizes: NDArray[np.int64], most: int, batch_size: int | None) -> list[NDArray[np.int64]]:
+    """Cut clients, in the order of their ``sizes`` (m,), into stacks of at most ``most``, as arrays of positions.
+
+    Given a ``batch_size`` the clients of a stack have batches of one width, so that none is padded for another.
+    """
+    cuts: list[int] = (np.flatnonzero(np.diff(widths(sizes, batch_size))) + 1).tolist() if batch_size else []
+    return [
+        np.arange(first, min(first + most, last))
+        for begin, last in itertools.pairwise([0, *cuts, len(sizes)])
+        for first in range(begin, last, most)
+    ]
+
+
 def steps_per_epoch(sizes: NDArray[np.int64], size: int, *, join_single: bool) -> NDArray[np.int64]:
     """Return how many minibatches ``batches`` makes of each number of samples (m,)."""
     full, remainder = np.divmod(sizes, size)

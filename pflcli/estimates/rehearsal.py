@@ -27,7 +27,7 @@ from pflcli.knn.embedded import Embedded
 from pflcli.knn.flat_format import flat_indexes
 from pflcli.knn.stores import Stores
 from pflcli.methods import Method
-from pflcli.parameters.model_table import InMemoryRows
+from pflcli.parameters.row_storage import InMemoryRows
 from pflcli.settings import Settings
 from pflcli.training import answers, personal_accuracy, round_table
 

@@ -27,7 +27,8 @@ from pflcli.fl.selection import Selection
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.stores import Stores
 from pflcli.parameters import Params, Stacked, TrainedClients
-from pflcli.parameters.model_table import InMemoryRows, ModelTable, Storage
+from pflcli.parameters.model_table import ModelTable
+from pflcli.parameters.row_storage import InMemoryRows, Storage
 from pflcli.settings import Settings
 
 T = TypeVar("T")

@@ -231,9 +231,9 @@ def _hybrids(
     ready_positions, draw = np.searchsorted(uploaded, ready), run.rng("clusters", t)
     for positions, mask in groups(offsets.numpy(), ready_positions, cfg.clustering, cfg.k, draw):
         peers = uploaded[mask]
-        uploads = models[peers]
+        basis = models.followed_by(peers, [start])
         # In the network's order, as gradients are sums over layers; a resumed state has its names in another order.
-        basis = {name: torch.cat([uploads[name], start[name][None]]) for name in run.init}
+        basis = {name: basis[name] for name in run.init}
         points = torch.cat([offsets[torch.from_numpy(mask)], torch.zeros_like(centre)])
         points = (points + centre if cfg.form == "faithful" else points).float().to(device)
         # Layer 1 takes a key of every upload for each client.

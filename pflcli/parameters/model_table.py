@@ -11,7 +11,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.parameters import Params, Stacked
+from pflcli.parameters.row_storage import InMemoryRows, Storage
 
 if TYPE_CHECKING:
     from pflcli.parameters import TrainedClients
@@ -27,54 +28,6 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 14
 """Columns of a parameter that are read at a time: those of some clients fit into a cache."""
-
-
-class Storage(Protocol):
-    """Stores rows of equal size; ``number`` identifies one of the tables of a run."""
-
-    number: int
-
-    def read(self, row: int, into: NDArray[np.uint8], size: int = 0, first: int = 0) -> None:
-        """Fill ``into`` with a row, or with the bytes from ``first`` on of one of ``size`` bytes."""
-
-    def write(self, row: int, content: NDArray[np.uint8]) -> None:
-        """Replace or append a row."""
-
-    def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
-        """Return hashes (n, 32) of ``rows`` of ``size`` bytes; (0, 32) if checkpoints contain the rows themselves."""
-
-    def check(self, rows: NDArray[np.int64], size: int, hashes: NDArray[np.uint8]) -> None:
-        """Raise InputError unless ``rows`` have these hashes."""
-
-    def sync(self) -> None:
-        """Return once all written rows will survive a crash."""
-
-
-class InMemoryRows:
-    """Stores rows in the memory of this process."""
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self.rows: dict[int, NDArray[np.uint8]] = {}
-
-    def read(self, row: int, into: NDArray[np.uint8], size: int = 0, first: int = 0) -> None:
-        """Fill ``into`` with a row, or with the bytes from ``first`` on of one of ``size`` bytes."""
-        into[:] = self.rows[row][first : first + len(into)]
-
-    def write(self, row: int, content: NDArray[np.uint8]) -> None:
-        """Replace or append a row."""
-        # In place, as new memory would lie between the larger blocks that a round frees and takes again.
-        self.rows.setdefault(row, np.empty_like(content))[:] = content
-
-    def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
-        """Return no hashes: checkpoints contain the rows themselves."""
-        return np.empty((0, 32), np.uint8)
-
-    def check(self, rows: NDArray[np.int64], size: int, hashes: NDArray[np.uint8]) -> None:
-        """Do nothing: the rows come from the checkpoint itself."""
-
-    def sync(self) -> None:
-        """Do nothing: these rows do not outlive the process."""
 
 
 class ModelTable:
@@ -103,14 +56,20 @@ class ModelTable:
 
     def __getitem__(self, clients: Sequence[int] | NDArray[np.int64]) -> Stacked:
         """Return copies of the clients' models, stacked (n, ...)."""
-        rows, stacked = self._row[np.asarray(clients, dtype=np.int64)], {}
+        return self.followed_by(np.asarray(clients, dtype=np.int64), [])
+
+    def followed_by(self, clients: NDArray[np.int64], more: Sequence[Params]) -> Stacked:
+        """Return copies of the clients' models and of ``more`` behind them, stacked (n + ..., ...)."""
+        rows, stacked = self._row[clients], {}
         for name, like in self.default.items():
-            values = torch.empty(len(rows), like.numel(), dtype=like.dtype)
-            values[torch.from_numpy(rows < 0)] = like.cpu().flatten()
-            for row, into in zip(rows.tolist(), values.view(torch.uint8).numpy(), strict=True):
+            values = torch.empty(len(rows) + len(more), like.numel(), dtype=like.dtype)
+            values[: len(rows)][torch.from_numpy(rows < 0)] = like.cpu().flatten()
+            for value, model in zip(values[len(rows) :], more, strict=True):
+                value.copy_(model[name].flatten())
+            for row, into in zip(rows.tolist(), values.view(torch.uint8).numpy(), strict=False):
                 if row >= 0 and len(into):
                     self.storage.read(row, into, self._size, self._pieces[name].start)
-            stacked[name] = values.view(len(rows), *like.shape).to(like.device)
+            stacked[name] = values.view(len(values), *like.shape).to(like.device)
         return stacked
 
     def pieces(

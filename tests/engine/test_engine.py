@@ -22,7 +22,7 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import gradient
-from pflcli.engine.local_sgd import LocalSGD, batches, widths
+from pflcli.engine.local_sgd import LocalSGD, batches, stacks, widths
 from pflcli.engine.resident import ResidentNet
 from pflcli.errors import ComputationError, LostWorkerError, UsageError
 from pflcli.training import hardware
@@ -491,6 +491,20 @@ def test_a_stack_is_as_large_as_what_its_clients_share():
     assert engine.stack_size(1 << 20, 100) == 4
     assert engine.stack_size(1 << 20, 100, shared=39 << 20) == 39
     assert engine.stack_size(1 << 20, 10, shared=39 << 20) == 10
+
+
+def test_stacks_have_one_width_unless_they_share_much():
+    sizes = np.asarray([70, 33, 20, 9, 8, 5, 0])
+    assert [stack.tolist() for stack in stacks(sizes, 2, 32)] == [[0, 1], [2], [3], [4, 5], [6]]
+    assert [stack.tolist() for stack in stacks(sizes, 3, None)] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_what_clients_share_is_read_in_half_as_many_stacks(monkeypatch):
+    monkeypatch.setattr(engines, "_MIN_STACKS", 4)
+    data = worlds.federation()
+    engine = Engine(network("chain", data), data, seed=0)
+    assert engine.stack_size(1 << 20, 30, shared=39 << 20) == 15
+    assert engine.stack_size(1 << 10, 30) == 8
 
 
 @pytest.mark.parametrize("model", ["mlp", "logistic"])

@@ -16,7 +16,8 @@ import worlds
 from pflcli.artifacts import tensors
 from pflcli.artifacts.row_file import RowFile
 from pflcli.errors import InputError
-from pflcli.parameters.model_table import InMemoryRows, ModelTable
+from pflcli.parameters.model_table import ModelTable
+from pflcli.parameters.row_storage import InMemoryRows
 
 DEFAULT = {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7), "empty": torch.zeros(0)}
 
@@ -48,6 +49,14 @@ def test_it_is_a_dictionary_of_models(kind, tmp_path):
         expected = {name: torch.stack([plain[int(client)][name] for client in clients]) for name in DEFAULT}
         assert worlds.same(table[clients], expected)
     assert table.written.tolist() == [client for client in plain if plain[client] is not DEFAULT]
+
+
+def test_models_are_read_with_others_behind_them():
+    table = ModelTable(DEFAULT, 5, InMemoryRows())
+    table[[1]] = stack(8)
+    models = table.followed_by(np.asarray([4, 1]), [model(9), model(8)])
+    for name, value in models.items():
+        assert torch.equal(value, torch.stack([DEFAULT[name], *stack(8, 9, 8)[name]]))
 
 
 def test_only_what_changed_takes_room(tmp_path):

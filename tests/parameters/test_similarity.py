@@ -18,7 +18,8 @@ from pflcli.errors import ComputationError
 from pflcli.fl import peers
 from pflcli.metrics import neighbourhood
 from pflcli.parameters import similarity
-from pflcli.parameters.model_table import InMemoryRows, ModelTable
+from pflcli.parameters.model_table import ModelTable
+from pflcli.parameters.row_storage import InMemoryRows
 
 NAMES = ("a", "b")
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pflcli import parameters
 from pflcli.engine.numerics import intra_op
 from pflcli.methods.parts import ham
 from pflcli.parameters import Params, Stacked
@@ -36,7 +37,7 @@ class ReceivedModels:
     def mixed(self, a: Tensor, b: Tensor) -> Stacked:
         """Return the clients' hybrids (q, ...) by their attention (q, n) and (q, 3)."""
         with intra_op(1):
-            return ham.mix(ham.coefficients(a, b, self.me), self.basis)
+            return ham.hybrids(ham.coefficients(a, b, self.me), self.basis)
 
     def with_own(self, hybrids: Stacked, share: Tensor) -> Stacked:
         """Return hybrids (q, ...) of which ``share`` (q, 1) became the clients' own models."""
@@ -50,8 +51,7 @@ class ReceivedModels:
 
     @cached_property
     def _own(self) -> Stacked:
-        rows = self.me.argmax(dim=1)
-        return {name: value[rows] for name, value in self.basis.items()}
+        return parameters.take(self.basis, self.me.argmax(dim=1).cpu().numpy())
 
     def ham_plan(self, first: Params, rho: float) -> dict[str, Any]:
         """Return the options of ``Run.local_sgd`` by which clients train HAM, which began as ``first`` (Eq. 13)."""
