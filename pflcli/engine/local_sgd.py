@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -17,6 +16,9 @@ from torch.nn import functional
 from pflcli import parameters
 from pflcli.engine.gradients import GradientRule
 from pflcli.parameters import Params, Stacked, TrainedClients
+
+LEAST_WEIGHT = 1e-30
+"""Least weight of a sample in a padded minibatch: zero marks padding."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,18 @@ class LocalSGD:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", np.asarray(self.lr, dtype=np.float64))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step moves weights by anchor and drift, if any, and then by the rate times the gradients."""
+        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.bounds)
+
     def rate(self, index: int, number: int) -> float:
         """Return the learning rate of the client at ``index`` in epoch ``number``, or in that step with ``steps``."""
         return float(self.lr[index, number] if self.lr.ndim == 2 else self.lr[number])
 
     def schedule(
-        self, index: int, samples: int, draw: np.random.Generator, device: torch.device, *, join_single: bool
-    ) -> Iterator[tuple[Tensor, float]]:
+        self, index: int, samples: int, draw: np.random.Generator, *, join_single: bool
+    ) -> Iterator[tuple[NDArray[np.int64], float]]:
         """Yield each step of the client at ``index``: its minibatch, of 0 to ``samples`` - 1, and its learning rate.
 
         All orders are drawn before training begins: what a rule draws comes behind them in every mode.
@@ -134,7 +141,7 @@ class LocalSGD:
         for epoch in range(self.epochs) if self.steps is None else itertools.count():
             if not samples or steps == self.steps:
                 return
-            order = torch.from_numpy(draw.permutation(samples)).to(device)
+            order = draw.permutation(samples)
             for batch in batches(order, self.batch_size, join_single=join_single, most=self.batches):
                 if steps == self.steps:
                     return
@@ -200,15 +207,17 @@ def learnable(net: nn.Module, params: Params) -> list[str]:
     return [n for n, value in params.items() if value.is_floating_point() and not (buffers and n.endswith(buffers))]
 
 
-def batches(order: Tensor, size: int, *, join_single: bool, most: int | None = None) -> list[Tensor]:
+def batches(
+    order: NDArray[np.int64], size: int, *, join_single: bool, most: int | None = None
+) -> list[NDArray[np.int64]]:
     """Cut a permutation into minibatches, the first ``most`` of them.
 
     With ``join_single`` a last batch of one sample joins the one before.
     """
-    minibatches = list(torch.split(order, size))
-    if join_single and len(minibatches) > 1 and len(minibatches[-1]) == 1:
-        minibatches[-2:] = [torch.cat(minibatches[-2:])]
-    return [batch for batch in minibatches[:most] if len(batch)]
+    first = list(range(0, len(order), size))
+    if join_single and len(first) > 1 and len(order) - first[-1] == 1:
+        first.pop()
+    return [order[start:end] for start, end in itertools.pairwise([*first, len(order)])][:most]
 
 
 def widths(sizes: NDArray[np.int64], size: int) -> NDArray[np.int64]:

@@ -48,7 +48,8 @@ def train_client(
     normalizes = has_batch_norm(net)
     net.train(not plan.frozen_norm)
     total, steps = torch.zeros((), dtype=torch.float64, device=y.device), 0
-    for batch, rate in list(plan.schedule(0, len(rows), draw, y.device, join_single=normalizes)):
+    for order, rate in list(plan.schedule(0, len(rows), draw, join_single=normalizes)):
+        batch = torch.from_numpy(order).to(y.device)
         if normalizes and not plan.frozen_norm:
             # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
             net.train(len(batch) > 1)

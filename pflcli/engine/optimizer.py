@@ -25,7 +25,7 @@ class Update:
         self._first = [torch.zeros_like(w) for w in weights] if plan.momentum or plan.optimizer == "adam" else []
         self._second = [torch.zeros_like(w) for w in weights] if plan.optimizer == "adam" else []
         self._steps = 0
-        self.is_plain = plan.optimizer == "sgd" and not (plan.momentum or plan.weight_decay or plan.bounds)
+        self.is_plain = plan.is_plain
         """whether a step is ``pull`` and then minus the rate times the gradients, which anybody may subtract"""
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:

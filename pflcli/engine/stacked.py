@@ -22,13 +22,10 @@ from pflcli import parameters
 from pflcli.engine.cpu import linear_chain
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, VmappedNetwork, gradient
-from pflcli.engine.local_sgd import Batch, LocalSGD, Model, is_stacked, learnable, widths
+from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params, Stacked
-
-_LEAST = 1e-30
-"""Least weight of a sample: zero marks padding."""
 
 
 @dataclass(frozen=True)
@@ -235,11 +232,11 @@ def _steps(
 ) -> list[_Step]:
     """Return one client's steps."""
     steps = []
-    for batch, rate in plan.schedule(index, len(rows), draw, torch.device("cpu"), join_single=join_single):
+    for batch, rate in plan.schedule(index, len(rows), draw, join_single=join_single):
         weight = np.full(len(batch), 1 / len(batch), np.float32)
         if plan.sample_weights is not None:
-            weight *= np.maximum(plan.sample_weights[index].cpu().numpy()[batch], _LEAST)
-        steps.append(_Step(rows[batch.numpy()], weight, rate))
+            weight *= np.maximum(plan.sample_weights[index].cpu().numpy()[batch], LEAST_WEIGHT)
+        steps.append(_Step(rows[batch], weight, rate))
     return steps
 
 

@@ -28,6 +28,8 @@ class Strategy:
     stacked: bool
     layers: list[Layer] | None = None
     program: Program | None = None
+    in_place: bool = False
+    """whether a compiled loop takes the steps, one client after the other"""
 
     def __str__(self) -> str:
         """Return the text for users."""
@@ -47,6 +49,12 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
     """Return how one worker trains a number of ``clients`` together on its resident network."""
     plain = plan.objective is None and plan.precision == "float32"
     layers = resident.layers if plain else None
+    if layers is not None and plan.gradient is None and plan.is_plain and resident.large_chain:
+        from pflcli.engine.cpu import products
+
+        if products.OWN:
+            why = f"one compiled loop takes all steps of a client; {products.WHY}"
+            return Strategy("compiled linear chain", why, True, layers=layers, in_place=True)
     if layers is not None:
         return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.

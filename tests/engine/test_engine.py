@@ -16,8 +16,8 @@ from torch.nn import functional
 import worlds
 from pflcli import models, parameters, registry, rng
 from pflcli.engine import engine as engines
-from pflcli.engine import stacked, strategy
-from pflcli.engine.cpu import linear_chain
+from pflcli.engine import resident, stacked, strategy
+from pflcli.engine.cpu import linear_chain, products
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
@@ -75,26 +75,29 @@ MODES = ("loop", "stacked")
 
 
 @pytest.fixture(autouse=True)
-def one_stack(monkeypatch):
+def one_stack(monkeypatch, request):
     """Few clients in one stack: a stack of one would be the loop, which it is compared with."""
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
+    if "callspec" in dir(request.node) and request.node.callspec.params.get("kind") == "compiled chain":
+        monkeypatch.setattr(products, "OWN", True)
+        monkeypatch.setattr(resident, "_LARGE", 0)
 
 
 def network(kind, data, seed=0):
     """A chain of linear layers, which runs without autograd, or a network that is none."""
-    if kind == "chain":
+    if kind.endswith("chain"):
         return models.create("mlp", data.in_shape, worlds.CLASSES, seed)
     torch.manual_seed(seed)
     body = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), nn.Tanh())
     return models.Net(body, nn.Linear(6, worlds.CLASSES))
 
 
-KINDS = ("chain", "other")
+KINDS = ("chain", "compiled chain", "other")
 
 
 def test_chains_are_known():
     data = worlds.federation()
-    assert [linear_chain.layers(network(kind, data)) is None for kind in KINDS] == [False, True]
+    assert [linear_chain.layers(network(kind, data)) is None for kind in KINDS] == [False, False, True]
     names = [layer.weight for layer in linear_chain.layers(network("chain", data))]
     assert names == ["body.1.weight", "body.3.weight", "head.weight"]
     assert linear_chain.layers(models.create("logistic", (4, 2), 3, 0)) == [
@@ -764,3 +767,23 @@ def test_the_engine_says_how_clients_train_and_why():
     run.engine.explain = lines.append
     worlds.play("fedavg", run)
     assert lines == [explanations[0]]
+
+
+def test_compiled_chains_may_lack_biases(monkeypatch):
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(resident, "_LARGE", 0)
+    data = worlds.federation()
+    torch.manual_seed(0)
+    layers = nn.Linear(worlds.FEATURES, 6, bias=False), nn.ReLU(), nn.Linear(6, 5)
+    net = models.Net(nn.Sequential(nn.Flatten(), *layers), nn.Linear(5, worlds.CLASSES, bias=False))
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2)
+    chosen = [
+        strategy.choose(ResidentNet.of(each, data.in_shape), plan, "stacked", 2)
+        for each in (net, copy.deepcopy(net).double())
+    ]
+    assert [each.in_place for each in chosen] == [True, False]
+    (part,) = Engine(net, data, seed=5).local_sgd([2, 4], parameters.of(net), plan, ("sgd", 0))
+    for place, client in enumerate([2, 4]):
+        expected = reference(net, data, client, plan, ("sgd", 0), 5)
+        for key, value in parameters.pick(part.params, place).items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)

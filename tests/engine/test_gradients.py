@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, parameters, rng
-from pflcli.engine import gradients
-from pflcli.engine.cpu import linear_chain, program
+from pflcli.engine import gradients, resident
+from pflcli.engine.cpu import linear_chain, products, program
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
 
@@ -112,11 +112,14 @@ def test_names_may_differ_from_those_that_are_trained():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["mlp", "tanh", "norm"])
-def test_sample_weights_multiply_the_losses(kind, mode):
+@pytest.mark.parametrize("kind", ["mlp", "compiled mlp", "tanh", "norm"])
+def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):
+    if kind == "compiled mlp":
+        monkeypatch.setattr(products, "OWN", True)
+        monkeypatch.setattr(resident, "_LARGE", 0)
     data = worlds.federation()
     torch.manual_seed(0)
-    hidden = {"mlp": [nn.ReLU()], "tanh": [nn.Tanh()], "norm": [nn.BatchNorm1d(6), nn.ReLU()]}[kind]
+    hidden = {"tanh": [nn.Tanh()], "norm": [nn.BatchNorm1d(6), nn.ReLU()]}.get(kind, [nn.ReLU()])
     body = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), *hidden)
     net = models.Net(body, nn.Linear(6, worlds.CLASSES))
     clients = [2, 0, 1]

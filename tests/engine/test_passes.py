@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import worlds
 from pflcli import methods
@@ -23,7 +22,7 @@ def test_trained_samples_are_those_of_the_minibatches(options, join_single):
     sizes = np.asarray([0, 1, 3, 4, 5, 9, 13])
     counted = []
     for size in sizes.tolist():
-        schedule = plan.schedule(0, size, np.random.default_rng(0), torch.device("cpu"), join_single=join_single)
+        schedule = plan.schedule(0, size, np.random.default_rng(0), join_single=join_single)
         counted.append(sum(len(batch) for batch, _ in schedule))
     assert trained_samples(plan, sizes, join_single=join_single).tolist() == counted
 
