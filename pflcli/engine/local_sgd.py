@@ -223,11 +223,13 @@ def batches(
 def widths(sizes: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """Return to how many samples a stack pads the batches of each client (m,), by its own samples alone.
 
-    The width is a power of two, so that clients of about as many samples share a stack, and at most the ``size`` of a
-    batch, rounded up to a multiple of four: matrix products differ in their last bits if rows are aligned otherwise.
+    The width is a power of two, beyond 64 a multiple of an eighth of one, so that clients of about as many samples
+    share a stack. It is at most the ``size`` of a batch, rounded up to a multiple of four: matrix products differ in
+    their last bits if rows are aligned otherwise.
     """
     power = 2 ** np.ceil(np.log2(np.maximum(sizes, 4))).astype(np.int64)
-    return np.asarray(np.minimum(power, -(-size // 4) * 4))
+    step = np.where(power > 64, power // 8, power)
+    return np.asarray(np.minimum(-(-sizes // step) * step, -(-size // 4) * 4).clip(4))
 
 
 def stacks(sizes: NDArray[np.int64], most: int, batch_size: int | None) -> list[NDArray[np.int64]]:

@@ -378,6 +378,7 @@ def test_a_stack_is_as_wide_as_its_clients_samples_say():
     sizes = np.asarray([0, 1, 4, 5, 9, 31, 33, 400])
     assert widths(sizes, 32).tolist() == [4, 4, 4, 8, 16, 32, 32, 32]
     assert widths(sizes, 10).tolist() == [4, 4, 4, 8, 12, 12, 12, 12]
+    assert widths(np.asarray([0, 33, 65, 78, 97, 129, 400]), 300).tolist() == [4, 64, 80, 80, 112, 160, 300]
 
 
 def test_free_memory_has_no_part_in_a_run():

@@ -22,14 +22,15 @@ def build(z: NDArray[np.float32], y: NDArray[np.int64], classes: int, rng: np.ra
     The root is row 0, and a node comes before those below it. Branch +1 holds the smallest class of the node.
     """
     tree = np.zeros((max(classes - 1, 0), classes), dtype=np.int64)
-    present = np.unique(y)
-    means = {int(c): z[y == c].mean(axis=0, dtype=np.float64) for c in present}
+    present, place = np.unique(y, return_inverse=True)
+    means = (place == np.arange(len(present))[:, None]).astype(np.float64) @ z.astype(np.float64)
+    means /= np.bincount(place)[:, None]
     waiting, row = [present], 0
     while waiting:
         node = waiting.pop()
         if len(node) < 2:
             continue
-        part = two_means(np.stack([means[int(c)] for c in node]), rng)
+        part = two_means(means[np.searchsorted(present, node)], rng)
         branches = node[part == part[0]], node[part != part[0]]
         for branch, sign in zip(branches, (1, -1), strict=True):
             tree[row, branch] = sign
@@ -64,10 +65,10 @@ def leaves(tree: Tensor, positive: Tensor, count: Tensor) -> Tensor:
     return torch.where(absent, absent_share, product * (1 - absent_share * absent.sum()))
 
 
-def halves(y: Tensor) -> Tensor:
+def halves(y: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return a mask (n,) of every second sample of each class, from its first."""
-    rank = torch.nn.functional.one_hot(y).cumsum(dim=0).gather(1, y[:, None])[:, 0]
-    return rank % 2 == 1
+    rank = (y == np.arange(y.max(initial=-1) + 1)[:, None]).cumsum(axis=1)[y, np.arange(len(y))]
+    return np.asarray(rank % 2 == 1)
 
 
 def stratified(y: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDArray[np.int64]:

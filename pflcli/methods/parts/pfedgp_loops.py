@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.engine.cpu.compiler import compiled
+from pflcli.engine.cpu.lanes import minus_products
+from pflcli.engine.cpu.products import product
 from pflcli.methods.parts.gaussian_process import REST, TERMS
 
 Array = NDArray[Any]
@@ -23,18 +25,25 @@ _SPREAD, _OFFSET, _SLOPE = (np.float32(value) for value in REST)
 _LEAST_C, _LEAST_VARIANCE, _MOST_LOGIT = np.float32(0.02), np.float32(1e-6), np.float32(80)
 
 
+_ROWS = 4
+_minus4, _minus1 = minus_products(_ROWS), minus_products(1)
+
+
 @compiled
 def _cholesky(b: Array) -> None:
     """Replace ``b`` (n, n, chains), of which the lower half counts, by its factors, with reciprocals as diagonals."""
     n, chains = len(b), b.shape[2]
+    row = n * chains
     for j in range(n):
-        for i in range(j, n):
-            for p in range(0, j - 1, 2):
-                for c in range(chains):
-                    b[i, j, c] -= b[i, p, c] * b[j, p, c] + b[i, p + 1, c] * b[j, p + 1, c]
-            if j % 2:
-                for c in range(chains):
-                    b[i, j, c] -= b[i, j - 1, c] * b[j, j - 1, c]
+        i = j
+        while i < n:
+            place = i * row
+            if n - i >= _ROWS:
+                _minus4(j, b, place, row, chains, b, j * row, chains, b, place + j * chains, row, chains)
+                i += _ROWS
+            else:
+                _minus1(j, b, place, row, chains, b, j * row, chains, b, place + j * chains, row, chains)
+                i += 1
         for c in range(chains):
             b[j, j, c] = _ONE / math.sqrt(b[j, j, c])
         for i in range(j + 1, n):
@@ -43,39 +52,41 @@ def _cholesky(b: Array) -> None:
 
 
 @compiled
+def _eliminate(b: Array, b0: int, b_step: int, x: Array, i: int, first: int, count: int) -> None:
+    """Subtract ``count`` rows of ``x`` (n, m, chains), from ``first`` on, times numbers of ``b`` from row i.
+
+    Then scale it by the reciprocal of the diagonal.
+    """
+    m, chains = x.shape[1], x.shape[2]
+    row = m * chains
+    q = 0
+    while q < m:
+        place = q * chains
+        if m - q >= _ROWS:
+            _minus4(count, x, first * row + place, chains, row, b, b0, b_step, x, i * row + place, chains, chains)
+            q += _ROWS
+        else:
+            _minus1(count, x, first * row + place, chains, row, b, b0, b_step, x, i * row + place, chains, chains)
+            q += 1
+    for q in range(m):
+        for c in range(chains):
+            x[i, q, c] *= b[i, i, c]
+
+
+@compiled
 def _forward(b: Array, x: Array) -> None:
     """Replace ``x`` (n, m, chains) by L^-1 x."""
-    n, m, chains = x.shape
+    n, chains = len(b), b.shape[2]
     for i in range(n):
-        for p in range(0, i - 1, 2):
-            for q in range(m):
-                for c in range(chains):
-                    x[i, q, c] -= b[i, p, c] * x[p, q, c] + b[i, p + 1, c] * x[p + 1, q, c]
-        if i % 2:
-            for q in range(m):
-                for c in range(chains):
-                    x[i, q, c] -= b[i, i - 1, c] * x[i - 1, q, c]
-        for q in range(m):
-            for c in range(chains):
-                x[i, q, c] *= b[i, i, c]
+        _eliminate(b, i * n * chains, chains, x, i, 0, i)
 
 
 @compiled
 def _backward(b: Array, x: Array) -> None:
     """Replace ``x`` (n, m, chains) by L'^-1 x."""
-    n, m, chains = x.shape
+    n, chains = len(b), b.shape[2]
     for i in range(n - 1, -1, -1):
-        for p in range(i + 1, n - 1, 2):
-            for q in range(m):
-                for c in range(chains):
-                    x[i, q, c] -= b[p, i, c] * x[p, q, c] + b[p + 1, i, c] * x[p + 1, q, c]
-        if (n - i) % 2 == 0:
-            for q in range(m):
-                for c in range(chains):
-                    x[i, q, c] -= b[n - 1, i, c] * x[n - 1, q, c]
-        for q in range(m):
-            for c in range(chains):
-                x[i, q, c] *= b[i, i, c]
+        _eliminate(b, ((i + 1) * n + i) * chains, n * chains, x, i, i + 1, n - 1 - i)
 
 
 @compiled
@@ -122,7 +133,7 @@ def gibbs(k: Array, sign: Array, normals: Array, exponentials: Array, omega: Arr
     ``normals`` (sweeps, 2, n, chains) and ``exponentials`` (sweeps, TERMS + 1, n, chains) are draws.
     """
     n, chains = omega.shape
-    factor = np.zeros((n, n))
+    size, factor = (n, chains, n), np.zeros((n, n))
     for i in range(n):  # in float64, as in ``gaussian_process.gibbs``
         for j in range(i + 1):
             total = np.float64(k[i, j])
@@ -133,11 +144,8 @@ def gibbs(k: Array, sign: Array, normals: Array, exponentials: Array, omega: Arr
     f, right = np.empty((n, chains), np.float32), np.empty((n, 1, chains), np.float32)
     for sweep in range(len(normals)):
         root = np.sqrt(omega)
-        f[:] = 0
+        product(size, lower, 0, n, 1, normals, 2 * sweep * n * chains, chains, f, 0, chains, 0)
         for i in range(n):
-            for j in range(i + 1):
-                for c in range(chains):
-                    f[i, c] += lower[i, j] * normals[sweep, 0, j, c]
             target = _HALF * np.float32(sign[i])
             for c in range(chains):
                 right[i, 0, c] = target / root[i, c] - root[i, c] * f[i, c] - normals[sweep, 1, i, c]
@@ -147,10 +155,7 @@ def gibbs(k: Array, sign: Array, normals: Array, exponentials: Array, omega: Arr
         for j in range(n):
             for c in range(chains):
                 right[j, 0, c] *= root[j, c]
-        for i in range(n):
-            for j in range(n):
-                for c in range(chains):
-                    f[i, c] += k[i, j] * right[j, 0, c]
+        product(size, k, 0, n, 1, right, 0, chains, f, 0, chains, 1)
         _polya_gamma(f, exponentials[sweep], omega)
 
 
@@ -226,6 +231,7 @@ def _node(
                 u[i, q, c] *= root[i, c]
     loss: float = _expectations(mean, variance, query_sign, at, weight)
     weighted, moved = np.empty((m, chains), np.float32), np.zeros((count, chains), np.float32)
+    flat, flat_u = weighted.reshape(-1), u.reshape(count, -1)
     for i in range(count):
         for q in range(m):
             total = np.float32(0)
@@ -236,9 +242,8 @@ def _node(
             cross[i, q] = total
         for j in range(i + 1):  # symmetric, as k is
             total = np.float32(0)
-            for q in range(m):
-                for c in range(chains):
-                    total += weighted[q, c] * u[j, q, c]
+            for at_once in range(m * chains):
+                total += flat[at_once] * flat_u[j, at_once]
             for c in range(chains):
                 total -= _HALF * (moved[i, c] * alpha[j, 0, c] + moved[j, c] * alpha[i, 0, c])
             k[i, j] = k[j, i] = total

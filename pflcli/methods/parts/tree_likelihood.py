@@ -49,7 +49,7 @@ def losses_and_gradients(
 
 def _nodes(tree: NDArray[np.int64], y: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the labels (nodes, n) of samples ``y`` (n,) at nodes with samples to predict, and which are given (n,)."""
-    support = class_tree.halves(torch.from_numpy(y)).numpy()
+    support = class_tree.halves(y)
     signs = tree[:, y]
     return signs[((signs != 0) & ~support).any(axis=1)], support
 
