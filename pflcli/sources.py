@@ -16,7 +16,7 @@ from pflcli import registry
 SHARED = {
     *("", "aggregators", "datasets", "errors", "foreign", "formats", "methods", "models"),
     *("registry", "rng", "settings", "uploads", "vision", "wording"),
-    *("engine", "knn.embedded", "parameters", "parameters.model_table"),
+    *("engine", "knn.embedded", "parameters", "parameters.model_table", "parameters.row_storage"),
     *(f"fl.{name}" for name in ("attack", "attendance", "channel", "local_training")),
     *(f"fl.{name}" for name in ("predictor", "private_mean", "run", "selection")),
 }
