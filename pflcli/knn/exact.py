@@ -18,7 +18,7 @@ with warnings.catch_warnings():
 _ONEDNN = bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _LARGE = 1 << 23
 """Multiplications from which a product goes by oneDNN."""
-_INEXACT = 1e-3
+INEXACT = 1e-3
 """Share of |q|^2 + |x|^2 below which a distance has fewer than four exact digits."""
 _CELLS = 1 << 16
 """Distances that are ordered at a time: they stay in the cache."""
@@ -39,7 +39,7 @@ def nearest(
     query_sizes = torch.linalg.vector_norm(q, dim=1).square().numpy()[:, None]
     row = _largest(nearness, k)
     distance = query_sizes - 2 * nearness.take(row + np.arange(0, nearness.size, len(stored))[:, None])
-    inexact = distance < _INEXACT * (sizes[row] + query_sizes)
+    inexact = distance < INEXACT * (sizes[row] + query_sizes)
     if inexact.any():
         query, rank = np.nonzero(inexact)
         distance[query, rank] = np.square(queries[query] - stored[row[query, rank]]).sum(axis=1)

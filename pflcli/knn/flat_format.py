@@ -13,6 +13,9 @@ from pflcli.knn import indexes
 _FLAT = b"IxF2"
 """The first bytes of a serialised exact L2 index; dimension (int32), rows (int64), ... and the vectors follow."""
 
+_SHORTEST = 24
+"""Bytes of kind, dimension and rows at the beginning of a header, and of the number of numbers at its end."""
+
 
 def flat_pieces(stores: Sequence[NDArray[np.float32]]) -> tuple[list[bytes | memoryview], NDArray[np.int64]]:
     """Return exact L2 indexes over the rows of each store (n, d), in pieces of bytes, and their offsets (m + 1,).
@@ -59,3 +62,31 @@ def flat_vectors(blob: NDArray[np.uint8]) -> NDArray[np.float32] | None:
     if dimension <= 0 or start < 8 or int.from_bytes(bytes(blob[start - 8 : start]), "little") != rows * dimension:
         return None  # FAISS then reports the error
     return np.frombuffer(blob[start:], dtype="<f4").reshape(rows, dimension)
+
+
+def flat_starts(
+    blob: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    stores: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    dimension: int,
+) -> NDArray[np.int64] | None:
+    """Return the byte of the blob where the vectors of each of these ``stores`` (m,) begin; None unless all are exact.
+
+    Bytes ``offsets[c]:offsets[c + 1]`` must be a serialised exact L2 index over at least ``sizes[i]`` vectors of this
+    ``dimension`` for c = ``stores[i]``. A store whose size is 0 may be anything.
+    """
+    used = np.flatnonzero(sizes > 0)
+    first, last = offsets[stores[used]], offsets[stores[used] + 1]
+    if (last - first < _SHORTEST).any():
+        return None
+    header = blob[first[:, None] + np.arange(16)]
+    width, rows = (np.ascontiguousarray(header[:, at:]).view(kind)[:, 0] for at, kind in ((4, "<i4"), (8, "<i8")))
+    if not ((header[:, :4] == np.frombuffer(_FLAT, np.uint8)).all() and (width == dimension).all()):
+        return None
+    if not ((rows >= sizes[used]) & (rows <= (last - first - _SHORTEST) // (4 * dimension))).all():
+        return None
+    starts = np.zeros(len(stores), np.int64)
+    starts[used] = last - 4 * dimension * rows
+    numbers = blob[starts[used, None] + np.arange(-8, 0)].view("<i8")[:, 0]
+    return starts if (numbers == rows * dimension).all() else None

@@ -15,8 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.knn import indexes
-from pflcli.knn.exact import nearest
-from pflcli.knn.flat_format import flat_vectors
+from pflcli.knn.exact import INEXACT, nearest
+from pflcli.knn.flat_format import flat_starts, flat_vectors
+
+_MOST_NEIGHBOURS, _MOST_VECTORS = 64, 1 << 24
+"""Neighbours up to which the compiled search pays, and vectors per store up to which it can number them."""
+
+_SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 65e-6, 7e-10, 0.25
+"""What a compiled search saves, and half of what its loops take to load: a run searches at least two splits."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Neighbours:
 class Stores:
     """All clients' stores: client c's index is ``blob[bytes[c]:bytes[c + 1]]``, its labels
     ``y[offsets[c]:offsets[c + 1]]``, of which the first ``train[c]`` are training samples.
+
+    ``compiled`` says whether compiled loops search them if they are exact; None: where that pays.
     """
 
     blob: NDArray[np.uint8]
@@ -42,6 +50,7 @@ class Stores:
     offsets: NDArray[np.int64]
     train: NDArray[np.int64]
     threads: int = 1
+    compiled: bool | None = None
 
     def search(
         self,
@@ -54,52 +63,115 @@ class Stores:
 
         Only training samples are searched; k is clamped to their number, and to that of the largest of these stores.
         """
+        clients = np.asarray(clients, dtype=np.int64)
         # Neighbours beyond the size of the largest store would all be missing, and only take memory.
-        k = min(k, max(1, int(self.train[np.asarray(clients, dtype=np.int64)].max(initial=1))))
+        k = min(k, max(1, int(self.train[clients].max(initial=1))))
         distance = np.full((len(z), k), np.inf)
-        sample = np.full((len(z), k), -1, dtype=np.int64)
+        row = np.full((len(z), k), -1, dtype=np.int64)
 
-        def search(position: int) -> None:
-            client, span = int(clients[position]), slice(bounds[position], bounds[position + 1])
-            size = int(self.train[client])
-            if span.start == span.stop or size == 0:
-                return
-            raw = self.blob[self.bytes[client] : self.bytes[client + 1]]
-            vectors = flat_vectors(raw)
-            if vectors is not None:
-                distance[span, :size], row = nearest(vectors[:size], z[span], min(k, size))
-                np.add(row, self.offsets[client], out=sample[span, :size])
-                return
-            squared, row = indexes.search(raw, z[span], min(k, size), size)
-            # FAISS returns -1 for neighbours that it cannot find; those stay missing.
-            distance[span, : row.shape[1]] = np.where(row >= 0, squared, np.inf)
-            sample[span, : row.shape[1]] = np.where(row >= 0, row + self.offsets[client], -1)
+        def search_each(first: int, last: int) -> None:
+            for position in range(first, last):
+                span = slice(bounds[position], bounds[position + 1])
+                self._search(int(clients[position]), z[span], distance[span], row[span])
 
-        each(search, len(clients), self.threads)
-        label = sample  # changed in place
-        exists = sample >= 0
-        label[exists] = self.y[sample[exists]]
+        spread(self._compiled(clients, z, bounds, distance, row) or search_each, len(clients), self.threads)
+        exists = row >= 0
+        row += np.repeat(self.offsets[clients], np.diff(bounds))[:, None]
+        label = np.full_like(row, -1)
+        label[exists] = self.y[row[exists]]
         return Neighbours(np.maximum(distance, 0, out=distance), label)
+
+    def _search(
+        self, client: int, z: NDArray[np.float32], distance: NDArray[np.float64], row: NDArray[np.int64]
+    ) -> None:
+        """Write the distances and rows (n, k) of the neighbours that a client's queries ``z`` (n, d) have."""
+        size = int(self.train[client])
+        if len(z) == 0 or size == 0:
+            return
+        raw, k = self.blob[self.bytes[client] : self.bytes[client + 1]], min(distance.shape[1], size)
+        vectors = flat_vectors(raw)
+        if vectors is not None:
+            distance[:, :k], row[:, :k] = nearest(vectors[:size], z, k)
+            return
+        squared, rows = indexes.search(raw, z, k, size)
+        # FAISS returns -1 for neighbours that it cannot find; those stay missing.
+        distance[:, : rows.shape[1]] = np.where(rows >= 0, squared, np.inf)
+        row[:, : rows.shape[1]] = rows
+
+    def _compiled(
+        self,
+        clients: NDArray[np.int64],
+        z: NDArray[np.float32],
+        bounds: NDArray[np.int64],
+        distance: NDArray[np.float64],
+        row: NDArray[np.int64],
+    ) -> Callable[[int, int], None] | None:
+        """Return a compiled search of clients ``first`` to ``last``; None where it does not pay or is not exact.
+
+        The choice follows from the CPU and from all stores, not from those that are searched: a client's neighbours
+        have the same bytes alone and among others.
+        """
+        sizes = self.train[clients]
+        is_fit = distance.shape[1] <= _MOST_NEIGHBOURS and sizes.max(initial=0) <= _MOST_VECTORS
+        if not (is_fit and len(z) and self._is_compiled()):
+            return None
+        starts = flat_starts(self.blob, self.bytes, clients, sizes, z.shape[1])
+        if starts is None:
+            return None
+        from pflcli.engine.cpu import nearest as loop
+
+        blob, queries = self.blob.view(), np.ascontiguousarray(z, dtype=np.float32).view()
+        for array in (blob, queries):
+            array.flags.writeable = False  # as Numba compiles apart for arrays that may be written
+
+        def search(first: int, last: int) -> None:
+            part = slice(first, last)
+            loop.search(blob, starts[part], sizes[part], queries, bounds[first : last + 1], INEXACT, distance, row)
+
+        return search
+
+    def _is_compiled(self) -> bool:
+        """Whether searches of all clients save the time that compiled loops take to load, as measured on an AMD EPYC.
+
+        Where products are left to MKL the loops are taken to lose on numbers as much as they save there.
+        """
+        if self.compiled is not None:
+            return self.compiled
+        calls, numbers = len(self.train) * _SECONDS_PER_CLIENT, self.blob.nbytes / 4 * _SECONDS_PER_NUMBER
+        if calls + numbers < _SECONDS_TO_LOAD:
+            return False
+        from pflcli.engine.cpu.products import OWN
+
+        return OWN or calls - numbers >= _SECONDS_TO_LOAD
 
 
 _SHARES = 16
-"""Shares of the work of ``each`` that a thread gets, one after the other: large stores are then spread over threads."""
+"""Shares of the work that a thread gets, one after the other: large stores are then spread over threads."""
 
 
 def each(work: Callable[[int], None], count: int, threads: int) -> None:
     """Do ``work`` for 0 to ``count`` - 1 in parallel, each with one intra-op thread, as stores are small."""
+
+    def several(first: int, last: int) -> None:
+        for number in range(first, last):
+            work(number)
+
+    spread(several, count, threads)
+
+
+def spread(work: Callable[[int, int], None], count: int, threads: int) -> None:
+    """Do ``work``, from a first number up to a last, for 0 to ``count`` - 1 in parallel, as ``each`` does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     # A thread takes several at a time: handing over one costs as much as the search of a small store.
     step = max(1, count // (_SHARES * max(1, threads)))
 
-    def several(first: int) -> None:
-        for number in range(first, min(first + step, count)):
-            work(number)
+    def part(first: int) -> None:
+        work(first, min(first + step, count))
 
     try:
         with ThreadPoolExecutor(max(1, threads), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(several, range(0, count, step)))
+            list(pool.map(part, range(0, count, step)))
     finally:
         torch.set_num_threads(before)
 

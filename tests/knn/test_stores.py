@@ -12,7 +12,7 @@ import torch  # noqa: F401  (before FAISS)
 import worlds
 from pflcli.knn import exact
 from pflcli.knn.exact import nearest
-from pflcli.knn.flat_format import flat_indexes, flat_vectors
+from pflcli.knn.flat_format import flat_indexes, flat_starts, flat_vectors
 from pflcli.knn.stores import Stores
 
 
@@ -162,3 +162,80 @@ def test_a_search_of_many_clients_is_that_of_each():
         assert actual.distance.tobytes() == together.distance[span, :width].tobytes()
         np.testing.assert_array_equal(actual.label, together.label[span, :width])
         assert (together.label[span, width:] == -1).all()
+
+
+def compiled_world(sizes, n_queries, d, train=None):
+    z = [points(n, d, seed=i) for i, n in enumerate(sizes)]
+    blob, ends = flat_indexes(z)
+    offsets, bounds = np.cumsum([0, *sizes]), np.cumsum([0, *n_queries])
+    train = np.asarray(sizes if train is None else train)
+    return z, points(bounds[-1], d, seed=99), bounds, [blob, ends, np.arange(sum(sizes)), offsets, train]
+
+
+def test_the_compiled_search_is_brute_force_for_stores_of_all_sizes():
+    sizes, n_queries, k = [1, 0, 5, 64, 65, 200, 7], [3, 4, 16, 17, 33, 300, 0], 9
+    z, queries, bounds, arguments = compiled_world(sizes, n_queries, 37, train=[1, 0, 4, 64, 65, 130, 7])
+    clients = np.asarray([6, 0, 1, 2, 3, 4, 5])  # in another order than they are stored
+    bounds = np.cumsum([0, *np.asarray(n_queries)[clients]])
+    results = [Stores(*arguments, threads, compiled=True).search(clients, queries, bounds, k) for threads in (1, 3)]
+    assert results[0].distance.tobytes() == results[1].distance.tobytes()
+    for place, client in enumerate(clients):
+        span, width = slice(*bounds[place : place + 2]), min(k, arguments[4][client])
+        squared, order = brute(z[client][: arguments[4][client]], queries[span], k)
+        np.testing.assert_array_equal(results[1].label[span, :width], order + arguments[3][client])
+        np.testing.assert_allclose(results[1].distance[span, :width], squared, rtol=1e-5)
+        assert (results[1].label[span, width:] == -1).all()
+        assert np.isinf(results[1].distance[span, width:]).all()
+        alone = Stores(*arguments, compiled=True).search(
+            [client], queries[span], np.asarray([0, bounds[place + 1] - bounds[place]]), k
+        )
+        assert alone.distance[:, :width].tobytes() == results[0].distance[span, :width].tobytes()
+
+
+def test_the_compiled_search_keeps_ties_in_order_and_the_digits_of_near_duplicates():
+    first, second = np.repeat(points(3, 64), 30, axis=0), points(50, 64) + 100
+    blob, ends = flat_indexes([first, second])
+    queries = np.concatenate([first[[0, 60]], second[:9]])
+    queries[2:, 0] += 0.01
+    offsets = np.asarray([0, 90, 140])
+    stores = Stores(blob, ends, np.arange(140), offsets, np.diff(offsets), compiled=True)
+    result = stores.search([0, 1], queries, np.asarray([0, 2, 11]), 40)
+    assert result.label[0, :30].tolist() == [*range(30)]
+    assert result.label[1, :30].tolist() == [*range(60, 90)]
+    assert (result.distance[:2, :30] == 0).all()
+    expected, order = brute(second, queries[2:], 1)
+    np.testing.assert_array_equal(result.label[2:, :1], order + 90)
+    np.testing.assert_allclose(result.distance[2:, :1], expected, rtol=1e-5)
+
+
+def test_queries_that_are_no_numbers_have_no_neighbours():
+    _, queries, bounds, arguments = compiled_world([30], [20], 8)
+    queries[4, 2], queries[7] = np.nan, np.inf
+    result = Stores(*arguments, compiled=True).search([0], queries, bounds, 3)
+    assert (result.label[[4, 7]] == -1).all()
+    assert (np.delete(result.label, [4, 7], axis=0) >= 0).all()
+
+
+def test_stores_are_searched_in_place_only_if_their_bytes_are_exact_indexes():
+    sizes = np.asarray([4, 0, 6])
+    blob, ends = flat_indexes([points(n, 8, seed=n) for n in sizes])
+    stores = np.arange(3)
+    starts = flat_starts(blob, ends, stores, sizes, 8)
+    for client in (0, 2):
+        place = starts[client]
+        actual = blob[place : place + 32 * sizes[client]].view("<f4").reshape(-1, 8)
+        np.testing.assert_array_equal(actual, points(sizes[client], 8, seed=sizes[client]))
+    assert flat_starts(blob, ends, stores, sizes + 1, 8) is None
+    assert flat_starts(blob, ends, stores, sizes, 4) is None
+    assert flat_starts(blob[:20], np.asarray([0, 20]), stores[:1], sizes[:1], 8) is None
+    for byte in (0, 4, 8, 15, starts[2] - 8):
+        damaged = blob.copy()
+        damaged[byte] ^= 0x41
+        assert flat_starts(damaged, ends, stores, sizes, 8) is None
+
+
+@pytest.mark.parametrize(("clients", "own", "pays"), [(10, True, False), (9000, True, True), (9000, False, True)])
+def test_loops_are_compiled_where_there_are_many_calls_to_save(clients, own, pays, monkeypatch):
+    monkeypatch.setattr("pflcli.engine.cpu.products.OWN", own)
+    stores = Stores(np.zeros(100, np.uint8), *[np.zeros(1, np.int64)] * 3, np.ones(clients, np.int64))
+    assert stores._is_compiled() is pays
