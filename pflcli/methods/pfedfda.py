@@ -19,6 +19,7 @@ global mean. A client without two samples of any class has nothing to validate o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ import torch
 from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from pflcli import parameters
 from pflcli.engine.engine import probabilities
@@ -46,6 +48,9 @@ State = dict[str, Any]
 _WEIGHT, _BIAS = "head.weight", "head.bias"
 _RARE, _FLOOR = 1e-4, 1e-4
 """Frequency of a class without samples; share of the mean variance that is added to a covariance."""
+
+_TOGETHER = 8
+"""Clients whose betas are chosen at a time, in one product where each alone would take a call."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +123,11 @@ def _heads(run: Run, clients: NDArray[np.int64], common: Params) -> Stacked:
 
 
 def _head(statistics: Params) -> tuple[Tensor, Tensor]:
-    """Return weights (C, d) and biases (C,) of the most probable class, without frequencies."""
+    """Return weights (..., C, d) and biases (..., C) of the most probable class, without frequencies."""
     means, covariance = statistics["means"], statistics["covariance"]
-    floor = torch.eye(len(covariance)).double() * covariance.trace() / len(covariance)
-    weight = torch.linalg.solve((1 - _FLOOR) * covariance + _FLOOR * floor, means.T).T
-    return weight, -(means * weight).sum(dim=1) / 2
+    floor = torch.eye(means.shape[-1]).double() * covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
+    weight = torch.linalg.solve((1 - _FLOOR) * covariance + _FLOOR * floor, means.mT).mT
+    return weight, -(means * weight).sum(dim=-1) / 2
 
 
 def _log_priors(run: Run, clients: NDArray[np.int64]) -> Tensor:
@@ -167,82 +172,125 @@ def _fitted(
     embedded, priors = _features(run, clients, models, "train"), _log_priors(run, clients)
     if isinstance(t, str):  # a newcomer's samples may overflow the global model
         embedded = [z.nan_to_num(0.0, 0.0, 0.0) for z in embedded]
-    axes, rotated = principal
+    labels = [run.federation.y[run.federation.block(int(client), "train")].cpu() for client in clients]
+    betas = np.full(len(clients), 1.0 if run.cfg.beta is None else run.cfg.beta)
+    adapts = [bool(z.isfinite().all()) for z in embedded]
+    order = sorted(
+        np.flatnonzero(adapts).tolist() if run.cfg.beta is None else [], key=lambda place: len(labels[place])
+    )
+    groups = [order[first : first + _TOGETHER] for first in range(0, len(order), _TOGETHER)]
+
+    def choose(number: int) -> list[float]:
+        group = groups[number]
+        folds = [_folds(labels[place].numpy(), run.rng("folds", t, int(clients[place]))) for place in group]
+        samples = [(embedded[place], labels[place]) for place in group]
+        return _betas(run.cfg, samples, folds, principal, priors[group])
+
+    for group, chosen in zip(groups, run.engine.each(choose, len(groups)), strict=True):
+        betas[group] = chosen
 
     def fit(place: int) -> tuple[Params, float]:
-        client, z = int(clients[place]), embedded[place]
-        y = run.federation.y[run.federation.block(client, "train")].cpu()
-        own, beta = _estimated(z, y, shared, run.cfg.ridge), 1.0
-        if z.isfinite().all():
-            beta = _beta(run.cfg, z @ axes, y, rotated, priors[place], run.rng("folds", t, client))
-        return _interpolated(own, shared, beta), beta
+        beta = float(betas[place])
+        return _interpolated(_estimated(embedded[place], labels[place], shared, run.cfg.ridge), shared, beta), beta
 
     return run.engine.each(fit, len(clients))
 
 
 def _estimated(z: Tensor, y: Tensor, common: Params, ridge: float) -> Params:
     """Return the means (C, d) and covariance (d, d) of features (n, d); a class without samples has its global mean."""
-    means, apart = _deviations(z, y, common)
+    means, apart = _deviations(z, functional.one_hot(y, len(common["means"])).double(), common)
     covariance = apart.T @ apart
     covariance.diagonal().add_(ridge)
     return {"means": means, "covariance": covariance}
 
 
-def _deviations(z: Tensor, y: Tensor, common: Params) -> tuple[Tensor, Tensor]:
-    """Return the means (C, d) of features (n, d), and rows (n, d) A of which A' A is the covariance without ridge."""
-    counts = torch.bincount(y, minlength=len(common["means"]))[:, None]
-    sums = torch.zeros_like(common["means"]).index_add_(0, y, z)
-    means = torch.where(counts > 0, sums / counts.clamp(min=1), common["means"])
-    return means, (z - means[y]) / max(len(y) - 1, 1) ** 0.5
+def _deviations(z: Tensor, classes: Tensor, common: Params) -> tuple[Tensor, Tensor]:
+    """Return the means (..., C, d) of features (..., n, d), and A (..., n, d): A' A is the covariance without ridge.
+
+    ``classes`` (..., n, C) is one at each sample's class; rows of zeros are no samples.
+    """
+    counts = classes.sum(dim=-2)[..., None]
+    means = torch.where(counts > 0, classes.mT @ z / counts.clamp(min=1), common["means"])
+    freedom = (counts.sum(dim=-2, keepdim=True) - 1).clamp(min=1)
+    return means, (z * classes.sum(dim=-1, keepdim=True) - classes @ means) / freedom.sqrt()
 
 
 def _interpolated(own: Params, common: Params, beta: float) -> Params:
     return {name: beta * value + (1 - beta) * common[name] for name, value in own.items()}
 
 
-def _beta(cfg: Config, z: Tensor, y: Tensor, common: Params, prior: Tensor, rng: np.random.Generator) -> float:
-    """Return the beta of least cross-entropy where each half of the samples is answered by the other's statistics.
-
-    Features ``z`` (n, d) and the statistics are in principal axes.
-    """
-    if cfg.beta is not None:
-        return cfg.beta
-    fold, labels = np.full(len(y), -1), y.numpy()
-    for c in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == c))
+def _folds(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the half, 0 or 1, of each sample (n,), -1 for a lone sample of its class."""
+    fold = np.full(len(y), -1)
+    for c in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == c))
         if len(rows) > 1:  # a lone sample would leave one half without its class
             fold[rows] = np.arange(len(rows)) % 2
-    if (fold < 0).all():
-        return 0.0
-    halves, losses = [torch.from_numpy(np.flatnonzero(fold == half)) for half in (0, 1)], torch.zeros(len(cfg.grid))
-    for queries, support in (halves, halves[::-1]):
-        weight, bias = _candidates(cfg, z[support], y[support], common)
-        logits = weight @ z[queries].T.to(weight) + (bias + prior)[..., None]  # (g, C, q)
-        true = y[queries].expand(len(bias), 1, -1)
-        losses = losses - logits.log_softmax(dim=1).gather(1, true).mean(dim=(1, 2))
-    return float(cfg.grid[int(losses.argmin())])
+    return fold
 
 
-def _candidates(cfg: Config, z: Tensor, y: Tensor, common: Params) -> tuple[Tensor, Tensor]:
-    """Return the heads by each beta of the grid, weights (g, C, d) and biases (g, C), without frequencies.
+def _betas(
+    cfg: Config,
+    samples: Sequence[tuple[Tensor, Tensor]],
+    folds: Sequence[NDArray[np.int64]],
+    principal: tuple[Tensor, Params],
+    priors: Tensor,
+) -> list[float]:
+    """Return the beta of each of q clients by its features (n, d), labels (n,) and ``folds`` (n,).
 
-    With few samples a covariance is a diagonal D plus c A' A of low rank, as statistics are in principal axes. The
-    Woodbury identity inverts it: (D + c A' A)^-1 = D^-1 - D^-1 A' (1 + c A D^-1 A')^-1 c A D^-1.
+    It has the least cross-entropy where each half of the samples is answered by the other's statistics; without halves
+    it is 0. ``priors`` (q, C) are the logarithms of the classes' frequencies.
     """
-    if 2 * len(z) > z.shape[1]:
-        own = _estimated(z, y, common, cfg.ridge)
-        weights, biases = zip(*(_head(_interpolated(own, common, beta)) for beta in cfg.grid), strict=True)
-        return torch.stack(weights), torch.stack(biases)
-    beta = torch.tensor(cfg.grid, dtype=torch.float64)[:, None]
-    own_means, apart = _deviations(z, y, common)
-    means = torch.lerp(common["means"], own_means, beta[..., None])
-    variances = torch.lerp(common["covariance"].diagonal(), torch.tensor(cfg.ridge).double(), beta)  # (g, d)
-    mean_variance = variances.mean(dim=1, keepdim=True) + beta * apart.square().sum() / z.shape[1]
-    diagonal = (1 - _FLOOR) * variances + _FLOOR * mean_variance
+    axes, common = principal
+    halves = [_half(samples, [fold == half for fold in folds], axes, len(common["means"])) for half in (0, 1)]
+    losses = torch.zeros(len(samples), len(cfg.grid)).double()
+    for (queries, true), support in (halves, halves[::-1]):
+        weight, bias = _candidates(cfg, *support, common)
+        logits = weight @ queries[:, None].mT.to(weight) + (bias + priors[:, None])[..., None]  # (q, g, C, n)
+        right = (logits.log_softmax(dim=2) * true.mT[:, None]).sum(dim=(2, 3))
+        losses -= right / true.sum(dim=(1, 2)).clamp(min=1)[:, None]
+    is_divided = [bool((fold >= 0).any()) for fold in folds]
+    least = losses.argmin(dim=1).tolist()
+    return [cfg.grid[place] if divided else 0.0 for place, divided in zip(least, is_divided, strict=True)]
+
+
+def _half(
+    samples: Sequence[tuple[Tensor, Tensor]], masks: Sequence[NDArray[np.bool_]], axes: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return those samples of each client that are in its mask: features (q, n, d) along ``axes``, classes (q, n, C).
+
+    Rows of zeros follow where a client has fewer than others.
+    """
+    n = max(int(mask.sum()) for mask in masks)
+    z, true = torch.zeros(len(samples), n, len(axes)).double(), torch.zeros(len(samples), n, classes).double()
+    for place, ((own, labels), mask) in enumerate(zip(samples, masks, strict=True)):
+        rows = torch.from_numpy(np.flatnonzero(mask))
+        z[place, : len(rows)] = own[rows]
+        true[place, : len(rows)] = functional.one_hot(labels[rows], classes)
+    return z @ axes, true
+
+
+def _candidates(cfg: Config, z: Tensor, classes: Tensor, common: Params) -> tuple[Tensor, Tensor]:
+    """Return the heads by each beta of the grid, weights (q, g, C, d) and biases (q, g, C), without frequencies.
+
+    Features ``z`` (q, n, d) and the statistics are in principal axes; ``classes`` (q, n, C) is as in ``_deviations``.
+    With few samples a covariance is a diagonal D plus c A' A of low rank. The Woodbury identity inverts it:
+    (D + c A' A)^-1 = D^-1 - D^-1 A' (1 + c A D^-1 A')^-1 c A D^-1.
+    """
+    n, d = z.shape[1:]
+    beta = torch.tensor(cfg.grid, dtype=torch.float64)[:, None, None]
+    own_means, apart = (value[:, None] for value in _deviations(z, classes, common))
+    means = torch.lerp(common["means"], own_means, beta)  # (q, g, C, d)
+    if 2 * n > d:
+        own = apart.mT @ apart + cfg.ridge * torch.eye(d)
+        return _head({"means": means, "covariance": torch.lerp(common["covariance"], own, beta)})
+    variances = torch.lerp(common["covariance"].diagonal(), torch.tensor(cfg.ridge).double(), beta)  # (g, 1, d)
+    squares = apart.square().sum(dim=(2, 3), keepdim=True) / d
+    diagonal = (1 - _FLOOR) * variances + _FLOOR * (variances.mean(dim=2, keepdim=True) + beta * squares)
     # In single precision, which halves the time: a diagonal is inverted exactly, and losses only rank the grid.
     apart, means, diagonal, beta = apart.float(), means.float(), diagonal.float(), beta.float()
-    rows = torch.cat([apart.expand(len(beta), *apart.shape), means], dim=1) / diagonal[:, None]
-    products = rows @ apart.T * ((1 - _FLOOR) * beta[..., None])  # (g, n + C, n)
-    inner = torch.eye(len(z)) + products[:, : len(z)]
-    weight = rows[:, len(z) :] - torch.linalg.solve(inner, products[:, len(z) :].mT).mT @ rows[:, : len(z)]
-    return weight, -(means * weight).sum(dim=2) / 2
+    rows = torch.cat([apart.expand(-1, len(beta), -1, -1), means], dim=2) / diagonal
+    products = rows @ apart.mT * ((1 - _FLOOR) * beta)  # (q, g, n + C, n)
+    inner = torch.eye(n) + products[:, :, :n]
+    weight = rows[:, :, n:] - torch.linalg.solve(inner, products[:, :, n:].mT).mT @ rows[:, :, :n]
+    return weight, -(means * weight).sum(dim=-1) / 2

@@ -367,7 +367,11 @@ def test_pfedfda_heads_of_the_grid_are_those_of_the_interpolated_statistics(samp
     common = {"means": draw.normal(size=(3, 40)), "covariance": scatter.T @ scatter / 90 + noise - noise.T}
     exact = pfedfda._exact({name: torch.from_numpy(value) for name, value in common.items()})
     axes, principal = pfedfda._principal(exact)
-    weight, bias = pfedfda._candidates(cfg, torch.from_numpy(z) @ axes, torch.from_numpy(y), principal)
+    # Two clients, of which the second has three samples less than the first, and rows of zeros.
+    padded, classes = torch.randn(2, samples + 3, 40).double(), torch.zeros(2, samples + 3, 3).double()
+    padded[1], padded[1, :samples] = 0, torch.from_numpy(z)
+    classes[0, :, 0], classes[1, range(samples), y] = 1, 1
+    (_, weight), (_, bias) = pfedfda._candidates(cfg, padded @ axes, classes, principal)
     means = np.stack([z[y == 0].mean(axis=0), z[y == 1].mean(axis=0), common["means"][2]])
     covariance = (z - means[y]).T @ (z - means[y]) / (samples - 1) + 0.1 * np.eye(40)
     for place, beta in enumerate(cfg.grid):
