@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from pflcli.engine.cpu import linear_chain, program
 from pflcli.engine.cpu.linear_chain import Layer
 from pflcli.engine.cpu.program import Program
-
-_LARGE = 100_000
-"""Weights from which on a chain is trained by compiled loops; Numba takes half a second to load."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +21,9 @@ class ResidentNet:
     program: Program | None
 
     @property
-    def large_chain(self) -> bool:
-        """Whether this is a chain in float32 with so many weights that compiled loops save more than they cost."""
-        weights = list(self.net.parameters())
-        single = self.layers is not None and all(
-            value.dtype == torch.float32 and value.device.type == "cpu" for value in weights
-        )
-        return single and sum(value.numel() for value in weights) >= _LARGE
+    def compiles_chain(self) -> bool:
+        """Whether compiled loops are faster than PyTorch for this chain of linear layers."""
+        return self.layers is not None and linear_chain.pays_to_compile(self.net.parameters())
 
     @classmethod
     def of(cls, net: nn.Module, in_shape: tuple[int, ...]) -> ResidentNet:

@@ -49,14 +49,16 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
     """Return how one worker trains a number of ``clients`` together on its resident network."""
     plain = plan.objective is None and plan.precision == "float32"
     layers = resident.layers if plain else None
-    if layers is not None and plan.gradient is None and plan.is_plain and resident.large_chain:
+    if layers is not None:
+        if not resident.compiles_chain:
+            return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
         from pflcli.engine.cpu import products
 
-        if products.OWN:
+        if plan.gradient is None and plan.is_plain:
             why = f"one compiled loop takes all steps of a client; {products.WHY}"
             return Strategy("compiled linear chain", why, True, layers=layers, in_place=True)
-    if layers is not None:
-        return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
+        why = f"linear layers and ReLU alone need no autograd; {products.WHY}"
+        return Strategy("linear chain", why, True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
     if mode == "stacked" and clients > 1:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)

@@ -16,7 +16,7 @@ from torch.nn import functional
 import worlds
 from pflcli import models, parameters, registry, rng
 from pflcli.engine import engine as engines
-from pflcli.engine import resident, stacked, strategy
+from pflcli.engine import stacked, strategy
 from pflcli.engine.cpu import linear_chain, products
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors.threads import Threads
@@ -80,7 +80,7 @@ def one_stack(monkeypatch, request):
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
     if "callspec" in dir(request.node) and request.node.callspec.params.get("kind") == "compiled chain":
         monkeypatch.setattr(products, "OWN", True)
-        monkeypatch.setattr(resident, "_LARGE", 0)
+        monkeypatch.setattr(linear_chain, "LARGE", 0)
 
 
 def network(kind, data, seed=0):
@@ -599,7 +599,8 @@ def test_a_rule_draws_the_same_whoever_trains_beside_a_client(kind):
     start = parameters.repeat(parameters.of(net), 3)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], gradient=noisy)
     trained = []
-    for mode, jobs in (("loop", 0), ("stacked", 0), ("stacked", 1)):
+    processes = int(kind != "compiled chain")  # processes would not know that the test wants it compiled
+    for mode, jobs in (("loop", 0), ("stacked", 0), ("stacked", processes)):
         engine = Engine(net, data, seed=0, mode=mode, jobs=jobs)
         (part,) = engine.local_sgd([6, 2, 0], start, plan, ("sgd", 0))
         engine.close()
@@ -772,7 +773,7 @@ def test_the_engine_says_how_clients_train_and_why():
 
 def test_compiled_chains_may_lack_biases(monkeypatch):
     monkeypatch.setattr(products, "OWN", True)
-    monkeypatch.setattr(resident, "_LARGE", 0)
+    monkeypatch.setattr(linear_chain, "LARGE", 0)
     data = worlds.federation()
     torch.manual_seed(0)
     layers = nn.Linear(worlds.FEATURES, 6, bias=False), nn.ReLU(), nn.Linear(6, 5)

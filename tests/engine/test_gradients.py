@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, parameters, rng
-from pflcli.engine import gradients, resident
+from pflcli.engine import gradients
 from pflcli.engine.cpu import linear_chain, products, program
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
@@ -116,7 +116,7 @@ def test_names_may_differ_from_those_that_are_trained():
 def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):
     if kind == "compiled mlp":
         monkeypatch.setattr(products, "OWN", True)
-        monkeypatch.setattr(resident, "_LARGE", 0)
+        monkeypatch.setattr(linear_chain, "LARGE", 0)
     data = worlds.federation()
     torch.manual_seed(0)
     hidden = {"tanh": [nn.Tanh()], "norm": [nn.BatchNorm1d(6), nn.ReLU()]}.get(kind, [nn.ReLU()])

@@ -6,7 +6,7 @@ A stack may have any number of clients. Plain SGD changes the weights in the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,9 @@ from pflcli.engine.gradients import Outputs, cross_entropy
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params, Stacked
+
+LARGE = 100_000
+"""Weights from which on compiled loops serve a chain; Numba takes half a second to load."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,16 @@ def _flat(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
 
 
+def pays_to_compile(weights: Iterable[Tensor]) -> bool:
+    """Whether compiled loops are faster than MKL for a chain with these weights, by the CPU and by their number."""
+    values = list(weights)
+    if sum(value.numel() for value in values) < LARGE or any(value.dtype != torch.float32 for value in values):
+        return False
+    from pflcli.engine.cpu import products
+
+    return products.OWN and values[0].device.type == "cpu"
+
+
 def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (n, C) and representations (n, d) of one model for ``x`` (n, ...), to the bit those of its net."""
     h = x.flatten(1)
@@ -75,6 +88,15 @@ def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, 
     return h, h if z is None else z
 
 
+def _fastest_bmm(weights: list[Tensor]) -> Callable[..., Tensor]:
+    """Return the function for products of stacks of matrices with weights like these."""
+    if pays_to_compile(weights):
+        from pflcli.engine.cpu import products
+
+        return products.bmm
+    return lambda a, b, out=None: torch.bmm(a, b) if out is None else out.baddbmm_(a, b)
+
+
 class ChainNetwork:
     """Forward and backward passes of a stack of chains, see ``pflcli.engine.gradients``."""
 
@@ -84,14 +106,17 @@ class ChainNetwork:
         self._chain = chain
         self._body = next((i for i, layer in enumerate(chain) if layer.weight.startswith("head.")), len(chain))
         """the number of layers below the representation"""
+        self._bmm: Callable[..., Tensor] | None = None
+        """the product of stacks of matrices, which may be added to a third argument"""
 
     def forward(self, params: Stacked, x: Tensor) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...)."""
+        self._bmm = bmm = self._bmm or _fastest_bmm([params[layer.weight][0] for layer in self._chain])
         inputs, h = [], x.flatten(2)
         for layer in self._chain:
             inputs.append(h)
-            w = params[layer.weight]
-            h = torch.baddbmm(params[layer.bias][:, None], h, w.mT) if layer.bias else torch.bmm(h, w.mT)
+            biases = params[layer.bias][:, None].expand(-1, h.shape[1], -1).contiguous() if layer.bias else None
+            h = bmm(h, params[layer.weight].mT, biases)
             if layer.relu:
                 h.relu_()
         return Outputs(h, inputs[self._body], (params, inputs))
@@ -104,7 +129,8 @@ class ChainNetwork:
         for name, grad, h in self._gradients(
             outputs, torch.zeros_like(outputs.logits) if logits is None else logits, z, names
         ):
-            grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
+            assert self._bmm is not None
+            grads[name] = grad.sum(dim=1) if h is None else self._bmm(grad.mT, h)
         return grads
 
     def descend(self, outputs: Outputs, logits: Tensor, before: Callable[[str], None]) -> None:
@@ -125,11 +151,12 @@ class ChainNetwork:
     ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
         """Yield the names of parameters, the gradient by the layer's output, and of weights the layer's input."""
         params, inputs = outputs.trace
+        assert self._bmm is not None
         own = [[name for name in (layer.weight, layer.bias) if name and name in names] for layer in self._chain]
         lowest = next((index for index, each in enumerate(own) if each), len(own))
         for index in range(len(self._chain) - 1, lowest - 1, -1):
             # Taken before the weights may change.
-            below = torch.bmm(grad, params[self._chain[index].weight]) if index > lowest else None
+            below = self._bmm(grad, params[self._chain[index].weight]) if index > lowest else None
             for name in own[index]:
                 yield name, grad, inputs[index] if name == self._chain[index].weight else None
             if below is None:
