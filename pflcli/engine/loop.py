@@ -74,23 +74,29 @@ class _Plain:
             for name, value in self.state.items():
                 value.copy_(start[name])
         trained = {name: value for name, value in net.named_parameters() if name.startswith(plan.trainable)}
-        self._names, self._weights = list(trained), [value.requires_grad_() for value in trained.values()]
+        self._names = list(trained)
+        self._weights: list[Tensor] = [value.requires_grad_() for value in trained.values()]
         self._update = Update(plan, self._names, self._weights)
+        # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.
+        self._inside = program.linear.intersection(trained) if program and self._update.is_bare else frozenset()
+        self._outside = {name: value for name, value in trained.items() if name not in self._inside}
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
         if self._program and self._net.training:
-            loss = self._program.step(x, y, weight)
-            grads = [self._program.grads[name] for name in self._names]
+            loss = self._program.step(x, y, weight, self._names, dict.fromkeys(self._inside, rate))
+            weights: list[Tensor] = [*self._outside.values()]
+            grads = [self._program.grads[name] for name in self._outside]
         else:
             with torch.autocast(x.device.type, torch.bfloat16, enabled=self._plan.precision == "bfloat16"):
                 if weight is None:
                     loss = functional.cross_entropy(self._net(x), y)
                 else:
                     loss = Batch(x, y, weight).cross_entropy(self._net(x))
-            grads = list(torch.autograd.grad(loss, self._weights, allow_unused=True, materialize_grads=True))
+            weights = self._weights
+            grads = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
-            self._update(self._weights, grads, rate)
+            self._update(weights, grads, rate)
         return loss
 
 

@@ -27,6 +27,8 @@ class Update:
         self._steps = 0
         self.is_plain = plan.is_plain
         """whether a step is ``pull`` and then minus the rate times the gradients, which anybody may subtract"""
+        self.is_bare = self.is_plain and not (self._anchor or self._drift)
+        """whether ``pull`` does nothing, either"""
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:
         """Apply ``grads``, which may be overwritten; ``rate`` is one number, or (active,) with stacked weights."""

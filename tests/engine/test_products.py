@@ -77,3 +77,15 @@ def test_products_of_stacks_take_turned_and_shared_matrices(adds):
         a, b = torch.randn(2, 3, k, generator=draw), torch.randn(2, n, k, generator=draw)
         torch.testing.assert_close(products.bmm(a, b.mT), torch.bmm(a, b.mT))
         torch.testing.assert_close(products.bmm(a.mT, a), torch.bmm(a.mT, a))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_transpose_is_written_between_its_borders(dtype):
+    draw = np.random.default_rng(2)
+    for rows, columns in ((1, 1), (16, 16), (17, 3), (5, 40), (33, 31)):
+        x, values = matrix(draw, rows, columns, 3, dtype)
+        y, _ = matrix(draw, columns, rows, 1, dtype)
+        expected = y.copy()
+        expected[2:].reshape(columns, -1)[:, :rows] = values.T
+        products.transpose(x, 2, columns + 3, y, 2, rows + 1, rows, columns)
+        assert np.array_equal(y, expected)

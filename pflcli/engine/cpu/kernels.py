@@ -211,3 +211,21 @@ def rectified_pool_backward(x: Array, grad: Array, to_x: Array) -> None:
                 to_below[2 * j] = left if hit else zero
                 left = zero if hit else left
                 to_below[2 * j + 1] = left if below[2 * j + 1] == best else zero
+
+
+@_compiled
+def cross_entropy(logits: Array, y: Array, weight: Array, grad: Array) -> float:
+    """Return the sum of ``weight`` (n,) times the cross-entropy of ``logits`` (n, C), ``y`` (n,), and its gradient."""
+    total = 0.0
+    for i in range(len(y)):
+        row, to = logits[i], grad[i]
+        largest = row.max()
+        exponents = logits.dtype.type(0)
+        for c in range(len(row)):
+            to[c] = np.exp(row[c] - largest)
+            exponents += to[c]
+        total += weight[i] * (np.log(exponents) - (row[y[i]] - largest))
+        for c in range(len(row)):
+            to[c] *= weight[i] / exponents
+        to[y[i]] -= weight[i]
+    return total

@@ -33,6 +33,9 @@ class Blocks(Protocol):
     def grad(self, layer: Layer, name: str) -> Tensor:
         """Return the gradient of a layer's parameter."""
 
+    def rate(self, layer: Layer) -> float:
+        """Return at which rate a linear layer's weight changes by its gradient, or 0 if that is to be written."""
+
     def block(self, index: int, numbers: int) -> Tensor:
         """Return the first ``numbers`` numbers of a block of memory."""
 

@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 from pflcli.engine.cpu.graph import Layer
 from pflcli.engine.cpu.memory import Buffer, Memory, Step, sequence
 
+_TILES = 40
+"""Tiles that share the products of a convolution: more do not fit into the cache."""
+
+_APART = 16
+"""Numbers between matrices in a row, so that they do not begin a power of two apart."""
+
 
 class PooledLayers(Memory):
     """The forward and backward functions of each kind of layer, as in ``MobileLayers``."""
@@ -42,32 +48,36 @@ class PooledLayers(Memory):
         from pflcli.engine.cpu import winograd
 
         weight, bias = (value.numpy() for value in self._parameters(layer))
+        side, points = winograd.SIDE, winograd.POINTS
         (channels, _), (rows, columns), outputs = _sizes(layer)
-        high, wide, windows = 2 * rows + 4, 2 * columns + 4, rows * columns
-        tiles = windows | 1  # planes a power of two apart would lie in the same places of the cache
-        lines = max(6 * wide * channels, 12 * outputs)
-        shapes = (high, wide, channels), (lines,), (36, tiles, channels), (36, tiles, outputs), (4, windows, outputs)
+        tiles_across, tiles_down = (columns + 1) // 2, (rows + 1) // 2
+        each = tiles_across * tiles_down
+        high, wide, group = 4 * tiles_down + 4, 4 * tiles_across + 4, min(self._n, max(1, _TILES // each))
+        tiles, per_filter = group * each, channels * outputs + _APART
+        lines = max(side * wide * channels, 4 * side * outputs)
+        planes = (points, tiles * channels + _APART), (points, tiles * outputs + _APART)
+        shapes = (high, wide, channels), (lines,), *planes, (2, 4, 2, outputs)
         work = tuple(self._new(*shape).numpy() for shape in shapes)
-        of_taps = tuple(self._new(count, channels, outputs).numpy() for count in (25, 30, 36))
-        filters, turned = self._new(36, channels, outputs).numpy(), self._new(36, outputs, channels)
-        self._work[layer] = work, of_taps, turned.numpy()
-        prepare = partial(winograd.filters, _taps(weight), *of_taps[:2], filters, turned.numpy())
+        of_taps = tuple(self._new(*shape).numpy() for shape in ((channels, 25, outputs), (5 * side, outputs)))
+        filters, turned, to_filters = (self._new(points, per_filter).numpy() for _ in range(3))
+        self._work[layer] = group, work, of_taps, to_filters, turned
+        prepare = partial(winograd.filters, _taps(weight), *of_taps, filters, turned)
         x, padding = self._pixels(layer.inputs[0], self._data[layer.inputs[0]]), layer.module.padding[0]
-        arguments = x, filters, bias, padding, (rows, columns), work, *self._pooled(layer)
+        arguments = x, filters, bias, padding, (rows, columns), group, work, *self._pooled(layer)
         return sequence([prepare, partial(winograd.convolve, *arguments)])
 
     def _pooled_conv_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
         from pflcli.engine.cpu import winograd
 
-        work, (taps, lines, to_filters), turned = self._work[layer]
+        group, work, of_taps, to_filters, turned = self._work[layer]
         to_weight, to_bias = (value.numpy() for value in self._grads(layer))
         x, (_, windows, _) = layer.inputs[0], _sizes(layer)
         grad, codes = self._to_pooled(layer, buffer)
         to_x, additions = self._target_to_add(x)
         self._release(buffer)
-        inputs = self._pixels(x, self._data[x]), turned, layer.module.padding[0], windows, work, grad, codes
+        inputs = self._pixels(x, self._data[x]), turned, layer.module.padding[0], windows, group, work, grad, codes
         back = partial(winograd.convolve_backward, *inputs, self._pixels(x, to_x), to_filters, to_bias)
-        return [back, partial(winograd.filters_backward, to_filters, taps, lines, _taps(to_weight)), *additions]
+        return [back, partial(winograd.filters_backward, to_filters, *of_taps, _taps(to_weight)), *additions]
 
     def _flat(self, layer: Layer) -> Step:
         from pflcli.engine.cpu import pooled
@@ -93,17 +103,16 @@ class PooledLayers(Memory):
         return sequence([*products.multiply_by_rows(x, weight, out, self._new), finish])
 
     def _linear_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
-        from pflcli.engine.cpu import pooled, products
+        from pflcli.engine.cpu import linear, pooled
 
         x, out, (weight, _) = layer.inputs[0], self._data[layer.output], self._parameters(layer)
         grad, (to_weight, to_bias) = self._view(layer.output, buffer), self._grads(layer)
         to_x, additions = self._target_to_add(x)
         self._release(buffer)
-        rectify = pooled.shift_and_rectify_backward
+        rate, rectify = partial(self._program.rate, layer), pooled.shift_and_rectify_backward
         return [
             partial(rectify, out.numpy(), bool(layer.cap), grad.numpy(), to_bias.numpy()),
-            products.multiply(grad.t(), self._data[x], to_weight),
-            products.multiply(grad, weight, to_x),
+            linear.multiply_back(grad, self._data[x], weight, to_x, to_weight, rate, self._new),
             *additions,
         ]
 

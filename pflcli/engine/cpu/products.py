@@ -16,8 +16,8 @@ from torch import Tensor
 from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.memory import Step
-from pflcli.engine.cpu.tiles import DOT_COLUMNS, DOT_ROWS, ROWS, dot_tile, tile
-from pflcli.engine.cpu.vectors import PAIR, WIDE, apart, combination
+from pflcli.engine.cpu.tiles import DOT_COLUMNS, DOT_ROWS, MOST, dot_tile, tile, turn
+from pflcli.engine.cpu.vectors import BYTES, PAIR, WIDE, apart, combination
 
 _CPU: str = llvmlite.binding.get_host_cpu_name()
 """What LLVM calls this CPU: ``znver`` and a number is one of AMD's."""
@@ -34,8 +34,6 @@ _PANEL, _FAR, _DEEP = 128, 1024, 64
 """Columns of a panel; the distance of rows in numbers, and the number of rows, from which it pays to copy them."""
 
 _copy = combination([[1]])
-_R0, _R1, _R2, _R3, _R4 = ROWS
-_tile0, _tile1, _tile2, _tile3, _tile4 = (tile(rows) for rows in ROWS)
 _HEIGHT0, _HEIGHT1 = DOT_ROWS[:2]
 _dots0, _dots1, _dots2 = (dot_tile(rows) for rows in (_HEIGHT0, _HEIGHT1, DOT_ROWS[-1]))
 
@@ -73,22 +71,27 @@ def product(
         width = min(step, n - j)
         i = 0
         while i < m:
-            from_a, from_b, to_c, left = a0 + i * a_row, b0 + j, c0 + i * c_row + j, m - i
-            if left >= _R0:
-                _tile0(k, a, from_a, a_row, a_inner, b, from_b, b_row, c, to_c, c_row, width, more)
-                i += _R0
-            elif left >= _R1:
-                _tile1(k, a, from_a, a_row, a_inner, b, from_b, b_row, c, to_c, c_row, width, more)
-                i += _R1
-            elif left >= _R2:
-                _tile2(k, a, from_a, a_row, a_inner, b, from_b, b_row, c, to_c, c_row, width, more)
-                i += _R2
-            elif left >= _R3:
-                _tile3(k, a, from_a, a_row, a_inner, b, from_b, b_row, c, to_c, c_row, width, more)
-                i += _R3
-            else:
-                _tile4(k, a, from_a, a_row, a_inner, b, from_b, b_row, c, to_c, c_row, width, more)
-                i += _R4
+            tiles = (m - i + MOST - 1) // MOST
+            rows = ((m - i + tiles - 1) // tiles + 1) // 2 * 2  # of about the same size: small ones are slow
+            rows = rows if rows <= m - i else max(1, (m - i) // 2 * 2)
+            tile(
+                rows, k, a, a0 + i * a_row, a_row, a_inner, b, b0 + j, b_row, c, c0 + i * c_row + j, c_row, width, more
+            )
+            i += rows
+
+
+@compiled
+def transpose(x: Array, x0: int, x_row: int, y: Array, y0: int, y_row: int, rows: int, columns: int) -> None:
+    """Write into ``y``, from y[y0], the transpose of a matrix (rows, columns) that begins at x[x0].
+
+    The rows of the two are ``x_row`` and ``y_row`` numbers apart.
+    """
+    apart()
+    step = BYTES // x.itemsize
+    for i in range(0, rows, step):
+        for j in range(0, columns, step):
+            high, wide = min(step, rows - i), min(step, columns - j)
+            turn(x, x0 + i * x_row + j, x_row, y, y0 + j * y_row + i, y_row, high, wide)
 
 
 @compiled

@@ -9,6 +9,8 @@ that ``graph.read`` does not support train by autograd.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -46,37 +48,60 @@ class Program:
         names = {module: name for name, module in net.named_modules()}
         self.grads = {name: torch.empty_like(value) for name, value in net.named_parameters()}
         """gradients of the last batch by name of the parameter"""
-        self.layers = layers
         self.dtype = next(net.parameters()).dtype
-        self._names = names
+        self.linear = frozenset(f"{names[layer.module]}.weight" for layer in layers if layer.kind == "linear")
+        """names of the weights of linear layers"""
+        self._layers, self._names, self._rates = layers, names, dict[str, float]()
         self._blocks: list[Tensor] = []
         self._passes: dict[int, _Pass] = {}
 
     @torch.no_grad()
-    def step(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None = None,
+        names: Collection[str] | None = None,
+        rates: Mapping[str, float] | None = None,
+    ) -> Tensor:
         """Return the mean cross-entropy of ``x`` (n, C, H, W), ``y`` (n,); write the gradients.
 
-        ``weight`` (n,) replaces the plain mean. The running statistics of the network change as in its training mode,
-        which needs n > 1 if there are any.
+        ``weight`` (n,) replaces the plain mean. With ``names`` only those gradients are needed. Those weights of
+        ``linear`` layers that have ``rates`` change by minus the rate times their gradient instead, in the products
+        that compute it. The running statistics of the network change as in its training mode, which needs n > 1 if
+        there are any.
         """
-        logits, _ = self.forward(x)
-        logp, true = torch.log_softmax(logits, dim=1), y[:, None]
-        own = -logp.gather(1, true)[:, 0]
-        grad = logp.exp_().scatter_add_(1, true, torch.full_like(true, -1, dtype=logp.dtype))
-        self.backward(len(x), grad.div_(len(x)) if weight is None else grad.mul_(weight[:, None]))
-        return own.mean() if weight is None else own @ weight
+        self.forward(x)
+        loss, grad = self._passes[len(x)].cross_entropy(y, weight)
+        self._rates = dict(rates or {})
+        self.backward(len(x), grad, names=names)
+        self._rates = {}
+        return loss
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits (n, C) and representations (n, d) of ``x`` (n, C, H, W); the latter are no copy."""
+        """Return the logits (n, C) and representations (n, d) of ``x`` (n, C, H, W); they are no copies."""
         if len(x) not in self._passes:
-            self._passes[len(x)] = _Pass(self, len(x))
+            self._passes[len(x)] = _Pass(self, self._layers, len(x))
         return self._passes[len(x)].forward(x)
 
     @torch.no_grad()
-    def backward(self, n: int, logits: Tensor, z: Tensor | None = None) -> None:
-        """Write the gradients of the last ``n`` samples, for gradients by their logits (n, C) and ``z`` (n, d)."""
-        self._passes[n].backward(logits, z)
+    def backward(self, n: int, logits: Tensor, z: Tensor | None = None, names: Collection[str] | None = None) -> None:
+        """Write the gradients of the last ``n`` samples, for gradients by their logits (n, C) and ``z`` (n, d).
+
+        With ``names`` only those of these parameters are needed.
+        """
+        lowest = 0 if names is None else min(map(self._layer_of, names), default=len(self._layers))
+        self._passes[n].backward(logits, z, len(self._layers) - lowest)
+
+    def _layer_of(self, name: str) -> int:
+        """Return the index of the layer that has a parameter."""
+        module = name.rpartition(".")[0]
+        return next(i for i, layer in enumerate(self._layers) if self._names.get(layer.module) == module)
+
+    def rate(self, layer: Layer) -> float:
+        """Return at which rate a linear layer's weight changes by its gradient, or 0 if that is to be written."""
+        return self._rates.get(f"{self._names[layer.module]}.weight", 0.0)
 
     def grad(self, layer: Layer, name: str) -> Tensor:
         """Return the gradient of a layer's parameter."""
@@ -95,18 +120,21 @@ class Program:
 class _Pass(MobileLayers, PooledLayers):
     """The forward and backward pass for batches of ``n`` samples: functions, and the memory that they use."""
 
-    def __init__(self, program: Program, n: int) -> None:
+    def __init__(self, program: Program, layers: list[Layer], n: int) -> None:
         super().__init__(program, n)
-        *body, self._head = program.layers
-        image = program.layers[0].inputs[0]
+        image, head = layers[0].inputs[0], layers[-1]
         self._images = self._rows(image).view(n, image.channels, image.height, image.width)
         # The functions of each kind of layer are named after it: _norm and _norm_back.
-        self._forward: list[Step] = [getattr(self, f"_{layer.kind}")(layer) for layer in body]
-        self._to_z, _ = self._target(self._head.inputs[0])
-        self._backward: list[Step] = []
-        for layer in reversed(body):
-            self._backward += getattr(self, f"_{layer.kind}_back")(layer, self._grad_of.pop(layer.output))
-        norms = [layer for layer in body if layer.kind == "norm"]
+        self._forward: list[Step] = [getattr(self, f"_{layer.kind}")(layer) for layer in layers]
+        self._z, self._logits = (self._data[value] for value in (head.inputs[0], head.output))
+        self._to_logits, _ = self._target(head.output)
+        self._even = self._logits.new_full((n,), 1 / n)
+        self._backward: list[list[Step]] = []
+        for layer in reversed(layers):
+            self._backward.append(getattr(self, f"_{layer.kind}_back")(layer, self._grad_of.pop(layer.output)))
+            if layer is head:
+                self._to_z = self._view(head.inputs[0], self._grad_of[head.inputs[0]])
+        norms = [layer for layer in layers if layer.kind == "norm"]
         self._running = [layer.module.running_mean for layer in norms] + [layer.module.running_var for layer in norms]
         self._batch_stats = [self._stats[layer][row] for row in (0, 2) for layer in norms]
         self._momentum = float(norms[0].module.momentum) if norms else 0.0
@@ -120,17 +148,23 @@ class _Pass(MobileLayers, PooledLayers):
         if self._counters:
             torch._foreach_lerp_(self._running, self._batch_stats, self._momentum)
             torch._foreach_add_(self._counters, 1)
-        z, (weight, bias) = self._data[self._head.inputs[0]], self._parameters(self._head)
-        return torch.addmm(bias, z, weight.t()), z
+        return self._logits, self._z
 
-    def backward(self, grad: Tensor, z_grad: Tensor | None) -> None:
-        """Leave the gradients in the program, for gradients by the logits (n, C) and representations (n, d)."""
-        z, (weight, _) = self._data[self._head.inputs[0]], self._parameters(self._head)
-        to_weight, to_bias = self._grads(self._head)
-        torch.mm(grad.t(), z, out=to_weight)
-        torch.sum(grad, dim=0, out=to_bias)
-        torch.mm(grad, weight, out=self._to_z)
-        if z_grad is not None:
-            self._to_z.add_(z_grad)
-        for step in self._backward:
-            step()
+    def cross_entropy(self, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of the last batch with labels ``y`` (n,), and the gradient (n, C) by its logits."""
+        weights = (self._even if weight is None else weight.to(self._even)).numpy()
+        loss = graph.kernels().cross_entropy(self._logits.numpy(), y.numpy(), weights, self._to_logits.numpy())
+        return self._logits.new_tensor(loss), self._to_logits
+
+    def backward(self, grad: Tensor, z_grad: Tensor | None, layers: int) -> None:
+        """Leave the gradients of the last ``layers`` layers in the program.
+
+        Those by the logits (n, C) and representations (n, d) are ``grad`` and ``z_grad``.
+        """
+        if grad is not self._to_logits:
+            self._to_logits.copy_(grad)
+        for index, steps in enumerate(self._backward[:layers]):
+            if index == 1 and z_grad is not None:
+                self._to_z.add_(z_grad)
+            for step in steps:
+                step()

@@ -97,6 +97,23 @@ class Vectors:
         """Return a b + c, rounded once."""
         return self._call(f"llvm.fma.{self._name}", self._type, a, b, c)
 
+    def transposed(self, square: list[Any]) -> list[Any]:
+        """Return the columns of as many vectors as one has numbers."""
+        distance = 1
+        while distance < self.lanes:
+            for i in (i for i in range(self.lanes) if not i & distance):
+                one, other = square[i], square[i + distance]
+                # The numbers of the other vector come behind those of the one.
+                low = [lane + (lane & distance and self.lanes - distance) for lane in range(self.lanes)]
+                high = [lane + (self.lanes if lane & distance else distance) for lane in range(self.lanes)]
+                square[i], square[i + distance] = self._pick(one, other, low), self._pick(one, other, high)
+            distance *= 2
+        return square
+
+    def _pick(self, one: Any, other: Any, lanes: list[int]) -> Any:
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [ir.IntType(32)(lane) for lane in lanes])
+        return self._bld.shuffle_vector(one, other, mask)
+
     def pairwise(self, vectors: Sequence[Any]) -> list[Any]:
         """Return the sums of the numbers of each vector, in their order, as vectors: neighbours are added first.
 
@@ -154,7 +171,7 @@ def combination(matrix: Sequence[Sequence[float]], adds: bool = False) -> Callab
                     for k, coefficient in enumerate(coefficients):
                         if coefficient:
                             total = _add(bld, vec, total, rows[k], float(coefficient))
-                    vec.store(total, place, mask)
+                    vec.store(vec.all(0.0) if total is None else total, place, mask)
 
             vec.along(width, body)
             return context.get_dummy_value()

@@ -1,0 +1,66 @@
+"""The backward pass of a linear layer, which can take the step of plain SGD on its weights as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pflcli.engine.cpu import products
+from pflcli.engine.cpu.compiler import compiled
+from pflcli.engine.cpu.kernels import Array
+from pflcli.engine.cpu.memory import Step
+from pflcli.engine.cpu.products import product, transpose
+from pflcli.engine.cpu.tiles import MOST
+
+
+@compiled
+def _linear_backward(
+    grad: Array, x: Array, weight: Array, rate: float, turned: Array, to_x: Array, to_weight: Array
+) -> None:
+    """Write the gradients by ``x`` (m, k) and ``weight`` (n, k) for ``grad`` (m, n), that of their product.
+
+    With a ``rate`` that is not zero the weights change by minus it times their gradient instead. They are read, and
+    may change, a few rows at a time, which stay in the cache. ``turned`` (n m) is memory to work in.
+    """
+    (m, k), n = x.shape, len(weight)
+    transpose(grad, 0, n, turned, 0, m, m, n)
+    for first in range(0, n, MOST):
+        rows, at, row = min(MOST, n - first), first * m, first * k
+        product((m, k, rows), turned, at, 1, m, weight, row, k, to_x, 0, k, min(first, 1))
+        if rate == 0:
+            product((rows, k, m), turned, at, m, 1, x, 0, k, to_weight, row, k, 0)
+        else:
+            for i in range(at, at + rows * m):
+                turned[i] *= -rate
+            product((rows, k, m), turned, at, m, 1, x, 0, k, weight, row, k, 1)
+
+
+def multiply_back(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    to_x: Tensor,
+    to_weight: Tensor,
+    rate: Callable[[], float],
+    new: Callable[..., Tensor],
+) -> Step:
+    """Return the function that writes the gradients of ``multiply_by_rows`` for ``grad`` (m, n), that of its output.
+
+    Where ``rate`` returns a number but zero, the weights change by minus it times their gradient instead. ``new``
+    allocates memory of a shape.
+    """
+    if products.OWN:
+        turned = new(grad.numel())
+        grad_x_weight, to = (grad.numpy(), x.numpy(), weight.numpy()), (to_x.numpy(), to_weight.numpy())
+        return lambda: _linear_backward(*grad_x_weight, rate(), turned.numpy(), *to)
+
+    def by_pytorch() -> None:
+        torch.mm(grad, weight, out=to_x)
+        if own_rate := rate():
+            weight.addmm_(grad.t(), x, alpha=-own_rate)
+        else:
+            torch.mm(grad.t(), x, out=to_weight)
+
+    return by_pytorch
