@@ -3,9 +3,11 @@
     python benchmarks/methods.py [--model mlp] [--dataset writers] [--rounds 6] [--only apfl,ditto]
 
 The engine counts the samples that pass through models: a pass forward and backward counts three, a pass forward one.
-The quotient of the two ratios says how much a method spends beside its arithmetic: 1 is as much as FedAvg does. Each
+The quotient of the two ratios says how much a method spends beside its passes: 1 is as much as FedAvg does. Each
 method plays all rounds but the first, which compiles kernels, on one thread; FedAvg plays before each of them, so that
 both ran when the machine was equally busy. Peers and methods with searches of their own do work that is no pass.
+``with models`` is the ratio of arithmetic that also counts the multiplications by which methods mix whole models, or
+take their inner products, as a pass forward of as many.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 import pflcli
 from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
+from pflcli.engine import tables
 from pflcli.errors import PflError
 from pflcli.settings import Settings
 from pflcli.training import round_table, rounds
@@ -39,11 +45,12 @@ def main() -> None:
     args = parser.parse_args()
     only = set(filter(None, args.only.split(",")))
     settings = Settings(model=args.model, rounds=args.rounds, participation=args.participation, eval_every=10**6)
+    compile_products()
     with tempfile.TemporaryDirectory() as scratch:
         pflcli.partition(args.dataset, Path(scratch, "p"), seed=0)
         data = partitions.read(open_artifact(Path(scratch, "p"), "partition"))
         print(f"{args.dataset}, {args.model}, {args.rounds - 1} rounds, one thread; relative to FedAvg in turn")
-        print(f"{'method':14} {'ms a round':>10} {'seconds':>8} {'arithmetic':>10} {'quotient':>8}")
+        print(f"{'method':14} {'ms a round':>10} {'seconds':>8} {'arithmetic':>10} {'quotient':>8} {'with models':>11}")
         for name in registry.names("methods"):
             method = methods.load(name)
             if not method.has_rounds or method.NEEDS or (only and name not in only):
@@ -53,25 +60,62 @@ def main() -> None:
             except PflError as error:
                 print(f"{name:14} {error}")
                 continue
-            seconds, arithmetic = own[0] / base[0], own[1] / base[1]
+            seconds, arithmetic, with_models = (mine / of_fedavg for mine, of_fedavg in zip(own, base, strict=True))
+            quotient = seconds / arithmetic
             print(
-                f"{name:14} {1e3 * own[0]:10.1f} {seconds:8.2f} {arithmetic:10.2f} {seconds / arithmetic:8.2f}",
+                f"{name:14} {1e3 * own[0]:10.1f} {seconds:8.2f} {arithmetic:10.2f} {quotient:8.2f} {with_models:11.2f}",
                 flush=True,
             )
 
 
-def measured(name: str, data: Any, settings: Settings) -> tuple[float, float]:
-    """Return the processor seconds and the passes of a round, all but the first."""
+class Multiplications:
+    """Counts the multiplications of whole models in ``tables`` from its creation on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for name in ("mix", "inner_products"):
+            setattr(tables, name, self._counted(getattr(tables, name)))
+
+    def _counted(self, product: Any) -> Any:
+        def count(first: Any, second: Any, *rest: Any) -> Any:
+            self.count += len(first) * second.numel()
+            return product(first, second, *rest)
+
+        return count
+
+
+MULTIPLICATIONS = Multiplications()
+
+
+def compile_products() -> None:
+    """Compile the products of models, or read them from a cache: a process does so once, whatever its rounds."""
+    models = torch.ones(70, 20000)
+    tables.inner_products(models, models)
+    tables.mix(torch.ones(1, 70), models, torch.empty(1, 20000))
+
+
+def of_a_pass(run: Any) -> float:
+    """Return the multiplications of a pass forward of one sample."""
+    x = run.federation.inputs(torch.zeros(1, dtype=torch.int64))
+    counter, net = FlopCounterMode(display=False), run.engine._resident.net
+    with counter, torch.no_grad():
+        net.eval()(x)
+    return counter.get_total_flops() / 2
+
+
+def measured(name: str, data: Any, settings: Settings) -> tuple[float, float, float]:
+    """Return the processor seconds and the passes of a round, all but the first; and passes that count all products."""
     method = methods.load(name)
     run = rounds.prepare(data, method, config.build(method.Config, {}, name), settings, 0, Execution(threads=1))
     try:
         state, _ = round_table.begin(run, method)
         state, _ = round_table.play(run, name, method, state, 0)
-        passes, began = counted(run), time.process_time()
+        passes, multiplied, began = counted(run), MULTIPLICATIONS.count, time.process_time()
         for t in range(1, settings.rounds):
             state, _ = round_table.play(run, name, method, state, t)
         spent, count = time.process_time() - began, settings.rounds - 1
-        return spent / count, (counted(run) - passes) / count
+        passes, products = counted(run) - passes, MULTIPLICATIONS.count - multiplied
+        return spent / count, passes / count, (passes + products / of_a_pass(run)) / count
     finally:
         run.engine.close()
 
