@@ -67,7 +67,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         (part,) = run.local_sgd(ids, start, t=t, momentum=0.0, own=drift, adds_own=True)
         scale = torch.from_numpy(1 / (count[ids] * run.settings.lr_at(t)))
         # The change of c_i is the mean of the gradients minus c.
-        change = {name: _change(value, start[name], part.params[name], scale) for name, value in control.items()}
+        change = {n: _change(v, start[n], part.params[n], scale, drift[n]) for n, v in control.items()}
         controls[ids] = {name: own_controls[name].add_(value) for name, value in change.items()}
         mean.add({**part.params, **_changes(change)}, part.weights, part.clients)
     value, share = mean.value(), run.share_of_samples(cohort)
@@ -95,7 +95,10 @@ def _steps(run: Run, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(run.settings.epochs * each)
 
 
-def _change(control: Tensor, start: Tensor, trained: Tensor, scale: Tensor) -> Tensor:
-    """Return the changes (m, ...) of clients' control variates, by steps from ``start`` to ``trained`` (m, ...)."""
-    difference = start - trained
-    return torch.addcmul(-control, difference, scale.to(difference).view(-1, *[1] * control.ndim), out=difference)
+def _change(control: Tensor, start: Tensor, trained: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """Return the changes (m, ...) of clients' control variates, by steps from ``start`` to ``trained`` (m, ...).
+
+    They are computed in the memory of ``out``.
+    """
+    difference = torch.sub(start, trained, out=out)
+    return torch.addcmul(-control, difference, scale.to(difference).view(-1, *[1] * control.ndim), out=out)

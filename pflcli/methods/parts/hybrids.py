@@ -41,13 +41,15 @@ class ReceivedModels:
 
     def with_own(self, hybrids: Stacked, share: Tensor) -> Stacked:
         """Return hybrids (q, ...) of which ``share`` (q, 1) became the clients' own models."""
+        if not share.any():
+            return hybrids
+        mixed = {name: value for name, value in hybrids.items() if value.is_floating_point()}
+        if (share == 1).all():
+            return {**hybrids, **{name: self._own[name] for name in mixed}}
         with intra_op(1):
-            return {
-                name: value.lerp(self._own[name], share.to(value).view(-1, *[1] * (value.ndim - 1)))
-                if value.is_floating_point()
-                else value
-                for name, value in hybrids.items()
-            }
+            for name, value in mixed.items():
+                mixed[name] = value.lerp(self._own[name], share.to(value).view(-1, *[1] * (value.ndim - 1)))
+        return {**hybrids, **mixed}
 
     @cached_property
     def _own(self) -> Stacked:
