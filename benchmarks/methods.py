@@ -60,7 +60,7 @@ def main() -> None:
             except PflError as error:
                 print(f"{name:14} {error}")
                 continue
-            seconds, arithmetic, with_models = (mine / of_fedavg for mine, of_fedavg in zip(own, base, strict=True))
+            seconds, arithmetic, with_models = (value / of_fedavg for value, of_fedavg in zip(own, base, strict=True))
             quotient = seconds / arithmetic
             print(
                 f"{name:14} {1e3 * own[0]:10.1f} {seconds:8.2f} {arithmetic:10.2f} {quotient:8.2f} {with_models:11.2f}",
