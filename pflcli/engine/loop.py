@@ -74,7 +74,7 @@ class _Plain:
             for name, value in self.state.items():
                 value.copy_(start[name])
         trained = {name: value for name, value in net.named_parameters() if name.startswith(plan.trainable)}
-        self._names = list(trained)
+        self._names = tuple(trained)
         self._weights: list[Tensor] = [value.requires_grad_() for value in trained.values()]
         self._update = Update(plan, self._names, self._weights)
         # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.

@@ -465,3 +465,23 @@ def test_clients_side_by_side_train_to_the_same_bytes(build, how):
         results.append(part.params)
     for name, value in results[0].items():
         assert torch.equal(results[1][name], value), name
+
+
+def test_predictions_by_the_program_are_the_same_with_any_number_of_threads():
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(draw.integers(0, 256, (150, 2, 17, 13), dtype=np.uint8))
+    data = Federation(x, torch.from_numpy(draw.integers(0, 3, 150)), np.asarray([0, 150, 150, 150]), 3)
+    net = uneven().eval()
+    rows = np.arange(150)
+    with torch.no_grad():
+        expected = net(data.inputs(torch.from_numpy(rows)))
+    answers = []
+    for threads in (1, 3):
+        engine = Engine(copy.deepcopy(net), data, seed=0, threads=threads)
+        answers.append(engine.infer(parameters.of(net), rows, features=True))
+        few, _ = engine.infer(parameters.of(net), rows[140:], features=True)
+        engine.close()
+        torch.testing.assert_close(few, expected[140:])
+    torch.testing.assert_close(answers[0][0], expected)
+    for one, other in zip(*answers, strict=True):
+        assert torch.equal(one, other)

@@ -51,7 +51,11 @@ class Program:
         self.dtype = next(net.parameters()).dtype
         self.linear = frozenset(f"{names[layer.module]}.weight" for layer in layers if layer.kind == "linear")
         """names of the weights of linear layers"""
-        self._layers, self._names, self._rates = layers, names, dict[str, float]()
+        self.infers = all(layer.kind != "norm" for layer in layers)
+        """whether the forward pass in training is that of evaluation, too"""
+        self._layers, self._names = layers, names
+        self._rates: Mapping[str, float] = {}
+        self._depths: dict[tuple[str, ...], int] = {}
         self._blocks: list[Tensor] = []
         self._passes: dict[int, _Pass] = {}
 
@@ -73,7 +77,7 @@ class Program:
         """
         self.forward(x)
         loss, grad = self._passes[len(x)].cross_entropy(y, weight)
-        self._rates = dict(rates or {})
+        self._rates = rates or {}
         self.backward(len(x), grad, names=names)
         self._rates = {}
         return loss
@@ -91,13 +95,15 @@ class Program:
 
         With ``names`` only those of these parameters are needed.
         """
-        lowest = 0 if names is None else min(map(self._layer_of, names), default=len(self._layers))
-        self._passes[n].backward(logits, z, len(self._layers) - lowest)
+        self._passes[n].backward(logits, z, len(self._layers) if names is None else self._depth(tuple(names)))
 
-    def _layer_of(self, name: str) -> int:
-        """Return the index of the layer that has a parameter."""
-        module = name.rpartition(".")[0]
-        return next(i for i, layer in enumerate(self._layers) if self._names.get(layer.module) == module)
+    def _depth(self, names: tuple[str, ...]) -> int:
+        """Return how many layers there are from the last to the lowest that has one of these parameters."""
+        if names not in self._depths:
+            modules = {name.rpartition(".")[0] for name in names}
+            own = [i for i, layer in enumerate(self._layers) if self._names.get(layer.module) in modules]
+            self._depths[names] = len(self._layers) - min(own, default=len(self._layers))
+        return self._depths[names]
 
     def rate(self, layer: Layer) -> float:
         """Return at which rate a linear layer's weight changes by its gradient, or 0 if that is to be written."""
@@ -154,7 +160,7 @@ class _Pass(MobileLayers, PooledLayers):
         """Return the mean loss of the last batch with labels ``y`` (n,), and the gradient (n, C) by its logits."""
         weights = (self._even if weight is None else weight.to(self._even)).numpy()
         loss = graph.kernels().cross_entropy(self._logits.numpy(), y.numpy(), weights, self._to_logits.numpy())
-        return self._logits.new_tensor(loss), self._to_logits
+        return torch.tensor(loss, dtype=self._logits.dtype), self._to_logits
 
     def backward(self, grad: Tensor, z_grad: Tensor | None, layers: int) -> None:
         """Leave the gradients of the last ``layers`` layers in the program.
