@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +30,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.knn import capacity as capacities
 from pflcli.knn.grid import Sample, right, tuned
-from pflcli.knn.stores import each
+from pflcli.knn.stores import spread
 from pflcli.methods import knn_per
 from pflcli.metrics import catalogue, scores
 from pflcli.presentation import curves
@@ -176,35 +176,44 @@ def _counts(
     lambdas = np.union1d(points.weight, tune)
     shared, own = np.searchsorted(lambdas, points.weight), np.searchsorted(lambdas, tune)
     right_counts = {split: np.zeros((*shape, len(shared) + 1), np.int32) for split in ("validation", "test")}
-    weight, stored = np.zeros(shape), np.zeros(shape[:2], np.int64)
+    is_stored, weight, train = _are_stored(bounds["train"], points, seed), np.zeros(shape), splits["train"]
     lock = threading.Lock()
     with execution.reporter.progress("sweep", m) as advance:
 
-        def work(client: int) -> None:
-            part = {
-                split: Sample(samples.z[span], knn_per.softmax(samples.logits[span]), samples.y[span])
-                for split, samples in splits.items()
-                for span in [slice(bounds[split][client], bounds[split][client + 1])]
-            }
-            z, y = part["train"].z, part["train"].y
-            is_stored = np.zeros((len(points.capacity), len(y)), np.bool_)
-            order = capacities.arrival_order(seed, "train", client, len(y))
-            for place, capacity in enumerate(points.capacity):
-                is_stored[place, capacities.kept_rows(capacity, order)] = True
+        def count_right(split: str, first: int, last: int) -> NDArray[np.int64]:
+            rows, span = (slice(bounds[name][first], bounds[name][last]) for name in ("train", split))
+            samples = splits[split]
+            own_bounds = bounds[split][first : last + 1] - span.start
+            queries = Sample(samples.z[span], knn_per.softmax(samples.logits[span]), samples.y[span], own_bounds)
+            offsets = bounds["train"][first : last + 1] - rows.start
             grid = (points.k, points.sigma, lambdas)
-            counts = {split: right(z, y, is_stored, part[split], *grid) for split in ("validation", "test")}
-            weight[client] = tuned(tune, counts["validation"][..., own])
-            stored[client] = is_stored.sum(axis=1)
-            chosen = np.searchsorted(lambdas, weight[client])[..., None]
+            return right(train.z[rows], train.y[rows], offsets, is_stored[:, rows], queries, *grid)
+
+        def work(first: int, last: int) -> None:
+            counts = {split: count_right(split, first, last) for split in right_counts}
+            weight[first:last] = tuned(tune, counts["validation"][..., own])
+            chosen = np.searchsorted(lambdas, weight[first:last])[..., None]
             for split, count in counts.items():
                 by_lambda = [count[..., shared], np.take_along_axis(count, chosen, axis=-1)]
-                right_counts[split][client] = np.concatenate(by_lambda, axis=-1)
+                right_counts[split][first:last] = np.concatenate(by_lambda, axis=-1)
             with lock:
-                advance(1, "")
+                advance(last - first, "")
 
-        each(work, m, threads)
+        spread(work, m, threads)
+    ends = np.append(np.zeros((len(is_stored), 1), np.int64), is_stored.cumsum(axis=1), axis=1)
+    stored = np.diff(ends[:, bounds["train"]], axis=1).T
     n = {split: np.diff(bounds[split]) for split in bounds}
     return Counts(right_counts["test"], right_counts["validation"], weight, stored, n)
+
+
+def _are_stored(offsets: NDArray[np.int64], points: Grid, seed: int) -> NDArray[np.bool_]:
+    """Return which training samples the stores of each capacity keep, (c, n)."""
+    is_stored = np.zeros((len(points.capacity), offsets[-1]), np.bool_)
+    for client, (first, last) in enumerate(pairwise(offsets.tolist())):
+        order = first + capacities.arrival_order(seed, "train", client, last - first)
+        for place, capacity in enumerate(points.capacity):
+            is_stored[place, order[: capacities.count(capacity, last - first)]] = True
+    return is_stored
 
 
 def _rows(counts: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ without the rows that the smaller does not keep: no index is built twice and no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -21,7 +21,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ranked:
-    """All stored samples of one client by distance to each query: ``distance`` (n, m), ``row`` and ``label`` (n, m)."""
+    """All stored samples of each query's client by distance: ``distance`` (n, m), ``row`` and ``label`` (n, m).
+
+    Rows count the stored samples of all clients. Behind those of a smaller store stand inf, -1 and -1.
+    """
 
     distance: Array
     row: NDArray[np.int64]
@@ -30,27 +33,51 @@ class Ranked:
     @classmethod
     def of(cls, stored: NDArray[np.float32], y: NDArray[np.int64], queries: NDArray[np.float32]) -> Ranked:
         """Rank ``stored`` (m, d) with labels ``y`` (m,) for ``queries`` (n, d)."""
-        squared, row = nearest(stored, queries, len(stored))
-        return cls(np.sqrt(np.maximum(squared, 0).astype(np.float64)), row, y[row])
+        return cls.of_clients(stored, y, np.asarray([0, len(stored)]), queries, np.asarray([0, len(queries)]))
+
+    @classmethod
+    def of_clients(
+        cls,
+        stored: NDArray[np.float32],
+        y: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        queries: NDArray[np.float32],
+        bounds: NDArray[np.int64],
+    ) -> Ranked:
+        """Rank each client's rows of ``stored``, from ``offsets[i]`` to ``offsets[i + 1]``, for its ``queries``.
+
+        These are the rows from ``bounds[i]`` to ``bounds[i + 1]``.
+        """
+        shape = len(queries), int(np.diff(offsets).max(initial=0))
+        distance, row = np.full(shape, np.inf), np.full(shape, -1)
+        for rows, span in zip(pairwise(offsets.tolist()), pairwise(bounds.tolist()), strict=True):
+            own, own_queries = stored[slice(*rows)], queries[slice(*span)]
+            if len(own) and len(own_queries):
+                squared, rank = nearest(own, own_queries, len(own))
+                distance[slice(*span), : len(own)] = np.sqrt(np.maximum(squared, 0).astype(np.float64))
+                row[slice(*span), : len(own)] = rank + rows[0]
+        return cls(distance, row, np.append(y, -1)[row])
 
     def within(self, mask: NDArray[np.bool_], k: int) -> tuple[Array, NDArray[np.int64]]:
-        """Return distances and labels (n, k) of the nearest rows in ``mask`` (m,); missing ones are inf and -1."""
-        n, count = len(self.row), int(mask.sum())
-        depth = min(k, count)
-        distance, label = np.full((n, k), np.inf), np.full((n, k), -1)
-        if depth:
-            # Each query keeps the same number of rows, so the kept positions form a table.
-            positions = np.flatnonzero(mask[self.row]).reshape(n, count)[:, :depth]
-            distance[:, :depth] = self.distance.ravel()[positions]
-            label[:, :depth] = self.label.ravel()[positions]
+        """Return distances and labels (n, k) of the nearest rows in ``mask``, one entry per stored sample.
+
+        Missing ones are inf and -1.
+        """
+        is_stored = np.append(mask, False)[self.row]
+        count = is_stored.sum(axis=1)
+        exists = np.arange(k) < count[:, None]
+        nth = (count.cumsum() - count)[:, None] + np.arange(k)  # among all of them, query after query
+        position = np.flatnonzero(is_stored)[nth[exists]]
+        distance, label = np.full(exists.shape, np.inf), np.full(exists.shape, -1)
+        distance[exists], label[exists] = self.distance.ravel()[position], self.label.ravel()[position]
         return distance, label
 
     def votes(self, mask: NDArray[np.bool_], ks: Sequence[int], sigmas: Sequence[float], classes: int) -> Array:
-        """Return p_kNN (c, k, s, n, C) for stores that keep the rows in ``mask`` (c, m); zeros where a store is empty.
+        """Return p_kNN (c, k, s, n, C) for stores that keep the rows in each ``mask`` (c, .); zeros where one is empty.
 
         kNN-Per, Eq. 6, Euclidean kernel, for every number of neighbours ``ks`` and every kernel scale ``sigmas``.
         """
-        ks = [min(k, max(1, mask.shape[1])) for k in ks]  # a store has no further neighbours that could vote
+        ks = [min(k, max(1, self.row.shape[1])) for k in ks]  # a store has no further neighbours that could vote
         depth = max(ks)
         distance, label = (np.stack(part) for part in zip(*(self.within(rows, depth) for rows in mask), strict=True))
         nearest_of_all = distance[..., :1]  # (c, n, 1)
@@ -90,7 +117,7 @@ def correct_by_client(
     """
     change = np.zeros((len(knn), len(bounds) - 1, len(lambdas) + 1), dtype=np.int64)
     client = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    step = max(1, _CELLS // max(len(knn) * model.shape[1], 1))
+    step = max(1, _CACHED // max(len(knn) * model.shape[1], 1))
     for row in range(0, len(y), step):
         span = slice(row, row + step)
         votes, rest = knn[:, span], model[span]
@@ -141,36 +168,73 @@ def tuned(lambdas: Array, right: NDArray[np.int64]) -> Array:
 
 @dataclass(frozen=True)
 class Sample:
-    """Samples of one client: ``z`` (n, d), the global model's probabilities ``model`` (n, C), labels ``y`` (n,)."""
+    """Samples of clients: ``z`` (n, d), the global model's probabilities ``model`` (n, C), labels ``y`` (n,).
+
+    Those of client i lie between ``bounds[i]`` and ``bounds[i + 1]``.
+    """
 
     z: NDArray[np.float32]
     model: Array
     y: NDArray[np.int64]
+    bounds: NDArray[np.int64]
 
 
 def right(
     stored: NDArray[np.float32],
     y: NDArray[np.int64],
+    offsets: NDArray[np.int64],
     mask: NDArray[np.bool_],
     queries: Sample,
     ks: Sequence[int],
     sigmas: Sequence[float],
     lambdas: Array,
 ) -> NDArray[np.int64]:
-    """Return how many of the ``queries`` are predicted correctly, (c, k, s, l), see ``Ranked`` and ``correct``.
+    """Return how many of each client's ``queries`` are predicted correctly, (m, c, k, s, l).
 
-    ``stored`` (m, d) with labels ``y`` (m,) are all samples of a client, of which stores keep those in ``mask`` (c, m).
+    ``stored`` (r, d) with labels ``y`` (r,) are all samples of the clients, split at ``offsets`` (m + 1,), of which
+    stores keep those in ``mask`` (c, r). See ``Ranked`` and ``correct``.
     """
     shape = (len(mask), len(ks), len(sigmas), len(lambdas))
-    total = np.zeros(shape, dtype=np.int64)
-    step = max(1, _CELLS // max(len(stored), 1))
-    for first in range(0, len(queries.y), step):
-        span = slice(first, first + step)
+    total = np.zeros((len(offsets) - 1, *shape), dtype=np.int64)
+    cells = len(mask) * len(ks) * len(sigmas) * queries.model.shape[1]
+    for first, last, span in _groups(np.diff(offsets), queries.bounds, cells):
+        rows = slice(offsets[first], offsets[last])
+        bounds = np.clip(queries.bounds[first : last + 1], span.start, span.stop) - span.start
+        ranked = Ranked.of_clients(
+            stored[rows], y[rows], offsets[first : last + 1] - rows.start, queries.z[span], bounds
+        )
         model = queries.model[span]
-        knn = Ranked.of(stored, y, queries.z[span]).votes(mask, ks, sigmas, model.shape[1])
-        total += correct(knn.reshape(-1, *model.shape), model, queries.y[span], lambdas).reshape(shape)
+        knn = ranked.votes(mask[:, rows], ks, sigmas, model.shape[1]).reshape(np.prod(shape[:-1]), *model.shape)
+        counts = correct_by_client(knn, model, queries.y[span], bounds, lambdas)
+        total[first:last] += counts.swapaxes(0, 1).reshape(last - first, *shape)
     return total
 
 
+def _groups(sizes: NDArray[np.int64], bounds: NDArray[np.int64], cells: int) -> Iterator[tuple[int, int, slice]]:
+    """Yield clients, ``first`` to ``last``, and a span of queries that are theirs: few enough for ``_CELLS``.
+
+    A query takes as many cells as the largest store has samples, by their ``sizes`` (m,), or ``cells`` if that is more.
+    """
+    first = 0
+    while first < len(sizes):
+        last, cost = first, cells
+        while last < len(sizes):
+            cost = max(cost, int(sizes[last]))
+            if int(bounds[last + 1] - bounds[first]) * cost > _CELLS:
+                break
+            last += 1
+        if last > first:
+            yield first, last, slice(int(bounds[first]), int(bounds[last]))
+            first = last
+            continue
+        step, stop = max(1, _CELLS // cost), int(bounds[first + 1])
+        for start in range(int(bounds[first]), stop, step):
+            yield first, first + 1, slice(start, min(start + step, stop))
+        first += 1
+
+
 _CELLS = 2_000_000
-"""Queries times stored samples that are ranked at a time: bounds the memory of a thread to some 100 MB."""
+"""Queries times stored samples, or votes, at a time: bounds the memory of a thread to some 100 MB."""
+
+_CACHED = 100_000
+"""Probabilities that are compared at a time: they stay in the cache."""

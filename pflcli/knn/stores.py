@@ -149,18 +149,11 @@ _SHARES = 16
 """Shares of the work that a thread gets, one after the other: large stores are then spread over threads."""
 
 
-def each(work: Callable[[int], None], count: int, threads: int) -> None:
-    """Do ``work`` for 0 to ``count`` - 1 in parallel, each with one intra-op thread, as stores are small."""
-
-    def several(first: int, last: int) -> None:
-        for number in range(first, last):
-            work(number)
-
-    spread(several, count, threads)
-
-
 def spread(work: Callable[[int, int], None], count: int, threads: int) -> None:
-    """Do ``work``, from a first number up to a last, for 0 to ``count`` - 1 in parallel, as ``each`` does."""
+    """Do ``work``, from a first number up to a last, for 0 to ``count`` - 1 in parallel.
+
+    Each part has one intra-op thread, as stores are small.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     # A thread takes several at a time: handing over one costs as much as the search of a small store.

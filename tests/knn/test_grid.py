@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pflcli.knn import grid as sweep
 from pflcli.knn.flat_format import flat_indexes
@@ -102,3 +103,28 @@ def test_accuracy_by_client():
     assert np.isnan(accuracies[:, 1]).all()
     right = model.argmax(axis=1) == y
     np.testing.assert_allclose(accuracies[0, [0, 2]], [right[:4].mean(), right[4:].mean()])
+
+
+@pytest.mark.parametrize("cells", [1, 400, 10_000_000])
+def test_right_answers_of_many_clients_are_those_of_each(cells, monkeypatch):
+    monkeypatch.setattr(sweep, "_CELLS", cells)
+    sizes, asked_of = [5, 0, 30, 1, 7], [4, 3, 0, 6, 9]
+    offsets, bounds = np.cumsum([0, *sizes]), np.cumsum([0, *asked_of])
+    stored, y, *_ = world(m=offsets[-1])
+    _, _, queries, model, truth = world(n=bounds[-1], seed=1)
+    grid = [1, 3, 50], [1.0, 0.3], np.linspace(0, 1, 5)
+    mask = nested([0, 2, 20, 43], 43)
+    together = sweep.right(stored, y, offsets, mask, sweep.Sample(queries, model, truth, bounds), *grid)
+    for client, size in enumerate(sizes):
+        rows, span = slice(*offsets[client : client + 2]), slice(*bounds[client : client + 2])
+        for c, i, s in np.ndindex(together.shape[1:4]):
+            is_stored = mask[c, rows]
+            store = np.asarray([0, is_stored.sum()])
+            near = Stores(*flat_indexes([stored[rows][is_stored]]), y[rows][is_stored], store, store[1:]).search(
+                [0], queries[span], np.asarray([0, asked_of[client]]), grid[0][i]
+            )
+            votes_of_store = votes(near, CLASSES, -np.sqrt(near.distance) / grid[1][s])
+            voters = np.where(votes_of_store.sum(axis=1, keepdims=True) > 0, votes_of_store, model[span])
+            expected = literal(voters[None], model[span], truth[span], grid[2])[0] if asked_of[client] else 0
+            np.testing.assert_array_equal(together[client, c, i, s], expected)
+        assert size or (together[client] == together[client, :1, :1, :1, :1]).all()
