@@ -102,12 +102,11 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     models = {**parameters.repeat(state["body"], len(clients)), **_heads(run, clients, state["statistics"])}
     shared = _exact(state["statistics"])
     fitted = _fitted(run, clients, models, shared, _principal(shared), "personalize")
-    priors = _log_priors(run, clients)
+    heads, priors = [_head(own) for own, _ in fitted], _log_priors(run, clients)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         rows = []
-        for z, (own, _), prior in zip(_features(run, clients, models, split), fitted, priors, strict=True):
-            weight, bias = _head(own)
+        for z, (weight, bias), prior in zip(_features(run, clients, models, split), heads, priors, strict=True):
             rows.append(probabilities(z.nan_to_num(0.0, 0.0, 0.0) @ weight.T + bias + prior))
         return {"p": np.concatenate(rows)}
 
