@@ -84,7 +84,9 @@ class Disk:
         self.tally.tried += 1
         ended = trying.pfl(self.words, folder)
         where = f"{options}, {ended}"
-        existing = trying.content(folder / "out") if (folder / "out" / "manifest.json").exists() else {}
+        # `tune` and `compare` make a folder of artifacts, of which some may be there although there was no room.
+        complete = not ended.code or (folder / "out" / "manifest.json").exists()
+        existing = trying.content(folder / "out") if complete else {}
         compared = "compare" in self.words
         self.refused += bool(ended.code)
         if ended.hung or ended.seconds > 4 * trying.PATIENCE:  # of which no time is spent on waiting for room
@@ -93,7 +95,7 @@ class Disk:
             self.tally.fault("tracebacks", where)
         elif ended.code not in (0, 3, *([5] if compared else [])) or (ended.code and "pfl: " not in ended.err):
             self.tally.fault("broken", where)
-        if not compared and existing != (old if ended.code else self.expected):
+        if existing != (old if ended.code else self.expected):
             self.tally.fault("broken", f"out is not what it should be: {where}")
         remount(folder, ROOMY)
         again = trying.pfl(self.words, folder)
