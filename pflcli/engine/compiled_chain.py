@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,19 +52,20 @@ def train(
     places, where ``plan`` has what is their own.
     """
     from pflcli.engine.cpu import chain_loops
+    from pflcli.engine.cpu.compiled_passes import arrays, table
 
     like = {name: value[0] for name, value in out.items()}
     own_start = is_stacked(start, like)
     for name, value in out.items():
         for place in places.tolist():
             value[place].copy_(start[name][place] if own_start else start[name])
+    layers, parameters = table(chain, like), arrays(chain, out)
+    assert all(value.is_contiguous() for value in out.values())  # so that the arrays share their memory
     names = [name for layer in chain for name in (layer.weight, layer.bias or "")]
-    layers = np.asarray([[*reversed(like[layer.weight].shape), layer.relu] for layer in chain], np.int64)
     trained = np.asarray([name in like and name.startswith(plan.trainable) for name in names])
     anchor, pull = plan.prox or ({}, 0.0)
-    assert all(value.is_contiguous() for value in out.values())  # so that these arrays share its memory
-    parameters = _arrays(names, out, like)
-    pulls = _arrays(names, anchor if pull else {}, like), _arrays(names, plan.own if plan.adds_own else {}, like)
+    pulls = arrays(chain, anchor, is_stacked(anchor, like)) if pull else arrays(chain, {})
+    drift = arrays(chain, plan.own if plan.adds_own else {})
     steps = _steps(data, clients, draws, places, plan)
     losses = np.empty(len(steps.place))
     at_once = max(1, _BYTES // (4 * steps.rows.shape[1] * int(layers[0, 0])))
@@ -74,19 +74,9 @@ def train(
         rows, rate = torch.from_numpy(steps.rows[part]), steps.rate[part]
         x = data.inputs(rows.flatten()).numpy().reshape(*rows.shape, -1)
         batches = steps.place[part], x, data.y[rows].numpy(), steps.weight[part], rate, rate * np.float32(pull)
-        chain_loops.steps(layers, parameters, trained, *pulls, *batches, losses[part])
+        chain_loops.steps(layers, parameters, trained, pulls, drift, *batches, losses[part])
     sums = np.bincount(np.repeat(np.arange(len(clients)), steps.counts), losses, len(clients))
     return np.asarray(sums / np.maximum(steps.counts, 1))
-
-
-def _arrays(names: Sequence[str], values: Params | Stacked, like: Params) -> tuple[NDArray[Any], ...]:
-    """Return ``values`` as (m, numbers), or (1, numbers) if they are the same for all, or (1, 0) without a value."""
-    none, arrays = next(iter(like.values())).new_empty(1, 0), []
-    for name in names:
-        value = values.get(name, none)
-        rows = len(value) if value is none or value.ndim > like[name].ndim else 1
-        arrays.append(value.reshape(rows, -1).contiguous().numpy())
-    return tuple(arrays)
 
 
 def _steps(

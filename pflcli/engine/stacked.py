@@ -134,7 +134,7 @@ class _Ruled:
         self._update = Update(plan, self._names, [models[name] for name in self._names])
         self._net, self._by_size = net.train(not plan.frozen_norm), has_batch_norm(net) and not plan.frozen_norm
         self._network: StackedNetwork = (
-            linear_chain.ChainNetwork(layers, self._names)
+            linear_chain.network(layers, self._names, net.parameters())
             if layers
             else VmappedNetwork(net, self._names, plan.precision)
         )

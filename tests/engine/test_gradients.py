@@ -15,6 +15,7 @@ import worlds
 from pflcli import models, parameters, rng
 from pflcli.engine import gradients
 from pflcli.engine.cpu import linear_chain, products, program
+from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
 
@@ -52,6 +53,7 @@ def forms(kind, net, shape, trained):
     if kind == "mlp":
         yield gradients.VmappedNetwork(copy.deepcopy(net), trained, "float32"), 2
         yield linear_chain.ChainNetwork(linear_chain.layers(net), trained), 2
+        yield CompiledChainNetwork(linear_chain.layers(net), trained), 2
     else:
         own = copy.deepcopy(net)
         yield gradients.CompiledNetwork(own, trained, program.of(own, shape)), 1

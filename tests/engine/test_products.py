@@ -1,7 +1,5 @@
 """The compiled products of matrices are those of NumPy in double precision, at every size and place."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -62,21 +60,6 @@ def test_products_with_a_weight_take_few_and_many_samples(monkeypatch, own, m):
     for step in products.multiply_by_rows(x, weight, out, torch.empty):
         step()
     torch.testing.assert_close(out, x @ weight.T)
-
-
-@pytest.mark.parametrize("adds", [False, True])
-def test_products_of_stacks_take_turned_and_shared_matrices(adds):
-    draw = torch.Generator().manual_seed(0)
-    a, b, out = (torch.randn(shape, generator=draw) for shape in ((3, 5, 21), (3, 21, 18), (3, 5, 18)))
-    turned_a, turned_b, shared = a.mT.contiguous().mT, b.mT.contiguous().mT, b[:1].expand(3, -1, -1)
-    apart = torch.randn(3, 40, 36, generator=draw)[:, :21:, ::2]
-    for left, right in itertools.product((a, turned_a), (b, turned_b, shared, apart)):
-        expected = torch.bmm(left, right) + (out if adds else 0)
-        torch.testing.assert_close(products.bmm(left, right, out.clone() if adds else None), expected)
-    for k, n in ((1, 4), (6, 1), (1, 1)):
-        a, b = torch.randn(2, 3, k, generator=draw), torch.randn(2, n, k, generator=draw)
-        torch.testing.assert_close(products.bmm(a, b.mT), torch.bmm(a, b.mT))
-        torch.testing.assert_close(products.bmm(a.mT, a), torch.bmm(a.mT, a))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -1,7 +1,7 @@
-"""A compiled loop over the steps of clients whose networks are chains of linear layers and ReLU, by plain SGD.
+"""Compiled loops over clients whose networks are chains of linear layers and ReLU: passes, and steps of plain SGD.
 
 A client takes many steps one after the other, so that its weights stay in the cache. What it computes depends on no
-other client, and samples of weight zero at the end of a batch take no time.
+other client, and in steps samples of weight zero at the end of a batch take no time.
 """
 
 from __future__ import annotations
@@ -53,6 +53,110 @@ def _pull(weights: Array, anchor: Array, part: float, drift: Array, rate: float)
 
 
 @compiled
+def _forward(layers: Array, parameters: Arrays, client: int, x: Array, at: int, n: int, values: Array) -> None:
+    """Write the outputs of layers for the ``n`` samples of ``x`` from the one at ``at`` on into ``values`` (L, ...)."""
+    for index in range(len(layers)):
+        inputs, outputs = layers[index, 0], layers[index, 1]
+        w, b = _of(parameters[2 * index], client), _of(parameters[2 * index + 1], client)
+        h, out = values[index - 1] if index else x, values[index]
+        product_by_rows((n, outputs, inputs), h, at * inputs, inputs, w, 0, inputs, out, at * outputs, outputs, 0)
+        rows = out[at * outputs : (at + n) * outputs].reshape(n, outputs)
+        shift_and_rectify(rows, b if len(b) else np.zeros(outputs, x.dtype), layers[index, 2] == 1)
+
+
+@compiled
+def _backward(
+    layers: Array,
+    parameters: Arrays,
+    client: int,
+    x: Array,
+    at: int,
+    n: int,
+    values: Array,
+    grads: Array,
+    body: int,
+    z: Array,
+    trained: Array,
+    anchor: Arrays,
+    part: float,
+    drift: Arrays,
+    rate: float,
+    targets: Arrays,
+    adds: bool,
+) -> None:
+    """Write the gradients of parameters into ``targets``, or pull these and add them if wanted.
+
+    The last row of ``grads`` (L, ...) has those by the logits of the ``n`` samples. Unless it is empty, ``z`` has
+    further gradients by the inputs of the layer ``body``.
+    """
+    lowest = 0
+    while lowest < len(layers) and not (trained[2 * lowest] or trained[2 * lowest + 1]):
+        lowest += 1
+    more = 1 if adds else 0
+    for index in range(len(layers) - 1, lowest - 1, -1):
+        inputs, outputs = layers[index, 0], layers[index, 1]
+        h, grad, by_bias = values[index - 1] if index else x, grads[index], np.empty(outputs, x.dtype)
+        out, by_out = values[index, at * outputs : (at + n) * outputs], grad[: n * outputs].reshape(n, outputs)
+        shift_and_rectify_backward(out.reshape(n, outputs), layers[index, 2] == 1, by_out, by_bias)
+        if index > lowest:  # before the weights change
+            w, below = _of(parameters[2 * index], client), grads[index - 1]
+            product((n, inputs, outputs), grad, 0, outputs, 1, w, 0, inputs, below, 0, inputs, 0)
+            if index == body and len(z):
+                below[: n * inputs] += z[at * inputs : (at + n) * inputs]
+        for position in range(2 * index, 2 * index + 2):
+            if not trained[position]:
+                continue
+            target = _of(targets[position], client)
+            if adds:
+                _pull(target, _of(anchor[position], client), part, _of(drift[position], client), rate)
+            if position % 2 == 0:
+                product((outputs, inputs, n), grad, 0, 1, outputs, h, at * inputs, inputs, target, 0, inputs, more)
+            elif adds:
+                target += by_bias
+            else:
+                target[:] = by_bias
+
+
+@compiled
+def forward(layers: Array, parameters: Arrays, n: int, x: Array, values: Array) -> None:
+    """Write the outputs of each layer of a stack of chains into ``values`` (L, ...), for ``x`` (a, n, d) as a row.
+
+    See ``steps`` for ``layers`` and ``parameters``.
+    """
+    for client in range(len(x) // (n * layers[0, 0])):
+        _forward(layers, parameters, client, x, client * n, n, values)
+
+
+@compiled
+def backward(
+    layers: Array,
+    parameters: Arrays,
+    n: int,
+    x: Array,
+    values: Array,
+    logits: Array,
+    body: int,
+    z: Array,
+    trained: Array,
+    none: Arrays,
+    targets: Arrays,
+) -> None:
+    """Write the gradients by those parameters of a stack that are ``trained`` into ``targets`` (a, ...).
+
+    ``x`` and ``values`` are those of ``forward``. ``logits`` (a, n, C) are gradients by the logits, ``z`` those by the
+    inputs of the layer ``body`` or empty, each as a row; ``none`` are empty arrays (1, 0).
+    """
+    classes = layers[-1, 1]
+    grads = np.empty((len(layers), n * layers[:, 1].max()), x.dtype)
+    for client in range(len(x) // (n * layers[0, 0])):
+        at = client * n
+        grads[-1, : n * classes] = logits[at * classes : (at + n) * classes]
+        _backward(
+            layers, parameters, client, x, at, n, values, grads, body, z, trained, none, 0, none, 0, targets, False
+        )
+
+
+@compiled
 def steps(
     layers: Array,
     parameters: Arrays,
@@ -75,37 +179,31 @@ def steps(
     ``rate[s]`` against the ``drift`` (m, ...); (1, 0) is no anchor and no drift. Samples are weighted by ``weight``
     (t, n).
     """
-    deepest, width = len(layers) - 1, x.shape[1] * layers[:, 1].max()
+    width, classes, none = x.shape[1] * layers[:, 1].max(), layers[-1, 1], np.empty(0, x.dtype)
     values, grads = np.empty((len(layers), width), x.dtype), np.empty((len(layers), width), x.dtype)
-    lowest = 0
-    while lowest < deepest and not (trained[2 * lowest] or trained[2 * lowest + 1]):
-        lowest += 1
     for s in range(len(place)):
-        client, n = place[s], x.shape[1]
+        client, samples, n = place[s], x[s].reshape(-1), x.shape[1]
         while n and weight[s, n - 1] == 0:
             n -= 1
-        samples = x[s].reshape(-1)
-        for index in range(deepest + 1):
-            inputs, outputs = layers[index, 0], layers[index, 1]
-            w, b = _of(parameters[2 * index], client), _of(parameters[2 * index + 1], client)
-            h, out = values[index - 1] if index else samples, values[index]
-            product_by_rows((n, outputs, inputs), h, 0, inputs, w, 0, inputs, out, 0, outputs, 0)
-            bias = b if len(b) else np.zeros(outputs, x.dtype)
-            shift_and_rectify(out[: n * outputs].reshape(n, outputs), bias, layers[index, 2] == 1)
-        size, classes = n * layers[deepest, 1], layers[deepest, 1]
-        logits, by_logits = values[deepest, :size].reshape(n, classes), grads[deepest, :size].reshape(n, classes)
+        _forward(layers, parameters, client, samples, 0, n, values)
+        logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
         losses[s] = _cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)
-        for index in range(deepest, lowest - 1, -1):
-            inputs, outputs = layers[index, 0], layers[index, 1]
-            w, b = _of(parameters[2 * index], client), _of(parameters[2 * index + 1], client)
-            h, grad, by_bias = values[index - 1] if index else samples, grads[index], np.empty(outputs, x.dtype)
-            out, by_out = values[index, : n * outputs], grad[: n * outputs].reshape(n, outputs)
-            shift_and_rectify_backward(out.reshape(n, outputs), layers[index, 2] == 1, by_out, by_bias)
-            if index > lowest:  # before the weights change
-                product((n, inputs, outputs), grad, 0, outputs, 1, w, 0, inputs, grads[index - 1], 0, inputs, 0)
-            if trained[2 * index]:
-                _pull(w, _of(anchor[2 * index], client), part[s], _of(drift[2 * index], client), rate[s])
-                product((outputs, inputs, n), grad, 0, 1, outputs, h, 0, inputs, w, 0, inputs, 1)
-            if trained[2 * index + 1]:
-                _pull(b, _of(anchor[2 * index + 1], client), part[s], _of(drift[2 * index + 1], client), rate[s])
-                b += by_bias
+        _backward(
+            layers,
+            parameters,
+            client,
+            samples,
+            0,
+            n,
+            values,
+            grads,
+            -1,
+            none,
+            trained,
+            anchor,
+            part[s],
+            drift,
+            rate[s],
+            parameters,
+            True,
+        )

@@ -88,15 +88,6 @@ def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, 
     return h, h if z is None else z
 
 
-def _fastest_bmm(weights: list[Tensor]) -> Callable[..., Tensor]:
-    """Return the function for products of stacks of matrices with weights like these."""
-    if pays_to_compile(weights):
-        from pflcli.engine.cpu import products
-
-        return products.bmm
-    return lambda a, b, out=None: torch.bmm(a, b) if out is None else out.baddbmm_(a, b)
-
-
 class ChainNetwork:
     """Forward and backward passes of a stack of chains, see ``pflcli.engine.gradients``."""
 
@@ -106,17 +97,14 @@ class ChainNetwork:
         self._chain = chain
         self._body = next((i for i, layer in enumerate(chain) if layer.weight.startswith("head.")), len(chain))
         """the number of layers below the representation"""
-        self._bmm: Callable[..., Tensor] | None = None
-        """the product of stacks of matrices, which may be added to a third argument"""
 
     def forward(self, params: Stacked, x: Tensor) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...)."""
-        self._bmm = bmm = self._bmm or _fastest_bmm([params[layer.weight][0] for layer in self._chain])
         inputs, h = [], x.flatten(2)
         for layer in self._chain:
             inputs.append(h)
-            biases = params[layer.bias][:, None].expand(-1, h.shape[1], -1).contiguous() if layer.bias else None
-            h = bmm(h, params[layer.weight].mT, biases)
+            w = params[layer.weight]
+            h = torch.baddbmm(params[layer.bias][:, None], h, w.mT) if layer.bias else torch.bmm(h, w.mT)
             if layer.relu:
                 h.relu_()
         return Outputs(h, inputs[self._body], (params, inputs))
@@ -129,8 +117,7 @@ class ChainNetwork:
         for name, grad, h in self._gradients(
             outputs, torch.zeros_like(outputs.logits) if logits is None else logits, z, names
         ):
-            assert self._bmm is not None
-            grads[name] = grad.sum(dim=1) if h is None else self._bmm(grad.mT, h)
+            grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
     def descend(self, outputs: Outputs, logits: Tensor, before: Callable[[str], None]) -> None:
@@ -151,12 +138,11 @@ class ChainNetwork:
     ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
         """Yield the names of parameters, the gradient by the layer's output, and of weights the layer's input."""
         params, inputs = outputs.trace
-        assert self._bmm is not None
         own = [[name for name in (layer.weight, layer.bias) if name and name in names] for layer in self._chain]
         lowest = next((index for index, each in enumerate(own) if each), len(own))
         for index in range(len(self._chain) - 1, lowest - 1, -1):
             # Taken before the weights may change.
-            below = self._bmm(grad, params[self._chain[index].weight]) if index > lowest else None
+            below = torch.bmm(grad, params[self._chain[index].weight]) if index > lowest else None
             for name in own[index]:
                 yield name, grad, inputs[index] if name == self._chain[index].weight else None
             if below is None:
@@ -168,12 +154,22 @@ class ChainNetwork:
             grad = torch.ops.aten.threshold_backward(below, inputs[index], 0) if relu else below
 
 
+def network(chain: Sequence[Layer], trained: Collection[str], weights: Iterable[Tensor]) -> ChainNetwork:
+    """Return the passes of stacks of a chain with ``weights`` in their fastest form."""
+    if not pays_to_compile(weights):
+        return ChainNetwork(chain, trained)
+    from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
+
+    return CompiledChainNetwork(chain, trained)
+
+
 class Trainer:
     """Trains a stack of ``models`` (m, ...) in place; its first rows are always those that still train."""
 
     def __init__(self, chain: Sequence[Layer], models: Stacked, plan: LocalSGD) -> None:
         self._models = models
-        self._network = ChainNetwork(chain, [name for name in models if name.startswith(plan.trainable)])
+        weights = [models[layer.weight][0] for layer in chain]
+        self._network = network(chain, [name for name in models if name.startswith(plan.trainable)], weights)
         self.names = self._network.trained
         self._update = Update(plan, self.names, [models[name] for name in self.names])
 

@@ -162,48 +162,6 @@ def product_by_rows(
         more = 1
 
 
-@compiled
-def _stacked_product(
-    count: int,
-    size: tuple[int, int, int],
-    a: Array,
-    a_strides: tuple[int, int, int],
-    b: Array,
-    b_strides: tuple[int, int],
-    c: Array,
-    by_rows: bool,
-    adds: bool,
-) -> None:
-    """Do as ``product``, or with ``by_rows`` as ``product_by_rows``, for each of ``count`` matrices."""
-    m, n, _ = size
-    step, row, inner = a_strides
-    b_step, b_row = b_strides
-    more = 1 if adds else 0
-    for i in range(count):
-        if by_rows:
-            product_by_rows(size, a, i * step, row, b, i * b_step, b_row, c, i * m * n, n, more)
-        else:
-            product(size, a, i * step, row, inner, b, i * b_step, b_row, c, i * m * n, n, more)
-
-
-def bmm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the products (s, m, n) of matrices ``a`` (s, m, k) and ``b`` (s, k, n) by compiled loops.
-
-    Given ``out``, which must be contiguous, they are added to it.
-    """
-    (count, m, k), n, by_rows = a.shape, b.shape[2], b.stride(2) != 1
-    sums = a.new_empty(count, m, n) if out is None else out
-    b = b.mT if by_rows else b
-    if b.stride(2) != 1:
-        b = b.contiguous()
-    if by_rows and a.stride(2) != 1:
-        a = a.contiguous()
-    (step, row, inner), (b_step, b_row, _) = a.stride(), b.stride()
-    arrays = flat(a if inner == 1 else a.mT), (step, row, inner), flat(b), (b_step, b_row), flat(sums)
-    _stacked_product(count, (m, n, k), *arrays, by_rows, out is not None)
-    return sums
-
-
 def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False, near: bool = True) -> Step:
     """Return the function that writes the product of ``a`` (m, k) and ``b`` (k, n) into ``out``, or adds it.
 
