@@ -168,7 +168,7 @@ class CompiledNetwork:
             for name, value in self._state.items():
                 if name not in self.parameters:
                     params[name][0].copy_(value)
-        return Outputs(logits[None], z[None], len(x[0]))
+        return Outputs(logits.clone()[None], z[None], len(x[0]))
 
     def backward(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None

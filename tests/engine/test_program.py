@@ -15,6 +15,7 @@ from pflcli.engine import loop, strategy
 from pflcli.engine.cpu import graph, products, program
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
+from pflcli.engine.gradients import CompiledNetwork
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.resident import ResidentNet
 
@@ -485,3 +486,14 @@ def test_predictions_by_the_program_are_the_same_with_any_number_of_threads():
     torch.testing.assert_close(answers[0][0], expected)
     for one, other in zip(*answers, strict=True):
         assert torch.equal(one, other)
+
+
+def test_logits_outlive_the_next_batch():
+    """A rule may pass several batches before it uses the outputs."""
+    net = uneven().train()
+    network = CompiledNetwork(net, [name for name, _ in net.named_parameters()], program.of(net, (2, 17, 13)))
+    models = {name: value[None].clone() for name, value in parameters.of(net).items()}
+    first = network.forward(models, torch.zeros(1, 4, 2, 17, 13)).logits
+    before = first.clone()
+    network.forward(models, torch.ones(1, 4, 2, 17, 13))
+    assert torch.equal(first, before)
