@@ -65,8 +65,9 @@ def train_stack(
     ``layers``, the network is a chain of linear layers and trains without autograd.
     """
     like = {name: value[0] for name, value in out.items()}
+    join_single = has_batch_norm(net)
     schedules = [
-        _steps(data.rows(int(client), *plan.splits), plan, int(place), draw, join_single=has_batch_norm(net))
+        _steps(data.rows(int(client), *plan.splits), plan, int(place), draw, join_single=join_single)
         for client, place, draw in zip(clients, places, draws, strict=True)
     ]
     order = np.argsort([-len(steps) for steps in schedules], kind="stable")
