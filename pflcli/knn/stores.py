@@ -64,6 +64,7 @@ class Stores:
         Only training samples are searched; k is clamped to their number, and to that of the largest of these stores.
         """
         clients = np.asarray(clients, dtype=np.int64)
+        is_short = min(k, self.train.max(initial=0)) <= _MOST_NEIGHBOURS
         # Neighbours beyond the size of the largest store would all be missing, and only take memory.
         k = min(k, max(1, int(self.train[clients].max(initial=1))))
         distance = np.full((len(z), k), np.inf)
@@ -74,7 +75,8 @@ class Stores:
                 span = slice(bounds[position], bounds[position + 1])
                 self._search(int(clients[position]), z[span], distance[span], row[span])
 
-        spread(self._compiled(clients, z, bounds, distance, row) or search_each, len(clients), self.threads)
+        compiled = self._compiled(clients, z, bounds, distance, row) if is_short else None
+        spread(compiled or search_each, len(clients), self.threads)
         exists = row >= 0
         row += np.repeat(self.offsets[clients], np.diff(bounds))[:, None]
         label = np.full_like(row, -1)
@@ -108,12 +110,11 @@ class Stores:
     ) -> Callable[[int, int], None] | None:
         """Return a compiled search of clients ``first`` to ``last``; None where it does not pay or is not exact.
 
-        The choice follows from the CPU and from all stores, not from those that are searched: a client's neighbours
-        have the same bytes alone and among others.
+        The choice follows from the CPU and from all stores, not from how many are searched: a client's neighbours have
+        the same bytes alone and among others, where all indexes are exact.
         """
         sizes = self.train[clients]
-        is_fit = distance.shape[1] <= _MOST_NEIGHBOURS and sizes.max(initial=0) <= _MOST_VECTORS
-        if not (is_fit and len(z) and self._is_compiled()):
+        if len(z) == 0 or self.train.max() > _MOST_VECTORS or not self._is_compiled():
             return None
         starts = flat_starts(self.blob, self.bytes, clients, sizes, z.shape[1])
         if starts is None:

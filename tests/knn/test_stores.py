@@ -208,6 +208,13 @@ def test_the_compiled_search_keeps_ties_in_order_and_the_digits_of_near_duplicat
     np.testing.assert_allclose(result.distance[2:, :1], expected, rtol=1e-5)
 
 
+def test_a_small_store_has_the_same_bytes_alone_where_larger_ones_have_too_many_neighbours_to_compile():
+    _, queries, bounds, arguments = compiled_world([5, 90], [4, 6], 8)
+    stores = Stores(*arguments, compiled=True)
+    together, alone = stores.search([0, 1], queries, bounds, 70), stores.search([0], queries[:4], bounds[:2], 70)
+    assert together.distance[:4, :5].tobytes() == alone.distance.tobytes()
+
+
 def test_queries_that_are_no_numbers_have_no_neighbours():
     _, queries, bounds, arguments = compiled_world([30], [20], 8)
     queries[4, 2], queries[7] = np.nan, np.inf
