@@ -250,11 +250,13 @@ class Engine:
         fewest = max(1, fewest // 2) if shared > most else fewest
         return max(1, min(max(most, shared) // max(size, 1), -(-clients // fewest)))
 
-    def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
-        """Return one model's logits (n, C) on rows of the federation and, with ``features``, representations (n, d)."""
+    def infer(
+        self, params: Params, rows: NDArray[np.int64], *, features: bool = False, compiled: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return one model's logits (n, C) on rows and, with ``features``, representations (n, d): ``Inference``."""
         batch = BATCH[self._device]
         per_task = max(1, min(_MOST_BATCHES, len(rows) // (_TASKS * self.threads * batch)))
-        tasks = [Inference(part, features=features) for part in batches(rows, per_task * batch)]
+        tasks = [Inference(part, features=features, compiled=compiled) for part in batches(rows, per_task * batch)]
         self.passes.predicted += len(rows)
         with intra_op(1):
             logits, z = zip(*self.executor.infer(tasks, params), strict=True)

@@ -236,7 +236,7 @@ class Run(Channel, Selection):
         joined = np.concatenate(rows)
         labels = self.federation.y[torch.from_numpy(joined).to(self.federation.y.device)]
         sample_losses = functional.cross_entropy(
-            self.engine.infer(params, joined)[0].double(), labels, reduction="none"
+            self.engine.infer(params, joined, compiled=True)[0].double(), labels, reduction="none"
         )
         sums = np.bincount(
             np.repeat(np.arange(len(rows)), sizes), weights=sample_losses.cpu().numpy(), minlength=len(rows)

@@ -16,7 +16,7 @@ from torch.nn import functional
 import worlds
 from pflcli import models, parameters, registry, rng
 from pflcli.engine import engine as engines
-from pflcli.engine import stacked, strategy
+from pflcli.engine import numerics, stacked, strategy
 from pflcli.engine.cpu import linear_chain, products
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors.threads import Threads
@@ -520,8 +520,26 @@ def test_a_chain_answers_as_its_network_does_to_the_bit(model):
     embedded = engine.embed_each(data.clients, parameters.repeat(parameters.of(net), len(data.clients)), "test")
     for client, (logits, _), z in zip(data.clients, answers, embedded, strict=True):
         x = data.inputs(torch.from_numpy(data.rows(int(client), "test")))
-        assert torch.equal(logits, net(x))
-        assert torch.equal(z, net.body(x))
+        with numerics.intra_op(1):
+            assert torch.equal(logits, net(x))
+            assert torch.equal(z, net.body(x))
+
+
+def test_compiled_predictions_of_a_chain_agree_with_its_network_and_do_not_depend_on_threads(monkeypatch):
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(linear_chain, "LARGE", 0)
+    data, predictions = worlds.federation(), []
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    rows = np.arange(len(data.y))
+    for threads in (1, 3):
+        engine = Engine(net, data, seed=0, threads=threads)
+        predictions.append(engine.infer(parameters.of(net), rows, features=True, compiled=True))
+    x = data.inputs(torch.from_numpy(rows))
+    for (one, three), expected in zip(zip(*predictions, strict=True), (net(x), net.body(x)), strict=True):
+        assert torch.equal(one, three)
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-5)
+    plain, _ = engine.infer(parameters.of(net), rows)
+    assert not torch.equal(plain, predictions[0][0])  # the loops did it
 
 
 def interpolated(model, params, batch):

@@ -88,6 +88,14 @@ def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, 
     return h, h if z is None else z
 
 
+def compiled_outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what ``outputs`` does, up to rounding, by compiled loops."""
+    from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
+
+    stack = CompiledChainNetwork(chain, ()).forward({name: value[None] for name, value in params.items()}, x[None])
+    return stack.logits[0], stack.z[0]
+
+
 class ChainNetwork:
     """Forward and backward passes of a stack of chains, see ``pflcli.engine.gradients``."""
 

@@ -22,12 +22,14 @@ T = TypeVar("T")
 class Inference:
     """Samples to predict: ``rows`` (n,) of the federation, by the model at ``index`` of a stack, or by the only model.
 
-    With ``features`` the result includes the representations.
+    With ``features`` the result includes the representations. ``compiled`` is for predictions that training needs: by
+    loops that take half a second to load, where these are faster.
     """
 
     rows: NDArray[np.int64]
     index: int | None = None
     features: bool = False
+    compiled: bool = False
 
 
 class Executor(Protocol):

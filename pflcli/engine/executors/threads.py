@@ -35,14 +35,15 @@ class Threads:
         self.federation = federation
         device = federation.y.device
         self._batch = BATCH[device.type]
-        self._has_memory = False
-        """whether networks predict in memory of their own, so that threads cannot share one"""
+        self._shares_net = True
+        """whether threads predict by one network; not if it has memory of its own, or if none is needed"""
         self._nets: queue.SimpleQueue[ResidentNets] = queue.SimpleQueue()
         for _ in range(count if device.type == "cpu" else 1):
             tuned = operators.tuned(net, federation.in_shape) if device.type == "cpu" else copy.deepcopy(net)
             forms = {"loop": tuned, "stacked": copy.deepcopy(net)}
             nets = {mode: ResidentNet.of(form.to(device), federation.in_shape) for mode, form in forms.items()}
-            self._has_memory = nets["loop"].program is not None and nets["loop"].program.infers
+            program = nets["loop"].program
+            self._shares_net = nets["stacked"].layers is None and not (program and program.infers)
             self._nets.put(nets)
         # Without the initializer a new thread computes with as many intra-op threads as OpenMP chooses.
         self._pool = ThreadPoolExecutor(self._nets.qsize(), initializer=torch.set_num_threads, initargs=(1,))
@@ -67,7 +68,7 @@ class Threads:
 
     def infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
         """Return the logits (n, C) and the representations (n, d), or (n, 0) without ``features``, of each task."""
-        if all(task.index is None for task in tasks) and not self._has_memory:
+        if self._shares_net and all(task.index is None for task in tasks):
             with self.net() as nets:
                 net = _loaded(nets["loop"].net, models)  # all threads read it
                 return list(self._pool.map(lambda task: self._predict(net, task), tasks))
@@ -80,7 +81,9 @@ class Threads:
         with self.net() as nets:
             layers = nets["stacked"].layers
             if layers is not None:  # without copying the model
-                return self._joined(task, lambda x: linear_chain.outputs(layers, own, x))
+                fast = task.compiled and nets["stacked"].compiles_chain
+                outputs = linear_chain.compiled_outputs if fast else linear_chain.outputs
+                return self._joined(task, lambda x: outputs(layers, own, x))
             net, program = _loaded(nets["loop"].net, own), nets["loop"].program
             compiled = program is not None and program.infers and len(task.rows)
             return self._joined(task, program.forward) if program and compiled else self._predict(net, task)
