@@ -90,11 +90,18 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: Tensor | Non
 
 
 def gradient(
-    network: StackedNetwork, params: Stacked, batch: StackedBatch, names: Collection[str] | None = None
+    network: StackedNetwork,
+    params: Stacked,
+    batch: StackedBatch,
+    names: Collection[str] | None = None,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Stacked]:
-    """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...)."""
+    """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...).
+
+    The gradients are multiplied by the ``scale`` (a,) of each client.
+    """
     outputs = network.forward(params, batch.x)
-    losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight)
+    losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
     return losses, network.backward(outputs, grad, names=names)
 
 

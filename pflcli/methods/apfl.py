@@ -110,10 +110,8 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
     local = parameters.unprefixed(params, _LOCAL)
     shared, alpha = {name: params[name] for name in local}, batch.own["alpha"]
     losses, grads = gradient(network, shared, batch)
-    at_mixture, mixture_grads = gradient(network, _mixed(network, alpha, local, shared), batch)
-    for name, value in mixture_grads.items():
-        grads[_LOCAL + name] = value.mul_(alpha.view(-1, *[1] * (value.ndim - 1)))
-    return losses + at_mixture, grads
+    at_mixture, mixture_grads = gradient(network, _mixed(network, alpha, local, shared), batch, scale=alpha)
+    return losses + at_mixture, {**grads, **{_LOCAL + name: value for name, value in mixture_grads.items()}}
 
 
 def _slope(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
