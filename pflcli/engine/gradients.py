@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -103,6 +103,42 @@ def gradient(
     outputs = network.forward(params, batch.x)
     losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
     return losses, network.backward(outputs, grad, names=names)
+
+
+@runtime_checkable
+class ProximalNetwork(Protocol):
+    """A network that takes proximal steps without gradients in memory."""
+
+    def proximal_steps(
+        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int
+    ) -> None:
+        """Do as the function of this name."""
+
+
+def proximal_steps(
+    network: StackedNetwork,
+    params: Stacked,
+    anchor: Stacked,
+    batch: StackedBatch,
+    *,
+    lam: float,
+    rate: float,
+    count: int = 1,
+) -> None:
+    """Take ``count`` steps of gradient descent in place, on the cross-entropy F(params) + lam / 2 |params - anchor|^2.
+
+    ``params`` and ``anchor`` are models (a, ...); only trained parameters change.
+    """
+    if isinstance(network, ProximalNetwork):
+        network.proximal_steps(params, anchor, batch, lam=lam, rate=rate, count=count)
+        return
+    weights, centres = [params[name] for name in network.trained], [anchor[name] for name in network.trained]
+    for _ in range(count):
+        step = gradient(network, params, batch)[1]
+        grads = [step[name] for name in network.trained]
+        if lam:
+            torch._foreach_add_(grads, torch._foreach_sub(weights, centres), alpha=lam)
+        torch._foreach_add_(weights, grads, alpha=-rate)
 
 
 def _own_names(net: nn.Module, trained: Collection[str]) -> tuple[frozenset[str], tuple[str, ...]]:

@@ -23,7 +23,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient, proximal_steps
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, repeat
 
@@ -78,9 +78,9 @@ def _meta_gradient(
 ) -> tuple[Tensor, Stacked]:
     """Return the loss on one half of a batch after a step on the other, and its gradient there (first order)."""
     inner, outer = _halves(batch)
-    _, step = gradient(network, params, inner)
-    moved = {name: torch.sub(params[name], value, alpha=alpha, out=value) for name, value in step.items()}
-    return gradient(network, {**params, **moved}, outer)
+    moved = {**params, **{name: params[name].clone() for name in network.trained}}
+    proximal_steps(network, moved, params, inner, lam=0, rate=alpha)
+    return gradient(network, moved, outer)
 
 
 def _halves(batch: StackedBatch) -> tuple[StackedBatch, StackedBatch]:

@@ -28,7 +28,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, gradient
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, proximal_steps
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, repeat
 
@@ -105,12 +105,7 @@ def _envelope(
     anchor = [params[name] for name in names]
     theta = [value.clone() for value in anchor]
     models = {**params, **dict(zip(names, theta, strict=True))}
-    for _ in range(count):
-        step = gradient(network, models, batch)[1]
-        grads = [step[name] for name in names]
-        apart = torch._foreach_sub(theta, anchor)
-        torch._foreach_add_(grads, apart, alpha=lam)
-        torch._foreach_add_(theta, grads, alpha=-rate)
+    proximal_steps(network, models, params, batch, lam=lam, rate=rate, count=count)
     losses, _ = cross_entropy(network.forward(models, batch.x).logits, batch.y, batch.weight)
     apart = torch._foreach_sub(anchor, theta)
     for value in apart:

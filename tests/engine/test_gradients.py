@@ -113,6 +113,36 @@ def test_names_may_differ_from_those_that_are_trained():
         assert actual["body.1.bias"].any()
 
 
+@pytest.mark.parametrize("prefix", ["", "head.", "body."])
+@pytest.mark.parametrize(("lam", "count"), [(0.0, 1), (2.0, 3)])
+def test_proximal_steps_in_every_form(prefix, lam, count):
+    net, shape = mlp()
+    trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
+    draw = torch.Generator().manual_seed(1)
+    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    anchor = {name: value + 0.1 for name, value in start.items()}
+    x, y = torch.rand(2, 4, *shape, generator=draw), torch.randint(3, (2, 4), generator=draw)
+    weight = torch.tensor(
+        [[0.25] * 4, [0.0, 0.4, 0.6, 0.0]]
+    )  # the second has a sample that does not count, and padding
+    for network, size in forms("mlp", net, shape, trained):
+        stack = {name: value[:size].clone() for name, value in start.items()}
+        batch = gradients.StackedBatch(x[:size], y[:size], weight[:size], {}, {})
+        centres = {name: value[:size] for name, value in anchor.items()}
+        with torch.no_grad():
+            gradients.proximal_steps(network, stack, centres, batch, lam=lam, rate=0.1, count=count)
+        for row in range(size):
+            model = {name: value[row].clone() for name, value in start.items()}
+            for _ in range(count):
+                leaves = {name: value.clone().requires_grad_(name in trained) for name, value in model.items()}
+                losses = functional.cross_entropy(functional_call(net, leaves, (x[row],)), y[row], reduction="none")
+                pull = sum((lam / 2 * (leaves[n] - anchor[n][row]).square().sum() for n in trained), torch.zeros(()))
+                steps = torch.autograd.grad((losses * weight[row]).sum() + pull, [leaves[n] for n in trained])
+                model |= {name: model[name] - 0.1 * step for name, step in zip(trained, steps, strict=True)}
+            for name, value in model.items():
+                torch.testing.assert_close(stack[name][row], value, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["mlp", "compiled mlp", "tanh", "norm"])
 def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pflcli.engine.cpu import chain_loops
 from pflcli.engine.cpu.linear_chain import ChainNetwork, Layer
-from pflcli.engine.gradients import Outputs
+from pflcli.engine.gradients import Outputs, StackedBatch
 from pflcli.parameters import Params, Stacked
 
 Arrays = tuple[NDArray[Any], ...]
@@ -74,3 +74,20 @@ class CompiledChainNetwork(ChainNetwork):
         before = layers, own, n, inputs[0].view(-1).numpy(), values.numpy(), by_logits.reshape(-1).numpy()
         chain_loops.backward(*before, self._body, by_z, np.asarray(trained), none, arrays(self._chain, grads))
         return grads
+
+    def proximal_steps(
+        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int
+    ) -> None:
+        """Take steps in place, those of a client one after the other, see ``pflcli.engine.gradients``."""
+        layers = table(self._chain, {layer.weight: params[layer.weight][0] for layer in self._chain})
+        trained = np.asarray(
+            [bool(n) and n in self.trained for layer in self._chain for n in (layer.weight, layer.bias)]
+        )
+        x, y, weight = (
+            np.repeat(value.numpy(), count, axis=0) for value in (batch.x.flatten(2), batch.y, batch.weight)
+        )
+        places = np.repeat(np.arange(len(batch.x)), count)
+        rates = np.full(len(places), rate, np.float32)
+        centres, none = arrays(self._chain, anchor if lam else {}), arrays(self._chain, {})
+        steps = places, x, y, weight, rates, rates * np.float32(lam), np.empty(len(places))
+        chain_loops.steps(layers, arrays(self._chain, params), trained, centres, none, *steps)
