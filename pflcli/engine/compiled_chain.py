@@ -52,7 +52,7 @@ def train(
     places, where ``plan`` has what is their own.
     """
     from pflcli.engine.cpu import chain_loops
-    from pflcli.engine.cpu.compiled_passes import arrays, table
+    from pflcli.engine.cpu.compiled_passes import are_trained, arrays, table
 
     like = {name: value[0] for name, value in out.items()}
     own_start = is_stacked(start, like)
@@ -61,8 +61,7 @@ def train(
             value[place].copy_(start[name][place] if own_start else start[name])
     layers, parameters = table(chain, like), arrays(chain, out)
     assert all(value.is_contiguous() for value in out.values())  # so that the arrays share their memory
-    names = [name for layer in chain for name in (layer.weight, layer.bias or "")]
-    trained = np.asarray([name in like and name.startswith(plan.trainable) for name in names])
+    trained = are_trained(chain, [name for name in like if name.startswith(plan.trainable)])
     anchor, pull = plan.prox or ({}, 0.0)
     pulls = arrays(chain, anchor, is_stacked(anchor, like)) if pull else arrays(chain, {})
     drift = arrays(chain, plan.own if plan.adds_own else {})

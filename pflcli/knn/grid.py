@@ -211,7 +211,7 @@ def right(
 
 
 def _groups(sizes: NDArray[np.int64], bounds: NDArray[np.int64], cells: int) -> Iterator[tuple[int, int, slice]]:
-    """Yield clients, ``first`` to ``last``, and a span of queries that are theirs: few enough for ``_CELLS``.
+    """Yield clients, ``first`` to ``last``, and a span of their queries: few enough for ``_CELLS``.
 
     A query takes as many cells as the largest store has samples, by their ``sizes`` (m,), or ``cells`` if that is more.
     """

@@ -44,6 +44,11 @@ def arrays(chain: Sequence[Layer], values: Mapping[str, Tensor], is_stacked: boo
 _NONE = np.empty((1, 0), np.float32)
 
 
+def are_trained(chain: Sequence[Layer], names: Collection[str]) -> NDArray[np.bool_]:
+    """Return for each of ``arrays`` whether it is one of the parameters ``names``."""
+    return np.asarray([name in names for layer in chain for name in (layer.weight, layer.bias)])
+
+
 class CompiledChainNetwork(ChainNetwork):
     """A ``ChainNetwork`` whose passes are compiled loops."""
 
@@ -67,12 +72,12 @@ class CompiledChainNetwork(ChainNetwork):
         params, inputs, (layers, own, values) = outputs.trace
         names, clients, n = self.trained if names is None else names, *outputs.logits.shape[:2]
         grads = {name: torch.empty(clients, *params[name].shape[1:]) for name in names}
-        trained = [bool(name) and name in names for layer in self._chain for name in (layer.weight, layer.bias)]
+        trained = are_trained(self._chain, names)
         by_logits = torch.zeros_like(outputs.logits) if logits is None else logits
         by_z = _NONE[0] if z is None else z.reshape(-1).numpy()
         none = (_NONE,) * len(trained)
         before = layers, own, n, inputs[0].view(-1).numpy(), values.numpy(), by_logits.reshape(-1).numpy()
-        chain_loops.backward(*before, self._body, by_z, np.asarray(trained), none, arrays(self._chain, grads))
+        chain_loops.backward(*before, self._body, by_z, trained, none, arrays(self._chain, grads))
         return grads
 
     def proximal_steps(
@@ -80,9 +85,7 @@ class CompiledChainNetwork(ChainNetwork):
     ) -> None:
         """Take steps in place, those of a client one after the other, see ``pflcli.engine.gradients``."""
         layers = table(self._chain, {layer.weight: params[layer.weight][0] for layer in self._chain})
-        trained = np.asarray(
-            [bool(n) and n in self.trained for layer in self._chain for n in (layer.weight, layer.bias)]
-        )
+        assert all(params[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
         x, y, weight = (
             np.repeat(value.numpy(), count, axis=0) for value in (batch.x.flatten(2), batch.y, batch.weight)
         )
@@ -90,4 +93,5 @@ class CompiledChainNetwork(ChainNetwork):
         rates = np.full(len(places), rate, np.float32)
         centres, none = arrays(self._chain, anchor if lam else {}), arrays(self._chain, {})
         steps = places, x, y, weight, rates, rates * np.float32(lam), np.empty(len(places))
-        chain_loops.steps(layers, arrays(self._chain, params), trained, centres, none, *steps)
+        own, trained = arrays(self._chain, params), are_trained(self._chain, self.trained)
+        chain_loops.steps(layers, own, trained, centres, none, *steps)
