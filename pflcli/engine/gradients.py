@@ -51,7 +51,7 @@ class StackedNetwork(Protocol):
 
     @property
     def parameters(self) -> Collection[str]:
-        """The names of the network's parameters, without buffers."""
+        """The names of the network's parameters, in its order, without buffers."""
 
     @property
     def trained(self) -> Collection[str]:
@@ -141,10 +141,13 @@ def proximal_steps(
         torch._foreach_add_(weights, grads, alpha=-rate)
 
 
-def _own_names(net: nn.Module, trained: Collection[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the names of the network's parameters, and in its order those that are trained."""
-    names = [name for name, _ in net.named_parameters()]
-    return frozenset(names), tuple(name for name in names if name in set(trained))
+def _own_names(net: nn.Module, trained: Collection[str]) -> tuple[Collection[str], tuple[str, ...]]:
+    """Return the names of the network's parameters, and those that are trained, both in its order.
+
+    A set would have another order in each process, and so would sums over its members.
+    """
+    names = dict.fromkeys(name for name, _ in net.named_parameters())
+    return names, tuple(name for name in names if name in set(trained))
 
 
 def _single(value: Tensor) -> Tensor:

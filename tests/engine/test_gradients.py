@@ -82,6 +82,7 @@ def test_gradients_by_logits_and_representations(kind, prefix, by_z):
             z_grad = torch.randn(outputs.z.shape, generator=torch.Generator().manual_seed(3), dtype=dtype)
             actual = network.backward(outputs, by_logits.clone(), z_grad if by_z else None)
         assert {*actual} == {*trained}
+        assert [*network.parameters] == names  # in an order that is the same in every process
         for row in range(count):
             leaves = {name: value[row].clone().requires_grad_(name in names) for name, value in stack.items()}
             body = {n.removeprefix("body."): v for n, v in leaves.items() if n.startswith("body.")}

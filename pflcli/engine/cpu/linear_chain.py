@@ -101,7 +101,7 @@ class ChainNetwork:
 
     def __init__(self, chain: Sequence[Layer], trained: Collection[str]) -> None:
         names = [name for layer in chain for name in (layer.weight, layer.bias) if name]
-        self.parameters, self.trained = frozenset(names), tuple(name for name in names if name in set(trained))
+        self.parameters, self.trained = tuple(names), tuple(name for name in names if name in set(trained))
         self._chain = chain
         self._body = next((i for i, layer in enumerate(chain) if layer.weight.startswith("head.")), len(chain))
         """the number of layers below the representation"""
