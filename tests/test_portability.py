@@ -137,6 +137,27 @@ def test_the_allocator_is_left_alone_on_macos_and_without_mallopt(monkeypatch):
     assert len(library.calls) == 2
 
 
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
+def test_a_large_block_that_was_freed_is_used_again_without_page_faults():
+    code = """
+import ctypes, resource
+from pflcli.engine.allocator import keep_freed_memory
+
+keep_freed_memory()
+library, size = ctypes.CDLL(None), 64 << 20
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = library.malloc(size)
+    ctypes.memset(block, 1, size)
+    library.free(block)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    faults = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert int(faults[1]) < 100
+
+
 @pytest.mark.parametrize("how", ["no /proc", "unknown names", "no sysconf"])
 def test_free_memory_is_known_or_not_bounded(monkeypatch, how):
     read = Path.read_text

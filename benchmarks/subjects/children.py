@@ -51,7 +51,7 @@ def run(python: str, module: str, task: work.Task) -> Outcome:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     if task.keeps_memory:
-        surroundings["MALLOC_MMAP_THRESHOLD_"] = str(allocator.MMAP_BYTES)
+        surroundings["MALLOC_MMAP_MAX_"] = str(allocator.MAPPED_BLOCKS)
         surroundings["MALLOC_TRIM_THRESHOLD_"] = str(allocator.TRIM_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
