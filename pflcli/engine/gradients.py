@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ class StackedBatch:
     """Minibatches ``x`` (a, n, ...), ``y`` (a, n), ``own`` constants (a, ...), and constants ``shared`` by all clients.
 
     ``weight`` (a, n) adds up to one for each client, unless samples have weights of their own; it is zero for padding.
-    ``draws`` (a,) are the clients' generators, for rules that draw.
+    ``draws`` (a,) are the clients' generators, for rules that draw. ``rate`` (a,) are learning rates, if ``descend`` is
+    to take the step: where it is one of plain SGD, and the network a ``DescendingNetwork``.
     """
 
     x: Tensor
@@ -35,6 +36,7 @@ class StackedBatch:
     own: Stacked
     shared: parameters.Params
     draws: Sequence[np.random.Generator] = ()
+    rate: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,12 @@ class StackedNetwork(Protocol):
     def trained(self) -> Collection[str]:
         """Those of them that the clients train."""
 
-    def forward(self, params: Stacked, x: Tensor) -> Outputs:
+    def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...), in training mode.
 
-        ``params`` has every parameter and buffer of the network; statistics of BatchNorm are updated in place.
+        ``params`` has every parameter and buffer of the network; statistics of BatchNorm are updated in place. Samples
+        of ``weight`` (a, n) zero at the end of a client's batch may be left out: their outputs are then zeros, and
+        gradients by these are taken for zero.
         """
 
     def backward(
@@ -74,8 +78,36 @@ class StackedNetwork(Protocol):
 
 
 GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Stacked]]
-"""Returns losses (a,) and the gradients of all trained tensors (a, ...); defined in a module, so that processes can
-import it."""
+"""Returns losses (a,) and the gradients of all trained tensors (a, ...) but those that ``descend`` moved; defined in
+a module, so that processes can import it."""
+
+
+@runtime_checkable
+class DescendingNetwork(Protocol):
+    """A network that moves models along gradients which it does not write to memory."""
+
+    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None = None, models: Stacked | None = None) -> None:
+        """Subtract the gradients that ``backward`` returns from the trained parameters of ``models`` (a, ...)."""
+
+
+def descend(
+    network: StackedNetwork,
+    models: Stacked,
+    batch: StackedBatch,
+    outputs: Outputs,
+    logits: Tensor,
+    z: Tensor | None = None,
+) -> Stacked:
+    """Return the gradients (a, ...) along which the trained parameters of ``models`` (a, ...) are to descend.
+
+    Where a step is that of plain SGD, and the network takes it without gradients in memory, it is taken here and
+    nothing is returned. So a rule reads ``models`` before it calls this, and passes them on as it got them.
+    """
+    if batch.rate is None:
+        return network.backward(outputs, logits, z)
+    rate, descending = batch.rate[:, None, None], cast("DescendingNetwork", network)  # an instance check takes longer
+    descending.descend(outputs, logits * rate, None if z is None else z * rate, models)
+    return {}
 
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -95,13 +127,16 @@ def gradient(
     batch: StackedBatch,
     names: Collection[str] | None = None,
     scale: Tensor | None = None,
+    models: Stacked | None = None,
 ) -> tuple[Tensor, Stacked]:
     """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...).
 
-    The gradients are multiplied by the ``scale`` (a,) of each client.
+    The gradients are multiplied by the ``scale`` (a,) of each client. Given ``models`` (a, ...), these ``descend``.
     """
-    outputs = network.forward(params, batch.x)
+    outputs = network.forward(params, batch.x, batch.weight)
     losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
+    if models is not None:
+        return losses, descend(network, models, batch, outputs, grad)
     return losses, network.backward(outputs, grad, names=names)
 
 
@@ -175,7 +210,7 @@ class AutogradNetwork:
         self._state = parameters.state(net)
         self._weights = {name: value.requires_grad_() for name, value in net.named_parameters()}
 
-    def forward(self, params: Stacked, x: Tensor) -> Outputs:
+    def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the only model of ``params`` (1, ...) for ``x`` (1, n, ...), in training mode."""
         with torch.no_grad():
             for name, value in self._state.items():
@@ -205,7 +240,7 @@ class CompiledNetwork:
         self.parameters, self.trained = _own_names(net, trained)
         self._program, self._state = program, parameters.state(net)
 
-    def forward(self, params: Stacked, x: Tensor) -> Outputs:
+    def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the only model of ``params`` (1, ...) for ``x`` (1, n, ...), in training mode."""
         with torch.no_grad():
             for name, value in self._state.items():
@@ -236,7 +271,7 @@ class VmappedNetwork:
         self._net, self._precision = net, precision
         self._aliases = parameters.aliases(net)
 
-    def forward(self, params: Stacked, x: Tensor) -> Outputs:
+    def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...), in training mode."""
         # Copies, as other threads change other rows of the same tensor in place before the backward pass.
         weights = {name: params[name].detach().clone().requires_grad_() for name in self.parameters}

@@ -21,7 +21,7 @@ from torch.func import grad_and_value, vmap
 from pflcli import parameters
 from pflcli.engine.cpu import linear_chain
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, VmappedNetwork, gradient
+from pflcli.engine.gradients import DescendingNetwork, StackedBatch, StackedNetwork, VmappedNetwork, gradient
 from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.optimizer import Update
@@ -65,7 +65,7 @@ def train_stack(
     ``layers``, the network is a chain of linear layers and trains without autograd.
     """
     like = {name: value[0] for name, value in out.items()}
-    join_single = has_batch_norm(net)
+    join_single = layers is None and has_batch_norm(net)
     schedules = [
         _steps(data.rows(int(client), *plan.splits), plan, int(place), draw, join_single=join_single)
         for client, place, draw in zip(clients, places, draws, strict=True)
@@ -133,19 +133,20 @@ class _Ruled:
         self._rule, self._models, self._plan, self._draws = plan.gradient or gradient, models, plan, draws
         self._names = [name for name in learnable(net, models) if name.startswith(plan.trainable)]
         self._update = Update(plan, self._names, [models[name] for name in self._names])
-        self._net, self._by_size = net.train(not plan.frozen_norm), has_batch_norm(net) and not plan.frozen_norm
-        self._network: StackedNetwork = (
-            linear_chain.network(layers, self._names, net.parameters())
-            if layers
-            else VmappedNetwork(net, self._names, plan.precision)
-        )
+        self._net, self._by_size = net, layers is None and has_batch_norm(net) and not plan.frozen_norm
+        if layers:
+            weights = [net.get_parameter(layer.weight) for layer in layers]
+            self._network: StackedNetwork = linear_chain.network(layers, self._names, weights)
+        else:
+            self._network = VmappedNetwork(net.train(not plan.frozen_norm), self._names, plan.precision)
+        self._descends = self._update.is_bare and isinstance(self._network, DescendingNetwork) and not self._by_size
 
     @torch.no_grad()
     def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
         """Take one step on ``x`` (a, n, ...), ``y`` (a, n), and return the losses (a,)."""
         active = len(x)
         if not self._by_size:
-            losses, grads = self._gradients(slice(active), x, y, weight)
+            losses, grads = self._gradients(slice(active), x, y, weight, rate if self._descends else None)
         else:
             grads, losses = {n: torch.empty_like(self._models[n][:active]) for n in self._names}, x.new_empty(active)
             for size, rows in _rows_by_size(weight):
@@ -153,14 +154,18 @@ class _Ruled:
                 losses[rows], group = self._gradients(rows, x[rows, :size], y[rows, :size], weight[rows, :size])
                 for name in self._names:
                     grads[name][rows] = group[name]
-        self._update([self._models[n][:active] for n in self._names], [grads[n] for n in self._names], rate)
+        names = [name for name in self._names if name in grads] if self._descends else self._names
+        self._update([self._models[n][:active] for n in names], [grads[n] for n in names], rate)
         return losses
 
-    def _gradients(self, rows: slice | Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Stacked]:
+    def _gradients(
+        self, rows: slice | Tensor, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor | None = None
+    ) -> tuple[Tensor, Stacked]:
         models = {name: value[rows] for name, value in self._models.items()}
         own = {name: value[rows] for name, value in self._plan.own.items()}
         draws = self._draws[rows] if isinstance(rows, slice) else [self._draws[row] for row in rows.tolist()]
-        losses, grads = self._rule(self._network, models, StackedBatch(x, y, weight, own, self._plan.shared, draws))
+        batch = StackedBatch(x, y, weight, own, self._plan.shared, draws, rate)
+        losses, grads = self._rule(self._network, models, batch)
         if not isinstance(rows, slice):
             for name, value in models.items():  # the forward pass changed buffers in these copies
                 if name not in self._names:

@@ -109,8 +109,9 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
     """Return F(w) + F(alpha v + (1 - alpha) w), and their gradients; the second term moves v alone."""
     local = parameters.unprefixed(params, _LOCAL)
     shared, alpha = {name: params[name] for name in local}, batch.own["alpha"]
-    losses, grads = gradient(network, shared, batch)
-    at_mixture, mixture_grads = gradient(network, _mixed(network, alpha, local, shared), batch, scale=alpha)
+    mixed = _mixed(network, alpha, local, shared)
+    losses, grads = gradient(network, shared, batch, models=shared)
+    at_mixture, mixture_grads = gradient(network, mixed, batch, scale=alpha, models=local)
     return losses + at_mixture, {**grads, **{_LOCAL + name: value for name, value in mixture_grads.items()}}
 
 

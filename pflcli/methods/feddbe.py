@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.errors import UsageError
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
@@ -114,14 +114,15 @@ def _shared(run: Run, state: State) -> Params:
 
 def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return the loss of the head on representations with the memory, plus the pull of their mean without it."""
-    outputs, memory, weight = network.forward(params, batch.x), params[_MEMORY], params[_WEIGHT]
+    outputs, memory, weight = network.forward(params, batch.x, batch.weight), params[_MEMORY], params[_WEIGHT]
     mean = torch.bmm(batch.weight[:, None], outputs.z)[:, 0]  # (a, d)
     apart = (mean - batch.shared["consensus"]) * (batch.shared["kappa"] / mean.shape[1])
     logits = outputs.logits + torch.bmm(weight, memory[..., None]).mT
     losses, by_logits = cross_entropy(logits, batch.y, batch.weight)
     losses = losses + (apart * (mean - batch.shared["consensus"])).sum(dim=1) / 2
     by_bias = by_logits.sum(dim=1)  # (a, C)
-    grads = network.backward(outputs, by_logits, batch.weight[..., None] * apart[:, None])
-    if _WEIGHT in grads:
-        grads[_WEIGHT] += by_bias[..., None] * memory[:, None]
-    return losses, {**grads, _MEMORY: torch.bmm(by_bias[:, None], weight)[:, 0]}
+    by_memory = torch.bmm(by_bias[:, None], weight)[:, 0]
+    grads = descend(network, params, batch, outputs, by_logits, batch.weight[..., None] * apart[:, None])
+    if _WEIGHT in network.trained:
+        grads[_WEIGHT] = by_bias[..., None] * memory[:, None] + grads.get(_WEIGHT, 0)
+    return losses, {**grads, _MEMORY: by_memory}

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.engine import probabilities
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, TrainedClients
 
@@ -130,9 +130,9 @@ def _plan(run: Run, prototypes: Params) -> dict[str, Any]:
 
 def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return the cross-entropy plus the distance of representations to the prototypes of their classes."""
-    outputs, shared = network.forward(params, batch.x), batch.shared
+    outputs, shared = network.forward(params, batch.x, batch.weight), batch.shared
     losses, by_logits = cross_entropy(outputs.logits, batch.y, batch.weight)
     apart = outputs.z - shared["mean"][batch.y]
     pull = shared["lam"] * batch.weight * shared["known"][batch.y] / apart.shape[2]  # (a, n)
     losses = losses + (pull * apart.square().sum(dim=2)).sum(dim=1)
-    return losses, network.backward(outputs, by_logits, apart.mul_(2 * pull[..., None]))
+    return losses, descend(network, params, batch, outputs, by_logits, apart.mul_(2 * pull[..., None]))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.fl.run import Predictor, Run
 from pflcli.methods.parts.class_counts import training_counts
 from pflcli.parameters import Stacked
@@ -110,7 +110,7 @@ def _offsets(run: Run, clients: NDArray[np.int64]) -> Tensor:
 
 def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return the balanced loss of the generic model, plus the loss of both heads, which moves the own one alone."""
-    outputs, own = network.forward(params, batch.x), _own(params)
+    outputs, own = network.forward(params, batch.x, batch.weight), _own(params)
     weight, bias = own["head.weight"], own.get("head.bias")
     z = outputs.z[..., : weight.shape[2]]
     personal = outputs.logits + torch.bmm(z, weight.mT)
@@ -120,4 +120,4 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
     losses, by_personal = cross_entropy(personal, batch.y, batch.weight)
     head_grads = {"head.weight": torch.bmm(by_personal.mT, z), "head.bias": by_personal.sum(dim=1)}
     grads = {_OWN + name: head_grads[name] for name in own}
-    return balanced + losses, {**network.backward(outputs, by_logits), **grads}
+    return balanced + losses, {**descend(network, params, batch, outputs, by_logits), **grads}

@@ -80,7 +80,7 @@ def _meta_gradient(
     inner, outer = _halves(batch)
     moved = {**params, **{name: params[name].clone() for name in network.trained}}
     proximal_steps(network, moved, params, inner, lam=0, rate=alpha)
-    return gradient(network, moved, outer)
+    return gradient(network, moved, outer, models=params)
 
 
 def _halves(batch: StackedBatch) -> tuple[StackedBatch, StackedBatch]:

@@ -106,7 +106,7 @@ def _envelope(
     theta = [value.clone() for value in anchor]
     models = {**params, **dict(zip(names, theta, strict=True))}
     proximal_steps(network, models, params, batch, lam=lam, rate=rate, count=count)
-    losses, _ = cross_entropy(network.forward(models, batch.x).logits, batch.y, batch.weight)
+    losses, _ = cross_entropy(network.forward(models, batch.x, batch.weight).logits, batch.y, batch.weight)
     apart = torch._foreach_sub(anchor, theta)
     for value in apart:
         losses = losses + lam / 2 * value.square().flatten(1).sum(dim=1)

@@ -144,6 +144,83 @@ def test_proximal_steps_in_every_form(prefix, lam, count):
                 torch.testing.assert_close(stack[name][row], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("prefix", ["", "head.", "body."])
+@pytest.mark.parametrize("by_z", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, by_z, elsewhere):
+    net, shape = mlp()
+    trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
+    draw, rate = torch.Generator().manual_seed(1), torch.tensor([0.1, 0.3])
+    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    x, counts = torch.rand(2, 4, *shape, generator=draw), [4, 3]
+    # The second client has a sample that does not count, and padding.
+    weight = torch.tensor([[0.25] * 4, [0.5, 0.0, 0.5, 0.0]])
+    descending = [
+        form for form, _ in forms("mlp", net, shape, trained) if isinstance(form, gradients.DescendingNetwork)
+    ]
+    assert [type(form).__name__ for form in descending] == ["ChainNetwork", "CompiledChainNetwork"]
+    for network in descending:
+        stack = {name: value.clone() for name, value in start.items()}
+        models = {name: torch.ones_like(value) for name, value in start.items()} if elsewhere else stack
+        before = {name: value.clone() for name, value in models.items()}
+        batch = gradients.StackedBatch(x, torch.zeros(2, 4), weight, {}, {}, rate=rate)
+        with torch.no_grad():
+            outputs = network.forward(stack, x, weight)
+            by_logits, by_outputs = (
+                torch.randn(value.shape, generator=torch.Generator().manual_seed(2))
+                for value in (outputs.logits, outputs.z)
+            )
+            for row, count in enumerate(counts):
+                by_logits[row, count:] = by_outputs[row, count:] = 0
+            z = by_outputs if by_z else None
+            assert gradients.descend(network, models, batch, outputs, by_logits.clone(), z) == {}
+        for row, count in enumerate(counts):
+            leaves = {name: value[row].clone().requires_grad_(name in trained) for name, value in start.items()}
+            own_z, h = None, x[row, :count].flatten(1)
+            for layer in linear_chain.layers(net):
+                own_z = h if layer.weight.startswith("head.") else own_z
+                h = h @ leaves[layer.weight].T + leaves[layer.bias]
+                h = h.relu() if layer.relu else h
+            loss = (h * by_logits[row, :count]).sum() + ((own_z * by_outputs[row, :count]).sum() if by_z else 0)
+            expected = dict(zip(trained, torch.autograd.grad(loss, [leaves[n] for n in trained]), strict=True))
+            for name, value in before.items():
+                moved = value[row] - rate[row] * expected[name] if name in trained else value[row]
+                torch.testing.assert_close(models[name][row], moved, rtol=1e-4, atol=1e-5)
+            if elsewhere:
+                assert all(torch.equal(stack[name][row], value[row]) for name, value in start.items())
+
+
+def by_representations(network, params, batch):
+    """The gradient of the cross-entropy plus the mean squared representation; learns a number as well."""
+    outputs = network.forward(params, batch.x, batch.weight)
+    losses, grad = gradients.cross_entropy(outputs.logits, batch.y, batch.weight)
+    losses = losses + (outputs.z.square().sum(dim=2) * batch.weight).sum(dim=1) + params["number"].square()
+    by_z = 2 * outputs.z * batch.weight[..., None]
+    return losses, {"number": 2 * params["number"], **gradients.descend(network, params, batch, outputs, grad, by_z)}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_rules_train_alike_whoever_takes_the_step(momentum, compiles, monkeypatch):
+    if compiles:
+        monkeypatch.setattr(products, "OWN", True)
+        monkeypatch.setattr(linear_chain, "LARGE", 0)
+    data = worlds.federation()
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU())
+    net = models.Net(body, nn.Linear(4, worlds.CLASSES))
+    start = parameters.repeat({**parameters.of(net), "number": torch.tensor(2.0)}, 3)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.05], momentum=momentum, gradient=by_representations)
+    clients, parts = [2, 0, 1], []
+    for mode in MODES:
+        parts += Engine(net, data, seed=0, mode=mode).local_sgd(clients, start, plan, ("sgd", 0))
+    by_autograd, actual = parts
+    for name, value in by_autograd.params.items():
+        torch.testing.assert_close(actual.params[name], value, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(value, start[name])
+    np.testing.assert_allclose(actual.loss, by_autograd.loss, rtol=1e-4)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["mlp", "compiled mlp", "tanh", "norm"])
 def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):

@@ -53,6 +53,14 @@ def _pull(weights: Array, anchor: Array, part: float, drift: Array, rate: float)
 
 
 @compiled
+def _counted(weight: Array, place: int, n: int) -> int:
+    """Return how many samples of a batch of ``n`` lie before those of weight zero at its end; all without weights."""
+    while n and len(weight) and weight[place, n - 1] == 0:
+        n -= 1
+    return n
+
+
+@compiled
 def _forward(layers: Array, parameters: Arrays, client: int, x: Array, at: int, n: int, values: Array) -> None:
     """Write the outputs of layers for the ``n`` samples of ``x`` from the one at ``at`` on into ``values`` (L, ...)."""
     for index in range(len(layers)):
@@ -118,13 +126,18 @@ def _backward(
 
 
 @compiled
-def forward(layers: Array, parameters: Arrays, n: int, x: Array, values: Array) -> None:
+def forward(layers: Array, parameters: Arrays, n: int, x: Array, weight: Array, values: Array) -> None:
     """Write the outputs of each layer of a stack of chains into ``values`` (L, ...), for ``x`` (a, n, d) as a row.
 
-    See ``steps`` for ``layers`` and ``parameters``.
+    Those of samples of ``weight`` (a, n) zero at the end of a batch are zero; (0, 0) is no weight. See ``steps`` for
+    ``layers`` and ``parameters``.
     """
     for client in range(len(x) // (n * layers[0, 0])):
-        _forward(layers, parameters, client, x, client * n, n, values)
+        count = _counted(weight, client, n)
+        _forward(layers, parameters, client, x, client * n, count, values)
+        for index in range(len(layers)):
+            outputs = layers[index, 1]
+            values[index, (client * n + count) * outputs : (client + 1) * n * outputs] = 0
 
 
 @compiled
@@ -133,6 +146,7 @@ def backward(
     parameters: Arrays,
     n: int,
     x: Array,
+    weight: Array,
     values: Array,
     logits: Array,
     body: int,
@@ -140,19 +154,36 @@ def backward(
     trained: Array,
     none: Arrays,
     targets: Arrays,
+    adds: bool,
 ) -> None:
-    """Write the gradients by those parameters of a stack that are ``trained`` into ``targets`` (a, ...).
+    """Write the gradients by those parameters of a stack that are ``trained`` into ``targets`` (a, ...), or add them.
 
-    ``x`` and ``values`` are those of ``forward``. ``logits`` (a, n, C) are gradients by the logits, ``z`` those by the
-    inputs of the layer ``body`` or empty, each as a row; ``none`` are empty arrays (1, 0).
+    ``x``, ``weight`` and ``values`` are those of ``forward``. ``logits`` (a, n, C) are gradients by the logits, ``z``
+    those by the inputs of the layer ``body`` or empty, each as a row; ``none`` are empty arrays (1, 0).
     """
-    classes = layers[-1, 1]
+    classes, zero = layers[-1, 1], x.dtype.type(0)
     grads = np.empty((len(layers), n * layers[:, 1].max()), x.dtype)
     for client in range(len(x) // (n * layers[0, 0])):
-        at = client * n
-        grads[-1, : n * classes] = logits[at * classes : (at + n) * classes]
+        at, count = client * n, _counted(weight, client, n)
+        grads[-1, : count * classes] = logits[at * classes : (at + count) * classes]
         _backward(
-            layers, parameters, client, x, at, n, values, grads, body, z, trained, none, 0, none, 0, targets, False
+            layers,
+            parameters,
+            client,
+            x,
+            at,
+            count,
+            values,
+            grads,
+            body,
+            z,
+            trained,
+            none,
+            zero,
+            none,
+            zero,
+            targets,
+            adds,
         )
 
 
@@ -182,9 +213,7 @@ def steps(
     width, classes, none = x.shape[1] * layers[:, 1].max(), layers[-1, 1], np.empty(0, x.dtype)
     values, grads = np.empty((len(layers), width), x.dtype), np.empty((len(layers), width), x.dtype)
     for s in range(len(place)):
-        client, samples, n = place[s], x[s].reshape(-1), x.shape[1]
-        while n and weight[s, n - 1] == 0:
-            n -= 1
+        client, samples, n = place[s], x[s].reshape(-1), _counted(weight, s, x.shape[1])
         _forward(layers, parameters, client, samples, 0, n, values)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
         losses[s] = _cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,70 +28,103 @@ def arrays(chain: Sequence[Layer], values: Mapping[str, Tensor], is_stacked: boo
 
     Where values are contiguous the arrays share their memory.
     """
-    rows = []
-    for name in (name for layer in chain for name in (layer.weight, layer.bias)):
-        value = values.get(name) if name else None
-        if value is None:
-            rows.append(_NONE)
-        elif not is_stacked:
-            rows.append(value.reshape(1, -1).numpy())
-        else:
-            value = value[:1] if value.stride(0) == 0 else value
-            rows.append(value.reshape(len(value), -1).numpy())
-    return tuple(rows)
+    return tuple(_rows(values.get(name), is_stacked) if name else _NONE for layer in chain for name in layer.names)
 
 
-_NONE = np.empty((1, 0), np.float32)
+def _rows(value: Tensor | None, is_stacked: bool) -> NDArray[Any]:
+    if value is None:
+        return _NONE
+    count = value.shape[0] if is_stacked and value.stride(0) else 1
+    return (value[:1] if is_stacked and count == 1 else value).reshape(count, -1).numpy()
+
+
+_NONE, _UNWEIGHTED = np.empty((1, 0), np.float32), np.empty((0, 0), np.float32)
 
 
 def are_trained(chain: Sequence[Layer], names: Collection[str]) -> NDArray[np.bool_]:
     """Return for each of ``arrays`` whether it is one of the parameters ``names``."""
-    return np.asarray([name in names for layer in chain for name in (layer.weight, layer.bias)])
+    return np.asarray([name in names for layer in chain for name in layer.names])
 
 
 class CompiledChainNetwork(ChainNetwork):
     """A ``ChainNetwork`` whose passes are compiled loops."""
 
-    def forward(self, params: Stacked, x: Tensor) -> Outputs:
-        """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...)."""
+    def __init__(self, chain: Sequence[Layer], trained: Collection[str]) -> None:
+        super().__init__(chain, trained)
+        self._layers: NDArray[np.int64] | None = None
+        self._own, self._none = are_trained(chain, self.trained), (_NONE,) * (2 * len(chain))
+
+    def _table(self, params: Stacked) -> NDArray[np.int64]:
+        if self._layers is None:  # the same for all models of a network
+            self._layers = table(self._chain, {layer.weight: params[layer.weight][0] for layer in self._chain})
+        return self._layers
+
+    def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
+        """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...), without padding at the end."""
         (clients, n), x = x.shape[:2], x.flatten(2).contiguous()
-        layers = table(self._chain, {layer.weight: params[layer.weight][0] for layer in self._chain})
+        weights = _UNWEIGHTED if weight is None else weight.contiguous().numpy()
+        layers = self._table(params)
         values = x.new_empty(len(layers), clients * n * int(layers[:, 1].max()))
         own = arrays(self._chain, params)
-        chain_loops.forward(layers, own, n, x.view(-1).numpy(), values.numpy())
+        chain_loops.forward(layers, own, n, x.view(-1).numpy(), weights, values.numpy())
         outputs = [
             row[: clients * n * size].view(clients, n, size) for row, size in zip(values, layers[:, 1], strict=True)
         ]
         inputs = [x, *outputs[:-1]]
-        return Outputs(outputs[-1], inputs[self._body], (params, inputs, (layers, own, values)))
+        return Outputs(outputs[-1], inputs[self._body], (params, inputs, (layers, own, weights, values)))
 
     def backward(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None
     ) -> Stacked:
         """Return the gradients (a, ...) of parameters for gradients of the outputs."""
-        params, inputs, (layers, own, values) = outputs.trace
-        names, clients, n = self.trained if names is None else names, *outputs.logits.shape[:2]
-        grads = {name: torch.empty(clients, *params[name].shape[1:]) for name in names}
-        trained = are_trained(self._chain, names)
-        by_logits = torch.zeros_like(outputs.logits) if logits is None else logits
-        by_z = _NONE[0] if z is None else z.reshape(-1).numpy()
-        none = (_NONE,) * len(trained)
-        before = layers, own, n, inputs[0].view(-1).numpy(), values.numpy(), by_logits.reshape(-1).numpy()
-        chain_loops.backward(*before, self._body, by_z, trained, none, arrays(self._chain, grads))
+        params, names = outputs.trace[0], self.trained if names is None else names
+        grads = {name: torch.empty(len(outputs.logits), *params[name].shape[1:]) for name in names}
+        self._backward(outputs, logits, z, names, grads, adds=False)
         return grads
+
+    def descend(
+        self,
+        outputs: Outputs,
+        logits: Tensor,
+        z: Tensor | None = None,
+        models: Stacked | None = None,
+        before: Callable[[str], None] | None = None,
+    ) -> None:
+        """Subtract the gradients from the trained parameters of ``models`` (a, ...), without writing them."""
+        assert before is None
+        models = outputs.trace[0] if models is None else models
+        assert all(models[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
+        self._backward(outputs, -logits, None if z is None else -z, self.trained, models, adds=True)
+
+    def _backward(
+        self,
+        outputs: Outputs,
+        logits: Tensor | None,
+        z: Tensor | None,
+        names: Collection[str],
+        into: Stacked,
+        *,
+        adds: bool,
+    ) -> None:
+        """Write gradients of the parameters ``names`` ``into`` tensors of these names (a, ...), or add them."""
+        _, inputs, (layers, own, weights, values) = outputs.trace
+        trained = self._own if names is self.trained else are_trained(self._chain, names)
+        by_logits = torch.zeros_like(outputs.logits) if logits is None else logits
+        passed = layers, own, outputs.logits.shape[1], inputs[0].view(-1).numpy(), weights, values.numpy()
+        by_outputs = by_logits.reshape(-1).numpy(), self._body, _NONE[0] if z is None else z.reshape(-1).numpy()
+        chain_loops.backward(*passed, *by_outputs, trained, self._none, arrays(self._chain, into), adds)
 
     def proximal_steps(
         self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int
     ) -> None:
         """Take steps in place, those of a client one after the other, see ``pflcli.engine.gradients``."""
-        layers = table(self._chain, {layer.weight: params[layer.weight][0] for layer in self._chain})
+        layers = self._table(params)
         assert all(params[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
         x, y, weight = (
             np.repeat(value.numpy(), count, axis=0) for value in (batch.x.flatten(2), batch.y, batch.weight)
         )
         places = np.repeat(np.arange(len(batch.x)), count)
         rates = np.full(len(places), rate, np.float32)
-        centres, none = arrays(self._chain, anchor if lam else {}), arrays(self._chain, {})
+        centres = arrays(self._chain, anchor) if lam else self._none
         steps = places, x, y, weight, rates, rates * np.float32(lam), np.empty(len(places))
-        own, trained = arrays(self._chain, params), are_trained(self._chain, self.trained)
-        chain_loops.steps(layers, own, trained, centres, none, *steps)
+        chain_loops.steps(layers, arrays(self._chain, params), self._own, centres, self._none, *steps)

@@ -30,6 +30,11 @@ class Layer:
     bias: str | None
     relu: bool
 
+    @property
+    def names(self) -> tuple[str, str | None]:
+        """Return the names of weight and bias."""
+        return self.weight, self.bias
+
 
 def layers(net: nn.Module) -> list[Layer] | None:
     """Return the layers of ``net``, or None if it is not a chain of linear layers and ReLU over flattened samples."""
@@ -100,13 +105,13 @@ class ChainNetwork:
     """Forward and backward passes of a stack of chains, see ``pflcli.engine.gradients``."""
 
     def __init__(self, chain: Sequence[Layer], trained: Collection[str]) -> None:
-        names = [name for layer in chain for name in (layer.weight, layer.bias) if name]
+        names = [name for layer in chain for name in layer.names if name]
         self.parameters, self.trained = tuple(names), tuple(name for name in names if name in set(trained))
         self._chain = chain
         self._body = next((i for i, layer in enumerate(chain) if layer.weight.startswith("head.")), len(chain))
         """the number of layers below the representation"""
 
-    def forward(self, params: Stacked, x: Tensor) -> Outputs:
+    def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...)."""
         inputs, h = [], x.flatten(2)
         for layer in self._chain:
@@ -128,25 +133,34 @@ class ChainNetwork:
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def descend(self, outputs: Outputs, logits: Tensor, before: Callable[[str], None]) -> None:
-        """Subtract the gradients from the trained parameters, in the products that compute them.
+    def descend(
+        self,
+        outputs: Outputs,
+        logits: Tensor,
+        z: Tensor | None = None,
+        models: Stacked | None = None,
+        before: Callable[[str], None] | None = None,
+    ) -> None:
+        """Subtract the gradients from the trained parameters of ``models`` (a, ...), in the products that compute them.
 
-        Each parameter changes by ``before``, called with its name, when no gradient depends on it any more.
+        By default these are the models of the ``outputs``. Each parameter changes by ``before``, called with its name,
+        when no gradient depends on it any more.
         """
-        params, _ = outputs.trace
-        for name, grad, h in self._gradients(outputs, logits, None, self.trained):
-            before(name)
+        models = outputs.trace[0] if models is None else models
+        for name, grad, h in self._gradients(outputs, logits, z, self.trained):
+            if before is not None:
+                before(name)
             if h is None:
-                params[name].sub_(grad.sum(dim=1))
+                models[name].sub_(grad.sum(dim=1))
             else:
-                params[name].baddbmm_(grad.mT, h, alpha=-1)
+                models[name].baddbmm_(grad.mT, h, alpha=-1)
 
     def _gradients(
         self, outputs: Outputs, grad: Tensor, z: Tensor | None, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
         """Yield the names of parameters, the gradient by the layer's output, and of weights the layer's input."""
         params, inputs = outputs.trace
-        own = [[name for name in (layer.weight, layer.bias) if name and name in names] for layer in self._chain]
+        own = [[name for name in layer.names if name and name in names] for layer in self._chain]
         lowest = next((index for index, each in enumerate(own) if each), len(own))
         for index in range(len(self._chain) - 1, lowest - 1, -1):
             # Taken before the weights may change.
@@ -187,12 +201,12 @@ class Trainer:
         ``weight`` (a, n) of samples adds up to one for each client; ``rate`` (a,) holds learning rates.
         """
         models = {name: value[: len(x)] for name, value in self._models.items()}
-        outputs = self._network.forward(models, x)
+        outputs = self._network.forward(models, x, weight)
         # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.
         losses, grad = cross_entropy(outputs.logits, y, weight, rate if self._update.is_plain else None)
         if self._update.is_plain:
             place = self.names.index
-            self._network.descend(outputs, grad, lambda name: self._update.pull(place(name), models[name], rate))
+            self._network.descend(outputs, grad, before=lambda name: self._update.pull(place(name), models[name], rate))
         else:
             grads = self._network.backward(outputs, grad)
             self._update([models[name] for name in self.names], [grads[name] for name in self.names], rate)
