@@ -15,8 +15,9 @@ from torch.nn import functional
 from pflcli import parameters
 from pflcli.engine.cpu.program import Program
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import AutogradNetwork, CompiledNetwork, StackedBatch, StackedNetwork
+from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model, learnable
+from pflcli.engine.networks import AutogradNetwork, CompiledNetwork
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params
 

@@ -21,9 +21,10 @@ from torch.func import grad_and_value, vmap
 from pflcli import parameters
 from pflcli.engine.cpu import linear_chain
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import DescendingNetwork, StackedBatch, StackedNetwork, VmappedNetwork, gradient
+from pflcli.engine.gradients import DescendingNetwork, StackedBatch, StackedNetwork, gradient
 from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
+from pflcli.engine.networks import VmappedNetwork
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params, Stacked
 

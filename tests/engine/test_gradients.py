@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, parameters, rng
-from pflcli.engine import gradients
+from pflcli.engine import gradients, networks
 from pflcli.engine.cpu import linear_chain, products, program
 from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.engine.engine import Engine
@@ -49,14 +49,14 @@ def cnn():
 
 def forms(kind, net, shape, trained):
     """The forms of a network, with the number of models that each takes."""
-    yield gradients.AutogradNetwork(copy.deepcopy(net), trained, "float32"), 1
+    yield networks.AutogradNetwork(copy.deepcopy(net), trained, "float32"), 1
     if kind == "mlp":
-        yield gradients.VmappedNetwork(copy.deepcopy(net), trained, "float32"), 2
+        yield networks.VmappedNetwork(copy.deepcopy(net), trained, "float32"), 2
         yield linear_chain.ChainNetwork(linear_chain.layers(net), trained), 2
         yield CompiledChainNetwork(linear_chain.layers(net), trained), 2
     else:
         own = copy.deepcopy(net)
-        yield gradients.CompiledNetwork(own, trained, program.of(own, shape)), 1
+        yield networks.CompiledNetwork(own, trained, program.of(own, shape)), 1
 
 
 @pytest.mark.parametrize("kind", ["mlp", "mobile", "cnn"])

@@ -7,8 +7,8 @@ import pytest
 
 import worlds
 from pflcli import methods
-from pflcli.engine.gradients import AutogradNetwork
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.networks import AutogradNetwork
 from pflcli.engine.passes import trained_samples
 
 

@@ -15,8 +15,8 @@ from pflcli.engine import loop, strategy
 from pflcli.engine.cpu import graph, products, program
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import CompiledNetwork
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.networks import CompiledNetwork
 from pflcli.engine.resident import ResidentNet
 
 

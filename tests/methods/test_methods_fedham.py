@@ -20,8 +20,9 @@ from pflcli import config, models, parameters, rng
 from pflcli.engine import engine as engines
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import AutogradNetwork, StackedBatch
+from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model
+from pflcli.engine.networks import AutogradNetwork
 from pflcli.fl.run import Run, Settings
 from pflcli.methods import fedham
 from pflcli.methods.parts import clustering, ham, ham_records

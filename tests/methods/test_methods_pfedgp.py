@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 
 import worlds
 from pflcli import parameters, rng
-from pflcli.engine.gradients import AutogradNetwork, StackedBatch
+from pflcli.engine.gradients import StackedBatch
+from pflcli.engine.networks import AutogradNetwork
 from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
 from pflcli.methods.parts import class_tree, pfedgp_loops, tree_likelihood
