@@ -6,19 +6,68 @@ calling thread, without Python's lock, in one order: the same input gives the sa
 
 from __future__ import annotations
 
+import copy
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import llvmlite.binding
 import numba
+from numba.core import types
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
+_plain: Any = types.unliteral
+
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "no_cfunc_wrapper": True,  # which only C would call
+    "error_model": "numpy",
+    "fastmath": {"contract", "nsz", "reassoc"},
+}
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call, or read the result of an earlier process if Numba has a folder for its cache."""
+    """Compile at the first call, or read the result of an earlier process if Numba has a folder for its cache.
+
+    Compiled loops call ``function`` where it lies. By itself Numba would compile it again within each of them, and for
+    each constant that they call it with: most of the time that the loops of a network take to compile.
+    """
     compiler: Any = numba.njit
     try:
-        result: Callable[..., Any] = compiler(cache=True, **_OPTIONS)(function)
+        result: Any = compiler(cache=True, **_OPTIONS)(function)
     except RuntimeError:
         result = compiler(**_OPTIONS)(function)
-    return result
+    template, add_overload = result.get_call_template, result.add_overload
+
+    def get_call_template(arguments: Any, keywords: Any) -> Any:
+        return template([_plain(kind) for kind in arguments], {name: _plain(kind) for name, kind in keywords.items()})
+
+    def add(form: Any) -> None:
+        add_overload(form)
+        _call_where_it_lies(function, form)
+
+    result.get_call_template, result.add_overload = get_call_template, add
+    called: Callable[..., Any] = result
+    return called
+
+
+def _call_where_it_lies(function: Callable[..., Any], form: Any) -> None:
+    """Let loops that are compiled from now on call a compiled form of a function by a name that all processes share."""
+    if not hasattr(form.library, "_reload_init"):
+        return  # an older version of Numba, by which a loop that is read cannot read others
+    context, arguments = form.target_context, form.signature.args
+    name = f"{function.__module__}.{function.__name__}{arguments}"
+    llvmlite.binding.add_symbol(name, form.library.get_pointer_to_function(form.fndesc.llvm_func_name))
+    description = copy.copy(form.fndesc)
+    description.mangled_name = name
+    # In place of the function's code, callers are linked with nothing. When they are read, it must be in memory.
+    nothing = context.codegen().create_library(name)
+    nothing._shared_module, nothing._finalized = nothing._final_module, True
+    nothing._reload_init.add(partial(_read, function.__module__, function.__name__, arguments))
+    context.remove_user_function(form.entry_point)
+    context.insert_user_function(form.entry_point, description, [nothing])
+
+
+def _read(module: str, name: str, arguments: tuple[Any, ...]) -> None:
+    """Compile a form of a function, or read it from the cache, before a loop that calls it."""
+    getattr(importlib.import_module(module), name).compile(arguments)

@@ -219,7 +219,9 @@ def cross_entropy(logits: Array, y: Array, weight: Array, grad: Array) -> float:
     total = 0.0
     for i in range(len(y)):
         row, to = logits[i], grad[i]
-        largest = row.max()
+        largest = row[0]
+        for c in range(1, len(row)):
+            largest = max(largest, row[c])
         exponents = logits.dtype.type(0)
         for c in range(len(row)):
             to[c] = np.exp(row[c] - largest)

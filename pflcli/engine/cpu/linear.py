@@ -13,6 +13,7 @@ from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.memory import Step
 from pflcli.engine.cpu.products import product, transpose
 from pflcli.engine.cpu.tiles import MOST
+from pflcli.engine.cpu.vectors import as_row
 
 
 @compiled
@@ -25,16 +26,17 @@ def _linear_backward(
     may change, a few rows at a time, which stay in the cache. ``turned`` (n m) is memory to work in.
     """
     (m, k), n = x.shape, len(weight)
-    transpose(grad, 0, n, turned, 0, m, m, n)
+    x_row, weight_row, to_x_row, to_weight_row = as_row(x), as_row(weight), as_row(to_x), as_row(to_weight)
+    transpose(as_row(grad), 0, n, turned, 0, m, m, n)
     for first in range(0, n, MOST):
         rows, at, row = min(MOST, n - first), first * m, first * k
-        product((m, k, rows), turned, at, 1, m, weight, row, k, to_x, 0, k, min(first, 1))
+        product((m, k, rows), turned, at, 1, m, weight_row, row, k, to_x_row, 0, k, min(first, 1))
         if rate == 0:
-            product((rows, k, m), turned, at, m, 1, x, 0, k, to_weight, row, k, 0)
+            product((rows, k, m), turned, at, m, 1, x_row, 0, k, to_weight_row, row, k, 0)
         else:
             for i in range(at, at + rows * m):
                 turned[i] *= -rate
-            product((rows, k, m), turned, at, m, 1, x, 0, k, weight, row, k, 1)
+            product((rows, k, m), turned, at, m, 1, x_row, 0, k, weight_row, row, k, 1)
 
 
 def multiply_back(

@@ -94,10 +94,14 @@ def search(
     """
     d = z.shape[1]
     queries = z.reshape(-1)
-    widest = min(_QUERIES, -(-np.diff(bounds).max() // _LANES) * _LANES)
+    most_queries, largest_store = 0, 0
+    for client in range(len(sizes)):  # in a loop, which takes a tenth of the time of NumPy's functions to compile
+        most_queries = max(most_queries, bounds[client + 1] - bounds[client])
+        largest_store = max(largest_store, sizes[client])
+    widest = min(_QUERIES, -(-most_queries // _LANES) * _LANES)
     product, query_half = np.zeros(_STORED * widest, np.float32), np.empty(widest, np.float32)
     nearness = np.empty((distance.shape[1] + 1) * widest, np.float32)
-    rows, half = np.empty_like(nearness), np.empty(sizes.max(), np.float32)
+    rows, half = np.empty_like(nearness), np.empty(largest_store, np.float32)
     for client in range(len(sizes)):
         stored = blob[starts[client] : starts[client] + 4 * d * sizes[client]].view(np.float32)
         k = min(distance.shape[1], sizes[client])

@@ -10,7 +10,7 @@ import numpy as np
 from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.products import product
-from pflcli.engine.cpu.vectors import apart, combination
+from pflcli.engine.cpu.vectors import as_row, combination
 
 _copy = combination([[1]])
 
@@ -21,7 +21,6 @@ def rectified_max(maps: Array, bias: Array, out: Array, codes: Array) -> None:
 
     ``codes`` (m, O) receives which map it is, or 4 for 0.
     """
-    apart()
     zero = maps.dtype.type(0)
     for i in range(len(out)):
         m0, m1, m2, m3, to, code = maps[0, i], maps[1, i], maps[2, i], maps[3, i], out[i], codes[i]
@@ -42,7 +41,6 @@ def rectified_max(maps: Array, bias: Array, out: Array, codes: Array) -> None:
 @compiled
 def rectified_max_backward(grad: Array, codes: Array, maps: Array, to_bias: Array) -> None:
     """Write the gradients by ``maps`` (4, m, O) for those of the output, ``grad`` (m, O); add those by the bias."""
-    apart()
     zero = maps.dtype.type(0)
     for i in range(len(grad)):
         value, code = grad[i], codes[i]
@@ -61,7 +59,6 @@ def _patches(x: Array, size: int, padding: int, windows: tuple[int, int], planes
     The second axis are the four pixels of a pooling window. ``planes`` (C, h', 2, w') receives the padded image, its
     even columns apart from its odd ones, so that pixels at the same place of their windows are neighbours.
     """
-    apart()
     channels, height, width = x.shape
     rows, columns = windows
     high, half = planes.shape[1], planes.shape[3]
@@ -94,9 +91,10 @@ def first(
     planes, patches, maps = work
     size = int(np.sqrt(len(weight) // x.shape[1]))
     pixels, outputs = 4 * out.shape[1], len(bias)
+    patch_row, weight_row, map_row = as_row(patches), as_row(weight), as_row(maps)
     for image in range(len(x)):
         _patches(x[image], size, padding, windows, planes, patches)
-        product((pixels, outputs, len(weight)), patches, 0, 1, pixels, weight, 0, outputs, maps, 0, outputs, 0)
+        product((pixels, outputs, len(weight)), patch_row, 0, 1, pixels, weight_row, 0, outputs, map_row, 0, outputs, 0)
         rectified_max(maps, bias, out[image], codes[image])
 
 
@@ -115,12 +113,13 @@ def first_backward(
     planes, patches, maps = work
     size = int(np.sqrt(len(to_weight) // x.shape[1]))
     pixels, outputs = 4 * grad.shape[1], len(to_bias)
+    patch_row, map_row, to_row = as_row(patches), as_row(maps), as_row(to_weight)
     to_bias[:] = 0
     for image in range(len(x)):
         _patches(x[image], size, padding, windows, planes, patches)
         rectified_max_backward(grad[image], codes[image], maps, to_bias)
         shape = (len(to_weight), outputs, pixels)
-        product(shape, patches, 0, pixels, 1, maps, 0, outputs, to_weight, 0, outputs, min(image, 1))
+        product(shape, patch_row, 0, pixels, 1, map_row, 0, outputs, to_row, 0, outputs, min(image, 1))
 
 
 @compiled

@@ -17,7 +17,7 @@ from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.memory import Step
 from pflcli.engine.cpu.tiles import DOT_COLUMNS, DOT_ROWS, MOST, dot_tile, tile, turn
-from pflcli.engine.cpu.vectors import BYTES, PAIR, WIDE, apart, combination
+from pflcli.engine.cpu.vectors import BYTES, PAIR, WIDE, combination
 
 _CPU: str = llvmlite.binding.get_host_cpu_name()
 """What LLVM calls this CPU: ``znver`` and a number is one of AMD's."""
@@ -64,7 +64,6 @@ def product(
     ``size`` is m, n and k. The first element of the matrix in ``a`` is a[a0]; its rows are ``a_row`` numbers apart, and
     its columns ``a_inner``. The rows of the others are ``b_row`` and ``c_row`` numbers apart.
     """
-    apart()
     m, n, k = size
     step = PAIR // c.itemsize
     for j in range(0, n, step):
@@ -86,7 +85,6 @@ def transpose(x: Array, x0: int, x_row: int, y: Array, y0: int, y_row: int, rows
 
     The rows of the two are ``x_row`` and ``y_row`` numbers apart.
     """
-    apart()
     step = BYTES // x.itemsize
     for i in range(0, rows, step):
         for j in range(0, columns, step):
@@ -138,7 +136,6 @@ def product_by_rows(
     The first element of the matrix in ``a`` is a[a0], and its rows are ``a_row`` numbers apart; so for the others.
     ``size`` is m, n and k.
     """
-    apart()
     m, n, k = size
     step = -(-k // -(-k // _DOTS) // _LANES) * _LANES
     for first in range(0, k, step):

@@ -14,10 +14,14 @@ import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 _intrinsic: Any = intrinsic
 _utils: Any = cgutils
+_populate: Any = populate_array
+_borrowed: Any = impl_ret_borrowed
 
 _FEATURES: Any = llvmlite.binding.get_host_cpu_features()
 
@@ -192,18 +196,24 @@ def _add(bld: Any, vec: Vectors, total: Any, row: Any, coefficient: float) -> An
     return vec.fused(row, vec.all(coefficient), total)
 
 
-def _apart() -> Callable[[], None]:
+def _as_row() -> Callable[[Any], Any]:
     @_intrinsic  # type: ignore[untyped-decorator]
-    def mark(typing: Any) -> Any:
+    def view(typing: Any, x: Any) -> Any:
+        if x.layout != "C":
+            return None  # Numba says which arguments have no such function
+        row = x.copy(ndim=1)
+
         def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
-            bld.function.attributes.add("noinline")
-            return context.get_dummy_value()
+            array, result = context.make_array(x)(context, bld, values[0]), context.make_array(row)(context, bld)
+            fields = {"data": array.data, "itemsize": array.itemsize, "meminfo": array.meminfo, "parent": array.parent}
+            _populate(result, shape=[array.nitems], strides=[array.itemsize], **fields)
+            return _borrowed(context, bld, row, result._getvalue())
 
-        return types.void(), generate
+        return row(x), generate
 
-    function: Callable[[], None] = mark
+    function: Callable[[Any], Any] = view
     return function
 
 
-apart = _apart()
-"""Keeps the function that calls this as one of its own: within a larger one LLVM may give up its vectors."""
+as_row = _as_row()
+"""``as_row(x)`` is a contiguous array as one row: functions that take rows compile once for arrays of all shapes."""

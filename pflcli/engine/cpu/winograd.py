@@ -14,7 +14,7 @@ from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.pooled import rectified_max, rectified_max_backward
 from pflcli.engine.cpu.products import product, transpose
-from pflcli.engine.cpu.vectors import apart, combination
+from pflcli.engine.cpu.vectors import as_row, combination
 
 SIDE, POINTS = 8, 64
 """Pixels in a row of a tile, and in a tile."""
@@ -66,14 +66,15 @@ def filters(weight: Array, taps: Array, lines: Array, out: Array, turned: Array)
     """
     outputs, inputs, _ = weight.shape
     plane = out.shape[1]
-    transpose(weight, 0, inputs * 25, taps, 0, outputs, outputs, inputs * 25)
+    transpose(as_row(weight), 0, inputs * 25, as_row(taps), 0, outputs, outputs, inputs * 25)
     for c in range(inputs):
         for j in range(5):
             _to_weight(taps, (c * 25 + j) * outputs, 5 * outputs, lines, j * outputs, 5 * outputs, outputs)
         for i in range(SIDE):
             _to_weight(lines, 5 * i * outputs, outputs, out, SIDE * i * plane + c * outputs, plane, outputs)
+    from_out, to_turned = as_row(out), as_row(turned)
     for k in range(POINTS):
-        transpose(out, k * plane, outputs, turned, k * plane, inputs, inputs, outputs)
+        transpose(from_out, k * plane, outputs, to_turned, k * plane, inputs, inputs, outputs)
 
 
 @compiled
@@ -86,13 +87,12 @@ def filters_backward(grad: Array, taps: Array, lines: Array, to_weight: Array) -
             _from_weight(grad, j * plane + c * outputs, SIDE * plane, lines, j * outputs, SIDE * outputs, outputs)
         for i in range(5):
             _from_weight(lines, SIDE * i * outputs, outputs, taps, (c * 25 + 5 * i) * outputs, outputs, outputs)
-    transpose(taps, 0, outputs, to_weight, 0, inputs * 25, inputs * 25, outputs)
+    transpose(as_row(taps), 0, outputs, as_row(to_weight), 0, inputs * 25, inputs * 25, outputs)
 
 
 @compiled
 def _tiles(x: Array, padding: int, windows: Windows, padded: Array, lines: Array, tiles: Array, first: int) -> None:
     """Write into ``tiles`` (64, m C), from ``first`` on, the transformed tiles B' d B of an image (h, w, C)."""
-    apart()
     height, width, channels = x.shape
     wide = padded.shape[1] * channels
     padded[:] = 0
@@ -114,7 +114,6 @@ def _from_tiles(
     tiles: Array, first: int, padding: int, windows: Windows, padded: Array, lines: Array, to_x: Array
 ) -> None:
     """Write into ``to_x`` (h, w, C) the gradient of an image for that of its transformed tiles (64, m C)."""
-    apart()
     height, width, channels = to_x.shape
     wide = padded.shape[1] * channels
     rows, columns = _grid(windows)
@@ -145,7 +144,6 @@ def _pool(
     sums: Array, first: int, windows: Windows, lines: Array, maps: Array, bias: Array, out: Array, codes: Array
 ) -> None:
     """Write into ``out`` and ``codes`` (windows, O) what ``rectified_max`` makes of the outputs A' s A of an image."""
-    apart()
     outputs, (rows, columns) = len(bias), _grid(windows)
     plane = sums.shape[1]
     for i in range(rows):
@@ -167,7 +165,6 @@ def _pool_backward(
     grad: Array, codes: Array, windows: Windows, maps: Array, lines: Array, sums: Array, first: int, to_bias: Array
 ) -> None:
     """Write into ``sums`` (64, m O) the gradients for those of the windows of an image, ``grad`` (windows, O)."""
-    apart()
     outputs, (rows, columns) = len(to_bias), _grid(windows)
     plane = sums.shape[1]
     for i in range(rows):
@@ -205,6 +202,7 @@ def convolve(
     padded, lines, tiles, sums, maps = work
     inputs, outputs, (rows, columns) = x.shape[3], len(bias), _grid(windows)
     x_plane, plane, w_plane, each = tiles.shape[1], sums.shape[1], weight.shape[1], rows * columns
+    tile_row, sum_row, weight_row = as_row(tiles), as_row(sums), as_row(weight)
     for first in range(0, len(x), group):
         images = min(group, len(x) - first)
         for i in range(images):
@@ -212,7 +210,7 @@ def convolve(
         shape = (images * each, outputs, inputs)
         for k in range(POINTS):
             at_weight, to = k * w_plane, k * plane
-            product(shape, tiles, k * x_plane, inputs, 1, weight, at_weight, outputs, sums, to, outputs, 0)
+            product(shape, tile_row, k * x_plane, inputs, 1, weight_row, at_weight, outputs, sum_row, to, outputs, 0)
         for i in range(images):
             _pool(sums, i * each, windows, lines, maps, bias, out[first + i], codes[first + i])
 
@@ -238,6 +236,7 @@ def convolve_backward(
     padded, lines, tiles, sums, maps = work
     inputs, outputs, (rows, columns) = x.shape[3], len(to_bias), _grid(windows)
     x_plane, plane, w_plane, each = tiles.shape[1], sums.shape[1], turned.shape[1], rows * columns
+    tile_row, sum_row, weight_row, to_row = as_row(tiles), as_row(sums), as_row(turned), as_row(to_weight)
     to_bias[:] = 0
     for first in range(0, len(x), group):
         images = min(group, len(x) - first)
@@ -248,8 +247,8 @@ def convolve_backward(
         for k in range(POINTS):
             at_x, at_weight, at_sum = k * x_plane, k * w_plane, k * plane
             shape = (inputs, outputs, count)
-            product(shape, tiles, at_x, 1, inputs, sums, at_sum, outputs, to_weight, at_weight, outputs, more)
+            product(shape, tile_row, at_x, 1, inputs, sum_row, at_sum, outputs, to_row, at_weight, outputs, more)
             shape = (count, inputs, outputs)  # the tiles are not needed any more
-            product(shape, sums, at_sum, outputs, 1, turned, at_weight, inputs, tiles, at_x, inputs, 0)
+            product(shape, sum_row, at_sum, outputs, 1, weight_row, at_weight, inputs, tile_row, at_x, inputs, 0)
         for i in range(images):
             _from_tiles(tiles, i * each, padding, windows, padded, lines, to_x[first + i])

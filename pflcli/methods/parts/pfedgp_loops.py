@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.lanes import minus_products
 from pflcli.engine.cpu.products import product
+from pflcli.engine.cpu.vectors import as_row
 from pflcli.methods.parts.gaussian_process import REST, TERMS
 
 Array = NDArray[Any]
@@ -140,11 +141,12 @@ def gibbs(k: Array, sign: Array, normals: Array, exponentials: Array, omega: Arr
             for p in range(j):
                 total -= factor[i, p] * factor[j, p]
             factor[i, j] = math.sqrt(total) if i == j else total / factor[j, j]
-    lower = factor.astype(np.float32)
+    lower = as_row(factor.astype(np.float32))
     f, right = np.empty((n, chains), np.float32), np.empty((n, 1, chains), np.float32)
+    normal_row, k_row, f_row = as_row(normals), as_row(k), as_row(f)
     for sweep in range(len(normals)):
         root = np.sqrt(omega)
-        product(size, lower, 0, n, 1, normals, 2 * sweep * n * chains, chains, f, 0, chains, 0)
+        product(size, lower, 0, n, 1, normal_row, 2 * sweep * n * chains, chains, f_row, 0, chains, 0)
         for i in range(n):
             target = _HALF * np.float32(sign[i])
             for c in range(chains):
@@ -155,7 +157,7 @@ def gibbs(k: Array, sign: Array, normals: Array, exponentials: Array, omega: Arr
         for j in range(n):
             for c in range(chains):
                 right[j, 0, c] *= root[j, c]
-        product(size, k, 0, n, 1, right, 0, chains, f, 0, chains, 1)
+        product(size, k_row, 0, n, 1, as_row(right), 0, chains, f_row, 0, chains, 1)
         _polya_gamma(f, exponentials[sweep], omega)
 
 
