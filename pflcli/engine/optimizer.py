@@ -32,6 +32,8 @@ class Update:
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:
         """Apply ``grads``, which may be overwritten; ``rate`` is one number, or (active,) with stacked weights."""
+        if not weights:  # none are trained, or all changed where their gradients were computed
+            return
         plan = self._plan
         active = slice(len(rate)) if isinstance(rate, Tensor) else slice(None)
         if self.is_plain:

@@ -415,6 +415,7 @@ PLANS = {
     "momentum and decay": {"momentum": 0.9, "weight_decay": 0.01},
     "adam": {"optimizer": "adam"},
     "head alone": {"trainable": "head."},
+    "weights of the head alone": {"trainable": "head.weight"},
     "frozen norm": {"frozen_norm": True},
 }
 
