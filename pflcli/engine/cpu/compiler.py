@@ -1,7 +1,7 @@
 """Compiles loops over arrays: for what takes many calls or passes over memory as operators of PyTorch.
 
-Numba compiles at the first call, for the type of the numbers, and caches the result on disk. A call computes on the
-calling thread, without Python's lock, in one order: the same input gives the same bytes.
+Numba compiles at the first call, for the type of the numbers, and ``code_cache.py`` keeps the result on disk. A call
+computes on the calling thread, without Python's lock, in one order: the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import llvmlite.binding
 import numba
 from numba.core import types
+
+from pflcli.engine.cpu.code_cache import CodeCache
+
+_config: Any = numba.config
+_config.DISABLE_JIT = 0  # whatever NUMBA_DISABLE_JIT says: vector instructions exist in compiled code alone
 
 _plain: Any = types.unliteral
 
@@ -27,16 +33,14 @@ _OPTIONS: dict[str, Any] = {
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call, or read the result of an earlier process if Numba has a folder for its cache.
+    """Compile at the first call, or read the result of an earlier process if there is a folder for it.
 
     Compiled loops call ``function`` where it lies. By itself Numba would compile it again within each of them, and for
     each constant that they call it with: most of the time that the loops of a network take to compile.
     """
-    compiler: Any = numba.njit
-    try:
-        result: Any = compiler(cache=True, **_OPTIONS)(function)
-    except RuntimeError:
-        result = compiler(**_OPTIONS)(function)
+    result: Any = numba.njit(**_OPTIONS)(function)
+    with suppress(RuntimeError):
+        result._cache = CodeCache(function)
     template, add_overload = result.get_call_template, result.add_overload
 
     def get_call_template(arguments: Any, keywords: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Vector instructions for compiled loops over many small systems at once, of which each is a lane of every vector.
-
-Numba's cache on disk does not see a change to this file: touch the files that import it after one.
-"""
+"""Vector instructions for compiled loops over many small systems at once, of which each is a lane of every vector."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 LLVM does not keep a tile of a product in registers if it is written as a loop. A number of ``tile``'s product is one
 chain of fused multiply-adds in the order of the inner index; one of ``dot_tile``'s is the sum of as many chains as a
 vector has numbers, added up in pairs of neighbours. Neither depends on the size of tiles.
-
-Numba's cache on disk does not see a change to this file: touch the files that import it after one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Vector instructions for compiled loops, and sums of rows with constant coefficients.
 
 The vectors are written out, and LLVM chooses the instructions of the CPU at hand.
-
-Numba's cache on disk does not see a change to this file: touch the files that import it after one.
 """
 
 from __future__ import annotations
