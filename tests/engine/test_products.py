@@ -1,10 +1,11 @@
 """The compiled products of matrices are those of NumPy in double precision, at every size and place."""
 
+import numba
 import numpy as np
 import pytest
 import torch
 
-from pflcli.engine.cpu import products
+from pflcli.engine.cpu import products, vectors
 
 SHAPES = [
     *((m, n, k) for m in (1, 2, 5, 7, 13) for n in (1, 4, 6, 10) for k in (1, 7, 16, 37)),
@@ -72,3 +73,20 @@ def test_a_transpose_is_written_between_its_borders(dtype):
         expected[2:].reshape(columns, -1)[:, :rows] = values.T
         products.transpose(x, 2, columns + 3, y, 2, rows + 1, rows, columns)
         assert np.array_equal(y, expected)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_cpu_that_does_not_multiply_and_add_at_once_calls_no_function_for_it(fused, monkeypatch):
+    """Machines that emulate an old CPU lack the instruction; a function per number took 30 times as long."""
+    monkeypatch.setattr(vectors, "FUSED", fused)
+    combine = vectors.combination([[1, 3]])
+
+    @numba.njit
+    def combined(x, y):
+        combine(x, 0, 5, y, 0, 5, 5)
+
+    x, y = np.arange(10.0), np.empty(5)
+    combined(x, y)
+    np.testing.assert_allclose(y, x[:5] + 3 * x[5:])
+    (code,) = combined.inspect_llvm().values()
+    assert ("llvm.fma" in code) == fused

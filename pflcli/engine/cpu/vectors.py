@@ -96,7 +96,9 @@ class Vectors:
             self._call(f"llvm.masked.store.{self._name}.p0", ir.VoidType(), *arguments)
 
     def fused(self, a: Any, b: Any, c: Any) -> Any:
-        """Return a b + c, rounded once."""
+        """Return a b + c, rounded once where the CPU can do that: others would call a function for each number."""
+        if not FUSED:
+            return self._bld.fadd(self._bld.fmul(a, b), c)
         return self._call(f"llvm.fma.{self._name}", self._type, a, b, c)
 
     def transposed(self, square: list[Any]) -> list[Any]:
