@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 LOOPS = """
+import sys
+
 import numpy as np
 from pflcli.engine.cpu.compiler import compiled
 
@@ -29,6 +31,7 @@ if __name__ == "__main__":
 
     x = np.zeros((2, 3))
     loops.outer(x)
+    assert "scipy.linalg" not in sys.modules  # which takes time to import
     print(x.tolist(), len(loops.inner.signatures), sum(loops.outer.stats.cache_hits.values()), sep="|")
 """
 
