@@ -15,7 +15,9 @@ from pflcli.parameters import Stacked, TrainedClients
 
 
 def of(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
-    """Return a stack (n, ...) of the models of these clusters (n,)."""
+    """Return a stack (n, ...) of the models of these clusters (n,), which must not be written to."""
+    if len(cluster) and (cluster == cluster[0]).all():
+        return parameters.repeat(parameters.pick(models, int(cluster[0])), len(cluster))
     return {name: value[torch.from_numpy(cluster).to(value.device)] for name, value in models.items()}
 
 
@@ -50,7 +52,7 @@ def averaged(
             senders.append(part.clients)
             for c in np.unique(part_clusters):
                 members = np.flatnonzero(part_clusters == c)
-                means[c].add(of(part.params, members), part.weights[members])
+                means[c].add(parameters.take(part.params, members), part.weights[members])
             if common is not None:
                 common.add({n: v for n, v in part.params.items() if n.startswith(shared)}, part.weights)
     updated = {name: value.clone() for name, value in models.items()}
