@@ -73,7 +73,7 @@ def train(
         rows, rate = torch.from_numpy(steps.rows[part]), steps.rate[part]
         x = data.inputs(rows.flatten()).numpy().reshape(*rows.shape, -1)
         batches = steps.place[part], x, data.y[rows].numpy(), steps.weight[part], rate, rate * np.float32(pull)
-        chain_loops.steps(layers, parameters, trained, pulls, drift, *batches, losses[part])
+        chain_loops.steps(layers, parameters, parameters, trained, pulls, drift, *batches, losses[part])
     sums = np.bincount(np.repeat(np.arange(len(clients)), steps.counts), losses, len(clients))
     return np.asarray(sums / np.maximum(steps.counts, 1))
 

@@ -87,6 +87,9 @@ class DescendingNetwork(Protocol):
     def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None = None, models: Stacked | None = None) -> None:
         """Subtract the gradients that ``backward`` returns from the trained parameters of ``models`` (a, ...)."""
 
+    def step(self, params: Stacked, models: Stacked, batch: StackedBatch, scale: Tensor | None = None) -> Tensor:
+        """Do as ``gradient`` with ``models`` (a, ...) and rates: let them descend, and return the losses (a,)."""
+
 
 def descend(
     network: StackedNetwork,
@@ -131,11 +134,11 @@ def gradient(
 
     The gradients are multiplied by the ``scale`` (a,) of each client. Given ``models`` (a, ...), these ``descend``.
     """
+    if models is not None and batch.rate is not None:
+        return cast("DescendingNetwork", network).step(params, models, batch, scale), {}
     outputs = network.forward(params, batch.x, batch.weight)
     losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
-    if models is None:
-        return losses, network.backward(outputs, grad, names=names)
-    return losses, descend(network, models, batch, outputs, grad)
+    return losses, network.backward(outputs, grad, names=names)
 
 
 @runtime_checkable

@@ -190,6 +190,32 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
                 assert all(torch.equal(stack[name][row], value[row]) for name, value in start.items())
 
 
+def test_models_descend_by_the_cross_entropy_of_others():
+    net, shape = mlp()
+    names = [name for name, _ in net.named_parameters()]
+    draw, rate, scale = torch.Generator().manual_seed(1), torch.tensor([0.1, 0.3]), torch.tensor([2.0, 0.5])
+    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    x, y = torch.rand(2, 4, *shape, generator=draw), torch.randint(3, (2, 4), generator=draw)
+    weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0]])
+    for network, _ in forms("mlp", net, shape, names[1:]):
+        if not isinstance(network, gradients.DescendingNetwork):
+            continue
+        stack, models = ({name: value + more for name, value in start.items()} for more in (0, 1))
+        batch = gradients.StackedBatch(x, y, weight, {}, {}, rate=rate)
+        with torch.no_grad():
+            losses, grads = gradients.gradient(network, stack, batch, scale=scale, models=models)
+        assert grads == {}
+        for row in range(2):
+            leaves = {name: value[row].clone().requires_grad_() for name, value in start.items()}
+            each = functional.cross_entropy(functional_call(net, leaves, (x[row],)), y[row], reduction="none")
+            loss = (each * weight[row]).sum()
+            assert losses[row].item() == pytest.approx(loss.item(), rel=1e-5)
+            for name, grad in zip(names, torch.autograd.grad(loss, [leaves[n] for n in names]), strict=True):
+                moved = start[name][row] + 1 - (name != names[0]) * rate[row] * scale[row] * grad
+                torch.testing.assert_close(models[name][row], moved, rtol=1e-4, atol=1e-5)
+                assert torch.equal(stack[name][row], start[name][row])
+
+
 def by_representations(network, params, batch):
     """The gradient of the cross-entropy plus the mean squared representation; learns a number as well."""
     outputs = network.forward(params, batch.x, batch.weight)

@@ -209,6 +209,7 @@ def backward(
 def steps(
     layers: Array,
     parameters: Arrays,
+    targets: Arrays,
     trained: Array,
     anchor: Arrays,
     drift: Arrays,
@@ -223,10 +224,10 @@ def steps(
     """Take t steps, the one at s on the minibatch ``x[s]`` (n, d) of the client at ``place[s]``; write the losses (t,).
 
     A row of ``layers`` holds the numbers of inputs and outputs of a layer, and whether a ReLU follows. ``parameters``
-    (m, ...) are its weights and biases (1, 0 if there are none), then those of the next layer, and so on; ``trained``
-    says which change. A step first moves them by ``part[s]`` of the way to the ``anchor`` (1 or m, ...), and by
-    ``rate[s]`` against the ``drift`` (m, ...); (1, 0) is no anchor and no drift. Samples are weighted by ``weight``
-    (t, n).
+    (m, ...) are its weights and biases (1, 0 if there are none), then those of the next layer, and so on. The gradient
+    there changes those of the ``targets`` (m, ...), which may be the same, that ``trained`` names. A step first moves
+    them by ``part[s]`` of the way to the ``anchor`` (1 or m, ...), and by ``rate[s]`` against the ``drift`` (m, ...);
+    (1, 0) is no anchor and no drift. Samples are weighted by ``weight`` (t, n).
     """
     width, classes, none = x.shape[1] * _widest(layers), layers[-1, 1], np.empty(0, x.dtype)
     values, grads = np.empty((len(layers), width), x.dtype), np.empty((len(layers), width), x.dtype)
@@ -251,6 +252,6 @@ def steps(
             part[s],
             drift,
             rate[s],
-            parameters,
+            targets,
             True,
         )

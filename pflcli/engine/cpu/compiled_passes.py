@@ -127,4 +127,21 @@ class CompiledChainNetwork(ChainNetwork):
         rates = np.full(len(places), rate, np.float32)
         centres = arrays(self._chain, anchor) if lam else self._none
         steps = places, x, y, weight, rates, rates * np.float32(lam), np.empty(len(places))
-        chain_loops.steps(layers, arrays(self._chain, params), self._own, centres, self._none, *steps)
+        own = arrays(self._chain, params)
+        chain_loops.steps(layers, own, own, self._own, centres, self._none, *steps)
+
+    def step(self, params: Stacked, models: Stacked, batch: StackedBatch, scale: Tensor | None = None) -> Tensor:
+        """Let ``models`` (a, ...) descend by the loss (a,) of ``params`` (a, ...), and return that.
+
+        The passes of a client follow each other, so that its weights stay in the cache.
+        """
+        assert batch.rate is not None
+        assert all(models[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
+        count, losses = len(batch.x), np.empty(len(batch.x))
+        rates = batch.rate if scale is None else batch.rate * scale
+        minibatches = (value.contiguous().numpy() for value in (batch.x.flatten(2), batch.y, batch.weight, rates))
+        where = arrays(self._chain, params), arrays(self._chain, models), self._own, self._none, self._none
+        chain_loops.steps(
+            self._table(params), *where, np.arange(count), *minibatches, np.zeros(count, np.float32), losses
+        )
+        return torch.from_numpy(losses)
