@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import federations
+import numpy as np
 import pytest
+import soak
 
 FOLDER = Path(__file__).parent
 
@@ -25,6 +27,14 @@ def test_kills_of_a_command():
     ended = subprocess.run([*map(str, program)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"\| evaluate \| [2-6] \| 0 \|", ended.stdout)
+
+
+def test_memory_that_is_never_freed_is_growth_and_a_jump_is_none():
+    minutes = np.arange(16) / 8
+    assert soak.slope(minutes, np.where(minutes < 0.3, 619.7, 623.8)) == 0
+    noise = np.random.default_rng(0).normal(size=16)
+    assert soak.slope(minutes, 620 + 1.5 * minutes + 0.1 * noise) == pytest.approx(1.5, abs=0.2)
+    assert soak.slope(minutes, 620 + 6 * np.floor(minutes * 2)) > 2  # in steps
 
 
 @pytest.mark.long
