@@ -28,7 +28,7 @@ from pflcli import parameters
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.fl.run import Predictor, Run
 from pflcli.methods.parts import class_tree
-from pflcli.methods.parts.gaussian_process import Posterior, Prior
+from pflcli.methods.parts.gaussian_process import Prior, probabilities
 from pflcli.methods.parts.tree_likelihood import losses_and_gradients
 from pflcli.parameters import Params, Stacked
 
@@ -150,6 +150,5 @@ def _probabilities(run: Run, z: Tensor, y: Tensor, queries: Tensor, rng: np.rand
     for row, node in enumerate(tree if len(queries) else ()):
         below = rows[node[y[rows]] != 0]
         if len(below):
-            posterior = Posterior(prior, z[below], node[y[below]], rng)
-            positive[:, row] = posterior.log_probability(queries, torch.ones_like(queries[:, 0])).double().exp()
+            positive[:, row] = probabilities(prior, z[below], node[y[below]], queries, rng)
     return class_tree.leaves(tree, positive, torch.bincount(y, minlength=classes))

@@ -16,7 +16,7 @@ from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.networks import AutogradNetwork
 from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
-from pflcli.methods.parts import class_tree, pfedgp_loops, tree_likelihood
+from pflcli.methods.parts import class_tree, gibbs_loops, pfedgp_loops, tree_likelihood
 from pflcli.methods.parts import gaussian_process as gp
 
 PRIOR = gp.Prior()
@@ -49,9 +49,9 @@ def integral(mean, variance):
 
 
 def compiled_polya_gamma(c, g):
-    omega = np.empty((1, len(c)), np.float32)
-    pfedgp_loops._polya_gamma(c[None].numpy(), g[:, None].numpy(), omega)
-    return torch.from_numpy(omega[0])
+    omega = np.empty(len(c), np.float32)
+    gibbs_loops.polya_gamma(c.numpy(), g.numpy(), omega)
+    return torch.from_numpy(omega)
 
 
 @pytest.mark.parametrize("form", [gp.polya_gamma, compiled_polya_gamma])
@@ -216,8 +216,8 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(fe
     net = Tiny()
     x, y = torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 1, 0, 0, 1] * 2)
     weight = net.body.weight.detach().clone()
-    for module in (gp, tree_likelihood):
-        monkeypatch.setattr(module, "FEW", few)
+    for module, name in ((gp, "FEW"), (tree_likelihood, "FEW"), (tree_likelihood, "FEW_PREDICTING")):
+        monkeypatch.setattr(module, name, few)
     loss, grads = loss_and_gradients(gp.Prior(chains=2), net, x, y, torch.tensor([[1, -1], [0, 0]]), draw())
     actual = grads["body.weight"]
     assert float(actual.norm()) > 1e-3
@@ -261,21 +261,80 @@ def test_a_path_of_nodes_adds_up_to_the_class():
 
 
 def test_few_samples_and_many_take_one_loss():
-    """40 samples of two classes, compiled and by LAPACK, from the same draws."""
-    z = torch.from_numpy(draw(1).normal(size=(2, 40, 5))).float()
-    y = torch.arange(40).expand(2, 40) % 2
+    """80 samples of two classes, in lanes and in blocks, from the same draws."""
+    z = torch.from_numpy(draw(1).normal(size=(2, 80, 5))).float()
+    y = torch.arange(80).expand(2, 80) % 2
     trees = torch.tensor([[[1, -1]], [[-1, 1]]])
 
     def result(few):
         with pytest.MonkeyPatch.context() as patch:
-            for module in (gp, tree_likelihood):
-                patch.setattr(module, "FEW", few)
-            return tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, [40, 33], [draw(2), draw(3)])
+            for name in ("FEW", "FEW_PREDICTING"):
+                patch.setattr(tree_likelihood, name, few)
+            return tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, [80, 65], [draw(2), draw(3)])
 
-    for compiled, by_lapack in zip(result(gp.FEW), result(0), strict=True):
-        assert float(compiled.norm()) > 0.1
-        torch.testing.assert_close(compiled, by_lapack, rtol=1e-3, atol=1e-4)
-    assert not result(gp.FEW)[1][1, 33:].any()
+    for in_lanes, in_blocks in zip(result(100), result(0), strict=True):
+        assert float(in_lanes.norm()) > 0.1
+        torch.testing.assert_close(in_lanes, in_blocks, rtol=1e-3, atol=1e-4)
+    assert not result(0)[1][1, 65:].any()
+
+
+def test_sampling_in_lanes_and_in_blocks_is_that_by_lapack(monkeypatch):
+    z = normalize(torch.from_numpy(draw(1).normal(size=(70, 5))).float(), dim=1)
+    k, sign = PRIOR.kernel(z, z) + 1e-3 * torch.eye(70), torch.where(z[:, 0] > 0, 1, -1)
+    monkeypatch.setattr(gp, "FEW", 0)
+    expected = gp.gibbs(k, sign, 20, 5, draw(2)).T.numpy()
+    for few in (0, 100):
+        key = gp.random_key(draw(2))
+        omega, drawn = gibbs_loops.gibbs(k.numpy(), sign.numpy(), key, 0, 20, 5, few)
+        np.testing.assert_allclose(omega, expected, rtol=2e-3)
+        assert drawn == 5 * 2 * 70 * 20
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 3), (16, 1), (17, 40), (70, 33), (130, 1)])
+def test_blocks_are_dense_algebra(n, m):
+    """Means, variances and the gradient of a sum of them by the covariances, in float64."""
+    chains = 6
+    z = torch.from_numpy(draw(n).normal(size=(n + m, 6)))
+    z /= z.norm(dim=1, keepdim=True)
+    wide = PRIOR.kernel(z[:n], z)
+    wide[:, :n] += 1e-3 * torch.eye(n)
+    omega = draw(1).uniform(0.01, 0.3, size=(n, chains)).astype(np.float32)
+    labels = draw(2).choice([-1, 1], size=n + m)
+    by_mean, by_variance = draw(3).normal(size=(2, m, chains)).astype(np.float32)
+
+    exact, objective = wide.clone().requires_grad_(), 0
+    k, cross = exact[:, :n], exact[:, n:]
+    moments = []
+    for c in range(chains):
+        w = torch.from_numpy(omega[:, c]).double()
+        inverse = torch.linalg.inv(k + torch.diag(1 / w))
+        mean = cross.T @ inverse @ (torch.from_numpy(labels[:n]) / 2 / w)
+        variance = 8 - (cross * (inverse @ cross)).sum(dim=0)
+        moments.append(torch.stack([mean, variance]))
+        objective += (torch.from_numpy(by_mean[:, c]) * mean + torch.from_numpy(by_variance[:, c]) * variance).sum()
+    (gradient,) = torch.autograd.grad(objective, exact)
+    gradient[:, :n] = (gradient[:, :n] + gradient[:, :n].T) / 2
+
+    actual = wide.float().numpy()
+    *factors, mean, variance = pfedgp_loops.reduced(actual, labels, omega, 8.0, True)
+    for name, value, expected in zip(("mean", "variance"), (mean, variance), torch.stack(moments, dim=2), strict=True):
+        np.testing.assert_allclose(value, expected.detach(), atol=2e-4, err_msg=name)
+    *_, again, _ = pfedgp_loops.reduced(actual, labels, omega, 8.0, False)
+    np.testing.assert_array_equal(again, mean)
+    pfedgp_loops.gradient(*factors, omega, by_mean, by_variance, actual)
+    np.testing.assert_allclose(actual, gradient, rtol=1e-3, atol=1e-3)
+
+
+def test_answers_are_those_of_the_posterior(monkeypatch):
+    """More samples than lanes take, and more queries than one part has; by LAPACK, from the same draws."""
+    z = normalize(torch.from_numpy(draw(1).normal(size=(390, 4))).float(), dim=1)
+    sign = torch.where(z[:70, 0] > 0, 1, -1)
+    actual = gp.probabilities(gp.Prior(chains=30), z[:70], sign, z[70:], draw(2))
+    monkeypatch.setattr(gp, "FEW", 0)
+    posterior = gp.Posterior(gp.Prior(chains=30), z[:70], sign, draw(2))
+    expected = posterior.log_probability(z[70:], torch.ones(320)).double().exp()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)
+    assert float(actual.std()) > 0.1
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
@@ -367,12 +426,11 @@ def test_clients_with_little_answer_by_the_rule_of_succession():
 def test_capacity_bounds_what_is_conditioned_on(monkeypatch):
     sizes = []
 
-    class Watched(gp.Posterior):
-        def __init__(self, prior, z, sign, rng):
-            sizes.append(len(z))
-            super().__init__(prior, z, sign, rng)
+    def watched(prior, z, *rest):
+        sizes.append(len(z))
+        return gp.probabilities(prior, z, *rest)
 
-    monkeypatch.setattr(pfedgp, "Posterior", Watched)
+    monkeypatch.setattr(pfedgp, "probabilities", watched)
     run = worlds.run("pfedgp", options={"capacity": 5})
     worlds.answers("pfedgp", run, {"body": parameters.part(run.init, "body.")})
     assert max(sizes) == 5

@@ -67,6 +67,13 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile within each loop that calls it: for a few operations on a number, which loops take as vectors."""
+    result: Any = numba.njit(**_OPTIONS)(function)
+    called: Callable[..., Any] = result
+    return called
+
+
 def _call_where_it_lies(function: Callable[..., Any], form: Any) -> None:
     """Let loops that are compiled from now on call a compiled form of a function by a name that all processes share."""
     if not hasattr(form.library, "_reload_init"):

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-FEW = 48
-"""Samples up to which compiled loops are faster than LAPACK."""
+FEW, FEW_PREDICTING = 56, 28
+"""Samples up to which Gibbs sampling, and predicting as many more, is faster in lanes of chains than in blocks."""
 
 TERMS = 4
 """Terms of the Pólya-Gamma series that are drawn."""
@@ -64,7 +64,7 @@ class Posterior:
 
     def __init__(self, prior: Prior, z: Tensor, sign: Tensor, rng: np.random.Generator) -> None:
         self.prior, self._z = prior, z
-        k = prior.kernel(z, z) + prior.jitter * torch.eye(len(z), dtype=z.dtype, device=z.device)
+        k = _jittered(prior, z)
         self.omega = gibbs(k.detach(), sign, prior.chains, prior.sweeps, rng)
         self._root = self.omega.sqrt()
         self._factor = _cholesky(_b(k, self._root))
@@ -82,6 +82,28 @@ class Posterior:
         """Return the log-probabilities (q,) that rows ``z`` (q, d) have the labels ``sign`` (q,), over all chains."""
         pieces = zip(torch.split(z, _QUERIES), torch.split(sign, _QUERIES), strict=True)
         return torch.cat([log_expected_sigmoid(*self.latent(part), labels) for part, labels in pieces])
+
+
+def probabilities(prior: Prior, z: Tensor, sign: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return the probabilities (q,) of +1, in float64, of rows ``queries`` (q, d), as ``Posterior`` has them."""
+    if z.device.type != "cpu":
+        log_p = Posterior(prior, z, sign, rng).log_probability(queries, torch.ones_like(queries[:, 0]))
+        return log_p.double().exp()
+    from pflcli.methods.parts import gibbs_loops, pfedgp_loops  # here, as Numba takes a second to import
+
+    labels, k, p = sign.numpy(), _jittered(prior, z), []
+    omega, _ = gibbs_loops.gibbs(k.numpy(), labels, random_key(rng), 0, prior.chains, prior.sweeps, FEW)
+    for part in torch.split(queries, max(_QUERIES, 2 * len(z))):  # each part factors the samples' covariances again
+        wide = torch.cat([k, prior.kernel(z, part)], dim=1)
+        *_, mean, variance = pfedgp_loops.reduced(wide.numpy(), labels, omega, prior.scale, False)
+        value = np.empty_like(mean)
+        gibbs_loops.expect(mean, variance, np.ones(len(part), np.int64), *quadrature(), value)
+        p.append(value.mean(axis=1, dtype=np.float64))
+    return torch.from_numpy(np.concatenate(p))
+
+
+def _jittered(prior: Prior, z: Tensor) -> Tensor:
+    return prior.kernel(z, z) + prior.jitter * torch.eye(len(z), dtype=z.dtype, device=z.device)
 
 
 def log_expected_sigmoid(mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
@@ -105,20 +127,14 @@ def quadrature() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 @torch.no_grad()
 def gibbs(k: Tensor, sign: Tensor, chains: int, sweeps: int, rng: np.random.Generator) -> Tensor:
     """Return omega (chains, n) after ``sweeps`` from its mean under f = 0, for covariances ``k`` (n, n) of f."""
-    from pflcli.methods.parts import pfedgp_loops as loops  # here, as Numba takes a second to import
-
-    normals, exponentials = draws(rng, len(k), chains, sweeps)
+    key = random_key(rng)
     if len(k) <= FEW:
-        few = torch.full((len(k), chains), 0.25)
-        shape = sweeps, -1, *few.shape
-        loops.gibbs(
-            k.float().cpu().contiguous().numpy(),
-            sign.cpu().numpy(),
-            normals.reshape(shape),
-            exponentials.reshape(shape),
-            few.numpy(),
-        )
-        return few.T.to(k)
+        from pflcli.methods.parts import gibbs_loops  # here, as Numba takes a second to import
+
+        covariances = k.float().cpu().contiguous().numpy()
+        few, _ = gibbs_loops.gibbs(covariances, sign.cpu().numpy(), key, 0, chains, sweeps, FEW)
+        return torch.from_numpy(few.T).to(k)
+    normals, exponentials = draws(key, len(k), chains, sweeps)
     of_sweeps = [torch.from_numpy(drawn).view(sweeps, -1, len(k), chains).mT.to(k) for drawn in (normals, exponentials)]
     # In float64: the covariance of many nearly equal samples has no Cholesky factor in float32.
     factor = _cholesky(k.double()).to(k.dtype)
@@ -133,15 +149,23 @@ def gibbs(k: Tensor, sign: Tensor, chains: int, sweeps: int, rng: np.random.Gene
     return omega
 
 
+def random_key(rng: np.random.Generator) -> NDArray[np.uint32]:
+    """Return two numbers of 32 bits, by which compiled loops draw all others."""
+    return rng.integers(0, 2**32, 2, dtype=np.uint32)
+
+
 def draws(
-    rng: np.random.Generator, samples: int, chains: int, sweeps: int
+    key: NDArray[np.uint32], samples: int, chains: int, sweeps: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the normal and exponential numbers that ``sweeps`` of ``chains`` over so many samples take."""
-    size = sweeps * samples * chains
-    return (
-        rng.standard_normal(2 * size, dtype=np.float32),
-        rng.standard_exponential((TERMS + 1) * size, dtype=np.float32),
-    )
+    from pflcli.methods.parts import gibbs_loops
+
+    size = samples * chains
+    normals = np.empty((sweeps, 2, size), np.float32)
+    exponentials = np.empty((sweeps, TERMS + 1, size), np.float32)
+    for sweep in range(sweeps):
+        gibbs_loops.draw(key, 2 * size * sweep, normals[sweep], exponentials[sweep])
+    return normals, exponentials
 
 
 def polya_gamma(c: Tensor, g: Tensor) -> Tensor:

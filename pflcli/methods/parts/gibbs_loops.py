@@ -1,0 +1,153 @@
+"""Compiled loops that draw from the posterior of Gaussian processes, and expect sigmoids under it.
+
+``gaussian_process.py`` has the formulas. Chains stand last in every array.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.engine.cpu.compiler import compiled
+from pflcli.engine.cpu.elementary import exponential, fill_bits, fill_exponential, fill_normal
+from pflcli.engine.cpu.products import product
+from pflcli.engine.cpu.vectors import as_row
+from pflcli.methods.parts.gaussian_process import REST, TERMS
+from pflcli.methods.parts.gaussian_process_blocks import back_substitute_last, factor, group_size, new_factors
+from pflcli.methods.parts.gaussian_process_lanes import backward, factored, forward
+
+Array = NDArray[Any]
+
+_HALF, _ONE = np.float32(0.5), np.float32(1)
+_SQUARES = np.asarray([2 * math.pi**2 * (k + 0.5) ** 2 for k in range(TERMS)], dtype=np.float32)
+_SPREAD, _OFFSET, _SLOPE = (np.float32(value) for value in REST)
+_LEAST_C, _LEAST_VARIANCE, _MOST_LOGIT = np.float32(0.02), np.float32(1e-6), np.float32(80)
+
+_BITS = 8
+"""Random numbers of 32 bits per sample, chain and sweep: for two normal and TERMS + 1 exponential ones, one is left."""
+
+
+_NUMBERS = 1024
+"""Numbers whose expectations are computed at a time: they stay in the first cache."""
+
+
+@compiled
+def draw(key: Array, first: int, normals: Array, exponentials: Array) -> None:
+    """Write the random numbers of a sweep, (2, size) and (TERMS + 1, size), those of ``key`` (2,) from ``first`` on."""
+    size = normals.shape[1]
+    bits = np.empty((_BITS, size), np.uint32)
+    fill_bits(key, first, bits[:4])
+    fill_bits(key, first + size, bits[4:])
+    fill_normal(bits[0], bits[1], normals[0], normals[1])
+    fill_exponential(as_row(bits[2 : TERMS + 3]), as_row(exponentials))
+
+
+@compiled
+def polya_gamma(f: Array, draws: Array, omega: Array) -> None:
+    """Write draws from PG(1, f) into ``omega``, of as many values as ``f``, see ``gaussian_process.polya_gamma``."""
+    for i in range(len(f)):
+        size = max(abs(f[i]), _LEAST_C)
+        decay = exponential(-size)
+        half_square = _HALF * size * size
+        rest = (_ONE - decay) / ((_ONE + decay) * (size + size))
+        total = np.float32(0)
+        for term in range(TERMS):
+            share = _ONE / (_SQUARES[term] + half_square)
+            total += draws[term, i] * share
+            rest -= share
+        root = math.sqrt(_OFFSET + _SLOPE * size * size)
+        rest += _SPREAD / (root * math.sqrt(root)) * (draws[TERMS, i] - _ONE)
+        omega[i] = total + max(rest, np.float32(0))
+
+
+@compiled
+def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweeps: int, few: int) -> tuple[Array, int]:
+    """Return omega (n, chains) of samples whose covariances are the first n columns of ``wide``, with their ``labels``.
+
+    And the number after the last that was drawn with ``key``, from ``first`` on. Up to ``few`` samples take lanes.
+    """
+    n, row = wide.shape
+    size, omega = (n, chains, n), np.full((n, chains), np.float32(0.25))
+    lower, covariances = _prior_factor(wide).reshape(-1), as_row(wide)
+    f, right = np.empty((n, chains), np.float32), np.empty((n, 1, chains), np.float32)
+    normals, exponentials = np.empty((2, n * chains), np.float32), np.empty((TERMS + 1, n * chains), np.float32)
+    flat, flat_right, flat_normals = as_row(f), as_row(right), as_row(normals)
+    noise, step = normals[1].reshape(n, chains), group_size(n, n, chains)
+    u, inverses = new_factors(n, n + 1 if n > few else 0, step)
+    for _ in range(sweeps):
+        draw(key, first, normals, exponentials)
+        first += 2 * n * chains
+        root = np.sqrt(omega)
+        product(size, lower, 0, n, 1, flat_normals, 0, chains, flat, 0, chains, 0)
+        for i in range(n):
+            target = _HALF * np.float32(labels[i])
+            for c in range(chains):
+                right[i, 0, c] = target / root[i, c] - root[i, c] * f[i, c] - noise[i, c]
+        if n > few:
+            columns = right.reshape(n, chains)
+            for chain in range(0, chains, step):
+                of_group = min(step, chains - chain)
+                factor(wide, n, root, columns, u[:of_group], inverses[:of_group], chain)
+                back_substitute_last(u[:of_group], inverses[:of_group], n, columns, chain)
+        else:
+            b = factored(wide, root)
+            forward(b, right)
+            backward(b, right)
+        for j in range(n):
+            for c in range(chains):
+                right[j, 0, c] *= root[j, c]
+        product(size, covariances, 0, row, 1, flat_right, 0, chains, flat, 0, chains, 1)
+        polya_gamma(flat, exponentials, as_row(omega))
+    return omega, first
+
+
+@compiled
+def _prior_factor(wide: Array) -> Array:
+    """Return the lower factor (n, n) of the first n columns, computed in float64, see ``gaussian_process.gibbs``."""
+    n = len(wide)
+    factor = np.zeros((n, n))
+    for i in range(n):
+        own = factor[i]
+        for j in range(i + 1):
+            other, total = factor[j], np.float64(wide[i, j])
+            for p in range(j):
+                total -= own[p] * other[p]
+            own[j] = math.sqrt(total) if i == j else total / other[j]
+    return factor.astype(np.float32)
+
+
+@compiled
+def expect(mean: Array, variance: Array, sign: Array, at: Array, weight: Array, value: Array) -> None:
+    """Write E[sigmoid(s f)], f ~ N(``mean``, ``variance``), into ``value``; all (q, chains), ``sign`` (q,).
+
+    Means and variances are replaced by its derivatives by them. ``at`` and ``weight`` are those of a quadrature.
+    """
+    queries, chains = mean.shape
+    spread, by_mean, by_spread = np.empty_like(mean), np.zeros_like(mean), np.zeros_like(mean)
+    for q in range(queries):
+        s = np.float32(sign[q])
+        for c in range(chains):
+            mean[q, c] *= s
+            spread[q, c] = math.sqrt(np.float32(2) * max(variance[q, c], _LEAST_VARIANCE))
+    value[:] = 0
+    flat = [as_row(part) for part in (mean, spread, value, by_mean, by_spread)]
+    for first in range(0, queries * chains, _NUMBERS):
+        center, width, p, slope, moment = [part[first : first + _NUMBERS] for part in flat]
+        for point in range(len(at)):  # they lie symmetrically about zero, so that s may stay off them
+            place, share = at[point], weight[point]
+            for e in range(len(center)):
+                decay = exponential(min(max(-center[e] - width[e] * place, -_MOST_LOGIT), _MOST_LOGIT))
+                sigmoid = share / (_ONE + decay)
+                by_logit = sigmoid * decay / (_ONE + decay)
+                p[e] += sigmoid
+                slope[e] += by_logit
+                moment[e] += by_logit * place
+    for q in range(queries):
+        s = np.float32(sign[q])
+        for c in range(chains):
+            mean[q, c] = s * by_mean[q, c]
+            is_clamped = variance[q, c] < _LEAST_VARIANCE
+            variance[q, c] = np.float32(0) if is_clamped else by_spread[q, c] / spread[q, c]
