@@ -192,7 +192,7 @@ class Engine:
             name: torch.empty((len(clients), *value.shape), dtype=value.dtype, device=value.device)
             for name, value in like.items()
         }
-        if self.mode == "loop":
+        if self.mode == "loop" and not plan.lockstep:
             groups = list(order[:, None])
         else:
             shared = parameters.size(plan.shared)

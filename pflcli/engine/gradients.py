@@ -75,6 +75,10 @@ class StackedNetwork(Protocol):
         """
 
 
+class OneModelNetwork:
+    """A network that passes one model at a time forward and backward."""
+
+
 GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Stacked]]
 """Returns losses (a,) and the gradients of all trained tensors (a, ...) but those that ``descend`` moved; defined in
 a module, so that processes can import it."""
@@ -136,9 +140,26 @@ def gradient(
     """
     if models is not None and batch.rate is not None:
         return cast("DescendingNetwork", network).step(params, models, batch, scale), {}
+    if len(batch.x) > 1 and isinstance(network, OneModelNetwork):
+        return _one_by_one(network, params, batch, network.trained if names is None else names, scale)
     outputs = network.forward(params, batch.x, batch.weight)
     losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
     return losses, network.backward(outputs, grad, names=names)
+
+
+def _one_by_one(
+    network: Any, params: Stacked, batch: StackedBatch, names: Collection[str], scale: Tensor | None
+) -> tuple[Tensor, Stacked]:
+    """Do as ``gradient`` by a network that takes one model at a time, without the padding of each batch."""
+    losses, grads = torch.empty_like(batch.weight[:, 0]), {name: torch.empty_like(params[name]) for name in names}
+    for index, size in enumerate((batch.weight > 0).sum(dim=1).tolist()):
+        row = slice(index, index + 1)
+        own = StackedBatch(batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size], {}, {})
+        models = {name: value[row] for name, value in params.items()}
+        losses[row], own_grads = gradient(network, models, own, names, None if scale is None else scale[row])
+        for name, value in own_grads.items():
+            grads[name][row] = value
+    return losses, grads
 
 
 @runtime_checkable

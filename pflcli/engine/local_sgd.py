@@ -90,7 +90,9 @@ class LocalSGD:
     samples, in their order. ``batches`` bounds the minibatches of an epoch. ``steps`` replaces ``epochs`` by a number
     of local steps: epochs, each in an order of its own, follow each other until so many steps are taken; ``lr`` then
     holds the learning rate of each step. A client without samples takes no step. With ``frozen_norm`` BatchNorm
-    normalizes by its running statistics and does not change them. Clients that diverge are left out of the round unless
+    normalizes by its running statistics and does not change them. With ``lockstep`` several clients take each step
+    together even where their passes go one after the other: for a rule that takes no passes but those of ``gradient``,
+    and reads much that clients share. Clients that diverge are left out of the round unless
     they ``may_diverge``: then the method itself must look for parameters that are not finite. ``bounds`` clip what is
     trained after every step, as in projected gradient descent.
     """
@@ -115,6 +117,7 @@ class LocalSGD:
     batches: int | None = None
     steps: int | None = None
     frozen_norm: bool = False
+    lockstep: bool = False
     may_diverge: bool = False
     bounds: tuple[float, float] | None = None
 

@@ -84,7 +84,7 @@ class _Plain:
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
-        if self._program and self._net.training:
+        if self._program and (self._net.training or self._program.infers):
             loss = self._program.step(x, y, weight, self._names, dict.fromkeys(self._inside, rate))
             weights: list[Tensor] = [*self._outside.values()]
             grads = [self._program.grads[name] for name in self._outside]
@@ -140,12 +140,13 @@ class _Ruled:
         self._update = Update(plan, self._names, [self._models[name] for name in self._names])
         self._network: StackedNetwork = AutogradNetwork(net, self._names, plan.precision)
         self._compiled: StackedNetwork = CompiledNetwork(net, self._names, program) if program else self._network
+        self._evaluates = self._compiled if program and program.infers else self._network
 
     @torch.no_grad()
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
         even = x.new_full(y.shape, 1 / len(y), dtype=torch.float32) if weight is None else weight
         batch = StackedBatch(x[None], y[None], even[None], self._own, self._shared, self._draws)
-        losses, grads = self._rule(self._compiled if self._net.training else self._network, self._models, batch)
+        losses, grads = self._rule(self._compiled if self._net.training else self._evaluates, self._models, batch)
         self._update([self._models[name] for name in self._names], [grads[name] for name in self._names], rate)
         return losses[0]

@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 
 from pflcli import parameters
 from pflcli.engine.cpu.program import Program
-from pflcli.engine.gradients import Outputs
+from pflcli.engine.gradients import OneModelNetwork, Outputs
 from pflcli.parameters import Stacked
 
 
@@ -39,7 +39,7 @@ def _grads(outputs: Sequence[Tensor], by_outputs: Sequence[Tensor | None], weigh
     return torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
 
 
-class AutogradNetwork:
+class AutogradNetwork(OneModelNetwork):
     """Passes of one model at a time, on the resident network, by autograd."""
 
     def __init__(self, net: nn.Module, trained: Collection[str], precision: str) -> None:
@@ -71,7 +71,7 @@ class AutogradNetwork:
         return {name: value[None] for name, value in zip(names, _grads(outputs.trace, grads, weights), strict=True)}
 
 
-class CompiledNetwork:
+class CompiledNetwork(OneModelNetwork):
     """Passes of one model at a time by a compiled program, in training mode and for more than one sample."""
 
     def __init__(self, net: nn.Module, trained: Collection[str], program: Program) -> None:

@@ -3,7 +3,7 @@
 Clients are sorted by their number of steps, so that those that still train are always the first rows of the stack.
 Shorter batches are padded with samples of weight zero. BatchNorm's statistics cannot ignore those: under BatchNorm,
 clients whose batches have the same size take the step together instead. Chains of linear layers train without
-autograd, other networks by ``torch.func``.
+autograd, other networks by ``torch.func``, or one after the other in each step where clients train in lockstep.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import DescendingNetwork, StackedBatch, StackedNetwork, gradient
 from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
-from pflcli.engine.networks import VmappedNetwork
+from pflcli.engine.networks import AutogradNetwork, CompiledNetwork, VmappedNetwork
 from pflcli.engine.optimizer import Update
+from pflcli.engine.strategy import Strategy
 from pflcli.parameters import Params, Stacked
 
 
@@ -57,16 +58,15 @@ def train_stack(
     start: Params | Stacked,
     out: Stacked,
     plan: LocalSGD,
-    layers: list[linear_chain.Layer] | None = None,
+    how: Strategy,
 ) -> NDArray[np.float64]:
     """Train ``clients`` (m,) as one stack into ``places`` (m,) of ``out``, and return their mean losses (m,).
 
     ``draws`` holds each client's generator of minibatches. ``start`` is one model, or has the clients' models at their
-    places, where ``plan`` has what is their own. Meanwhile the stack, which fits into a cache, lies by itself. Given
-    ``layers``, the network is a chain of linear layers and trains without autograd.
+    places, where ``plan`` has what is their own. Meanwhile the stack, which fits into a cache, lies by itself.
     """
     like = {name: value[0] for name, value in out.items()}
-    join_single = layers is None and has_batch_norm(net)
+    join_single = how.layers is None and has_batch_norm(net)
     schedules = [
         _steps(data.rows(int(client), *plan.splits), plan, int(place), draw, join_single=join_single)
         for client, place, draw in zip(clients, places, draws, strict=True)
@@ -80,7 +80,7 @@ def train_stack(
     else:
         models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
     own_draws = [draws[index] for index in order]
-    losses = _run(_trainer(net, models, plan.for_clients(rows, like), layers, own_draws), data, schedule)
+    losses = _run(_trainer(net, models, plan.for_clients(rows, like), how, own_draws), data, schedule)
     parameters.write_rows(out, rows, models)
     return np.asarray(losses[np.argsort(order)])
 
@@ -100,14 +100,23 @@ def _trainer(
     net: nn.Module,
     models: Stacked,
     plan: LocalSGD,
-    layers: list[linear_chain.Layer] | None,
+    how: Strategy,
     draws: list[np.random.Generator],
 ) -> _Trainer:
     if plan.objective is not None:
         return _Objective(net, models, plan)
-    if layers is not None and plan.gradient is None:
-        return linear_chain.Trainer(layers, models, plan)
-    return _Ruled(net, models, plan, layers, draws)
+    if how.layers is not None and plan.gradient is None:
+        return linear_chain.Trainer(how.layers, models, plan)
+    return _Ruled(net, models, plan, how, draws)
+
+
+def _network(net: nn.Module, names: list[str], plan: LocalSGD, how: Strategy) -> StackedNetwork:
+    """Return the passes of the network, of which ``names`` are trained."""
+    if how.layers:
+        return linear_chain.network(how.layers, names, [net.get_parameter(layer.weight) for layer in how.layers])
+    if how.program:
+        return CompiledNetwork(net, names, how.program)
+    return (AutogradNetwork if how.lockstep else VmappedNetwork)(net, names, plan.precision)
 
 
 class _Trainer(Protocol):
@@ -128,18 +137,15 @@ class _Ruled:
         net: nn.Module,
         models: Stacked,
         plan: LocalSGD,
-        layers: list[linear_chain.Layer] | None,
+        how: Strategy,
         draws: list[np.random.Generator],
     ) -> None:
         self._rule, self._models, self._plan, self._draws = plan.gradient or gradient, models, plan, draws
         self._names = [name for name in learnable(net, models) if name.startswith(plan.trainable)]
         self._update = Update(plan, self._names, [models[name] for name in self._names])
-        self._net, self._by_size = net, layers is None and has_batch_norm(net) and not plan.frozen_norm
-        if layers:
-            weights = [net.get_parameter(layer.weight) for layer in layers]
-            self._network: StackedNetwork = linear_chain.network(layers, self._names, weights)
-        else:
-            self._network = VmappedNetwork(net.train(not plan.frozen_norm), self._names, plan.precision)
+        self._net = net if how.layers else net.train(not plan.frozen_norm)
+        self._by_size = how.layers is None and has_batch_norm(net) and not plan.frozen_norm
+        self._network = _network(net, self._names, plan, how)
         self._descends = self._update.is_bare and isinstance(self._network, DescendingNetwork) and not self._by_size
 
     @torch.no_grad()

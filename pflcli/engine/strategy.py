@@ -13,6 +13,7 @@ from pflcli.engine.cpu import linear_chain
 from pflcli.engine.cpu.linear_chain import Layer
 from pflcli.engine.cpu.program import Program
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.resident import ResidentNet
 
 MODES = ("loop", "stacked")
@@ -30,6 +31,8 @@ class Strategy:
     program: Program | None = None
     in_place: bool = False
     """whether a compiled loop takes the steps, one client after the other"""
+    lockstep: bool = False
+    """whether clients of a stack pass through the same network, one after the other in each step"""
 
     def __str__(self) -> str:
         """Return the text for users."""
@@ -62,21 +65,25 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
     if mode == "stacked" and clients > 1:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
-    compiled = resident.program if plain and not plan.frozen_norm else None
+    program = resident.program if plain else None
+    compiled = program if program is not None and (program.infers or not plan.frozen_norm) else None
+    if plan.lockstep and clients > 1 and (plan.frozen_norm or not has_batch_norm(resident.net)):
+        why = "clients take each step together, as it reads much that they share"
+        return Strategy("lockstep", why, True, program=compiled, lockstep=True)
     if compiled is not None:
         from pflcli.engine.cpu import products
 
         why = f"every layer of the network has a compiled form; {products.WHY}"
         return Strategy("compiled program", why, False, program=compiled)
-    return Strategy("autograd, one client at a time", _no_program(plan), False)
+    return Strategy("autograd, one client at a time", _no_program(plan, resident.net), False)
 
 
-def _no_program(plan: LocalSGD) -> str:
+def _no_program(plan: LocalSGD, net: nn.Module) -> str:
     """Return why neither stacks nor a compiled program can be used."""
     if plan.objective is not None:
         return "the method has a loss of its own"
     if plan.precision != "float32":
         return f"the precision is {plan.precision}"
-    if plan.frozen_norm:
+    if plan.frozen_norm and has_batch_norm(net):
         return "the statistics of BatchNorm are frozen"
     return "the network has layers without a compiled form, or its images are large, or it is not on a CPU"

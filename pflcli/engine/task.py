@@ -50,7 +50,7 @@ def run_task(
         return compiled_chain.train(how.layers, data, task.clients, draws, task.places, start, out, task.plan)
     if how.stacked:
         net, plan = resident.net, task.plan
-        return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how.layers)
+        return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how)
     losses = [
         loop.train_client(
             resident.net,

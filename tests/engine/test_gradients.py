@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, parameters, rng
-from pflcli.engine import gradients, networks
+from pflcli.engine import engine as engines
+from pflcli.engine import gradients, networks, strategy
 from pflcli.engine.cpu import linear_chain, products, program
 from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.engine.engine import Engine
+from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.resident import ResidentNet
 
 MODES = ("loop", "stacked")
 
@@ -285,3 +289,44 @@ def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):
         for name, value in parameters.pick(part.params, place).items():
             torch.testing.assert_close(value, parameters.of(model)[name], rtol=1e-4, atol=1e-5)
         assert part.loss[place] == pytest.approx(total / max(steps, 1), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "mobile", "tanh"])
+def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
+    """By a compiled program to the bit; by autograd PyTorch's products depend on where samples lie."""
+    monkeypatch.setattr(engines, "_MIN_STACKS", 1)
+    shape = (2, 9, 6)
+    net = mobile()[0] if kind == "mobile" else cnn()[0]
+    if kind == "tanh":
+        net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(108, 4), nn.Tanh()), nn.Linear(4, 3))
+    net, draw = net.float(), np.random.default_rng(0)
+    sizes = np.asarray([9, 2, 5])  # the batches of a step have sizes of their own
+    x = draw.normal(size=(sizes.sum(), *shape)).astype(np.float32)
+    offsets = np.cumsum(np.concatenate([[0], *([size, 0, 0] for size in sizes)]))
+    data = Federation.of(x, draw.integers(0, 3, sizes.sum()), offsets, 3)
+    start = parameters.stack([parameters.of(net)] * 3)
+    plan = LocalSGD(2, 4, [0.1, 0.05], gradient=gradients.gradient, frozen_norm=True)
+    parts = [
+        next(
+            Engine(copy.deepcopy(net), data, seed=0, mode="loop", threads=2).local_sgd(
+                data.clients, start, replace(plan, lockstep=lockstep), ("sgd", 0)
+            )
+        )
+        for lockstep in (False, True)
+    ]
+    for name, value in parts[0].params.items():
+        tolerance = {} if kind == "tanh" else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(value, parts[1].params[name], **tolerance)
+    assert any(not torch.equal(value, start[name]) for name, value in parts[0].params.items())
+    np.testing.assert_allclose(parts[0].loss, parts[1].loss, rtol=1e-6)
+
+
+def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
+    plan = LocalSGD(1, 4, [0.1], gradient=gradients.gradient, frozen_norm=True, lockstep=True)
+    for net, shape in (cnn(), mobile()):
+        resident = ResidentNet.of(net.float(), shape)
+        assert resident.program is not None
+        for count, name in ((1, "compiled program"), (2, "lockstep")):
+            chosen = strategy.choose(resident, plan, "loop", count)
+            assert (chosen.program is None) == any(net.named_buffers())
+            assert chosen.name == name or (count == 1 and chosen.program is None)

@@ -60,6 +60,7 @@ class ReceivedModels:
         initial = {name: value.expand(len(self.me), *value.shape) for name, value in first.items()}
         return {
             "gradient": ham.gradients,
+            "lockstep": True,
             "own": {"me": self.me, "prior": self.attention(initial)[0]},
             "shared": {**self._constants(), "rho": self._number(rho)},
         }
