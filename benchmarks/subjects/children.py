@@ -52,6 +52,7 @@ def run(python: str, module: str, task: work.Task) -> Outcome:
     }
     if task.keeps_memory:
         surroundings["MALLOC_MMAP_MAX_"] = str(allocator.MAPPED_BLOCKS)
+        surroundings["MALLOC_ARENA_MAX"] = str(allocator.ARENAS)
         surroundings["MALLOC_TRIM_THRESHOLD_"] = str(allocator.TRIM_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
