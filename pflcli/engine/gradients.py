@@ -86,13 +86,10 @@ a module, so that processes can import it."""
 
 @runtime_checkable
 class DescendingNetwork(Protocol):
-    """A network that moves models along gradients which it does not write to memory."""
+    """A network that moves models along gradients without copies of these; ``step`` may do as ``gradient`` at once."""
 
-    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None = None, models: Stacked | None = None) -> None:
+    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients that ``backward`` returns from the trained parameters of ``models`` (a, ...)."""
-
-    def step(self, params: Stacked, models: Stacked, batch: StackedBatch, scale: Tensor | None = None) -> Tensor:
-        """Do as ``gradient`` with ``models`` (a, ...) and rates: let them descend, and return the losses (a,)."""
 
 
 def descend(
@@ -105,7 +102,7 @@ def descend(
 ) -> Stacked:
     """Return the gradients (a, ...) along which the trained parameters of ``models`` (a, ...) are to descend.
 
-    Where a step is that of plain SGD, and the network takes it without gradients in memory, it is taken here and
+    Where a step is that of plain SGD, and the network takes it without copies of gradients, it is taken here and
     nothing is returned. So a rule reads ``models`` before it calls this, and passes them on as it got them.
     """
     if batch.rate is None:
@@ -138,12 +135,15 @@ def gradient(
 
     The gradients are multiplied by the ``scale`` (a,) of each client. Given ``models`` (a, ...), these ``descend``.
     """
-    if models is not None and batch.rate is not None:
-        return cast("DescendingNetwork", network).step(params, models, batch, scale), {}
+    step: Callable[..., Tensor] | None = getattr(network, "step", None)
+    if step is not None and models is not None and batch.rate is not None:
+        return step(params, models, batch, scale), {}
     if len(batch.x) > 1 and isinstance(network, OneModelNetwork):
         return _one_by_one(network, params, batch, network.trained if names is None else names, scale)
     outputs = network.forward(params, batch.x, batch.weight)
     losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
+    if models is not None:
+        return losses, descend(network, models, batch, outputs, grad)
     return losses, network.backward(outputs, grad, names=names)
 
 

@@ -141,12 +141,17 @@ class _Ruled:
         self._network: StackedNetwork = AutogradNetwork(net, self._names, plan.precision)
         self._compiled: StackedNetwork = CompiledNetwork(net, self._names, program) if program else self._network
         self._evaluates = self._compiled if program and program.infers else self._network
+        self._descends = self._update.is_bare and program is not None
 
     @torch.no_grad()
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
         even = x.new_full(y.shape, 1 / len(y), dtype=torch.float32) if weight is None else weight
-        batch = StackedBatch(x[None], y[None], even[None], self._own, self._shared, self._draws)
-        losses, grads = self._rule(self._compiled if self._net.training else self._evaluates, self._models, batch)
-        self._update([self._models[name] for name in self._names], [grads[name] for name in self._names], rate)
+        network = self._compiled if self._net.training else self._evaluates
+        descends = self._descends and network is self._compiled
+        rates = x.new_tensor([rate]) if descends else None
+        batch = StackedBatch(x[None], y[None], even[None], self._own, self._shared, self._draws, rates)
+        losses, grads = self._rule(network, self._models, batch)
+        names = [name for name in self._names if name in grads] if descends else self._names
+        self._update([self._models[name] for name in names], [grads[name] for name in names], rate)
         return losses[0]

@@ -100,6 +100,13 @@ class CompiledNetwork(OneModelNetwork):
         self._program.backward(outputs.trace, logits[0], None if z is None else z[0])
         return {name: self._program.grads[name].clone()[None] for name in names}
 
+    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
+        """Subtract the gradients from the trained parameters of ``models`` (1, ...)."""
+        if self.trained:
+            self._program.backward(outputs.trace, logits[0], None if z is None else z[0])
+            grads = [self._program.grads[name] for name in self.trained]
+            torch._foreach_sub_([models[name][0] for name in self.trained], grads)
+
 
 class VmappedNetwork:
     """Passes of a stack of any network, as one batched program."""

@@ -21,7 +21,7 @@ from torch.func import grad_and_value, vmap
 from pflcli import parameters
 from pflcli.engine.cpu import linear_chain
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import DescendingNetwork, StackedBatch, StackedNetwork, gradient
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
 from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.networks import AutogradNetwork, CompiledNetwork, VmappedNetwork
@@ -146,7 +146,7 @@ class _Ruled:
         self._net = net if how.layers else net.train(not plan.frozen_norm)
         self._by_size = how.layers is None and has_batch_norm(net) and not plan.frozen_norm
         self._network = _network(net, self._names, plan, how)
-        self._descends = self._update.is_bare and isinstance(self._network, DescendingNetwork) and not self._by_size
+        self._descends = self._update.is_bare and how.layers is not None  # networks of chains can
 
     @torch.no_grad()
     def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor) -> Tensor:

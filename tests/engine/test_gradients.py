@@ -194,6 +194,33 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
                 assert all(torch.equal(stack[name][row], value[row]) for name, value in start.items())
 
 
+@pytest.mark.parametrize("kind", ["mobile", "cnn"])
+@pytest.mark.parametrize("prefix", ["", "head.", "none"])
+def test_compiled_networks_descend_as_by_autograd(kind, prefix):
+    net, shape = {"mobile": mobile, "cnn": cnn}[kind]()
+    net.train()
+    trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
+    (by_autograd, _), (network, _) = forms(kind, net, shape, trained)
+    assert isinstance(network, gradients.DescendingNetwork)
+    assert not isinstance(by_autograd, gradients.DescendingNetwork)
+    start = parameters.stack([parameters.of(net)])
+    x, y = torch.rand(1, 4, *shape), torch.tensor([[0, 2, 1, 1]])
+    batch = gradients.StackedBatch(x, y, torch.full((1, 4), 0.25), {}, {}, rate=torch.tensor([0.5]))
+    models = {name: value + 1 for name, value in start.items()}
+    with torch.no_grad():
+        expected_losses, expected = gradients.gradient(by_autograd, {**start}, batch)
+        losses, grads = gradients.gradient(network, {**start}, batch, models=models)
+        outputs = network.forward({**start}, x)
+        z = torch.ones_like(outputs.z)
+        assert gradients.descend(network, models, batch, outputs, torch.zeros_like(outputs.logits), z) == {}
+        by_z = by_autograd.backward(by_autograd.forward({**start}, x), None, z)
+    assert grads == {}
+    torch.testing.assert_close(losses, expected_losses)
+    for name, _ in net.named_parameters():
+        moved = 0.5 * (expected[name] + by_z[name]) if name in trained else 0
+        torch.testing.assert_close(models[name], start[name] + 1 - moved, rtol=1e-4, atol=1e-5)
+
+
 def test_models_descend_by_the_cross_entropy_of_others():
     net, shape = mlp()
     names = [name for name, _ in net.named_parameters()]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters
-from pflcli.engine import loop, strategy
+from pflcli.engine import gradients, loop, strategy
 from pflcli.engine.cpu import graph, products, program
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
@@ -410,6 +410,14 @@ def test_large_images_go_through_autograd():
     assert program.of(small(), (2, 65, 8)) is None
 
 
+def with_squares(network, params, batch):
+    """The gradient of the cross-entropy plus the mean squared representation."""
+    outputs = network.forward(params, batch.x, batch.weight)
+    losses, grad = gradients.cross_entropy(outputs.logits, batch.y, batch.weight)
+    losses = losses + (outputs.z.square().sum(dim=2) * batch.weight).sum(dim=1)
+    return losses, gradients.descend(network, params, batch, outputs, grad, 2 * outputs.z * batch.weight[..., None])
+
+
 PLANS = {
     "sgd": {},
     "momentum and decay": {"momentum": 0.9, "weight_decay": 0.01},
@@ -417,6 +425,9 @@ PLANS = {
     "head alone": {"trainable": "head."},
     "weights of the head alone": {"trainable": "head.weight"},
     "frozen norm": {"frozen_norm": True},
+    "rule": {"gradient": with_squares},
+    "rule of the head": {"gradient": with_squares, "trainable": "head."},
+    "rule with momentum": {"gradient": with_squares, "momentum": 0.9},
 }
 
 
@@ -440,7 +451,7 @@ def test_a_client_trains_as_by_autograd(case, build, monkeypatch):
         direct = strategy.choose(ResidentNet.of(net, data.in_shape), plan, "loop", 1).program
         loss = loop.train_client(net, data, 0, start, out, plan, np.random.default_rng(5), direct)
         results.append((loss, out))
-    assert len(steps) == (0 if case == "frozen norm" and list(net.buffers()) else 6)
+    assert len(steps) == (0 if plan.gradient or (case == "frozen norm" and list(net.buffers())) else 6)
     (loss, out), (expected_loss, expected) = results
     assert loss == pytest.approx(expected_loss, rel=1e-9)
     for name, value in expected.items():

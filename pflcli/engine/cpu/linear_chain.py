@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pflcli.engine.gradients import Outputs, StackedBatch, cross_entropy
+from pflcli.engine.gradients import Outputs, cross_entropy
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params, Stacked
@@ -154,14 +154,6 @@ class ChainNetwork:
                 models[name].sub_(grad.sum(dim=1))
             else:
                 models[name].baddbmm_(grad.mT, h, alpha=-1)
-
-    def step(self, params: Stacked, models: Stacked, batch: StackedBatch, scale: Tensor | None = None) -> Tensor:
-        """Let ``models`` (a, ...) descend by the loss (a,) of ``params`` (a, ...), and return that."""
-        assert batch.rate is not None
-        outputs, rates = self.forward(params, batch.x), batch.rate if scale is None else batch.rate * scale
-        losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, rates)
-        self.descend(outputs, grad, models=models)
-        return losses
 
     def _gradients(
         self, outputs: Outputs, grad: Tensor, z: Tensor | None, names: Collection[str]
