@@ -284,13 +284,14 @@ class Engine:
         return [z for _, z in self.outputs_each(clients, models, split, features=True)]
 
     def outputs_each(
-        self, clients: NDArray[np.int64], models: Stacked, split: str, *, features: bool = False
+        self, clients: NDArray[np.int64], models: Stacked, split: str, *, features: bool = False, compiled: bool = False
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return logits (n, C) and, with ``features``, representations (n, d) of each client's samples of a split."""
+        """Return logits (n, C) and, with ``features``, representations (n, d) for each client: ``Inference``."""
         rows = [self.federation.rows(int(client), split) for client in clients]
         self.passes.predicted += sum(map(len, rows))
+        tasks = [Inference(own, index, features, compiled) for index, own in enumerate(rows)]
         with intra_op(1):
-            return self.executor.infer([Inference(own, index, features) for index, own in enumerate(rows)], models)
+            return self.executor.infer(tasks, models)
 
 
 def probabilities(logits: Tensor) -> NDArray[np.float32]:

@@ -255,7 +255,7 @@ class Run(Channel, Selection):
 
         ``models`` is one model, or each client's own (m, ...). A sample's loss is at most 16, which bounds outliers.
         """
-        p, y = self._predictions(clients, models, split)
+        p, y = self._predictions(clients, models, split, compiled=True)
         sizes = self.federation.sizes(split)[clients]
         sample_losses = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float32).eps, dtype=np.float64))
         sums = np.bincount(np.repeat(np.arange(len(clients)), sizes), weights=sample_losses, minlength=len(clients))
@@ -269,8 +269,13 @@ class Run(Channel, Selection):
         return np.asarray(p.argmax(axis=1) == y)
 
     def _predictions(
-        self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
+        self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str, *, compiled: bool = False
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return probabilities (n, C) and labels (n,) of the clients' samples of a split."""
+        """Return probabilities (n, C) and labels (n,) of the clients' samples of a split, ``compiled`` if wanted."""
+        if compiled and isinstance(models, dict) and is_stacked(models, self.init) and len(clients):
+            outputs = self.engine.outputs_each(clients, models, split, compiled=True)
+            return probabilities(torch.cat([logits for logits, _ in outputs])), self.federation.labels_of(
+                clients, split
+            )
         p = self.predictor(clients, models, (split,)).answer(split)["p"]
         return p, self.federation.labels_of(clients, split)

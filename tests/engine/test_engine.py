@@ -19,6 +19,7 @@ from pflcli.engine import engine as engines
 from pflcli.engine import numerics, stacked, strategy
 from pflcli.engine.cpu import linear_chain, products
 from pflcli.engine.engine import Engine
+from pflcli.engine.executors import threads as thread_executor
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import gradient
@@ -807,3 +808,24 @@ def test_compiled_chains_may_lack_biases(monkeypatch):
         expected = reference(net, data, client, plan, ("sgd", 0), 5)
         for key, value in parameters.pick(part.params, place).items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("most", [1, 64])
+def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most, monkeypatch):
+    """In stacks of two, where no client has more samples than a batch; a client without samples predicts none."""
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(linear_chain, "LARGE", 0)
+    monkeypatch.setattr(thread_executor, "_STACK", 2)
+    monkeypatch.setitem(thread_executor.BATCH, "cpu", most)
+    data, outputs = worlds.federation(), []
+    net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
+    own = parameters.stack([parameters.of(models.create("mlp", data.in_shape, worlds.CLASSES, i)) for i in range(7)])
+    for count, compiled in ((1, False), (1, True), (3, True)):
+        engine = Engine(net, data, seed=0, threads=count)
+        outputs.append(engine.outputs_each(data.clients, own, "train", features=features, compiled=compiled))
+        assert engine.passes.predicted == data.sizes("train").sum()
+    for plain, first, second in zip(*outputs, strict=True):
+        for expected, actual, same in zip(plain, first, second, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+            assert torch.equal(actual, same)

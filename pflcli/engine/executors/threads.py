@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from pflcli import parameters
 from pflcli.engine.cpu import linear_chain, operators
+from pflcli.engine.cpu.linear_chain import Layer
 from pflcli.engine.executors import Inference, T, batches
 from pflcli.engine.federation import Federation
 from pflcli.engine.resident import ResidentNet
@@ -23,6 +25,9 @@ from pflcli.parameters import Params, Stacked
 
 ResidentNets = dict[str, ResidentNet]
 """The networks of one worker by mode: ``loop`` with the fastest form of each layer, ``stacked`` with stock layers."""
+
+_STACK = 8
+"""Models by which compiled loops predict at a time."""
 
 BATCH = {"cpu": 64, "cuda": 4096}
 """Samples per batch of inference, by device: on a CPU activations fit into the cache, and threads share the batches."""
@@ -72,6 +77,16 @@ class Threads:
             with self.net() as nets:
                 net = _loaded(nets["loop"].net, models)  # all threads read it
                 return list(self._pool.map(lambda task: self._predict(net, task), tasks))
+        small = all(task.compiled and len(task.rows) <= self._batch for task in tasks)
+        if small and [task.index for task in tasks] == list(range(len(tasks))):
+            with self.net() as nets:
+                chain = nets["stacked"].layers if nets["stacked"].compiles_chain else None
+            if chain is not None:
+                parts = [slice(first, first + _STACK) for first in range(0, len(tasks), _STACK)]
+                stacks = [{name: value[part] for name, value in models.items()} for part in parts]
+                groups = [tasks[part] for part in parts]
+                outputs = self._pool.map(lambda group, stack: self._of_stack(chain, group, stack), groups, stacks)
+                return list(itertools.chain.from_iterable(outputs))
 
         return list(self._pool.map(lambda task: self.outputs(task, models), tasks))
 
@@ -87,6 +102,20 @@ class Threads:
             net, program = _loaded(nets["loop"].net, own), nets["loop"].program
             compiled = program is not None and program.infers and len(task.rows)
             return self._joined(task, program.forward) if program and compiled else self._predict(net, task)
+
+    def _of_stack(self, chain: list[Layer], tasks: Sequence[Inference], models: Stacked) -> list[tuple[Tensor, Tensor]]:
+        """Return the outputs of tasks of a few samples, one for each of ``models`` (t, ...), by compiled loops."""
+        from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
+
+        sizes = [len(task.rows) for task in tasks]
+        rows = np.zeros((len(tasks), max(1, *sizes)), np.int64)
+        weight = torch.zeros(rows.shape)
+        for index, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
+            rows[index, :size], weight[index, :size] = task.rows, 1
+        x = self.federation.inputs(torch.from_numpy(rows.ravel())).view(*rows.shape, -1)
+        outputs = CompiledChainNetwork(chain, ()).forward(models, x, weight)
+        z = outputs.z if any(task.features for task in tasks) else outputs.z[..., :0]
+        return [(outputs.logits[index, :size], z[index, :size]) for index, size in enumerate(sizes)]
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
         """Return ``work(0)`` to ``work(count - 1)``."""
