@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,9 @@ from typing import Any
 import pytest
 
 from pflcli.__main__ import main
+
+# As the command line sets it, and before torch is imported: idle threads that spin take the cores of other workers.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "au", "sw", "ud", "nc")
 
