@@ -7,7 +7,7 @@ differentiated automatically. All tensors have a leading axis over the clients o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -79,7 +79,24 @@ class OneModelNetwork:
     """A network that passes one model at a time forward and backward."""
 
 
-GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Stacked]]
+@dataclass(frozen=True)
+class OuterProducts:
+    """Gradients (a, r, c) which are, for each client, the outer product of ``left`` (a, r) and ``right`` (a, c)."""
+
+    left: Tensor
+    right: Tensor
+
+
+def dense(gradient: Tensor | OuterProducts) -> Tensor:
+    """Return a gradient as a tensor."""
+    if isinstance(gradient, OuterProducts):
+        return gradient.left[..., None] * gradient.right[..., None, :]
+    return gradient
+
+
+Gradients = Mapping[str, Tensor | OuterProducts]
+
+GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Gradients]]
 """Returns losses (a,) and the gradients of all trained tensors (a, ...) but those that ``descend`` moved; defined in
 a module, so that processes can import it."""
 

@@ -8,10 +8,14 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
+from pflcli.engine.gradients import OuterProducts, dense
 from pflcli.engine.local_sgd import LocalSGD
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 """Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1."""
+
+_LARGE = 1 << 14
+"""Weights of a client from which on gradients that are outer products stay factors."""
 
 
 class Update:
@@ -22,19 +26,27 @@ class Update:
 
     def __init__(self, plan: LocalSGD, names: Sequence[str], weights: Sequence[Tensor]) -> None:
         self._plan, self._anchor, self._drift = plan, plan.anchors(names), plan.drift(names)
-        self._first = [torch.zeros_like(w) for w in weights] if plan.momentum or plan.optimizer == "adam" else []
-        self._second = [torch.zeros_like(w) for w in weights] if plan.optimizer == "adam" else []
+        momentum = plan.momentum and plan.optimizer == "sgd"
+        self._first = [torch.zeros_like(w) for w in weights] if momentum else []
+        self._second: list[Tensor] = []
         self._steps = 0
         self.is_plain = plan.is_plain
         """whether a step is ``pull`` and then minus the rate times the gradients, which anybody may subtract"""
         self.is_bare = self.is_plain and not (self._anchor or self._drift)
         """whether ``pull`` does nothing, either"""
 
-    def __call__(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:
-        """Apply ``grads``, which may be overwritten; ``rate`` is one number, or (active,) with stacked weights."""
+    def __call__(
+        self, weights: list[Tensor], gradients: Sequence[Tensor | OuterProducts], rate: float | Tensor
+    ) -> None:
+        """Apply ``gradients``, which may be overwritten; ``rate`` is one number, or (active,) with stacked weights."""
         if not weights:  # none are trained, or all changed where their gradients were computed
             return
         plan = self._plan
+        outer = [gradient for gradient in gradients if isinstance(gradient, OuterProducts)]
+        if len(outer) == len(weights) and self._takes_outer_products(weights):
+            self._outer_adam(weights, outer, rate)
+            return
+        grads = [dense(gradient) for gradient in gradients]
         active = slice(len(rate)) if isinstance(rate, Tensor) else slice(None)
         if self.is_plain:
             for index, weight in enumerate(weights):
@@ -88,9 +100,31 @@ class Update:
         if self._drift:
             torch._foreach_add_(grads, [drift[active] for drift in self._drift])
 
+    def _takes_outer_products(self, weights: list[Tensor]) -> bool:
+        """Whether a step is Adam alone, and the weights of a client so many that it pays to load compiled loops."""
+        plan = self._plan
+        only_adam = plan.optimizer == "adam" and not (plan.weight_decay or plan.bounds or self._anchor or self._drift)
+        return only_adam and all(
+            w.is_cpu and w.dtype == torch.float32 and w.is_contiguous() and w[0].numel() >= _LARGE for w in weights
+        )
+
+    def _outer_adam(self, weights: list[Tensor], grads: list[OuterProducts], rate: float | Tensor) -> None:
+        """Take a step of Adam along gradients that never lie in memory."""
+        from pflcli.engine.cpu import outer_adam
+
+        self._steps += 1
+        if self._steps == 1:
+            self._first, self._second = ([torch.empty_like(w) for w in weights] for _ in range(2))
+        rates = torch.as_tensor(rate, dtype=torch.float64).expand(len(weights[0])).contiguous().numpy()
+        for weight, grad, first, second in zip(weights, grads, self._first, self._second, strict=True):
+            tensors = weight, grad.left.contiguous(), grad.right.contiguous(), first, second
+            outer_adam.step(*(tensor.numpy() for tensor in tensors), rates, _BETAS, _EPS, self._steps)
+
     def _adam(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor, active: slice) -> None:
         """Take a step of Adam in one pass over the weights, per client where their rates differ."""
         self._steps += 1
+        if self._steps == 1:
+            self._first, self._second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
         state = [weights, grads, *([buffer[active] for buffer in buffers] for buffers in (self._first, self._second))]
         parts = _alike(rate) if isinstance(rate, Tensor) else [(..., rate)]
         for part, own_rate in parts:

@@ -21,7 +21,7 @@ from torch.func import grad_and_value, vmap
 from pflcli import parameters
 from pflcli.engine.cpu import linear_chain
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
+from pflcli.engine.gradients import Gradients, StackedBatch, StackedNetwork, dense, gradient
 from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.networks import AutogradNetwork, CompiledNetwork, VmappedNetwork
@@ -155,19 +155,20 @@ class _Ruled:
         if not self._by_size:
             losses, grads = self._gradients(slice(active), x, y, weight, rate if self._descends else None)
         else:
-            grads, losses = {n: torch.empty_like(self._models[n][:active]) for n in self._names}, x.new_empty(active)
+            joined, losses = {n: torch.empty_like(self._models[n][:active]) for n in self._names}, x.new_empty(active)
             for size, rows in _rows_by_size(weight):
                 self._net.train(size > 1)
                 losses[rows], group = self._gradients(rows, x[rows, :size], y[rows, :size], weight[rows, :size])
                 for name in self._names:
-                    grads[name][rows] = group[name]
+                    joined[name][rows] = dense(group[name])
+            grads = joined
         names = [name for name in self._names if name in grads] if self._descends else self._names
         self._update([self._models[n][:active] for n in names], [grads[n] for n in names], rate)
         return losses
 
     def _gradients(
         self, rows: slice | Tensor, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor | None = None
-    ) -> tuple[Tensor, Stacked]:
+    ) -> tuple[Tensor, Gradients]:
         models = {name: value[rows] for name, value in self._models.items()}
         own = {name: value[rows] for name, value in self._plan.own.items()}
         draws = self._draws[rows] if isinstance(rows, slice) else [self._draws[row] for row in rows.tolist()]

@@ -274,8 +274,7 @@ class Run(Channel, Selection):
         """Return probabilities (n, C) and labels (n,) of the clients' samples of a split, ``compiled`` if wanted."""
         if compiled and isinstance(models, dict) and is_stacked(models, self.init) and len(clients):
             outputs = self.engine.outputs_each(clients, models, split, compiled=True)
-            return probabilities(torch.cat([logits for logits, _ in outputs])), self.federation.labels_of(
-                clients, split
-            )
-        p = self.predictor(clients, models, (split,)).answer(split)["p"]
+            p = probabilities(torch.cat([logits for logits, _ in outputs]))
+        else:
+            p = self.predictor(clients, models, (split,)).answer(split)["p"]
         return p, self.federation.labels_of(clients, split)

@@ -20,7 +20,9 @@ from pflcli.engine.cpu import linear_chain, products, program
 from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
+from pflcli.engine.gradients import OuterProducts
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.optimizer import Update
 from pflcli.engine.resident import ResidentNet
 
 MODES = ("loop", "stacked")
@@ -357,3 +359,30 @@ def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
             chosen = strategy.choose(resident, plan, "loop", count)
             assert (chosen.program is None) == any(net.named_buffers())
             assert chosen.name == name or (count == 1 and chosen.program is None)
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (7, 5)])
+def test_adam_along_outer_products_is_adam_along_their_products(shape):
+    """Compiled for many weights; for clients with rates of their own, of which the last one takes two steps only."""
+    draw = torch.Generator().manual_seed(0)
+    start = torch.randn(3, *shape, generator=draw)
+    plan, weights = LocalSGD(1, 4, [0.1], optimizer="adam"), start.clone()
+    update, rates = Update(plan, ["w"], [weights]), torch.tensor([0.1, 0.01, 0.02])
+    expected = [value.clone().requires_grad_() for value in start]
+    optimizers = [torch.optim.Adam([value], lr=float(rate)) for value, rate in zip(expected, rates, strict=True)]
+    for active in (3, 3, 2, 1):
+        left, right = (torch.randn(active, size, generator=draw) for size in shape)
+        update([weights[:active]], [OuterProducts(left, right)], rates[:active])
+        for client in range(active):
+            expected[client].grad = torch.outer(left[client], right[client])
+            optimizers[client].step()
+    torch.testing.assert_close(weights, torch.stack(expected).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_outer_products_also_take_other_steps():
+    plan, (left, right) = LocalSGD(1, 4, [0.1], momentum=0.5), torch.randn(2, 3, 4)
+    weights = torch.zeros(3, 4, 4)
+    update = Update(plan, ["w"], [weights])
+    for _ in range(2):
+        update([weights], [OuterProducts(left, right)], torch.full((3,), 0.1))
+    torch.testing.assert_close(weights, -0.25 * torch.einsum("ai,aj->aij", left, right))

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pflcli import parameters
 from pflcli.engine import tables
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
+from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork, gradient
 from pflcli.engine.local_sgd import Batch, Model
 from pflcli.methods.parts import attention
 from pflcli.parameters import Params, Stacked, sketch
@@ -131,7 +131,7 @@ def hybrids(share: Tensor, basis: Stacked) -> Stacked:
     return models
 
 
-def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
     """Return F(H(x^g, X)) of Eq. 13 plus the divergence from the first attention, and its gradients by HAM (a, ...).
 
     The gradient by a model's share is the inner product of that model with the gradient by the hybrid. Without lambda,
@@ -154,11 +154,11 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
     with torch.enable_grad():
         total = (share * by_share).sum() + penalty.sum()  # clients are independent
     by_queries = torch.autograd.grad(total, queries, allow_unused=True, materialize_grads=True)
-    by_theta = {}
+    by_theta: dict[str, OuterProducts] = {}
     for layer, by_query in zip((1, 2), by_queries, strict=True):
         by_middle = _times(params[f"k{layer}"], by_query)
-        by_theta[f"q{layer}"] = by_middle[..., None] * own_point[..., None, :]
-        by_theta[f"k{layer}"] = middle[layer][..., None] * by_query[..., None, :]
+        by_theta[f"q{layer}"] = OuterProducts(by_middle, own_point)
+        by_theta[f"k{layer}"] = OuterProducts(middle[layer], by_query)
     return losses + penalty.detach(), {name: by_theta[name] for name in params}
 
 
