@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from pflcli.engine.cpu.compiler import compiled
-from pflcli.engine.cpu.kernels import Array
+from pflcli.engine.cpu.kernels import Array, add
 from pflcli.engine.cpu.pooled import shift_and_rectify, shift_and_rectify_backward
 from pflcli.engine.cpu.products import product, product_by_rows
 
@@ -72,13 +72,6 @@ def _widest(layers: Array) -> int:
 
 
 @compiled
-def _add(target: Array, values: Array) -> None:
-    """Add values to the first of the target's: ``+=`` would take two seconds to compile, with all its messages."""
-    for i in range(len(values)):
-        target[i] += values[i]
-
-
-@compiled
 def _forward(layers: Array, parameters: Arrays, client: int, x: Array, at: int, n: int, values: Array) -> None:
     """Write the outputs of layers for the ``n`` samples of ``x`` from the one at ``at`` on into ``values`` (L, ...)."""
     for index in range(len(layers)):
@@ -128,7 +121,7 @@ def _backward(
             w, below = _of(parameters[2 * index], client), grads[index - 1]
             product((n, inputs, outputs), grad, 0, outputs, 1, w, 0, inputs, below, 0, inputs, 0)
             if index == body and len(z):
-                _add(below, z[at * inputs : (at + n) * inputs])
+                add(below, z[at * inputs : (at + n) * inputs])
         for position in range(2 * index, 2 * index + 2):
             if not trained[position]:
                 continue
@@ -140,7 +133,7 @@ def _backward(
             else:
                 if not adds:
                     target[:] = 0
-                _add(target, by_bias)
+                add(target, by_bias)
 
 
 @compiled

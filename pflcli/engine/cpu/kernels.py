@@ -93,10 +93,27 @@ def depthwise_backward(x: Array, weight: Array, grad: Array, stride: int, to_x: 
                         for c in range(channels):
                             to_neighbour[c] += gradient[c] * scale[c]
                             to_tap[c] += gradient[c] * neighbour[c]
-        total += part
+        for tap in range(9):
+            add(total[tap], part[tap])
     for c in range(channels):
         for tap in range(9):
             to_weight[c, tap] = total[tap, c]
+
+
+@_compiled
+def add(to: Array, values: Array) -> None:
+    """Add values to the first of others: Numba takes two seconds to compile ``+=``, with all its messages."""
+    for i in range(len(values)):
+        to[i] += values[i]
+
+
+@_compiled
+def _products(a: Array, b: Array) -> Array:
+    """Return a b, number by number, see ``add``."""
+    result = np.empty_like(a)
+    for i in range(len(a)):
+        result[i] = a[i] * b[i]
+    return result
 
 
 @_compiled
@@ -115,18 +132,20 @@ def normalize(x: Array, weight: Array, bias: Array, eps: float, cap: float, out:
         for row in range(first, min(first + _ROWS, rows)):
             for c in range(channels):
                 part[c] += x[row, c]
-        mean += part
-    mean /= rows
+        add(mean, part)
+    for c in range(channels):
+        mean[c] /= rows
     variance[:] = 0
     for first in range(0, rows, _ROWS):
         part[:] = 0
         for row in range(first, min(first + _ROWS, rows)):
             for c in range(channels):
                 part[c] += (x[row, c] - mean[c]) ** 2
-        variance += part
-    rate[:] = 1 / np.sqrt(variance / rows + eps)
-    variance /= rows - 1
-    scale = weight * rate
+        add(variance, part)
+    for c in range(channels):
+        rate[c] = 1 / np.sqrt(variance[c] / rows + eps)
+        variance[c] /= rows - 1
+    scale = _products(weight, rate)
     lower, upper = x.dtype.type(0), x.dtype.type(cap)
     for row in range(rows):
         for c in range(channels):
@@ -142,7 +161,7 @@ def normalize_backward(
     """Turn ``grad`` (m, C) of the output of ``normalize`` into that of ``x``; write those of scale and shift."""
     rows, channels = x.shape
     mean, rate = stats[0], stats[1]
-    scale = weight * rate
+    scale = _products(weight, rate)
     lower, upper = x.dtype.type(0), x.dtype.type(cap)
     to_weight[:] = 0
     to_bias[:] = 0
@@ -157,12 +176,15 @@ def normalize_backward(
                 grad[row, c] = step
                 part[0, c] += step * offset
                 part[1, c] += step
-        to_weight += part[0]
-        to_bias += part[1]
-    to_weight *= rate
+        add(to_weight, part[0])
+        add(to_bias, part[1])
     # dx = scale (step - mean(step) - x^ mean(step x^)), where x^ = (x - mean) rate.
-    slope = -scale * rate * to_weight / rows
-    level = -scale * to_bias / rows
+    slope, level = np.empty_like(scale), np.empty_like(scale)
+    for c in range(channels):
+        to_weight[c] *= rate[c]
+    for c in range(channels):
+        slope[c] = -scale[c] * rate[c] * to_weight[c] / rows
+        level[c] = -scale[c] * to_bias[c] / rows
     for row in range(rows):
         for c in range(channels):
             grad[row, c] = scale[c] * grad[row, c] + slope[c] * (x[row, c] - mean[c]) + level[c]
