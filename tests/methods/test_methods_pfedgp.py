@@ -16,7 +16,7 @@ from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.networks import AutogradNetwork
 from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
-from pflcli.methods.parts import class_tree, gibbs_loops, pfedgp_loops, tree_likelihood
+from pflcli.methods.parts import class_split, class_tree, gibbs_loops, pfedgp_loops, tree_likelihood
 from pflcli.methods.parts import gaussian_process as gp
 
 PRIOR = gp.Prior()
@@ -176,13 +176,13 @@ def test_a_tree_separates_all_classes_whatever_they_look_like(classes):
 
 def test_two_means_finds_the_tightest_split():
     x = np.concatenate([draw().normal(size=(5, 3)), 4 + draw(1).normal(size=(3, 3))])
-    part = class_tree.two_means(x, draw())
+    part = class_split.split(x, draw().random((10, 2)))
     np.testing.assert_array_equal(part != part[0], [False] * 5 + [True] * 3)
 
 
 def test_samples_are_halved_and_cut_class_by_class():
     y = np.asarray([2, 0, 2, 2, 0, 1, 0, 0])
-    halves = class_tree.halves(y)
+    halves = pfedgp_loops.halves(y)
     np.testing.assert_array_equal(halves, [1, 1, 0, 1, 0, 1, 1, 0])
     y = np.repeat([0, 1, 3], [60, 30, 1])
     rows = class_tree.stratified(y, 16, draw())
@@ -222,7 +222,7 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(fe
     actual = grads["body.weight"]
     assert float(actual.norm()) > 1e-3
 
-    first_half = torch.from_numpy(class_tree.halves(y.numpy()))
+    first_half = torch.from_numpy(pfedgp_loops.halves(y.numpy()))
     with torch.no_grad():
         start = normalize(x @ weight.T, dim=1)[first_half]
         omega = gp.gibbs(PRIOR.kernel(start, start) + 1e-3 * torch.eye(6), 1 - 2 * y[first_half], 2, 5, draw()).double()

@@ -16,10 +16,34 @@ _STEPS = 100
 
 
 @compiled
-def split(x: Array, draws: Array) -> Array:
-    """Return to which of two parts k-means assigns each row of ``x`` (n, d), see ``class_tree.two_means``.
+def splits(x: Array, draws: Array) -> Array:
+    """Return the tree (n - 1, n) of ``class_tree.build`` over rows ``x`` (n, d), n >= 2.
 
-    ``draws`` (restarts, 2) are uniform in [0, 1): the first centre of each run, and the second.
+    ``draws`` (n - 1, restarts, 2) are those of ``split`` at each node.
+    """
+    n = len(x)
+    tree, waiting, depth, row = np.zeros((n - 1, n), np.int64), np.ones((n, n), np.bool_), 1, 0
+    while depth:
+        depth -= 1
+        members = np.flatnonzero(waiting[depth])
+        if len(members) < 2:
+            continue
+        part = split(x[members], draws[row, : 1 if len(members) == 2 else len(draws[row])])
+        waiting[depth : depth + 2] = False
+        for i in range(len(members)):
+            is_first = part[i] == part[0]
+            tree[row, members[i]] = 1 if is_first else -1
+            waiting[depth + is_first, members[i]] = True  # the first branch is taken from the stack first
+        depth, row = depth + 2, row + 1
+    return tree
+
+
+@compiled
+def split(x: Array, draws: Array) -> Array:
+    """Return to which of two parts, neither empty, k-means assigns each row of ``x`` (n, d), n >= 2.
+
+    ``draws`` (restarts, 2) are uniform in [0, 1): the first centre of each run, and the second. If all rows are equal,
+    they are cut in the middle.
     """
     n = len(x)
     squared = np.zeros((n, n))

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _RESTARTS = 10
-"""Number of k-means runs, of which the split with the least inertia is kept."""
+"""Number of k-means runs, of which the split with the least inertia is kept. Centres begin at two rows, the second
+drawn by its squared distance from the first (k-means++, Arthur & Vassilvitskii 2007)."""
 
 
 def build(z: NDArray[np.float32], y: NDArray[np.int64], classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -21,34 +22,16 @@ def build(z: NDArray[np.float32], y: NDArray[np.int64], classes: int, rng: np.ra
 
     The root is row 0, and a node comes before those below it. Branch +1 holds the smallest class of the node.
     """
-    tree = np.zeros((max(classes - 1, 0), classes), dtype=np.int64)
-    present, place = np.unique(y, return_inverse=True)
-    means = (place == np.arange(len(present))[:, None]).astype(np.float64) @ z.astype(np.float64)
-    means /= np.bincount(place)[:, None]
-    waiting, row = [present], 0
-    while waiting:
-        node = waiting.pop()
-        if len(node) < 2:
-            continue
-        part = two_means(means[np.searchsorted(present, node)], rng)
-        branches = node[part == part[0]], node[part != part[0]]
-        for branch, sign in zip(branches, (1, -1), strict=True):
-            tree[row, branch] = sign
-        row += 1
-        waiting += branches[::-1]
-    return tree
-
-
-def two_means(x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Return to which of two parts, neither empty, k-means assigns each row of ``x`` (n, d), n >= 2.
-
-    Centres begin at two rows, the second drawn by its squared distance from the first (k-means++, Arthur &
-    Vassilvitskii 2007). If all rows are equal, they are cut in the middle.
-    """
     from pflcli.methods.parts import class_split  # here, as Numba takes a second to import
 
-    part: NDArray[np.bool_] = class_split.split(x, rng.random((1 if len(x) == 2 else _RESTARTS, 2)))
-    return part
+    tree = np.zeros((max(classes - 1, 0), classes), dtype=np.int64)
+    present, place = np.unique(y, return_inverse=True)
+    if len(present) > 1:
+        means = (place == np.arange(len(present))[:, None]).astype(np.float64) @ z.astype(np.float64)
+        means /= np.bincount(place)[:, None]
+        nodes = class_split.splits(means, rng.random((len(present) - 1, _RESTARTS, 2)))
+        tree[: len(nodes), present] = nodes
+    return tree
 
 
 def leaves(tree: Tensor, positive: Tensor, count: Tensor) -> Tensor:
@@ -63,12 +46,6 @@ def leaves(tree: Tensor, positive: Tensor, count: Tensor) -> Tensor:
     absent = count == 0
     absent_share = 1 / (count.sum() + len(count))
     return torch.where(absent, absent_share, product * (1 - absent_share * absent.sum()))
-
-
-def halves(y: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return a mask (n,) of every second sample of each class, from its first."""
-    rank = (y == np.arange(y.max(initial=-1) + 1)[:, None]).cumsum(axis=1)[y, np.arange(len(y))]
-    return np.asarray(rank % 2 == 1)
 
 
 def stratified(y: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -52,14 +52,15 @@ class Prior:
 
     def kernel(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the covariances (..., n, q) of rows ``a`` (..., n, d) and ``b`` (..., q, d)."""
-        squared = a.square().sum(dim=-1)[..., None] + b.square().sum(dim=-1)[..., None, :] - 2 * a @ b.mT
-        return self.scale * torch.exp(squared.clamp_min(0) / (-2 * self.length**2))
+        squared = a.square().sum(dim=-1)[..., None] + b.square().sum(dim=-1)[..., None, :]
+        squared = squared.sub_(a @ b.mT, alpha=2).clamp_min_(0)
+        return squared.div_(-2 * self.length**2).exp_().mul_(self.scale)
 
 
 class Posterior:
-    """A GP given samples ``z`` (n, d) with labels ``sign`` (n,) of +1 or -1; a gradient reaches ``z`` by the kernel.
+    """A GP given samples ``z`` (n, d) with labels ``sign`` (n,) of +1 or -1.
 
-    The chains' omega (chains, n) are drawn with ``rng`` and are constants.
+    The chains' omega (chains, n) are drawn with ``rng``.
     """
 
     def __init__(self, prior: Prior, z: Tensor, sign: Tensor, rng: np.random.Generator) -> None:

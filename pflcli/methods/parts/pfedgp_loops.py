@@ -198,25 +198,34 @@ def _weigh(turned: Array, weighted: Array, by_cross: Array, root: Array, by_mean
 
 
 @compiled
-def _gather(k: Array, sign: Array, support: Array, jitter: float) -> tuple[Array, Array, Array]:
-    """Return ``wide``, its columns of ``k``, and labels (n + m,) for the samples whose ``sign`` (size,) is not 0.
+def halves(y: Array) -> Array:
+    """Return a mask (n,) of every second sample of each class, from its first."""
+    chosen, mask = np.zeros(max(y.max(), 0) + 1 if len(y) else 0, np.bool_), np.empty(len(y), np.bool_)
+    for i in range(len(y)):
+        chosen[y[i]] = mask[i] = not chosen[y[i]]
+    return mask
 
-    Those in ``support`` (size,) are given. The first n columns are the rows, too.
+
+@compiled
+def _gather(k: Array, node: Array, y: Array, support: Array, jitter: float) -> tuple[Array, Array, Array]:
+    """Return ``wide``, its columns of ``k``, and labels (n + m,) for the samples below a ``node`` (C,) of the tree.
+
+    Of samples with classes ``y`` (size,) those in ``support`` (size,) are given. The first n columns are the rows, too.
     """
-    columns, n = np.empty(len(sign), np.int64), 0
-    for i in range(len(sign)):
-        if sign[i] != 0 and support[i]:
+    columns, n = np.empty(len(y), np.int64), 0
+    for i in range(len(y)):
+        if node[y[i]] != 0 and support[i]:
             columns[n] = i
             n += 1
     count = n
-    for i in range(len(sign)):
-        if sign[i] != 0 and not support[i]:
+    for i in range(len(y)):
+        if node[y[i]] != 0 and not support[i]:
             columns[count] = i
             count += 1
     columns = columns[:count]
     wide, labels = np.empty((n, count), np.float32), np.empty(count, np.int64)
     for j in range(count):
-        labels[j] = sign[columns[j]]
+        labels[j] = node[y[columns[j]]]
     for i in range(n):
         own, source = wide[i], k[columns[i]]
         for j in range(count):
@@ -226,19 +235,19 @@ def _gather(k: Array, sign: Array, support: Array, jitter: float) -> tuple[Array
 
 
 @compiled
-def _scatter(wide: Array, columns: Array, k: Array) -> None:
-    """Add ``wide`` to the rows and columns of ``k`` that ``_gather`` has taken."""
+def _scatter(wide: Array, columns: Array, share: float, k: Array) -> None:
+    """Add a ``share`` of ``wide`` to the rows and columns of ``k`` that ``_gather`` has taken."""
     for i in range(len(wide)):
         own, target = wide[i], k[columns[i]]
         for j in range(len(columns)):
-            target[columns[j]] += own[j]
+            target[columns[j]] += share * own[j]
 
 
 @compiled
 def tree_loss(
     k: Array,
-    signs: Array,
-    support: Array,
+    tree: Array,
+    y: Array,
     key: Array,
     chains: int,
     sweeps: int,
@@ -250,15 +259,19 @@ def tree_loss(
     few: int,
     few_predicting: int,
 ) -> float:
-    """Return the sum of -log p at the nodes ``signs`` (nodes, n) of a tree over samples with covariances ``k`` (n, n).
+    """Return the mean over one half of the samples of -log p, summed over the nodes of a ``tree`` (nodes, C).
 
-    At each node the samples outside ``support`` (n,) are predicted from those in it. The gradient by ``k`` is added to
-    ``grad`` (n, n). ``key`` (2,) of 32 bits each determines the draws. Gibbs sampling takes lanes for up to ``few``
-    samples, predicting for up to ``few_predicting``; for more both take blocks.
+    Samples with classes ``y`` (size,) have the covariances ``k`` (n, n), n >= size; at each node they are predicted
+    from the other half. The gradient by ``k`` is added to ``grad`` (n, n). ``key`` (2,) of 32 bits each determines the
+    draws. Gibbs sampling takes lanes for up to ``few`` samples, predicting for up to ``few_predicting``; for more both
+    take blocks.
     """
-    result, drawn = 0.0, 0
-    for node in range(len(signs)):
-        wide, columns, labels = _gather(k, signs[node], support, jitter)
+    result, drawn, support = 0.0, 0, halves(y)
+    share = 1 / max(1, len(y) - support.sum())
+    for node in range(len(tree)):
+        wide, columns, labels = _gather(k, tree[node], y, support, jitter)
+        if wide.shape[0] == wide.shape[1]:
+            continue  # nothing to predict
         omega, drawn = gibbs(wide, labels, key, drawn, chains, sweeps, few)
         if len(wide) <= few_predicting:
             result += _few_samples(wide, labels, omega, scale, at, weight)
@@ -266,5 +279,6 @@ def tree_loss(
             u, inverses, mean, variance = reduced(wide, labels, omega, scale, True)
             result += loss(mean, variance, labels[len(wide) :], at, weight)
             gradient(u, inverses, omega, mean, variance, wide)
-        _scatter(wide, columns, grad)
-    return result
+        _scatter(wide, columns, np.float32(share), grad)
+    mean_loss: float = result * share
+    return mean_loss

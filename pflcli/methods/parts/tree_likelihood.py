@@ -10,10 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.methods.parts import class_tree
 from pflcli.methods.parts.gaussian_process import FEW, FEW_PREDICTING, Prior, quadrature, random_key
 
 
@@ -30,22 +28,13 @@ def losses_and_gradients(
     norm = torch.linalg.vector_norm(z, dim=2, keepdim=True).clamp_min(1e-12)
     unit = z / norm
     k = prior.kernel(unit, unit)
-    by_k, losses, shares = torch.zeros(k.shape), *torch.zeros(2, len(z))
+    by_k, losses = torch.zeros(k.shape), torch.zeros(len(z))
     on_cpu = k.cpu().numpy(), trees.cpu().numpy(), y.cpu().numpy(), by_k.numpy()
     for place, (size, rng, covariances, tree, labels, grad) in enumerate(zip(sizes, rngs, *on_cpu, strict=True)):
-        signs, support = _nodes(tree, labels[:size])
         drawing = random_key(rng), prior.chains, prior.sweeps, prior.scale, prior.jitter
-        losses[place] = tree_loss(covariances, signs, support, *drawing, *quadrature(), grad, FEW, FEW_PREDICTING)
-        shares[place] = 1 / max(1, int((~support).sum()))
-    by_squared = by_k.to(k) * k / (-2 * prior.length**2)
-    by_squared = by_squared + by_squared.mT
-    by_unit = 2 * (by_squared.sum(dim=2, keepdim=True) * unit - by_squared @ unit)
-    by_z = (by_unit - unit * (unit * by_unit).sum(dim=2, keepdim=True)) / norm
-    return (losses * shares).to(z), by_z * shares.to(z)[:, None, None]
-
-
-def _nodes(tree: NDArray[np.int64], y: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the labels (nodes, n) of samples ``y`` (n,) at nodes with samples to predict, and which are given (n,)."""
-    support = class_tree.halves(y)
-    signs = tree[:, y]
-    return signs[((signs != 0) & ~support).any(axis=1)], support
+        losses[place] = tree_loss(covariances, tree, labels[:size], *drawing, *quadrature(), grad, FEW, FEW_PREDICTING)
+    # Of the gradient by unit vectors, (B + B') unit and a multiple of each, what is along them does not reach z.
+    by_product = by_k.to(k).mul_(k)
+    by_product = (by_product + by_product.mT).div_(prior.length**2)
+    along = (by_product * (unit @ unit.mT)).sum(dim=2, keepdim=True)
+    return losses.to(z), torch.baddbmm(unit * -along, by_product, unit).div_(norm)
