@@ -27,6 +27,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import tables
+from pflcli.engine.allocator import keep_freed_memory
 from pflcli.errors import PflError
 from pflcli.settings import Settings
 from pflcli.training import round_table, rounds
@@ -45,6 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     only = set(filter(None, args.only.split(",")))
     settings = Settings(model=args.model, rounds=args.rounds, participation=args.participation, eval_every=10**6)
+    keep_freed_memory()  # before the partition's threads, which would leave arenas of their own to those that train
     compile_products()
     with tempfile.TemporaryDirectory() as scratch:
         pflcli.partition(args.dataset, Path(scratch, "p"), seed=0)
