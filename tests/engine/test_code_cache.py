@@ -32,6 +32,8 @@ def total(x):
 @pytest.fixture
 def total(tmp_path, monkeypatch):
     """A function that reads a compiled loop as a new process would, beside another one that adds ``step``."""
+    # Python takes two files of one size for the same if they are written within a second.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def load(step):
         (tmp_path / "inner_of_test.py").write_text(INNER.format(step))
