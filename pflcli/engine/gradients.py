@@ -103,7 +103,10 @@ a module, so that processes can import it."""
 
 @runtime_checkable
 class DescendingNetwork(Protocol):
-    """A network that moves models along gradients without copies of these; ``step`` may do as ``gradient`` at once."""
+    """A network that moves models along gradients without copies of these.
+
+    If it has a ``step``, that is a forward pass, cross-entropy and ``descend`` in one call: see ``gradient``.
+    """
 
     def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients that ``backward`` returns from the trained parameters of ``models`` (a, ...)."""
