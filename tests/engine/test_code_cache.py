@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import subprocess
 import sys
 
 import numba
@@ -26,6 +28,42 @@ from inner_of_test import step
 @compiled
 def total(x):
     return x.sum() + step()
+"""
+MIXED = """
+import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from pflcli.engine.cpu.compiler import compiled
+
+
+@compiled
+def part(x, first):
+    if first < 0:
+        raise ValueError("no such part")
+    return np.sort(x)[first:], math.exp(x[0] / x[1])
+
+
+def answers(kind):
+    values, number = mixed.part(np.array([2, 2, 3], kind), 1)
+    assert values.tolist() == [2, 3] and values.dtype == kind and math.isclose(number, math.e, rel_tol=1e-6)
+    try:
+        mixed.part(values, -1)
+    except ValueError as error:
+        assert str(error) == "no such part"
+    else:
+        raise AssertionError
+
+
+if __name__ == "__main__":
+    import mixed
+
+    kinds = sys.argv[2:]
+    with ThreadPoolExecutor(int(sys.argv[1])) as pool:
+        list(pool.map(answers, kinds))
+    what_takes_time = {"numba.np.npyimpl", "scipy.linalg"} & {*sys.modules}
+    print(sum(mixed.part.stats.cache_hits.values()), *what_takes_time)
 """
 
 
@@ -54,6 +92,24 @@ def test_code_is_read_unless_a_function_in_another_file_changed(total):
         function = total(step)
         assert function(np.ones(3)) == 3 + step
         assert sum(function.stats.cache_hits.values()) == hits
+
+
+def test_a_new_process_reads_code_and_compiles_in_any_order(tmp_path):
+    """Types and code of all functions of NumPy are registered to compile alone."""
+    (tmp_path / "mixed.py").write_text(MIXED)
+    path = os.pathsep.join(filter(None, sys.path))
+
+    def run(*arguments):
+        command = [sys.executable, str(tmp_path / "mixed.py"), *arguments]
+        surroundings = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(tmp_path)}
+        return subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert run("1", "float32") == "0 numba.np.npyimpl"
+    assert run("1", "float32") == "1"
+    assert run("1", "float32", "float64", "float32") == "1 numba.np.npyimpl"
+    assert run("1", "int64", "float64", "float32") == "2 numba.np.npyimpl"
+    assert run("4", "int32", "float32", "int64", "int16", "float64", "int8") == "3 numba.np.npyimpl"
+    assert run("4", "float32", "float64", "int64", "int32", "int16", "int8") == "6"
 
 
 def test_code_for_other_types_is_in_another_file(total, tmp_path):

@@ -8,8 +8,10 @@ at the function's own file alone. A full disk ends a run.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ from uuid import uuid4
 
 import numba
 from numba.core import caching, serialize
+from numba.core.runtime import nrt
+from numba.np import linalg
 
 _dumps: Any = serialize.dumps
 _function_cache: Any = caching.FunctionCache
+_reference_counts: Any = nrt.rtsys
 
 _FOLDER = Path(__file__).parent
 _DIGEST = 32
@@ -33,12 +38,36 @@ class CodeCache(_function_cache):  # type: ignore[misc]
         sources = _digest(_FOLDER) + _digest(Path(function.__code__.co_filename).parent)
         self._cache_file = _Files(Path(self.cache_path), self._impl.filename_base, sources)
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the code for the types ``sig``, or None if it is to be compiled.
+
+        Numba would register the types and code of all functions of NumPy first, which takes 0.2 s. Its compiler does so
+        by itself. Compiled code refers to no more than what counts references to arrays.
+        """
+        _reference_counts.initialize(target_context)
+        with _blas_unchecked():
+            code = self._load_overload(sig, target_context)
+            if code is None:
+                importlib.import_module("numba.np.arraymath")
+        return code
+
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the code for the types ``sig``; without room for it the next process compiles again."""
         try:
             super().save_overload(sig, data)
         except OSError:
             self.disable()
+
+
+@contextmanager
+def _blas_unchecked() -> Iterator[None]:
+    """Let Numba's array functions be imported without scipy.linalg, which takes 0.15 s and which no loop needs."""
+    check = linalg.ensure_blas
+    linalg.ensure_blas = lambda: None
+    try:
+        yield
+    finally:
+        linalg.ensure_blas = check
 
 
 class _Files:

@@ -16,7 +16,6 @@ from typing import Any
 import llvmlite.binding
 import numba
 from numba.core import types
-from numba.np import linalg
 
 from pflcli.engine.cpu.code_cache import CodeCache
 
@@ -31,17 +30,6 @@ _OPTIONS: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"contract", "nsz", "reassoc"},
 }
-
-
-def _load_numba() -> None:
-    """Load Numba's array functions, but not scipy.linalg: of their 0.4 s it takes 0.15, and no loop needs it."""
-    check = linalg.ensure_blas
-    linalg.ensure_blas = lambda: None  # the check imports it
-    importlib.import_module("numba.np.arraymath")
-    linalg.ensure_blas = check
-
-
-_load_numba()
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
