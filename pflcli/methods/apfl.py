@@ -14,6 +14,7 @@ personalizes, and trains it as in a round. All answers come from training sample
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -88,9 +89,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     )
     trained = (replace(part, params={n: part.params[_LOCAL + n] for n in start}) for part in parts)
     own = local.replaced(clients, trained)
-    share = {name: alpha[clients].view(-1, *[1] * (value.ndim - 1)) for name, value in own.items()}
-    mixed = {n: share[n] * own[n] + (1 - share[n]) * start[n] if n in run.engine.parameters else own[n] for n in own}
-    predictor = run.predictor(clients, mixed)
+    predictor = run.predictor(clients, _mixed(run.engine.parameters, alpha[clients], own, start))
     chosen = {"alpha": alpha[clients].double().cpu().numpy()} if run.cfg.adaptive else {}
     return replace(predictor, tuned=chosen)
 
@@ -99,9 +98,9 @@ def _prefixed(local: Stacked) -> Stacked:
     return {_LOCAL + name: value for name, value in local.items()}
 
 
-def _mixed(network: StackedNetwork, alpha: Tensor, local: Stacked, shared: Stacked) -> Stacked:
-    """Return alpha v + (1 - alpha) w, with the buffers of v."""
-    share = {n: alpha.view(-1, *[1] * (v.ndim - 1)) for n, v in local.items() if n in network.parameters}
+def _mixed(names: Collection[str], alpha: Tensor, local: Stacked, shared: Params | Stacked) -> Stacked:
+    """Return alpha v + (1 - alpha) w of the parameters ``names``, with the buffers of v."""
+    share = {n: alpha.view(-1, *[1] * (v.ndim - 1)) for n, v in local.items() if n in names}
     return {n: torch.lerp(shared[n], v, share[n]) if n in share else v for n, v in local.items()}
 
 
@@ -109,7 +108,7 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
     """Return F(w) + F(alpha v + (1 - alpha) w), and their gradients; the second term moves v alone."""
     local = parameters.unprefixed(params, _LOCAL)
     shared, alpha = {name: params[name] for name in local}, batch.own["alpha"]
-    mixed = _mixed(network, alpha, local, shared)
+    mixed = _mixed(network.parameters, alpha, local, shared)
     losses, grads = gradient(network, shared, batch, models=shared)
     at_mixture, mixture_grads = gradient(network, mixed, batch, scale=alpha, models=local)
     return losses + at_mixture, {**grads, **{_LOCAL + name: value for name, value in mixture_grads.items()}}
@@ -118,7 +117,7 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
 def _slope(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return F(alpha v + (1 - alpha) w), and its derivative by alpha."""
     alpha, shared = params["alpha"], parameters.repeat(batch.shared, len(batch.x))
-    losses, grads = gradient(network, _mixed(network, alpha, batch.own, shared), batch, network.parameters)
+    losses, grads = gradient(network, _mixed(network.parameters, alpha, batch.own, shared), batch, network.parameters)
     slope = torch.zeros_like(alpha)
     for name, value in grads.items():
         slope += (value * (batch.own[name] - shared[name])).flatten(1).sum(dim=1)
