@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pflcli import parameters
+from pflcli.engine.cpu.memory import Move
 from pflcli.engine.cpu.program import Program
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
@@ -42,6 +43,10 @@ def train_client(
     ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients. Without
     a compiled ``program`` gradients come from autograd.
     """
+    if plan.gradient:
+        for name, value in start.items():
+            out[name].copy_(value)
+        start = out  # trained in its place
     trainer = _Ruled if plan.gradient else _Objective if plan.objective else _Plain
     client_trainer = trainer(net, start, plan, program, draw)
     rows = torch.from_numpy(data.rows(client, *plan.splits))
@@ -79,13 +84,15 @@ class _Plain:
         self._weights: list[Tensor] = [value.requires_grad_() for value in trained.values()]
         self._update = Update(plan, self._names, self._weights)
         # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.
-        self._inside = program.linear.intersection(trained) if program and self._update.is_bare else frozenset()
-        self._outside = {name: value for name, value in trained.items() if name not in self._inside}
+        moving = program.linear if program and self._update.is_bare else frozenset()
+        self._inside = {name: value.detach() for name, value in trained.items() if name in moving}
+        self._outside = {name: value for name, value in trained.items() if name not in moving}
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
         if self._program and (self._net.training or self._program.infers):
-            loss = self._program.step(x, y, weight, self._names, dict.fromkeys(self._inside, rate))
+            moves = {name: Move(weight, rate) for name, weight in self._inside.items()}
+            loss = self._program.step(x, y, weight, self._names, moves)
             weights: list[Tensor] = [*self._outside.values()]
             grads = [self._program.grads[name] for name in self._outside]
         else:
@@ -126,14 +133,14 @@ class _Objective:
 
 
 class _Ruled:
-    """Trains the tensors of a start, as a stack of one client, by a gradient rule of the method."""
+    """Trains the tensors of a start in their place, as a stack of one client, by a gradient rule of the method."""
 
     def __init__(
         self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
     ) -> None:
         assert plan.gradient is not None
         self._rule, self._net, self._shared, self._draws = plan.gradient, net, plan.shared, [draw]
-        self.state = {name: value.clone() for name, value in start.items()}
+        self.state = start
         self._models = {name: value[None] for name, value in self.state.items()}
         self._own = {name: value[None] for name, value in plan.own.items()}
         self._names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]

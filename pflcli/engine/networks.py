@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pflcli import parameters
+from pflcli.engine.cpu.memory import Move
 from pflcli.engine.cpu.program import Program
 from pflcli.engine.gradients import OneModelNetwork, Outputs
 from pflcli.parameters import Stacked
@@ -102,10 +103,11 @@ class CompiledNetwork(OneModelNetwork):
 
     def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients from the trained parameters of ``models`` (1, ...)."""
-        if self.trained:
-            self._program.backward(outputs.trace, logits[0], None if z is None else z[0])
-            grads = [self._program.grads[name] for name in self.trained]
-            torch._foreach_sub_([models[name][0] for name in self.trained], grads)
+        moves = {name: Move(models[name][0], 1.0) for name in self.trained if name in self._program.linear}
+        rest = [name for name in self.trained if name not in moves]
+        self._program.backward(outputs.trace, logits[0], None if z is None else z[0], self.trained, moves)
+        if rest:
+            torch._foreach_sub_([models[name][0] for name in rest], [self._program.grads[name] for name in rest])
 
 
 class VmappedNetwork:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from pflcli import models, parameters
 from pflcli.engine import gradients, loop, strategy
 from pflcli.engine.cpu import graph, products, program
+from pflcli.engine.cpu.memory import Move
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
@@ -155,7 +156,7 @@ def test_rounding_of_a_convolution_is_within_two_digits_of_the_direct_sum():
     assert error.abs().max() < 2e-5
 
 
-def test_weights_of_linear_layers_change_by_their_gradient_within_its_product(own_products):
+def test_weights_change_by_the_gradients_of_linear_layers_within_their_products(own_products):
     draw = torch.Generator().manual_seed(4)
     plain = uneven().double().train()
     other = copy.deepcopy(plain)
@@ -164,11 +165,15 @@ def test_weights_of_linear_layers_change_by_their_gradient_within_its_product(ow
     assert compiled.linear == {"body.7.weight", "body.9.weight", "head.weight"}
     expected.step(x, y)
     before = {name: value.clone() for name, value in other.state_dict().items()}
-    compiled.step(x, y, rates={"body.7.weight": 0.5, "head.weight": 0.25})
+    elsewhere = torch.ones(3, 7, dtype=torch.double)
+    compiled.step(x, y, moves={"head.weight": Move(elsewhere, 0.0)})  # a rate may fall to zero
+    own = Move(other.body[7].weight.detach(), 0.5)
+    compiled.step(x, y, moves={"body.7.weight": own, "head.weight": Move(elsewhere, 0.25)})
+    torch.testing.assert_close(elsewhere, 1 - 0.25 * expected.grads["head.weight"])
     for name, value in other.state_dict().items():
-        rate = {"body.7.weight": 0.5, "head.weight": 0.25}.get(name, 0)
+        rate = 0.5 if name == "body.7.weight" else 0
         torch.testing.assert_close(value, before[name] - rate * expected.grads[name], msg=name)
-        if not rate:
+        if not rate and name != "head.weight":
             torch.testing.assert_close(compiled.grads[name], expected.grads[name], msg=name)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pflcli.engine.cpu import products
 from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.kernels import Array
-from pflcli.engine.cpu.memory import Step
+from pflcli.engine.cpu.memory import Move, Step
 from pflcli.engine.cpu.products import product, transpose
 from pflcli.engine.cpu.tiles import MOST
 from pflcli.engine.cpu.vectors import as_row
@@ -18,12 +18,13 @@ from pflcli.engine.cpu.vectors import as_row
 
 @compiled
 def _linear_backward(
-    grad: Array, x: Array, weight: Array, rate: float, turned: Array, to_x: Array, to_weight: Array
+    grad: Array, x: Array, weight: Array, turned: Array, to_x: Array, to_weight: Array, rate: float, adds: bool
 ) -> None:
     """Write the gradients by ``x`` (m, k) and ``weight`` (n, k) for ``grad`` (m, n), that of their product.
 
-    With a ``rate`` that is not zero the weights change by minus it times their gradient instead. They are read, and
-    may change, a few rows at a time, which stay in the cache. ``turned`` (n m) is memory to work in.
+    If it ``adds``, ``to_weight``, which may be the weights themselves, changes by minus the rate times their gradient
+    instead. Weights are read, and may change, a few rows at a time, which stay in the cache. ``turned`` (n m) is memory
+    to work in.
     """
     (m, k), n = x.shape, len(weight)
     x_row, weight_row, to_x_row, to_weight_row = as_row(x), as_row(weight), as_row(to_x), as_row(to_weight)
@@ -31,12 +32,10 @@ def _linear_backward(
     for first in range(0, n, MOST):
         rows, at, row = min(MOST, n - first), first * m, first * k
         product((m, k, rows), turned, at, 1, m, weight_row, row, k, to_x_row, 0, k, min(first, 1))
-        if rate == 0:
-            product((rows, k, m), turned, at, m, 1, x_row, 0, k, to_weight_row, row, k, 0)
-        else:
+        if adds:
             for i in range(at, at + rows * m):
                 turned[i] *= -rate
-            product((rows, k, m), turned, at, m, 1, x_row, 0, k, weight_row, row, k, 1)
+        product((rows, k, m), turned, at, m, 1, x_row, 0, k, to_weight_row, row, k, 1 if adds else 0)
 
 
 def multiply_back(
@@ -45,24 +44,26 @@ def multiply_back(
     weight: Tensor,
     to_x: Tensor,
     to_weight: Tensor,
-    rate: Callable[[], float],
+    move: Callable[[], Move | None],
     new: Callable[..., Tensor],
 ) -> Step:
     """Return the function that writes the gradients of ``multiply_by_rows`` for ``grad`` (m, n), that of its output.
 
-    Where ``rate`` returns a number but zero, the weights change by minus it times their gradient instead. ``new``
-    allocates memory of a shape.
+    If ``move`` returns a move, the gradient by the weight is not written. ``new`` allocates memory of a shape.
     """
-    if products.OWN:
-        turned = new(grad.numel())
-        grad_x_weight, to = (grad.numpy(), x.numpy(), weight.numpy()), (to_x.numpy(), to_weight.numpy())
-        return lambda: _linear_backward(*grad_x_weight, rate(), turned.numpy(), *to)
+    turned = new(grad.numel() if products.OWN else 0)
+    arrays = grad.numpy(), x.numpy(), weight.numpy(), turned.numpy(), to_x.numpy()
+
+    def by_loops() -> None:
+        own = move()
+        moves = own or Move(to_weight, 0.0)
+        _linear_backward(*arrays, moves.weight.numpy(), moves.rate, own is not None)
 
     def by_pytorch() -> None:
         torch.mm(grad, weight, out=to_x)
-        if own_rate := rate():
-            weight.addmm_(grad.t(), x, alpha=-own_rate)
+        if own := move():
+            own.weight.addmm_(grad.t(), x, alpha=-own.rate)
         else:
             torch.mm(grad.t(), x, out=to_weight)
 
-    return by_pytorch
+    return by_loops if products.OWN else by_pytorch

@@ -27,14 +27,22 @@ def sequence(steps: list[Step]) -> Step:
     return step
 
 
+@dataclass(frozen=True)
+class Move:
+    """A weight that changes by minus a rate times its gradient, in the product that computes this."""
+
+    weight: Tensor
+    rate: float
+
+
 class Blocks(Protocol):
     """What batches of all sizes share: gradients of parameters, and blocks of memory."""
 
     def grad(self, layer: Layer, name: str) -> Tensor:
         """Return the gradient of a layer's parameter."""
 
-    def rate(self, layer: Layer) -> float:
-        """Return at which rate a linear layer's weight changes by its gradient, or 0 if that is to be written."""
+    def move(self, layer: Layer) -> Move | None:
+        """Return which weight changes by the gradient of a linear layer's, or None if that is to be written."""
 
     def block(self, index: int, numbers: int) -> Tensor:
         """Return the first ``numbers`` numbers of a block of memory."""

@@ -109,10 +109,10 @@ class PooledLayers(Memory):
         grad, (to_weight, to_bias) = self._view(layer.output, buffer), self._grads(layer)
         to_x, additions = self._target_to_add(x)
         self._release(buffer)
-        rate, rectify = partial(self._program.rate, layer), pooled.shift_and_rectify_backward
+        move, rectify = partial(self._program.move, layer), pooled.shift_and_rectify_backward
         return [
             partial(rectify, out.numpy(), bool(layer.cap), grad.numpy(), to_bias.numpy()),
-            linear.multiply_back(grad, self._data[x], weight, to_x, to_weight, rate, self._new),
+            linear.multiply_back(grad, self._data[x], weight, to_x, to_weight, move, self._new),
             *additions,
         ]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pflcli.engine.cpu import graph
 from pflcli.engine.cpu.graph import Layer
-from pflcli.engine.cpu.memory import Step
+from pflcli.engine.cpu.memory import Move, Step
 from pflcli.engine.cpu.mobile_layers import MobileLayers
 from pflcli.engine.cpu.pooled_layers import PooledLayers
 
@@ -54,7 +54,7 @@ class Program:
         self.infers = all(layer.kind != "norm" for layer in layers)
         """whether the forward pass in training is that of evaluation, too"""
         self._layers, self._names = layers, names
-        self._rates: Mapping[str, float] = {}
+        self._moves: Mapping[str, Move] = {}
         self._depths: dict[tuple[str, ...], int] = {}
         self._blocks: list[Tensor] = []
         self._passes: dict[int, _Pass] = {}
@@ -66,20 +66,16 @@ class Program:
         y: Tensor,
         weight: Tensor | None = None,
         names: Collection[str] | None = None,
-        rates: Mapping[str, float] | None = None,
+        moves: Mapping[str, Move] | None = None,
     ) -> Tensor:
         """Return the mean cross-entropy of ``x`` (n, C, H, W), ``y`` (n,); write the gradients.
 
-        ``weight`` (n,) replaces the plain mean. With ``names`` only those gradients are needed. Those weights of
-        ``linear`` layers that have ``rates`` change by minus the rate times their gradient instead, in the products
-        that compute it. The running statistics of the network change as in its training mode, which needs n > 1 if
-        there are any.
+        ``weight`` (n,) replaces the plain mean. The running statistics of the network change as in its training mode,
+        which needs n > 1 if there are any. See ``backward`` for ``names`` and ``moves``.
         """
         self.forward(x)
         loss, grad = self._passes[len(x)].cross_entropy(y, weight)
-        self._rates = rates or {}
-        self.backward(len(x), grad, names=names)
-        self._rates = {}
+        self.backward(len(x), grad, names=names, moves=moves)
         return loss
 
     @torch.no_grad()
@@ -90,11 +86,20 @@ class Program:
         return self._passes[len(x)].forward(x)
 
     @torch.no_grad()
-    def backward(self, n: int, logits: Tensor, z: Tensor | None = None, names: Collection[str] | None = None) -> None:
+    def backward(
+        self,
+        n: int,
+        logits: Tensor,
+        z: Tensor | None = None,
+        names: Collection[str] | None = None,
+        moves: Mapping[str, Move] | None = None,
+    ) -> None:
         """Write the gradients of the last ``n`` samples, for gradients by their logits (n, C) and ``z`` (n, d).
 
-        With ``names`` only those of these parameters are needed.
+        With ``names`` only those of these parameters are needed. Where ``linear`` weights have ``moves``, contiguous
+        tensors of their shape change by their gradients, which are not written; these may be the weights themselves.
         """
+        self._moves = moves or {}
         self._passes[n].backward(logits, z, len(self._layers) if names is None else self._depth(tuple(names)))
 
     def _depth(self, names: tuple[str, ...]) -> int:
@@ -105,9 +110,9 @@ class Program:
             self._depths[names] = len(self._layers) - min(own, default=len(self._layers))
         return self._depths[names]
 
-    def rate(self, layer: Layer) -> float:
-        """Return at which rate a linear layer's weight changes by its gradient, or 0 if that is to be written."""
-        return self._rates.get(f"{self._names[layer.module]}.weight", 0.0)
+    def move(self, layer: Layer) -> Move | None:
+        """Return which weight changes by the gradient of a linear layer's, or None if that is to be written."""
+        return self._moves.get(f"{self._names[layer.module]}.weight")
 
     def grad(self, layer: Layer, name: str) -> Tensor:
         """Return the gradient of a layer's parameter."""
