@@ -28,6 +28,7 @@ from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import tables
 from pflcli.engine.allocator import keep_freed_memory
+from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.errors import PflError
 from pflcli.settings import Settings
 from pflcli.training import round_table, rounds
@@ -77,11 +78,20 @@ class Multiplications:
         self.count = 0
         for name in ("mix", "inner_products"):
             setattr(tables, name, self._counted(getattr(tables, name)))
+        passes = "mixture_gradient"  # where it multiplies in loops of its own
+        setattr(CompiledChainNetwork, passes, self._counted_gradient(getattr(CompiledChainNetwork, passes)))
 
     def _counted(self, product: Any) -> Any:
         def count(first: Any, second: Any, *rest: Any) -> Any:
             self.count += len(first) * second.numel()
             return product(first, second, *rest)
+
+        return count
+
+    def _counted_gradient(self, gradient: Any) -> Any:
+        def count(network: Any, share: Any, models: Any, batch: Any) -> Any:
+            self.count += 2 * len(share) * sum(value.numel() for value in models.values())
+            return gradient(network, share, models, batch)
 
         return count
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pflcli import parameters
+from pflcli.engine import tables
 from pflcli.parameters import Stacked
 
 
@@ -180,6 +181,30 @@ def _one_by_one(
         for name, value in own_grads.items():
             grads[name][row] = value
     return losses, grads
+
+
+@runtime_checkable
+class MixingNetwork(Protocol):
+    """A network that passes mixtures of models without having all of them in memory."""
+
+    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
+        """Do as the function of this name."""
+
+
+def mixture_gradient(
+    network: StackedNetwork, share: Tensor, models: Stacked, batch: StackedBatch
+) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy (a,) of mixtures of ``models`` (m, ...) by ``share`` (a, m), and its gradients by that.
+
+    The gradient by the share of a model is the inner product of this model with the gradient by the mixture.
+    """
+    if isinstance(network, MixingNetwork):
+        return network.mixture_gradient(share, models, batch)
+    losses, by_mixture = gradient(network, tables.mixtures(share, models), batch, network.parameters)
+    by_share = torch.zeros_like(share)
+    for name, value in by_mixture.items():
+        by_share += tables.inner_products(value.flatten(1), models[name].flatten(1))
+    return losses, by_share
 
 
 @runtime_checkable

@@ -33,6 +33,19 @@ def mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
     products.multiply(weights, models, out, near=False)()
 
 
+def mixtures(shares: Tensor, models: Stacked) -> Stacked:
+    """Return the sums (a, ...) of ``models`` (m, ...) by ``shares`` (a, m); integer buffers are those of the last."""
+    mixed = {}
+    for name, value in models.items():
+        if value.is_floating_point():
+            out = value.new_empty(len(shares), value[0].numel())
+            mix(shares.to(value.dtype), value.flatten(1) if value.ndim > 1 else value[:, None], out)
+            mixed[name] = out.view(len(shares), *value.shape[1:])
+        else:
+            mixed[name] = value[-1].expand(len(shares), *value.shape[1:]).clone()
+    return mixed
+
+
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner products (r, m) of rows ``a`` (r, d) and ``b`` (m, d)."""
     if not _is_large(a, b):

@@ -16,7 +16,7 @@ import worlds
 from pflcli import models, parameters, rng
 from pflcli.engine import engine as engines
 from pflcli.engine import gradients, networks, strategy
-from pflcli.engine.cpu import linear_chain, products, program
+from pflcli.engine.cpu import compiled_passes, linear_chain, products, program
 from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
@@ -247,6 +247,37 @@ def test_models_descend_by_the_cross_entropy_of_others():
                 moved = start[name][row] + 1 - (name != names[0]) * rate[row] * scale[row] * grad
                 torch.testing.assert_close(models[name][row], moved, rtol=1e-4, atol=1e-5)
                 assert torch.equal(stack[name][row], start[name][row])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [None, 2])
+def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
+    """In every form, whole layers or two rows of the first at a time; bit by bit those of each client alone."""
+    if rows:
+        monkeypatch.setattr(compiled_passes, "_ROWS", rows * 4 * 12)
+    net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(12, 7, bias=bias), nn.ReLU()), nn.Linear(7, 3, bias=bias))
+    names = [name for name, _ in net.named_parameters()]
+    draw = torch.Generator().manual_seed(1)
+    basis = {name: torch.randn(5, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    shares = torch.rand(2, 5, generator=draw)
+    x, y = torch.rand(2, 4, 3, 2, 2, generator=draw), torch.randint(3, (2, 4), generator=draw)
+    weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0]])
+    compiled = set()
+    for network, size in forms("mlp", net, (3, 2, 2), names):
+        for part in [slice(2), slice(1), slice(1, 2)] if size > 1 else [slice(1), slice(1, 2)]:
+            batch = gradients.StackedBatch(x[part], y[part], weight[part], {}, {})
+            with torch.no_grad():
+                losses, by_share = gradients.mixture_gradient(network, shares[part], basis, batch)
+            for row, client in enumerate(range(2)[part]):
+                leaf = shares[client].clone().requires_grad_()
+                mixed = {name: torch.tensordot(leaf, value, dims=1) for name, value in basis.items()}
+                each = functional.cross_entropy(functional_call(net, mixed, (x[client],)), y[client], reduction="none")
+                loss = (each * weight[client]).sum()
+                assert losses[row].item() == pytest.approx(loss.item(), rel=1e-5)
+                torch.testing.assert_close(by_share[row], torch.autograd.grad(loss, leaf)[0], rtol=1e-4, atol=1e-5)
+                if isinstance(network, gradients.MixingNetwork):
+                    compiled.add((client, *by_share[row].tolist()))
+    assert len(compiled) == 2
 
 
 def by_representations(network, params, batch):

@@ -55,7 +55,7 @@ def _pull(weights: Array, anchor: Array, part: float, drift: Array, rate: float)
 
 
 @compiled
-def _counted(weight: Array, place: int, n: int) -> int:
+def counted(weight: Array, place: int, n: int) -> int:
     """Return how many samples of a batch of ``n`` lie before those of weight zero at its end; all without weights."""
     while n and len(weight) and weight[place, n - 1] == 0:
         n -= 1
@@ -63,7 +63,7 @@ def _counted(weight: Array, place: int, n: int) -> int:
 
 
 @compiled
-def _widest(layers: Array) -> int:
+def widest(layers: Array) -> int:
     """Return the largest number of outputs. This, and sums in loops, take a tenth of the time of NumPy's to compile."""
     most = 0
     for layer in layers:
@@ -144,7 +144,7 @@ def forward(layers: Array, parameters: Arrays, n: int, x: Array, weight: Array, 
     ``layers`` and ``parameters``.
     """
     for client in range(len(x) // (n * layers[0, 0])):
-        count = _counted(weight, client, n)
+        count = counted(weight, client, n)
         _forward(layers, parameters, client, x, client * n, count, values)
         for index in range(len(layers)):
             outputs = layers[index, 1]
@@ -173,9 +173,9 @@ def backward(
     those by the inputs of the layer ``body`` or empty, each as a row; ``none`` are empty arrays (1, 0).
     """
     classes, zero = layers[-1, 1], x.dtype.type(0)
-    grads = np.empty((len(layers), n * _widest(layers)), x.dtype)
+    grads = np.empty((len(layers), n * widest(layers)), x.dtype)
     for client in range(len(x) // (n * layers[0, 0])):
-        at, count = client * n, _counted(weight, client, n)
+        at, count = client * n, counted(weight, client, n)
         grads[-1, : count * classes] = logits[at * classes : (at + count) * classes]
         _backward(
             layers,
@@ -222,10 +222,10 @@ def steps(
     them by ``part[s]`` of the way to the ``anchor`` (1 or m, ...), and by ``rate[s]`` against the ``drift`` (m, ...);
     (1, 0) is no anchor and no drift. Samples are weighted by ``weight`` (t, n).
     """
-    width, classes, none = x.shape[1] * _widest(layers), layers[-1, 1], np.empty(0, x.dtype)
+    width, classes, none = x.shape[1] * widest(layers), layers[-1, 1], np.empty(0, x.dtype)
     values, grads = np.empty((len(layers), width), x.dtype), np.empty((len(layers), width), x.dtype)
     for s in range(len(place)):
-        client, samples, n = place[s], x[s].reshape(-1), _counted(weight, s, x.shape[1])
+        client, samples, n = place[s], x[s].reshape(-1), counted(weight, s, x.shape[1])
         _forward(layers, parameters, client, samples, 0, n, values)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
         losses[s] = _cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)

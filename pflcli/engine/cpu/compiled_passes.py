@@ -10,12 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.cpu import chain_loops
+from pflcli.engine.cpu import chain_loops, mixture_loops
 from pflcli.engine.cpu.linear_chain import ChainNetwork, Layer
-from pflcli.engine.gradients import Outputs, StackedBatch
+from pflcli.engine.gradients import Outputs, StackedBatch, cross_entropy
 from pflcli.parameters import Params, Stacked
 
 Arrays = tuple[NDArray[Any], ...]
+
+_ROWS = 24 * 1024
+"""Bytes of a client's mixed weights at a time: those of 30 clients stay in the second cache of a core."""
 
 
 def table(chain: Sequence[Layer], like: Params) -> NDArray[np.int64]:
@@ -113,6 +116,23 @@ class CompiledChainNetwork(ChainNetwork):
         passed = layers, own, outputs.logits.shape[1], inputs[0].view(-1).numpy(), weights, values.numpy()
         by_outputs = by_logits.reshape(-1).numpy(), self._body, _NONE[0] if z is None else z.reshape(-1).numpy()
         chain_loops.backward(*passed, *by_outputs, trained, self._none, arrays(self._chain, into), adds)
+
+    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
+        """Do as the function of this name, without mixed weights of the first layer or gradients in memory."""
+        (clients, n), x = batch.x.shape[:2], batch.x.flatten(2).contiguous()
+        layers, own, shares = self._table(models), arrays(self._chain, models), share.contiguous().numpy()
+        inputs, outputs = layers[0, :2].tolist()
+        rows = min(outputs, max(1, _ROWS // (4 * inputs)))  # for any number of clients, as sums depend on it
+        sizes = [rows * inputs, *(value.shape[1] for value in own[1:])]
+        mixed = tuple(np.empty((clients, size), np.float32) for size in sizes)
+        values = np.empty((len(layers), clients * n * int(layers[:, 1].max())), np.float32)
+        passed = n, x.view(-1).numpy(), batch.weight.contiguous().numpy(), mixed, values
+        mixture_loops.forward(layers, own, shares, *passed)
+        logits = torch.from_numpy(values[-1, : clients * n * int(layers[-1, 1])]).view(clients, n, -1)
+        losses, by_logits = cross_entropy(logits, batch.y, batch.weight)
+        by_share = torch.zeros_like(share)
+        mixture_loops.backward(layers, own, by_share.numpy(), *passed, by_logits.view(-1).numpy())
+        return losses, by_share
 
     def proximal_steps(
         self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int

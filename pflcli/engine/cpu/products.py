@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import llvmlite.binding
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,14 +103,14 @@ def packed_product(
     c: Array,
     c_row: int,
     more: int,
-    panel: Array,
 ) -> None:
     """Do as ``product`` with matrices that begin at 0, ``_PANEL`` columns of ``b`` after the other.
 
-    They are copied to the ``panel`` (k _PANEL), where rows are neighbours. Rows far apart would lie on a page each and,
-    a power of two apart, in the same places of the cache.
+    They are copied to a panel where rows are neighbours. Rows far apart would lie on a page each and, a power of two
+    apart, in the same places of the cache.
     """
     m, n, k = size
+    panel = np.empty(k * _PANEL, b.dtype)
     for j in range(0, n, _PANEL):
         width = min(_PANEL, n - j)
         for i in range(k):
@@ -169,9 +170,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False, near: bool =
     (m, k), n = a.shape, b.shape[1]
     from_a, from_b, to = (flat(value) for value in (a, b, out))
     if b.stride(0) >= _FAR and (k >= _DEEP or not near):
-        panel = torch.empty(k * _PANEL, dtype=b.dtype).numpy()
-        arguments = (m, n, k), from_a, a.stride(), from_b, b.stride(0), to, out.stride(0), int(adds), panel
-        return partial(packed_product, *arguments)
+        return partial(packed_product, (m, n, k), from_a, a.stride(), from_b, b.stride(0), to, out.stride(0), int(adds))
     sizes = (m, n, k), from_a, 0, a.stride(0), a.stride(1), from_b, 0, b.stride(0), to, 0, out.stride(0), int(adds)
     return partial(product, *sizes)
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine import tables
-from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork, gradient
+from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork, mixture_gradient
 from pflcli.engine.local_sgd import Batch, Model
 from pflcli.methods.parts import attention
 from pflcli.parameters import Params, Stacked, sketch
@@ -118,24 +117,10 @@ def mix(share: Tensor, basis: Stacked) -> Params | Stacked:
     }
 
 
-def hybrids(share: Tensor, basis: Stacked) -> Stacked:
-    """Return the models (a, ...) that ``mix`` makes by ``share`` (a, n + 1), without a gradient, and faster."""
-    models = {}
-    for name, value in basis.items():
-        if value.is_floating_point():
-            mixed = value.new_empty(len(share), value[0].numel())
-            tables.mix(share.to(value.dtype), value.flatten(1) if value.ndim > 1 else value[:, None], mixed)
-            models[name] = mixed.view(len(share), *value.shape[1:])
-        else:
-            models[name] = value[-1].expand(len(share), *value.shape[1:]).clone()
-    return models
-
-
 def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
     """Return F(H(x^g, X)) of Eq. 13 plus the divergence from the first attention, and its gradients by HAM (a, ...).
 
-    The gradient by a model's share is the inner product of that model with the gradient by the hybrid. Without lambda,
-    which scales a gradient whose scale Adam does not see.
+    Without lambda, which scales a gradient whose scale Adam does not see.
     """
     shared, me = batch.shared, batch.own["me"]
     basis, z = parameters.unprefixed(shared, "basis."), unit(shared["points"])
@@ -147,10 +132,7 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         a, b = _attention(queries[0], queries[1], shared["points"], z, own_point, me, shared["slots"])
         share = coefficients(a, b, me)
         penalty = shared["rho"] * attention.divergence(batch.own["prior"], a)
-    losses, by_hybrid = gradient(network, hybrids(share.detach(), basis), batch, network.parameters)
-    by_share = torch.zeros_like(share)
-    for name, value in by_hybrid.items():
-        by_share += tables.inner_products(value.flatten(1), basis[name].flatten(1))
+    losses, by_share = mixture_gradient(network, share.detach(), basis, batch)
     with torch.enable_grad():
         total = (share * by_share).sum() + penalty.sum()  # clients are independent
     by_queries = torch.autograd.grad(total, queries, allow_unused=True, materialize_grads=True)
