@@ -90,3 +90,13 @@ def test_a_cpu_that_does_not_multiply_and_add_at_once_calls_no_function_for_it(f
     np.testing.assert_allclose(y, x[:5] + 3 * x[5:])
     (code,) = combined.inspect_llvm().values()
     assert ("llvm.fma" in code) == fused
+
+
+def test_prefetching_reaches_the_cpu_and_changes_nothing():
+    def ask(x, place):
+        vectors.prefetch(x, place)
+
+    x, compiled = np.arange(4.0, dtype=np.float32), numba.njit(ask)
+    compiled(x, 10**9)  # no place is a fault
+    assert x.tolist() == [0, 1, 2, 3]
+    assert "prefetch" in compiled.inspect_asm(compiled.signatures[0])

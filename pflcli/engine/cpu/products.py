@@ -18,7 +18,7 @@ from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.memory import Step
 from pflcli.engine.cpu.tiles import DOT_COLUMNS, DOT_ROWS, MOST, dot_tile, tile, turn
-from pflcli.engine.cpu.vectors import BYTES, PAIR, WIDE, combination
+from pflcli.engine.cpu.vectors import BYTES, PAIR, WIDE, combination, prefetch
 
 _CPU: str = llvmlite.binding.get_host_cpu_name()
 """What LLVM calls this CPU: ``znver`` and a number is one of AMD's."""
@@ -33,6 +33,9 @@ WHY = (
 
 _PANEL, _FAR, _DEEP = 128, 1024, 64
 """Columns of a panel; the distance of rows in numbers, and the number of rows, from which it pays to copy them."""
+
+_LINE = 64
+"""bytes that come into the cache together"""
 
 _copy = combination([[1]])
 _HEIGHT0, _HEIGHT1 = DOT_ROWS[:2]
@@ -114,6 +117,9 @@ def packed_product(
     for j in range(0, n, _PANEL):
         width = min(_PANEL, n - j)
         for i in range(k):
+            # Of the next panel, so that its memory is read while this one is multiplied.
+            for place in range(j + _PANEL, min(n, j + 2 * _PANEL), _LINE // b.itemsize):
+                prefetch(b, i * b_row + place)
             _copy(b, i * b_row + j, 0, panel, i * _PANEL, 0, width)
         product((m, width, k), a, 0, strides[0], strides[1], panel, 0, _PANEL, c, j, c_row, more)
 

@@ -95,6 +95,11 @@ class Vectors:
             arguments = (vector, place, ir.IntType(32)(4), mask)
             self._call(f"llvm.masked.store.{self._name}.p0", ir.VoidType(), *arguments)
 
+    def prefetch(self, address: Any) -> None:
+        """Ask for what lies around an address to come into all caches, to be read."""
+        place, integer = self._bld.bitcast(address, ir.IntType(8).as_pointer()), ir.IntType(32)
+        self._call("llvm.prefetch.p0", ir.VoidType(), place, integer(0), integer(3), integer(1))
+
     def fused(self, a: Any, b: Any, c: Any) -> Any:
         """Return a b + c, rounded once where the CPU can do that: others would call a function for each number."""
         if not FUSED:
@@ -194,6 +199,24 @@ def _add(bld: Any, vec: Vectors, total: Any, row: Any, coefficient: float) -> An
     if coefficient in (1, -1):
         return bld.fadd(total, row) if coefficient == 1 else bld.fsub(total, row)
     return vec.fused(row, vec.all(coefficient), total)
+
+
+def _prefetch() -> Callable[..., None]:
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def ask(typing: Any, x: Any, place: Any) -> Any:
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            vec = Vectors(context, bld, x)
+            vec.prefetch(vec.at(x, *values))
+            return context.get_dummy_value()
+
+        return types.void(x, INDEX), generate
+
+    function: Callable[..., None] = ask
+    return function
+
+
+prefetch = _prefetch()
+"""``prefetch(x, place)`` asks for x[place], and what lies around it, to come into the cache, and does not wait."""
 
 
 def _as_row() -> Callable[[Any], Any]:
