@@ -112,7 +112,8 @@ def _closeness(z: Tensor, prototypes: Params) -> Tensor:
 def _own_prototypes(run: Run, part: TrainedClients) -> tuple[Tensor, NDArray[np.float64]]:
     """Return the mean representation of each class of each client (m, C, d), and the samples that each is of (m, C)."""
     means, counts = [], []
-    for client, z in zip(part.clients, run.engine.embed_each(part.clients, part.params, "train"), strict=True):
+    outputs = run.engine.outputs_each(part.clients, part.params, "train", features=True, compiled=True)
+    for client, (_, z) in zip(part.clients, outputs, strict=True):
         y = run.federation.y[run.federation.block(int(client), "train")]
         n = torch.bincount(y, minlength=run.federation.classes)
         total = z.new_zeros(run.federation.classes, z.shape[1], dtype=torch.float64).index_add_(0, y, z.double())

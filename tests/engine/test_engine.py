@@ -813,11 +813,12 @@ def test_compiled_chains_may_lack_biases(monkeypatch):
 @pytest.mark.parametrize("features", [False, True])
 @pytest.mark.parametrize("most", [1, 64])
 def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most, monkeypatch):
-    """In stacks of two, where no client has more samples than a batch; a client without samples predicts none."""
+    """In stacks of two, where no client has more than a few samples; a client without samples predicts none."""
     monkeypatch.setattr(products, "OWN", True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     monkeypatch.setattr(thread_executor, "_STACK", 2)
-    monkeypatch.setitem(thread_executor.BATCH, "cpu", most)
+    monkeypatch.setitem(thread_executor.BATCH, "cpu", 1)
+    monkeypatch.setattr(thread_executor, "_FEW", most)
     data, outputs = worlds.federation(), []
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     own = parameters.stack([parameters.of(models.create("mlp", data.in_shape, worlds.CLASSES, i)) for i in range(7)])

@@ -254,6 +254,20 @@ def test_fedproto_rounds_by_hand():
     np.testing.assert_allclose(actual, torch.softmax(-apart / 2, 1), atol=1e-4)
 
 
+def test_fedproto_embeds_the_training_samples_of_a_round_by_compiled_loops(monkeypatch):
+    run, compiled = worlds.run("fedproto"), []
+    state, infer = worlds.play("fedproto", run, last=0), run.engine.executor.infer
+
+    def recorded(tasks, models):
+        compiled.extend(task.compiled for task in tasks)
+        return infer(tasks, models)
+
+    monkeypatch.setattr(run.engine.executor, "infer", recorded)
+    worlds.play("fedproto", run, last=1, state=state)
+    assert compiled
+    assert all(compiled)
+
+
 def test_fedproto_without_a_pull_is_training_alone():
     """Its clients train one epoch in each round that they take part in, as ``steps`` does."""
     run = worlds.run("fedproto", options={"lam": 0.0, "answer": "head"}, participation=1.0)

@@ -29,6 +29,9 @@ ResidentNets = dict[str, ResidentNet]
 _STACK = 8
 """Models by which compiled loops predict at a time."""
 
+_FEW = 128
+"""Samples of a client up to which they predict all of these at a time, so that each model is read once."""
+
 BATCH = {"cpu": 64, "cuda": 4096}
 """Samples per batch of inference, by device: on a CPU activations fit into the cache, and threads share the batches."""
 
@@ -77,7 +80,7 @@ class Threads:
             with self.net() as nets:
                 net = _loaded(nets["loop"].net, models)  # all threads read it
                 return list(self._pool.map(lambda task: self._predict(net, task), tasks))
-        small = all(task.compiled and len(task.rows) <= self._batch for task in tasks)
+        small = all(task.compiled and len(task.rows) <= _FEW for task in tasks)
         if small and [task.index for task in tasks] == list(range(len(tasks))):
             with self.net() as nets:
                 chain = nets["stacked"].layers if nets["stacked"].compiles_chain else None
