@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,17 +85,8 @@ class CompiledChainNetwork(ChainNetwork):
         self._backward(outputs, logits, z, names, grads, adds=False)
         return grads
 
-    def descend(
-        self,
-        outputs: Outputs,
-        logits: Tensor,
-        z: Tensor | None = None,
-        models: Stacked | None = None,
-        before: Callable[[str], None] | None = None,
-    ) -> None:
+    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients from the trained parameters of ``models`` (a, ...), without writing them."""
-        assert before is None
-        models = outputs.trace[0] if models is None else models
         assert all(models[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
         self._backward(outputs, -logits, None if z is None else -z, self.trained, models, adds=True)
 

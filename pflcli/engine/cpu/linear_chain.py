@@ -133,27 +133,16 @@ class ChainNetwork:
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def descend(
-        self,
-        outputs: Outputs,
-        logits: Tensor,
-        z: Tensor | None = None,
-        models: Stacked | None = None,
-        before: Callable[[str], None] | None = None,
-    ) -> None:
-        """Subtract the gradients from the trained parameters of ``models`` (a, ...), in the products that compute them.
-
-        By default these are the models of the ``outputs``. Each parameter changes by ``before``, called with its name,
-        when no gradient depends on it any more.
-        """
-        models = outputs.trace[0] if models is None else models
+    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
+        """Subtract the gradients from the trained parameters of ``models`` (a, ...), in products that compute them."""
         for name, grad, h in self._gradients(outputs, logits, z, self.trained):
-            if before is not None:
-                before(name)
-            if h is None:
-                models[name].sub_(grad.sum(dim=1))
-            else:
-                models[name].baddbmm_(grad.mT, h, alpha=-1)
+            _subtract(models[name], grad, h)
+
+    def pull_and_descend(self, outputs: Outputs, logits: Tensor, models: Stacked, pull: Callable[[str], None]) -> None:
+        """Descend, and ``pull`` each parameter, by its name, as soon as no gradient depends on it any more."""
+        for name, grad, h in self._gradients(outputs, logits, None, self.trained):
+            pull(name)
+            _subtract(models[name], grad, h)
 
     def _gradients(
         self, outputs: Outputs, grad: Tensor, z: Tensor | None, names: Collection[str]
@@ -176,6 +165,14 @@ class ChainNetwork:
             grad = torch.ops.aten.threshold_backward(below, inputs[index], 0) if relu else below
 
 
+def _subtract(weights: Tensor, grad: Tensor, h: Tensor | None) -> None:
+    """Subtract from weights (a, ...) their gradient, by that of a layer's output and its input; None is of biases."""
+    if h is None:
+        weights.sub_(grad.sum(dim=1))
+    else:
+        weights.baddbmm_(grad.mT, h, alpha=-1)
+
+
 def network(chain: Sequence[Layer], trained: Collection[str], weights: Iterable[Tensor]) -> ChainNetwork:
     """Return the passes of stacks of a chain with ``weights`` in their fastest form."""
     if not pays_to_compile(weights):
@@ -191,7 +188,9 @@ class Trainer:
     def __init__(self, chain: Sequence[Layer], models: Stacked, plan: LocalSGD) -> None:
         self._models = models
         weights = [models[layer.weight][0] for layer in chain]
-        self._network = network(chain, [name for name in models if name.startswith(plan.trainable)], weights)
+        names = [name for name in models if name.startswith(plan.trainable)]
+        # Where a chain has compiled loops, one of them takes all plain steps of a client: see compiled_chain.py.
+        self._network = ChainNetwork(chain, names) if plan.is_plain else network(chain, names, weights)
         self.names = self._network.trained
         self._update = Update(plan, self.names, [models[name] for name in self.names])
 
@@ -206,7 +205,9 @@ class Trainer:
         losses, grad = cross_entropy(outputs.logits, y, weight, rate if self._update.is_plain else None)
         if self._update.is_plain:
             place = self.names.index
-            self._network.descend(outputs, grad, before=lambda name: self._update.pull(place(name), models[name], rate))
+            self._network.pull_and_descend(
+                outputs, grad, models, lambda name: self._update.pull(place(name), models[name], rate)
+            )
         else:
             grads = self._network.backward(outputs, grad)
             self._update([models[name] for name in self.names], [grads[name] for name in self.names], rate)
