@@ -191,6 +191,17 @@ def test_the_backward_pass_ends_with_the_lowest_layer_that_trains():
         assert compiled.grads[absent].isnan().all()
 
 
+def test_the_loss_counts_many_classes_of_little_probability():
+    """Each alone is less than the last digit of the sum in single precision."""
+    logits = np.full((1, 100_000), -17, np.float32)
+    logits[0, 0] = 0
+    grad = np.empty_like(logits)
+    loss = graph.kernels().cross_entropy(logits, np.zeros(1, np.int64), np.ones(1, np.float32), 2.0, grad)
+    assert loss == pytest.approx(np.log1p(99_999 * np.exp(-17)), rel=1e-5)
+    assert grad[0, 0] == pytest.approx(2 * np.expm1(-loss), rel=1e-3)
+    assert grad[0, 1:].sum() == pytest.approx(-grad[0, 0], rel=1e-3)
+
+
 def test_a_number_that_is_not_finite_is_not_lost():
     """A client that diverges must be seen to."""
     net = cnn().train()

@@ -6,35 +6,14 @@ other client, and in steps samples of weight zero at the end of a batch take no 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from pflcli.engine.cpu.compiler import compiled
-from pflcli.engine.cpu.kernels import Array, add
+from pflcli.engine.cpu.kernels import Array, add, cross_entropy
 from pflcli.engine.cpu.pooled import shift_and_rectify, shift_and_rectify_backward
 from pflcli.engine.cpu.products import product, product_by_rows
 
 Arrays = tuple[Array, ...]
-
-
-@compiled
-def _cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Array) -> float:
-    """Return the weighted loss of logits (n, C), and write ``scale`` times the gradients by them."""
-    loss = 0.0
-    for sample in range(len(logits)):
-        row, by_row, own, true = logits[sample], grad[sample], weight[sample], y[sample]
-        top, total = row[0], 0.0
-        for j in range(1, len(row)):
-            top = max(top, row[j])
-        for j in range(len(row)):
-            by_row[j] = math.exp(row[j] - top)
-            total += by_row[j]
-        loss += own * (math.log(total) + top - row[true])
-        for j in range(len(row)):
-            by_row[j] *= scale * own / total
-        by_row[true] -= scale * own
-    return loss
 
 
 @compiled
@@ -228,7 +207,7 @@ def steps(
         client, samples, n = place[s], x[s].reshape(-1), counted(weight, s, x.shape[1])
         _forward(layers, parameters, client, samples, 0, n, values)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
-        losses[s] = _cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)
+        losses[s] = cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)
         _backward(
             layers,
             parameters,

@@ -6,6 +6,7 @@ becomes vector instructions.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -236,20 +237,22 @@ def rectified_pool_backward(x: Array, grad: Array, to_x: Array) -> None:
 
 
 @_compiled
-def cross_entropy(logits: Array, y: Array, weight: Array, grad: Array) -> float:
-    """Return the sum of ``weight`` (n,) times the cross-entropy of ``logits`` (n, C), ``y`` (n,), and its gradient."""
-    total = 0.0
-    for i in range(len(y)):
-        row, to = logits[i], grad[i]
-        largest = row[0]
-        for c in range(1, len(row)):
-            largest = max(largest, row[c])
-        exponents = logits.dtype.type(0)
-        for c in range(len(row)):
-            to[c] = np.exp(row[c] - largest)
-            exponents += to[c]
-        total += weight[i] * (np.log(exponents) - (row[y[i]] - largest))
-        for c in range(len(row)):
-            to[c] *= weight[i] / exponents
-        to[y[i]] -= weight[i]
-    return total
+def cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Array) -> float:
+    """Return the cross-entropy of ``logits`` (n, C), ``y`` (n,) weighted by ``weight``, and write its gradients.
+
+    These are multiplied by ``scale``. Sums are in double precision.
+    """
+    loss = 0.0
+    for sample in range(len(logits)):
+        row, by_row, own, true = logits[sample], grad[sample], weight[sample], y[sample]
+        top, total = row[0], 0.0
+        for j in range(1, len(row)):
+            top = max(top, row[j])
+        for j in range(len(row)):
+            by_row[j] = math.exp(row[j] - top)
+            total += by_row[j]
+        loss += own * (math.log(total) + top - row[true])
+        for j in range(len(row)):
+            by_row[j] *= scale * own / total
+        by_row[true] -= scale * own
+    return loss

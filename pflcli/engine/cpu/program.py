@@ -164,7 +164,7 @@ class _Pass(MobileLayers, PooledLayers):
     def cross_entropy(self, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean loss of the last batch with labels ``y`` (n,), and the gradient (n, C) by its logits."""
         weights = (self._even if weight is None else weight.to(self._even)).numpy()
-        loss = graph.kernels().cross_entropy(self._logits.numpy(), y.numpy(), weights, self._to_logits.numpy())
+        loss = graph.kernels().cross_entropy(self._logits.numpy(), y.numpy(), weights, 1.0, self._to_logits.numpy())
         return torch.tensor(loss, dtype=self._logits.dtype), self._to_logits
 
     def backward(self, grad: Tensor, z_grad: Tensor | None, layers: int) -> None:
