@@ -129,6 +129,7 @@ class Update:
         parts = _alike(rate) if isinstance(rate, Tensor) else [(..., rate)]
         for part, own_rate in parts:
             own_weights, own_grads, first, second = ([tensor[part] for tensor in tensors] for tensors in state)
+            own_grads = [_as_it_lies(grad, weight) for grad, weight in zip(own_grads, own_weights, strict=True)]
             torch._fused_adam_(
                 own_weights,
                 own_grads,
@@ -152,6 +153,12 @@ def _alike(rate: Tensor) -> list[tuple[slice | EllipsisType, float]]:
     if len(set(rates)) == 1:
         return [(..., rates[0])]
     return [(slice(index, index + 1), own_rate) for index, own_rate in enumerate(rates)]
+
+
+def _as_it_lies(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return a gradient with its numbers in the order in memory of the weight's: on a CPU the fused step of Adam reads
+    both in that order, whatever their strides, and gradients by torch.func may be transposed."""
+    return grad if grad.stride() == weight.stride() else torch.empty_like(weight).copy_(grad)
 
 
 def _like(values: Tensor, weight: Tensor) -> Tensor:

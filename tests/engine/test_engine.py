@@ -463,17 +463,18 @@ def test_adam_is_adam(mode, kind):
     data = worlds.federation()
     net = network(kind, data)
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.01] * 3, optimizer="adam")
-    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0], parameters.of(net), plan, ("sgd", 0))
-    model, draw = copy.deepcopy(net), rng.generator(0, "sgd", 0, 0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    rows = torch.from_numpy(data.rows(0, "train"))
-    for _ in range(3):
-        for batch in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
-            optimizer.zero_grad()
-            functional.cross_entropy(model(data.inputs(batch)), data.y[batch]).backward()
-            optimizer.step()
-    for key, value in parameters.pick(part.params, 0).items():
-        torch.testing.assert_close(value, parameters.of(model)[key], rtol=1e-4, atol=1e-5)
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], parameters.of(net), plan, ("sgd", 0))
+    for place, client in enumerate((0, 2)):
+        model, draw = copy.deepcopy(net), rng.generator(0, "sgd", 0, client)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        rows = torch.from_numpy(data.rows(client, "train"))
+        for _ in range(3):
+            for batch in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
+                optimizer.zero_grad()
+                functional.cross_entropy(model(data.inputs(batch)), data.y[batch]).backward()
+                optimizer.step()
+        for key, value in parameters.pick(part.params, place).items():
+            torch.testing.assert_close(value, parameters.of(model)[key], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
