@@ -121,6 +121,27 @@ def test_help_and_lists_import_neither_numpy_nor_torch():
     subprocess.run([sys.executable, "-c", LIGHT], check=True, stdout=subprocess.DEVNULL)
 
 
+OBJECTS = """
+import atexit
+import gc
+import sys
+
+from pflcli.__main__ import run
+
+atexit.register(lambda: print(gc.get_threshold()[0], len(gc.get_objects())))
+sys.argv = ["pfl", "--version"]
+run()
+"""
+
+
+def test_a_process_does_not_search_what_it_imports_for_unreachable_objects():
+    """Python would do so while it imports, and again while it ends: 0.8 s with PyTorch."""
+    output = subprocess.run([sys.executable, "-c", OBJECTS], check=True, capture_output=True, text=True).stdout
+    threshold, objects_at_end = map(int, output.splitlines()[-1].split())
+    assert threshold > 400_000
+    assert objects_at_end < 1_000
+
+
 # Streams
 
 
