@@ -188,18 +188,15 @@ class Engine:
         sizes = self.federation.sizes(*plan.splits)[clients]
         self.count_training(plan, sizes)
         order = np.argsort(-sizes, kind="stable")
-        out = {
-            name: torch.empty((len(clients), *value.shape), dtype=value.dtype, device=value.device)
-            for name, value in like.items()
-        }
+        out = {name: value.new_empty(len(clients), *value.shape) for name, value in like.items()}
         if self.mode == "loop" and not plan.lockstep:
             groups = list(order[:, None])
         else:
             shared = parameters.size(plan.shared)
-            stack_size = self.stack_size(parameters.size(like), len(clients), shared)
-            of_one_width = shared <= _STACK_BYTES[self._device]  # to read more takes longer than to compute in vain
-            groups = stacks(sizes[order], stack_size, plan.batch_size if of_one_width else None)
-            groups = [order[positions] for positions in groups]
+            independent = plan.lockstep and strategy.compiles_chain(self._resident, plan)
+            stack_size = self.stack_size(parameters.size(like), len(clients), shared, independent=independent)
+            width = plan.batch_size if shared <= _STACK_BYTES[self._device] else None  # reading may take longest
+            groups = [order[positions] for positions in stacks(sizes[order], stack_size, width)]
         losses = self._run_tasks(clients, groups, start, out, plan, key)
         return TrainedClients(clients, out, sizes.astype(np.float64), losses, parameters.finite(out))
 
@@ -241,13 +238,15 @@ class Engine:
             self._explained = chosen
             self.explain(chosen)
 
-    def stack_size(self, size: int, clients: int, shared: int = 0) -> int:
+    def stack_size(self, size: int, clients: int, shared: int = 0, *, independent: bool = False) -> int:
         """Return how many clients one stack has, by the bytes of a model and of what clients share alone.
 
-        So results stay the same. Each step of a stack reads once what is shared.
+        So results stay the same. Each step of a stack reads once what is shared: if that is much, and clients are
+        ``independent`` of their stack, to the bit, each worker gets one.
         """
         fewest, most = _MIN_STACKS if self._device == "cpu" else 1, _STACK_BYTES[self._device]
-        fewest = max(1, fewest // 2) if shared > most else fewest
+        if shared > most:
+            fewest = self.jobs or self.threads if independent else max(1, fewest // 2)
         return max(1, min(max(most, shared) // max(size, 1), -(-clients // fewest)))
 
     def infer(

@@ -92,9 +92,9 @@ class LocalSGD:
     holds the learning rate of each step. A client without samples takes no step. With ``frozen_norm`` BatchNorm
     normalizes by its running statistics and does not change them. With ``lockstep`` several clients take each step
     together even where their passes go one after the other: for a rule that takes no passes but those of ``gradient``,
-    and reads much that clients share. Clients that diverge are left out of the round unless they ``may_diverge``: then
-    the method itself must look for parameters that are not finite. ``bounds`` clip what is trained after every step, as
-    in projected gradient descent.
+    reads much that clients share, and by a compiled chain gives a client the same bits in any stack. Clients that
+    diverge are left out of the round unless they ``may_diverge``: then the method itself must look for parameters that
+    are not finite. ``bounds`` clip what is trained after every step, as in projected gradient descent.
     """
 
     epochs: int

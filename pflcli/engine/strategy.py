@@ -48,6 +48,11 @@ def fastest_mode(net: nn.Module, device: str) -> str:
     return "stacked" if linear_chain.layers(net) is not None else "loop"
 
 
+def compiles_chain(resident: ResidentNet, plan: LocalSGD) -> bool:
+    """Whether clients pass through a compiled chain of linear layers."""
+    return plan.objective is None and plan.precision == "float32" and resident.compiles_chain
+
+
 def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its resident network."""
     plain = plan.objective is None and plan.precision == "float32"

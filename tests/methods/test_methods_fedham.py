@@ -18,6 +18,8 @@ from torch.nn import functional
 import worlds
 from pflcli import config, models, parameters, rng
 from pflcli.engine import engine as engines
+from pflcli.engine.cpu import linear_chain, products
+from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, dense
@@ -229,6 +231,38 @@ def test_the_gradient_through_the_hybrid_is_exact(slots):
     reached = [bool(grad.abs().max() > 0) for grad in grads]
     chooses = sum(slots) > 1
     assert reached == [True, True, chooses, chooses]
+
+
+def stack_of_two():
+    """A chain of linear layers, HAM of two of four clients that receive five models, and their minibatches."""
+    draw = torch.Generator().manual_seed(0)
+    net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU()), nn.Linear(3, 2))
+    theta = {name: torch.randn(2, 6, 6, generator=draw) for name in ("k2", "q1", "k1", "q2")}  # in any order
+    basis = {f"basis.{name}": torch.randn(5, *v.shape, generator=draw) for name, v in net.named_parameters()}
+    shared = {"points": torch.randn(5, 6, generator=draw), "rho": torch.tensor(0.3), **basis}
+    own = {"me": torch.eye(4)[[1, 3]], "prior": torch.tensor([[0.2, 0.0, 0.5, 0.3], [0.1, 0.6, 0.3, 0.0]])}
+    x, y = torch.randn(2, 6, 4, generator=draw), torch.randint(0, 2, (2, 6), generator=draw)
+    return net, theta, StackedBatch(x, y, torch.full((2, 6), 1 / 6), own, shared)
+
+
+@pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (0, 1, 0), (1, 0, 1)])
+def test_compiled_vectors_are_those_by_autograd_and_of_each_client_alone(slots):
+    net, theta, batch = stack_of_two()
+    batch.shared["slots"] = torch.tensor(slots).float()
+    chain, results = linear_chain.layers(net), []
+    with torch.no_grad():
+        for network in (linear_chain.ChainNetwork(chain, ()), CompiledChainNetwork(chain, ())):
+            results.append(ham.gradients(network, theta, batch))
+        (expected_losses, expected), (losses, grads) = results
+        torch.testing.assert_close(losses, expected_losses)
+        assert list(grads) == list(theta)
+        for name, value in grads.items():
+            torch.testing.assert_close(dense(value), dense(expected[name]), rtol=1e-4, atol=1e-6)
+        for row in (slice(1), slice(1, 2)):
+            own = {name: value[row] for name, value in batch.own.items()}
+            alone = StackedBatch(batch.x[row], batch.y[row], batch.weight[row], own, batch.shared)
+            _, own_grads = ham.gradients(network, {name: value[row] for name, value in theta.items()}, alone)
+            assert all(torch.equal(dense(value), dense(grads[name])[row]) for name, value in own_grads.items())
 
 
 @pytest.mark.parametrize("centred", [0.0, 1.0])
@@ -788,3 +822,22 @@ def test_processes_train_ham_as_threads_do(lam):
         states.append(worlds.play("fedham", run))
         run.engine.close()
     assert worlds.same(*states)
+
+
+def test_each_worker_trains_one_stack_of_ham_with_the_same_bytes(monkeypatch):
+    """Compiled loops serve the network, and clients share more than a stack may have."""
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(linear_chain, "LARGE", 0)
+    monkeypatch.setattr(engines, "_STACK_BYTES", {"cpu": 1})
+    states, stacks = [], []
+    for threads in (1, 2, 3):
+        run = worlds.run("fedham", threads=threads, participation=1.0, options={"warmup": 1, "sketch": 16})
+        trained, counts = run.engine.executor.run, set()
+        run.engine.executor.run = lambda tasks, *rest, trained=trained, counts=counts: (
+            counts.add((tasks[0].key[0], len(tasks))) or trained(tasks, *rest)
+        )
+        states.append(worlds.play("fedham", run))
+        stacks.append(sorted(count for kind, count in counts if kind == "ham"))
+    assert stacks == [[1], [2], [3]]
+    assert worlds.same(*states[:2])
+    assert worlds.same(*states[1:])

@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork, mixture_gradient
+from pflcli.engine.gradients import (
+    Gradients,
+    MixingNetwork,
+    OuterProducts,
+    StackedBatch,
+    StackedNetwork,
+    mixture_gradient,
+)
 from pflcli.engine.local_sgd import Batch, Model
 from pflcli.methods.parts import attention
 from pflcli.parameters import Params, Stacked, sketch
@@ -122,6 +129,8 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
 
     Without lambda, which scales a gradient whose scale Adam does not see.
     """
+    if isinstance(network, MixingNetwork):
+        return _compiled_gradients(network, params, batch)
     shared, me = batch.shared, batch.own["me"]
     basis, z = parameters.unprefixed(shared, "basis."), unit(shared["points"])
     own_point = _mean(me, z[:-1])
@@ -142,6 +151,30 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         by_theta[f"q{layer}"] = OuterProducts(by_middle, own_point)
         by_theta[f"k{layer}"] = OuterProducts(middle[layer], by_query)
     return losses + penalty.detach(), {name: by_theta[name] for name in params}
+
+
+def _compiled_gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
+    """Do as ``gradients`` by compiled loops, so that a client's last bits depend on no other in the stack."""
+    from pflcli.methods.parts import ham_loops
+
+    shared, names = batch.shared, ("q1", "k1", "q2", "k2")
+    theta = tuple(params[name].contiguous().numpy() for name in names)
+    points, me, prior = shared["points"], batch.own["me"], batch.own["prior"]
+    (a, n), r = me.shape, points.shape[1]
+    vectors, length, first, second = (points.new_empty(a, *shape) for shape in ((6, r), (), (n,), (3,)))
+    share, by_vectors, penalty = (points.new_empty(a, *shape) for shape in ((n + 1,), (4, r), ()))
+    read = theta, *(value.contiguous().numpy() for value in (points, unit(points), me))
+    kept = [value.numpy() for value in (vectors, length, first, second)]
+    ham_loops.forward(*read, shared["slots"].numpy(), *kept, share.numpy())
+    losses, by_share = mixture_gradient(network, share, parameters.unprefixed(shared, "basis."), batch)
+    given = prior.contiguous().numpy(), float(shared["rho"])
+    ham_loops.backward(*read, *given, *kept, by_share.numpy(), by_vectors.numpy(), penalty.numpy())
+    own = vectors[:, 0]
+    of_queries = (OuterProducts(by_vectors[:, 2 * layer], own) for layer in range(2))
+    of_keys = (OuterProducts(vectors[:, 2 + 2 * layer], by_vectors[:, 2 * layer + 1]) for layer in range(2))
+    by_theta = {f"q{layer}": value for layer, value in enumerate(of_queries, 1)}
+    by_theta |= {f"k{layer}": value for layer, value in enumerate(of_keys, 1)}
+    return losses + penalty, {name: by_theta[name] for name in params}
 
 
 def joint(model: Model, params: Params, batch: Batch) -> Tensor:
