@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine.cpu.memory import Move
 from pflcli.engine.cpu.program import Program
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
@@ -84,16 +83,20 @@ class _Plain:
         self._weights: list[Tensor] = [value.requires_grad_() for value in trained.values()]
         self._update = Update(plan, self._names, self._weights)
         # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.
-        moving = program.linear if program and self._update.is_bare else frozenset()
+        moving = program.linear if program and self._update.is_plain else frozenset()
         self._inside = {name: value.detach() for name, value in trained.items() if name in moving}
         self._outside = {name: value for name, value in trained.items() if name not in moving}
+        outside = list(self._outside), list(self._outside.values())
+        self._update_outside = Update(plan, *outside) if self._inside else self._update  # which has the momentum
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
         if self._program and (self._net.training or self._program.infers):
-            moves = {name: Move(weight, rate) for name, weight in self._inside.items()}
+            place, inside = self._names.index, self._inside.items()
+            moves = {name: self._update.move(place(name), weight, rate) for name, weight in inside}
             loss = self._program.step(x, y, weight, self._names, moves)
             weights: list[Tensor] = [*self._outside.values()]
+            update = self._update_outside
             grads = [self._program.grads[name] for name in self._outside]
         else:
             with torch.autocast(x.device.type, torch.bfloat16, enabled=self._plan.precision == "bfloat16"):
@@ -101,10 +104,10 @@ class _Plain:
                     loss = functional.cross_entropy(self._net(x), y)
                 else:
                     loss = Batch(x, y, weight).cross_entropy(self._net(x))
-            weights = self._weights
+            weights, update = self._weights, self._update
             grads = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
-            self._update(weights, grads, rate)
+            update(weights, grads, rate)
         return loss
 
 

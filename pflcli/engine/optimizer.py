@@ -8,6 +8,7 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
+from pflcli.engine.cpu.memory import Move
 from pflcli.engine.gradients import OuterProducts, dense
 from pflcli.engine.local_sgd import LocalSGD
 
@@ -87,6 +88,11 @@ class Update:
                 weight.addcmul_(drift[: len(weight)], _like(rate, weight), value=-1)
             else:
                 weight.add_(drift, alpha=-rate)
+
+    def move(self, index: int, weight: Tensor, rate: float) -> Move:
+        """Return a plain step of one model as a move, for the product that computes the gradient."""
+        anchor, drift = (values[index].contiguous() if values else None for values in (self._anchor, self._drift))
+        return Move(weight, rate, anchor, rate * self._plan.prox[1] if self._plan.prox else 0.0, drift)
 
     def _add_penalties(self, weights: list[Tensor], grads: list[Tensor], active: slice) -> None:
         """Add weight decay, the pull of the anchor, and the drift to the gradients."""

@@ -167,13 +167,17 @@ def test_weights_change_by_the_gradients_of_linear_layers_within_their_products(
     before = {name: value.clone() for name, value in other.state_dict().items()}
     elsewhere = torch.ones(3, 7, dtype=torch.double)
     compiled.step(x, y, moves={"head.weight": Move(elsewhere, 0.0)})  # a rate may fall to zero
-    own = Move(other.body[7].weight.detach(), 0.5)
+    anchor, drift = (torch.rand(18, 19 * 7 * 6, generator=draw, dtype=torch.double) for _ in range(2))
+    own = Move(other.body[7].weight.detach(), 0.5, anchor, 0.25, drift)
     compiled.step(x, y, moves={"body.7.weight": own, "head.weight": Move(elsewhere, 0.25)})
     torch.testing.assert_close(elsewhere, 1 - 0.25 * expected.grads["head.weight"])
     for name, value in other.state_dict().items():
-        rate = 0.5 if name == "body.7.weight" else 0
-        torch.testing.assert_close(value, before[name] - rate * expected.grads[name], msg=name)
-        if not rate and name != "head.weight":
+        if name == "body.7.weight":
+            gradient = expected.grads[name] + drift
+            torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * anchor - 0.5 * gradient)
+        else:
+            assert torch.equal(value, before[name])
+        if name not in {"body.7.weight", "head.weight"}:
             torch.testing.assert_close(compiled.grads[name], expected.grads[name], msg=name)
 
 

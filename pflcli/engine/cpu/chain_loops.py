@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from pflcli.engine.cpu.compiler import compiled
-from pflcli.engine.cpu.kernels import Array, add, cross_entropy
+from pflcli.engine.cpu.kernels import Array, add, cross_entropy, pull
 from pflcli.engine.cpu.pooled import shift_and_rectify, shift_and_rectify_backward
 from pflcli.engine.cpu.products import product, product_by_rows
 
@@ -21,16 +21,6 @@ def _of(values: Array, place: int) -> Array:
     """Return the values of a client, or the only ones."""
     own: Array = values[place if len(values) > 1 else 0]
     return own
-
-
-@compiled
-def _pull(weights: Array, anchor: Array, part: float, drift: Array, rate: float) -> None:
-    """Move weights by a part of the way to the anchor, and against the drift by the rate, if there are any."""
-    part, rate = weights.dtype.type(part), weights.dtype.type(rate)
-    for i in range(len(anchor)):
-        weights[i] += part * (anchor[i] - weights[i])
-    for i in range(len(drift)):
-        weights[i] -= rate * drift[i]
 
 
 @compiled
@@ -106,7 +96,7 @@ def _backward(
                 continue
             target = _of(targets[position], client)
             if adds:
-                _pull(target, _of(anchor[position], client), part, _of(drift[position], client), rate)
+                pull(target, _of(anchor[position], client), part, _of(drift[position], client), rate)
             if position % 2 == 0:
                 product((outputs, inputs, n), grad, 0, 1, outputs, h, at * inputs, inputs, target, 0, inputs, more)
             else:

@@ -256,3 +256,13 @@ def cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Ar
             by_row[j] *= scale * own / total
         by_row[true] -= scale * own
     return loss
+
+
+@_compiled
+def pull(weights: Array, anchor: Array, part: float, drift: Array, rate: float) -> None:
+    """Move weights by a part of the way to the anchor, and against the drift by the rate, if there are any."""
+    part, rate = weights.dtype.type(part), weights.dtype.type(rate)
+    for i in range(len(anchor)):
+        weights[i] += part * (anchor[i] - weights[i])
+    for i in range(len(drift)):
+        weights[i] -= rate * drift[i]

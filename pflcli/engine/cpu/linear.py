@@ -9,30 +9,42 @@ from torch import Tensor
 
 from pflcli.engine.cpu import products
 from pflcli.engine.cpu.compiler import compiled
-from pflcli.engine.cpu.kernels import Array
+from pflcli.engine.cpu.kernels import Array, pull
 from pflcli.engine.cpu.memory import Move, Step
-from pflcli.engine.cpu.products import product, transpose
+from pflcli.engine.cpu.products import flat, product, transpose
 from pflcli.engine.cpu.tiles import MOST
 from pflcli.engine.cpu.vectors import as_row
 
 
 @compiled
 def _linear_backward(
-    grad: Array, x: Array, weight: Array, turned: Array, to_x: Array, to_weight: Array, rate: float, adds: bool
+    grad: Array,
+    x: Array,
+    weight: Array,
+    turned: Array,
+    to_x: Array,
+    to_weight: Array,
+    adds: bool,
+    rate: float,
+    anchor: Array,
+    part: float,
+    drift: Array,
 ) -> None:
     """Write the gradients by ``x`` (m, k) and ``weight`` (n, k) for ``grad`` (m, n), that of their product.
 
     If it ``adds``, ``to_weight``, which may be the weights themselves, changes by minus the rate times their gradient
-    instead. Weights are read, and may change, a few rows at a time, which stay in the cache. ``turned`` (n m) is memory
-    to work in.
+    instead, after a ``pull``. Weights are read, and may change, a few rows at a time, which stay in the cache.
+    ``turned`` (n m) is memory to work in, ``anchor`` and ``drift`` are (n k) or empty.
     """
     (m, k), n = x.shape, len(weight)
     x_row, weight_row, to_x_row, to_weight_row = as_row(x), as_row(weight), as_row(to_x), as_row(to_weight)
     transpose(as_row(grad), 0, n, turned, 0, m, m, n)
     for first in range(0, n, MOST):
         rows, at, row = min(MOST, n - first), first * m, first * k
+        end = row + rows * k
         product((m, k, rows), turned, at, 1, m, weight_row, row, k, to_x_row, 0, k, min(first, 1))
         if adds:
+            pull(to_weight_row[row:end], anchor[row:end], part, drift[row:end], rate)
             for i in range(at, at + rows * m):
                 turned[i] *= -rate
         product((rows, k, m), turned, at, m, 1, x_row, 0, k, to_weight_row, row, k, 1 if adds else 0)
@@ -52,16 +64,22 @@ def multiply_back(
     If ``move`` returns a move, the gradient by the weight is not written. ``new`` allocates memory of a shape.
     """
     turned = new(grad.numel() if products.OWN else 0)
+    none = flat(weight.new_empty(0))
     arrays = grad.numpy(), x.numpy(), weight.numpy(), turned.numpy(), to_x.numpy()
 
     def by_loops() -> None:
         own = move()
-        moves = own or Move(to_weight, 0.0)
-        _linear_backward(*arrays, moves.weight.numpy(), moves.rate, own is not None)
+        moved = own or Move(to_weight, 0.0)
+        anchor, drift = (none if value is None else flat(value) for value in (moved.anchor, moved.drift))
+        _linear_backward(*arrays, moved.weight.numpy(), own is not None, moved.rate, anchor, moved.part, drift)
 
     def by_pytorch() -> None:
         torch.mm(grad, weight, out=to_x)
         if own := move():
+            if own.anchor is not None:
+                own.weight.lerp_(own.anchor, own.part)
+            if own.drift is not None:
+                own.weight.sub_(own.drift, alpha=own.rate)
             own.weight.addmm_(grad.t(), x, alpha=-own.rate)
         else:
             torch.mm(grad.t(), x, out=to_weight)

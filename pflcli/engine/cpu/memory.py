@@ -29,10 +29,16 @@ def sequence(steps: list[Step]) -> Step:
 
 @dataclass(frozen=True)
 class Move:
-    """A weight that changes by minus a rate times its gradient, in the product that computes this."""
+    """A weight that changes by minus a rate times its gradient, in the product that computes this.
+
+    Before that it moves by ``part`` of the way to the ``anchor``, and by minus the rate times the ``drift``.
+    """
 
     weight: Tensor
     rate: float
+    anchor: Tensor | None = None
+    part: float = 0.0
+    drift: Tensor | None = None
 
 
 class Blocks(Protocol):
