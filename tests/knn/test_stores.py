@@ -208,6 +208,15 @@ def test_the_compiled_search_keeps_ties_in_order_and_the_digits_of_near_duplicat
     np.testing.assert_allclose(result.distance[2:, :1], expected, rtol=1e-5)
 
 
+def test_of_more_ties_than_neighbours_the_compiled_search_keeps_the_first():
+    """Also where the last of them is let in, as it is nearer to another query."""
+    blob, ends = flat_indexes([np.eye(8, dtype=np.float32)])
+    queries = np.zeros((2, 8), np.float32)
+    queries[1, 7] = 3
+    stores = Stores(blob, ends, np.arange(8), np.asarray([0, 8]), np.asarray([8]), compiled=True)
+    assert stores.search([0], queries, np.asarray([0, 2]), 2).label.tolist() == [[0, 1], [7, 0]]
+
+
 def test_a_small_store_has_the_same_bytes_alone_where_larger_ones_have_too_many_neighbours_to_compile():
     _, queries, bounds, arguments = compiled_world([5, 90], [4, 6], 8)
     stores = Stores(*arguments, compiled=True)

@@ -260,6 +260,17 @@ def test_a_path_of_nodes_adds_up_to_the_class():
     torch.testing.assert_close(of(tree[1:], every), of(tree[1:], y > 0) * 2 / 3, rtol=0, atol=0.015)
 
 
+def test_each_node_has_draws_of_its_own():
+    """Twice the same node: by the same draws its loss would be twice that of one, to rounding."""
+    net, x, y = Tiny(), torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1] * 6)
+    once, twice = (
+        loss_and_gradients(gp.Prior(chains=4), net, x, y, torch.tensor([[1, -1]] * nodes), draw())[0]
+        for nodes in (1, 2)
+    )
+    assert abs(twice - 2 * once) > 1e-4
+    assert twice == pytest.approx(2 * once, rel=0.2)
+
+
 def test_few_samples_and_many_take_one_loss():
     """80 samples of two classes, in lanes and in blocks, from the same draws."""
     z = torch.from_numpy(draw(1).normal(size=(2, 80, 5))).float()
