@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pflcli
 
 LOOPS = """
 import sys
@@ -58,3 +62,29 @@ def test_a_loop_finds_what_it_calls_whether_either_is_compiled_or_read(tmp_path)
     assert run()[1] == "1"
     forget("outer")
     assert run() == ["1", "0"]
+
+
+SLOW = {"all", "any", "astype", "copy", "flatnonzero", "full", "max", "min", "ones", "sum"}
+
+
+def slow_to_compile(function):
+    """Return the lines of a function that work on whole arrays."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant):
+            parts = [part for target in node.targets for part in ast.walk(target)]
+            if any(isinstance(part, ast.Slice) for part in parts):
+                yield node.lineno
+        elif (isinstance(node, ast.Attribute) and node.attr in SLOW) or isinstance(node, ast.ListComp):
+            yield node.lineno
+
+
+def test_loops_are_written_out():
+    """Each of NumPy's functions is compiled for each type; a copy into a slice, with its errors, takes two seconds."""
+    lines, count = [], 0
+    for path in Path(pflcli.__file__).parent.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and "compiled" in map(ast.unparse, function.decorator_list):
+                count += 1
+                lines += [f"{path.name}:{line}" for line in slow_to_compile(function)]
+    assert count > 50
+    assert lines == []

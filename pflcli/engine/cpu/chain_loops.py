@@ -145,7 +145,9 @@ def backward(
     grads = np.empty((len(layers), n * widest(layers)), x.dtype)
     for client in range(len(x) // (n * layers[0, 0])):
         at, count = client * n, counted(weight, client, n)
-        grads[-1, : count * classes] = logits[at * classes : (at + count) * classes]
+        own = logits[at * classes : (at + count) * classes]
+        for i in range(len(own)):
+            grads[-1, i] = own[i]
         _backward(
             layers,
             parameters,

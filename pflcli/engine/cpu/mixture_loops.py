@@ -79,7 +79,8 @@ def backward(
     """
     a = len(by_shares)
     grads = np.empty((len(layers), a * n * widest(layers)), x.dtype)
-    grads[-1, : len(logits)] = logits
+    for i in range(len(logits)):
+        grads[-1, i] = logits[i]
     for index in range(len(layers) - 1, -1, -1):
         inputs, outputs = layers[index, 0], layers[index, 1]
         h, out, grad, w = values[index - 1] if index else x, values[index], grads[index], mixed[2 * index]

@@ -52,17 +52,17 @@ def factor(wide: Array, columns: int, root: Array, last: Array, u: Array, invers
     """Write factors into ``u`` (group, n, row), for the chains from ``first_chain`` on.
 
     Of ``wide`` the first n columns are K. W^1/2 times the others, up to ``columns``, stand to the right of B, then one
-    of ``last`` (n, chains). ``root`` (n, chains) are the diagonals of W^1/2. ``inverses`` (group, blocks, BLOCK, BLOCK)
-    become those of the blocks on the diagonal of U, transposed.
+    of ``last`` (n, 1, chains). ``root`` (n, chains) are the diagonals of W^1/2. ``inverses`` (group, blocks, BLOCK,
+    BLOCK) become those of the blocks on the diagonal of U, transposed.
     """
     n = len(wide)
     group, row = len(u), u.shape[2]
     flat, flat_inverses = as_row(u), as_row(inverses)
-    block, scale = np.empty((group, BLOCK, row), np.float32), np.ones((group, row), np.float32)
+    block, scale = np.empty((group, BLOCK, row), np.float32), np.empty((group, row), np.float32)
     flat_block = as_row(block)
     for c in range(group):
-        for j in range(n):
-            scale[c, j] = root[j, first_chain + c]
+        for j in range(row):
+            scale[c, j] = root[j, first_chain + c] if j < n else _ONE
     for first in range(0, n, BLOCK):
         rows, width = min(BLOCK, n - first), columns + 1 - first
         for c in range(group):
@@ -74,7 +74,7 @@ def factor(wide: Array, columns: int, root: Array, last: Array, u: Array, invers
                 for j in range(len(source)):
                     own[j] = factor_of_row * source[j] * factors[j] - own[j]
                 own[i] += _ONE
-                own[width - 1] = last[first + i, first_chain + c] - own[width - 1]
+                own[width - 1] = last[first + i, 0, first_chain + c] - own[width - 1]
         _invert(flat_block, row, flat_inverses, (first // BLOCK) * BLOCK * BLOCK, inverses.shape[1], rows, group)
         for c in range(group):
             inverse = (c * inverses.shape[1] + first // BLOCK) * BLOCK * BLOCK
@@ -134,7 +134,7 @@ def back_substitute(n: int, u: Array, inverses: Array, first_column: int, column
 
 @compiled
 def back_substitute_last(u: Array, inverses: Array, column: int, x: Array, first_chain: int) -> None:
-    """Write U^-1 times one column of ``u`` (group, n, row) into ``x`` (n, chains), from ``first_chain`` on."""
+    """Write U^-1 times one column of ``u`` (group, n, row) into ``x`` (n, 1, chains), from ``first_chain`` on."""
     group, n = u.shape[:2]
     own, block = np.empty(n, np.float32), np.empty(BLOCK, np.float32)
     for c in range(group):
@@ -154,4 +154,4 @@ def back_substitute_last(u: Array, inverses: Array, column: int, x: Array, first
                 for i in range(rows):
                     to[i] += inverse[i] * block[p]
         for i in range(n):
-            x[i, first_chain + c] = own[i]
+            x[i, 0, first_chain + c] = own[i]

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _SQUARES = np.asarray([2 * math.pi**2 * (k + 0.5) ** 2 for k in range(TERMS)], dtype=np.float32)
 _SPREAD, _OFFSET, _SLOPE = (np.float32(value) for value in REST)
-_LEAST_C, _LEAST_VARIANCE, _MOST_LOGIT = np.float32(0.02), np.float32(1e-6), np.float32(80)
+_FIRST, _LEAST_C, _LEAST_VARIANCE, _MOST_LOGIT = (np.float32(value) for value in (0.25, 0.02, 1e-6, 80))
 
 _BITS = 8
 """Random numbers of 32 bits per sample, chain and sweep: for two normal and TERMS + 1 exponential ones, one is left."""
@@ -70,28 +70,29 @@ def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweep
     And the number after the last that was drawn with ``key``, from ``first`` on. Up to ``few`` samples take lanes.
     """
     n, row = wide.shape
-    size, omega = (n, chains, n), np.full((n, chains), np.float32(0.25))
-    lower, covariances = _prior_factor(wide).reshape(-1), as_row(wide)
+    size, lower, covariances = (n, chains, n), as_row(_prior_factor(wide)), as_row(wide)
+    omega, root = np.empty((n, chains), np.float32), np.empty((n, chains), np.float32)
     f, right = np.empty((n, chains), np.float32), np.empty((n, 1, chains), np.float32)
     normals, exponentials = np.empty((2, n * chains), np.float32), np.empty((TERMS + 1, n * chains), np.float32)
-    flat, flat_right, flat_normals = as_row(f), as_row(right), as_row(normals)
-    noise, step = normals[1].reshape(n, chains), group_size(n, n, chains)
+    flat, flat_right, flat_normals, flat_omega = as_row(f), as_row(right), as_row(normals), as_row(omega)
+    step = group_size(n, n, chains)
     u, inverses = new_factors(n, n + 1 if n > few else 0, step)
+    for e in range(len(flat_omega)):
+        flat_omega[e] = _FIRST
     for _ in range(sweeps):
         draw(key, first, normals, exponentials)
         first += 2 * n * chains
-        root = np.sqrt(omega)
         product(size, lower, 0, n, 1, flat_normals, 0, chains, flat, 0, chains, 0)
         for i in range(n):
-            target = _HALF * np.float32(labels[i])
+            target, noise = _HALF * np.float32(labels[i]), normals[1, i * chains : (i + 1) * chains]
             for c in range(chains):
-                right[i, 0, c] = target / root[i, c] - root[i, c] * f[i, c] - noise[i, c]
+                root[i, c] = math.sqrt(omega[i, c])
+                right[i, 0, c] = target / root[i, c] - root[i, c] * f[i, c] - noise[c]
         if n > few:
-            columns = right.reshape(n, chains)
             for chain in range(0, chains, step):
                 of_group = min(step, chains - chain)
-                factor(wide, n, root, columns, u[:of_group], inverses[:of_group], chain)
-                back_substitute_last(u[:of_group], inverses[:of_group], n, columns, chain)
+                factor(wide, n, root, right, u[:of_group], inverses[:of_group], chain)
+                back_substitute_last(u[:of_group], inverses[:of_group], n, right, chain)
         else:
             b = factored(wide, root)
             forward(b, right)
@@ -100,7 +101,7 @@ def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweep
             for c in range(chains):
                 right[j, 0, c] *= root[j, c]
         product(size, covariances, 0, row, 1, flat_right, 0, chains, flat, 0, chains, 1)
-        polya_gamma(flat, exponentials, as_row(omega))
+        polya_gamma(flat, exponentials, flat_omega)
     return omega, first
 
 
@@ -108,15 +109,16 @@ def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweep
 def _prior_factor(wide: Array) -> Array:
     """Return the lower factor (n, n) of the first n columns, computed in float64, see ``gaussian_process.gibbs``."""
     n = len(wide)
-    factor = np.zeros((n, n))
+    exact, lower = np.zeros((n, n), np.float64), np.zeros((n, n), np.float32)
     for i in range(n):
-        own = factor[i]
+        own = exact[i]
         for j in range(i + 1):
-            other, total = factor[j], np.float64(wide[i, j])
+            other, total = exact[j], np.float64(wide[i, j])
             for p in range(j):
                 total -= own[p] * other[p]
             own[j] = math.sqrt(total) if i == j else total / other[j]
-    return factor.astype(np.float32)
+            lower[i, j] = own[j]
+    return lower
 
 
 @compiled
@@ -126,16 +128,21 @@ def expect(mean: Array, variance: Array, sign: Array, at: Array, weight: Array, 
     Means and variances are replaced by its derivatives by them. ``at`` and ``weight`` are those of a quadrature.
     """
     queries, chains = mean.shape
-    spread, by_mean, by_spread = np.empty_like(mean), np.zeros_like(mean), np.zeros_like(mean)
+    size = queries, chains
+    spread, by_mean, by_spread = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
     for q in range(queries):
         s = np.float32(sign[q])
         for c in range(chains):
             mean[q, c] *= s
             spread[q, c] = math.sqrt(np.float32(2) * max(variance[q, c], _LEAST_VARIANCE))
-    value[:] = 0
-    flat = [as_row(part) for part in (mean, spread, value, by_mean, by_spread)]
+    flat_mean, flat_spread, flat_value = as_row(mean), as_row(spread), as_row(value)
+    flat_by_mean, flat_by_spread = as_row(by_mean), as_row(by_spread)
     for first in range(0, queries * chains, _NUMBERS):
-        center, width, p, slope, moment = [part[first : first + _NUMBERS] for part in flat]
+        last = first + _NUMBERS
+        center, width, p = flat_mean[first:last], flat_spread[first:last], flat_value[first:last]
+        slope, moment = flat_by_mean[first:last], flat_by_spread[first:last]
+        for e in range(len(center)):
+            p[e] = slope[e] = moment[e] = 0
         for point in range(len(at)):  # they lie symmetrically about zero, so that s may stay off them
             place, share = at[point], weight[point]
             for e in range(len(center)):

@@ -31,7 +31,7 @@ _ROWS = 32
 def loss(mean: Array, variance: Array, sign: Array, at: Array, weight: Array) -> float:
     """Return -sum log of the mean over chains of E[sigmoid(s f)], and replace both (q, chains) by its gradients."""
     queries, chains = mean.shape
-    value, result = np.empty_like(mean), 0.0
+    value, result = np.empty((queries, chains), np.float32), 0.0
     expect(mean, variance, sign, at, weight, value)
     for q in range(queries):
         p = 0.0
@@ -54,20 +54,24 @@ def _few_samples(wide: Array, labels: Array, omega: Array, scale: float, at: Arr
     """
     count, chains = omega.shape
     m = len(labels) - count
-    root = np.sqrt(omega)
-    b = factored(wide, root)
-    alpha, u = np.empty((count, 1, chains), np.float32), np.empty((count, m, chains), np.float32)
+    root, alpha = np.empty((count, chains), np.float32), np.empty((count, 1, chains), np.float32)
+    u = np.empty((count, m, chains), np.float32)
     for i in range(count):
         target = _HALF * np.float32(labels[i])
         for c in range(chains):
+            root[i, c] = math.sqrt(omega[i, c])
             alpha[i, 0, c] = target / root[i, c]
         for q in range(m):
             for c in range(chains):
                 u[i, q, c] = root[i, c] * wide[i, count + q]
+    b = factored(wide, root)
     forward(b, alpha)
     backward(b, alpha)
     forward(b, u)
-    mean, variance = np.zeros((m, chains), np.float32), np.full((m, chains), np.float32(scale))
+    mean, variance = np.zeros((m, chains), np.float32), np.empty((m, chains), np.float32)
+    for q in range(m):
+        for c in range(chains):
+            variance[q, c] = scale
     for i in range(count):
         for c in range(chains):
             alpha[i, 0, c] *= root[i, c]
@@ -82,7 +86,7 @@ def _few_samples(wide: Array, labels: Array, omega: Array, scale: float, at: Arr
                 u[i, q, c] *= root[i, c]
     result: float = loss(mean, variance, labels[count:], at, weight)
     weighted, moved = np.empty((m, chains), np.float32), np.zeros((count, chains), np.float32)
-    flat, flat_u = as_row(weighted), u.reshape(count, -1)
+    flat = as_row(weighted)
     for i in range(count):
         for q in range(m):
             total = np.float32(0)
@@ -92,9 +96,9 @@ def _few_samples(wide: Array, labels: Array, omega: Array, scale: float, at: Arr
                 moved[i, c] += mean[q, c] * u[i, q, c]
             wide[i, count + q] = total
         for j in range(i + 1):  # symmetric, as K is
-            total = np.float32(0)
-            for at_once in range(m * chains):
-                total += flat[at_once] * flat_u[j, at_once]
+            total, own = np.float32(0), as_row(u[j])
+            for at_once in range(len(flat)):
+                total += flat[at_once] * own[at_once]
             for c in range(chains):
                 total -= _HALF * (moved[i, c] * alpha[j, 0, c] + moved[j, c] * alpha[i, 0, c])
             wide[i, j] = wide[j, i] = total
@@ -108,12 +112,14 @@ def reduced(wide: Array, labels: Array, omega: Array, scale: float, keeps: bool)
     The factors of all chains if it ``keeps`` them, else of the last few.
     """
     n, chains = omega.shape
-    m, root = wide.shape[1] - n, np.sqrt(omega)
-    last, step = np.empty_like(root), group_size(n, n + m + 1, chains)
+    m = wide.shape[1] - n
+    root, last = np.empty((n, chains), np.float32), np.empty((n, 1, chains), np.float32)
+    step = group_size(n, n + m + 1, chains)
     for i in range(n):
         target = _HALF * np.float32(labels[i])
         for c in range(chains):
-            last[i, c] = target / root[i, c]
+            root[i, c] = math.sqrt(omega[i, c])
+            last[i, 0, c] = target / root[i, c]
     u, inverses = new_factors(n, n + m + 1, chains if keeps else step)
     mean, variance = np.empty((m, chains), np.float32), np.empty((m, chains), np.float32)
     for c in range(0, chains, step):
@@ -132,10 +138,10 @@ def _predict(u: Array, m: int, first_chain: int, scale: float, mean: Array, vari
     ``scale`` less the squares of R.
     """
     n = u.shape[1]
-    sums = np.empty((2, m), np.float32)
+    total, squares = np.empty(m, np.float32), np.empty(m, np.float32)
     for c in range(len(u)):
-        sums[:] = 0
-        total, squares = sums[0], sums[1]
+        for q in range(m):
+            total[q] = squares[q] = 0
         for i in range(n):
             own, target = u[c, i, n : n + m], u[c, i, n + m]
             for q in range(len(own)):
@@ -150,15 +156,16 @@ def _predict(u: Array, m: int, first_chain: int, scale: float, mean: Array, vari
 def gradient(u: Array, inverses: Array, omega: Array, by_mean: Array, by_variance: Array, wide: Array) -> None:
     """Replace ``wide`` by the gradient of a loss whose gradients ``by_mean`` and ``by_variance`` (m, chains) are."""
     n, chains = omega.shape
-    m, root = len(by_mean), np.sqrt(omega)
+    m = len(by_mean)
     turned, weighted = np.empty((m + 2, n), np.float32), np.empty((m + 2, n), np.float32)
     by_cross, flat, row = np.zeros((m, n), np.float32), as_row(wide), wide.shape[1]
     flat_turned, flat_weighted = as_row(turned), as_row(weighted)
-    wide[:] = 0
+    for e in range(len(flat)):
+        flat[e] = 0
     for c in range(chains):
         back_substitute(n, u[c : c + 1], inverses[c : c + 1], n, m + 1)
         transpose(as_row(u[c]), n, u.shape[2], flat_turned, 0, n, n, m + 1)
-        _weigh(turned, weighted, by_cross, root[:, c], by_mean[:, c], by_variance[:, c])
+        _weigh(turned, weighted, by_cross, omega, by_mean, by_variance, c)
         for first in range(0, n, _ROWS):
             size, place = (min(_ROWS, n - first), n - first, m + 2), first * row + first
             product(size, flat_weighted, first, 1, n, flat_turned, first, n, flat, place, row, 1)
@@ -170,22 +177,25 @@ def gradient(u: Array, inverses: Array, omega: Array, by_mean: Array, by_varianc
 
 
 @compiled
-def _weigh(turned: Array, weighted: Array, by_cross: Array, root: Array, by_mean: Array, by_variance: Array) -> None:
-    """Write the rows whose products with those of ``turned`` (m + 2, n) are a chain's gradient by K.
+def _weigh(
+    turned: Array, weighted: Array, by_cross: Array, omega: Array, by_mean: Array, by_variance: Array, chain: int
+) -> None:
+    """Write the rows whose products with those of ``turned`` (m + 2, n) are the gradient by K of one ``chain``.
 
     Of ``turned`` the first m rows become U' and the next alpha', the last is written. ``by_mean`` and ``by_variance``
-    (m,) are gradients of the loss. Those by K* are added to ``by_cross`` (m, n).
+    (m, chains) are gradients of the loss. Those by K* are added to ``by_cross`` (m, n).
     """
     m, n = by_cross.shape
     alpha, moved, half = turned[m], turned[m + 1], weighted[m + 1]
-    root = root.copy()
+    root = np.empty(n, np.float32)
     for i in range(n):
+        root[i] = math.sqrt(omega[i, chain])
         alpha[i] *= root[i]
         moved[i] = 0
         half[i] = -_HALF * alpha[i]
     for q in range(m):
         own, product_row, cross = turned[q], weighted[q], by_cross[q]
-        of_mean, of_variance = by_mean[q], by_variance[q]
+        of_mean, of_variance = by_mean[q, chain], by_variance[q, chain]
         for i in range(n):
             value = own[i] * root[i]
             own[i] = value
@@ -199,10 +209,13 @@ def _weigh(turned: Array, weighted: Array, by_cross: Array, root: Array, by_mean
 
 @compiled
 def halves(y: Array) -> Array:
-    """Return a mask (n,) of every second sample of each class, from its first."""
-    chosen, mask = np.zeros(max(y.max(), 0) + 1 if len(y) else 0, np.bool_), np.empty(len(y), np.bool_)
+    """Return for each sample (n,) 1 if it is a first, third, ... of its class ``y`` (n,), else 0."""
+    classes = 0
+    for label in y:
+        classes = max(classes, label + 1)
+    chosen, mask = np.zeros(classes, np.int64), np.zeros(len(y), np.int64)
     for i in range(len(y)):
-        chosen[y[i]] = mask[i] = not chosen[y[i]]
+        chosen[y[i]] = mask[i] = 1 - chosen[y[i]]
     return mask
 
 
@@ -267,7 +280,10 @@ def tree_loss(
     take blocks.
     """
     result, drawn, support = 0.0, 0, halves(y)
-    share = 1 / max(1, len(y) - support.sum())
+    predicted = 0
+    for given in support:
+        predicted += 1 - given
+    share = 1 / max(1, predicted)
     for node in range(len(tree)):
         wide, columns, labels = _gather(k, tree[node], y, support, jitter)
         if wide.shape[0] == wide.shape[1]:
