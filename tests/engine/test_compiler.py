@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numba
+import numpy as np
+from numba.core import event
+
 import pflcli
+from pflcli.engine.cpu import compiler
 
 LOOPS = """
 import sys
@@ -88,3 +94,26 @@ def test_loops_are_written_out():
                 lines += [f"{path.name}:{line}" for line in slow_to_compile(function)]
     assert count > 50
     assert lines == []
+
+
+def test_old_objects_are_not_looked_through_while_loops_compile(monkeypatch, tmp_path):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    seen, before = [], gc.get_threshold()
+
+    class Thresholds(event.Listener):
+        def on_start(self, _):
+            seen.append(gc.get_threshold()[2])
+
+        def on_end(self, _):
+            pass
+
+    @compiler.compiled
+    def double(x):
+        for i in range(len(x)):
+            x[i] *= 2
+
+    with event.install_listener("numba:compile", Thresholds()):
+        double(np.ones(3))
+    assert seen
+    assert min(seen) > 10**6
+    assert gc.get_threshold() == before

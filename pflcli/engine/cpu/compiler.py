@@ -7,15 +7,16 @@ computes on the calling thread, without Python's lock, in one order: the same in
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import llvmlite.binding
 import numba
-from numba.core import types
+from numba.core import compiler_lock, types
 
 from pflcli.engine.cpu.code_cache import CodeCache
 
@@ -23,6 +24,7 @@ _config: Any = numba.config
 _config.DISABLE_JIT = 0  # whatever NUMBA_DISABLE_JIT says: vector instructions exist in compiled code alone
 
 _plain: Any = types.unliteral
+_lock: Any = compiler_lock.global_compiler_lock
 
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
@@ -41,7 +43,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     result: Any = numba.njit(**_OPTIONS)(function)
     with suppress(RuntimeError):
         result._cache = CodeCache(function)
-    template, add_overload = result.get_call_template, result.add_overload
+    template, add_overload, compile_form = result.get_call_template, result.add_overload, result.compile
 
     def get_call_template(arguments: Any, keywords: Any) -> Any:
         return template([_plain(kind) for kind in arguments], {name: _plain(kind) for name, kind in keywords.items()})
@@ -50,7 +52,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         add_overload(form)
         _call_where_it_lies(function, form)
 
-    result.get_call_template, result.add_overload = get_call_template, add
+    def compile_sparing(types_of_arguments: Any) -> Any:
+        with _old_objects_spared():
+            return compile_form(types_of_arguments)
+
+    result.get_call_template, result.add_overload, result.compile = get_call_template, add, compile_sparing
     called: Callable[..., Any] = result
     return called
 
@@ -60,6 +66,18 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     result: Any = numba.njit(**_OPTIONS)(function)
     called: Callable[..., Any] = result
     return called
+
+
+@contextmanager
+def _old_objects_spared() -> Iterator[None]:
+    """Let garbage be collected among new objects alone: all others, looked through again and again, took a seventh."""
+    with _lock:  # in turn, as each thread puts back what it found
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*thresholds[:2], 1 << 30)
+        try:
+            yield
+        finally:
+            gc.set_threshold(*thresholds)
 
 
 def _call_where_it_lies(function: Callable[..., Any], form: Any) -> None:
