@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from pflcli.engine.cpu.chain_loops import counted, widest
-from pflcli.engine.cpu.compiler import compiled
+from pflcli.engine.cpu.compiler import compiled, inlined
 from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.pooled import shift_and_rectify, shift_and_rectify_backward
 from pflcli.engine.cpu.products import packed_product, product, product_by_rows
@@ -17,7 +17,7 @@ from pflcli.engine.cpu.products import packed_product, product, product_by_rows
 Arrays = tuple[Array, ...]
 
 
-@compiled
+@inlined
 def _mix(shares: Array, models: Array, first: int, count: int, out: Array) -> None:
     """Write the sums of ``count`` columns of ``models`` (m, d) by ``shares`` (a, m) into the first ones of ``out``."""
     (a, m), from_shares, from_models = shares.shape, shares.reshape(-1), models.reshape(-1)[first:]
@@ -25,7 +25,7 @@ def _mix(shares: Array, models: Array, first: int, count: int, out: Array) -> No
     packed_product((a, count, m), from_shares, (m, 1), from_models, numbers, out.reshape(-1), row, 0)
 
 
-@compiled
+@inlined
 def _add_products(gradients: Array, models: Array, first: int, count: int, sums: Array) -> None:
     """Add to ``sums`` (a, m) the products of ``count`` columns of ``models`` (m, d) and the first of ``gradients``."""
     (a, m), from_gradients, to = sums.shape, gradients.reshape(-1), sums.reshape(-1)

@@ -30,20 +30,20 @@ def _add(to: Array, factor: float, values: Array) -> None:
         to[i] += scale * values[i]
 
 
-@compiled
+@inlined
 def _times(matrix: Array, vector: Array, out: Array) -> None:
     for i in range(len(out)):
         out[i] = _dot(matrix[i], vector)
 
 
-@compiled
+@inlined
 def _turned_times(matrix: Array, vector: Array, out: Array) -> None:
     out[:] = 0
     for i in range(len(matrix)):
         _add(out, vector[i], matrix[i])
 
 
-@compiled
+@inlined
 def _softmax(logits: Array, allowed: Array) -> None:
     """Replace logits by the softmax of those that are allowed, and the others by zero."""
     top, total = -np.inf, 0.0
@@ -56,7 +56,7 @@ def _softmax(logits: Array, allowed: Array) -> None:
         logits[j] /= max(total, 1e-30)
 
 
-@compiled
+@inlined
 def _softmax_backward(weights: Array, grads: Array) -> None:
     """Replace gradients by the weights of a softmax by those by its logits."""
     mean = _dot(weights, grads)
