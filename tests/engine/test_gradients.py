@@ -280,6 +280,19 @@ def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
     assert len(compiled) == 2
 
 
+def test_padding_changes_no_bit_of_what_mixtures_give():
+    net, shape = mlp()
+    draw = torch.Generator().manual_seed(1)
+    basis = {name: torch.randn(5, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    shares, y = torch.rand(30, 5, generator=draw), torch.randint(3, (30, 112), generator=draw)
+    x, weight = torch.rand(30, 112, *shape, generator=draw), torch.rand(30, 112, generator=draw)
+    weight[:, 100:] = 0
+    network = CompiledChainNetwork(linear_chain.layers(net), [*basis])
+    batches = [gradients.StackedBatch(x[:, :n], y[:, :n], weight[:, :n], {}, {}) for n in (100, 112)]
+    results = [gradients.mixture_gradient(network, shares, basis, batch) for batch in batches]
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
 def by_representations(network, params, batch):
     """The gradient of the cross-entropy plus the mean squared representation; learns a number as well."""
     outputs = network.forward(params, batch.x, batch.weight)

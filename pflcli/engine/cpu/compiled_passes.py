@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pflcli.engine.cpu import chain_loops, mixture_loops
 from pflcli.engine.cpu.linear_chain import ChainNetwork, Layer
-from pflcli.engine.gradients import Outputs, StackedBatch, cross_entropy
+from pflcli.engine.gradients import Outputs, StackedBatch
 from pflcli.parameters import Params, Stacked
 
 Arrays = tuple[NDArray[Any], ...]
@@ -119,11 +119,11 @@ class CompiledChainNetwork(ChainNetwork):
         values = np.empty((len(layers), clients * n * int(layers[:, 1].max())), np.float32)
         passed = n, x.view(-1).numpy(), batch.weight.contiguous().numpy(), mixed, values
         mixture_loops.forward(layers, own, shares, *passed)
-        logits = torch.from_numpy(values[-1, : clients * n * int(layers[-1, 1])]).view(clients, n, -1)
-        losses, by_logits = cross_entropy(logits, batch.y, batch.weight)
-        by_share = torch.zeros_like(share)
-        mixture_loops.backward(layers, own, by_share.numpy(), *passed, by_logits.view(-1).numpy())
-        return losses, by_share
+        logits = values[-1, : clients * n * int(layers[-1, 1])].reshape(clients, n, -1)
+        losses, by_logits, by_share = np.empty(clients), np.empty_like(logits), torch.zeros_like(share)
+        mixture_loops.cross_entropies(logits, batch.y.contiguous().numpy(), passed[2], by_logits, losses)
+        mixture_loops.backward(layers, own, by_share.numpy(), *passed, by_logits.reshape(-1))
+        return torch.from_numpy(losses), by_share
 
     def proximal_steps(
         self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int

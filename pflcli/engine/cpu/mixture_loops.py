@@ -10,7 +10,7 @@ import numpy as np
 
 from pflcli.engine.cpu.chain_loops import counted, widest
 from pflcli.engine.cpu.compiler import compiled, inlined
-from pflcli.engine.cpu.kernels import Array
+from pflcli.engine.cpu.kernels import Array, cross_entropy
 from pflcli.engine.cpu.pooled import shift_and_rectify, shift_and_rectify_backward
 from pflcli.engine.cpu.products import packed_product, product, product_by_rows
 
@@ -58,6 +58,16 @@ def forward(
             bias = b[client] if b.shape[1] else np.zeros(outputs, x.dtype)
             shift_and_rectify(own[: count * outputs].reshape(count, outputs), bias, layers[index, 2] == 1)
             own[count * outputs :] = 0
+
+
+@compiled
+def cross_entropies(logits: Array, y: Array, weight: Array, grads: Array, losses: Array) -> None:
+    """Write the loss of each client's logits (a, n, C), see ``kernels.cross_entropy``, and its gradients by them.
+
+    One sample after the other is added: the bits do not depend on how far a batch is padded, and so on the stack.
+    """
+    for client in range(len(losses)):
+        losses[client] = cross_entropy(logits[client], y[client], weight[client], 1.0, grads[client])
 
 
 @compiled
