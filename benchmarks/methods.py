@@ -1,11 +1,12 @@
 """Processor seconds of a round of every method over those of FedAvg, beside the same ratio of arithmetic.
 
-    python benchmarks/methods.py [--model mlp] [--dataset writers] [--rounds 6] [--only apfl,ditto]
+    python benchmarks/methods.py [--model mlp] [--dataset writers] [--rounds 5] [--only apfl,ditto]
 
 The engine counts the samples that pass through models: a pass forward and backward counts three, a pass forward one.
 The quotient of the two ratios says how much a method spends beside its passes: 1 is as much as FedAvg does. Each
-method plays all rounds but the first, which compiles kernels, on one thread; FedAvg plays before each of them, so that
-both ran when the machine was equally busy. Peers and methods with searches of their own do work that is no pass.
+method plays two rounds, which load compiled loops (FedHAM's first one is FedAvg's), and then those that are measured, of
+which the last evaluates, on one thread. FedAvg plays before each of them, so that both ran when the machine was equally
+busy. Peers and methods with searches of their own do work that is no pass.
 ``with models`` is the ratio of arithmetic that also counts the multiplications by which methods mix whole models, or
 take their inner products, as a pass forward of as many.
 """
@@ -34,6 +35,8 @@ from pflcli.settings import Settings
 from pflcli.training import round_table, rounds
 
 FORWARD, BOTH = 1, 3
+WARM_UP = 2
+"""rounds before those that are measured"""
 
 
 def main() -> None:
@@ -41,18 +44,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--dataset", default="writers")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that are measured")
     parser.add_argument("--participation", type=float, default=0.5)
     parser.add_argument("--only", default="", help="names of methods, separated by commas")
     args = parser.parse_args()
     only = set(filter(None, args.only.split(",")))
-    settings = Settings(model=args.model, rounds=args.rounds, participation=args.participation, eval_every=10**6)
+    settings = Settings(
+        model=args.model, rounds=WARM_UP + args.rounds, participation=args.participation, eval_every=10**6
+    )
     keep_freed_memory()  # before the partition's threads, which would leave arenas of their own to those that train
     compile_products()
     with tempfile.TemporaryDirectory() as scratch:
         pflcli.partition(args.dataset, Path(scratch, "p"), seed=0)
         data = partitions.read(open_artifact(Path(scratch, "p"), "partition"))
-        print(f"{args.dataset}, {args.model}, {args.rounds - 1} rounds, one thread; relative to FedAvg in turn")
+        print(f"{args.dataset}, {args.model}, {args.rounds} rounds, one thread; relative to FedAvg in turn")
         print(f"{'method':14} {'ms a round':>10} {'seconds':>8} {'arithmetic':>10} {'quotient':>8} {'with models':>11}")
         for name in registry.names("methods"):
             method = methods.load(name)
@@ -116,16 +121,17 @@ def of_a_pass(run: Any) -> float:
 
 
 def measured(name: str, data: Any, settings: Settings) -> tuple[float, float, float]:
-    """Return the processor seconds and the passes of a round, all but the first; and passes that count all products."""
+    """Return the processor seconds and the passes of a measured round; and passes that count all products."""
     method = methods.load(name)
     run = rounds.prepare(data, method, config.build(method.Config, {}, name), settings, 0, Execution(threads=1))
     try:
         state, _ = round_table.begin(run, method)
-        state, _ = round_table.play(run, name, method, state, 0)
-        passes, multiplied, began = counted(run), MULTIPLICATIONS.count, time.process_time()
-        for t in range(1, settings.rounds):
+        for t in range(WARM_UP):
             state, _ = round_table.play(run, name, method, state, t)
-        spent, count = time.process_time() - began, settings.rounds - 1
+        passes, multiplied, began = counted(run), MULTIPLICATIONS.count, time.process_time()
+        for t in range(WARM_UP, settings.rounds):
+            state, _ = round_table.play(run, name, method, state, t)
+        spent, count = time.process_time() - began, settings.rounds - WARM_UP
         passes, products = counted(run) - passes, MULTIPLICATIONS.count - multiplied
         return spent / count, passes / count, (passes + products / of_a_pass(run)) / count
     finally:
