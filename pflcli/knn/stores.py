@@ -21,7 +21,7 @@ from pflcli.knn.flat_format import flat_starts, flat_vectors
 _MOST_NEIGHBOURS, _MOST_VECTORS = 64, 1 << 24
 """Neighbours up to which the compiled search pays, and vectors per store up to which it can number them."""
 
-_SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 65e-6, 7e-10, 0.25
+_SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 5e-5, 5e-10, 0.08
 """What a compiled search saves, and half of what its loops take to load: a run searches at least two splits."""
 
 

@@ -250,8 +250,20 @@ def test_stores_are_searched_in_place_only_if_their_bytes_are_exact_indexes():
         assert flat_starts(damaged, ends, stores, sizes, 8) is None
 
 
-@pytest.mark.parametrize(("clients", "own", "pays"), [(10, True, False), (9000, True, True), (9000, False, True)])
-def test_loops_are_compiled_where_there_are_many_calls_to_save(clients, own, pays, monkeypatch):
+@pytest.mark.parametrize(
+    ("clients", "size", "own", "pays"),
+    [
+        (10, 0, True, False),
+        (1_400, 1_664, True, False),
+        (1_700, 1_664, True, True),
+        (300, 320_000, True, False),
+        (450, 320_000, True, True),
+        (9_000, 0, False, True),
+        (450, 320_000, False, False),
+    ],
+)
+def test_loops_are_compiled_where_there_are_many_calls_or_numbers_to_save_on(clients, size, own, pays, monkeypatch):
     monkeypatch.setattr("pflcli.engine.cpu.products.OWN", own)
-    stores = Stores(np.zeros(100, np.uint8), *[np.zeros(1, np.int64)] * 3, np.ones(clients, np.int64))
+    blob = np.broadcast_to(np.uint8(0), 4 * clients * size)
+    stores = Stores(blob, *[np.zeros(1, np.int64)] * 3, np.ones(clients, np.int64))
     assert stores._is_compiled() is pays
