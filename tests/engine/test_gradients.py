@@ -249,6 +249,23 @@ def test_models_descend_by_the_cross_entropy_of_others():
                 assert torch.equal(stack[name][row], start[name][row])
 
 
+def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
+    """Each with its own scale, without the padding of its batch."""
+    net, shape = mlp()
+    names = [name for name, _ in net.named_parameters()]
+    draw, scale = torch.Generator().manual_seed(1), torch.tensor([2.0, 0.5])
+    stack = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    x, y = torch.rand(2, 4, *shape, generator=draw), torch.randint(3, (2, 4), generator=draw)
+    batch = gradients.StackedBatch(x, y, torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0]]), {}, {})
+    one_model, *stacked = (form for form, _ in forms("mlp", net, shape, names))
+    with torch.no_grad():
+        losses, grads = gradients.gradient(one_model, stack, batch, scale=scale)
+        expected_losses, expected = gradients.gradient(stacked[1], stack, batch, scale=scale)
+    torch.testing.assert_close(losses, expected_losses)
+    for name in names:
+        torch.testing.assert_close(grads[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [None, 2])
 def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):

@@ -301,7 +301,7 @@ def test_sampling_in_lanes_and_in_blocks_is_that_by_lapack(monkeypatch):
         assert drawn == 5 * 2 * 70 * 20
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 3), (16, 1), (17, 40), (70, 33), (130, 1)])
+@pytest.mark.parametrize(("n", "m"), [(1, 3), (16, 1), (17, 40), (70, 33), (130, 1), (400, 2)])
 def test_blocks_are_dense_algebra(n, m):
     """Means, variances and the gradient of a sum of them by the covariances, in float64."""
     chains = 6
