@@ -4,9 +4,9 @@
 
 The engine counts the samples that pass through models: a pass forward and backward counts three, a pass forward one.
 The quotient of the two ratios says how much a method spends beside its passes: 1 is as much as FedAvg does. Each
-method plays two rounds, which load compiled loops (FedHAM's first one is FedAvg's), and then those that are measured, of
-which the last evaluates, on one thread. FedAvg plays before each of them, so that both ran when the machine was equally
-busy. Peers and methods with searches of their own do work that is no pass.
+method plays two rounds, which load compiled loops (FedHAM's first one is FedAvg's), and then those that are measured,
+of which the last evaluates, on one thread. FedAvg plays before each of them, so that both ran when the machine was
+equally busy. Peers and methods with searches of their own do work that is no pass.
 ``with models`` is the ratio of arithmetic that also counts the multiplications by which methods mix whole models, or
 take their inner products, as a pass forward of as many.
 """
