@@ -98,11 +98,11 @@ def test_loops_are_written_out():
 
 def test_old_objects_are_not_looked_through_while_loops_compile(monkeypatch, tmp_path):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    seen, before = [], gc.get_threshold()
+    thresholds, before = [], gc.get_threshold()
 
     class Thresholds(event.Listener):
         def on_start(self, _):
-            seen.append(gc.get_threshold()[2])
+            thresholds.append(gc.get_threshold()[2])
 
         def on_end(self, _):
             pass
@@ -114,6 +114,6 @@ def test_old_objects_are_not_looked_through_while_loops_compile(monkeypatch, tmp
 
     with event.install_listener("numba:compile", Thresholds()):
         double(np.ones(3))
-    assert seen
-    assert min(seen) > 10**6
+    assert thresholds
+    assert min(thresholds) > 10**6
     assert gc.get_threshold() == before

@@ -47,10 +47,10 @@ def forward(
         h, out, w, b = values[index - 1] if index else x, values[index], mixed[2 * index], mixed[2 * index + 1]
         rows, from_w = w.shape[1] // inputs, w.reshape(-1)
         for first in range(0, outputs, rows):
-            taken = min(rows, outputs - first)
-            _mix(shares, models[2 * index], first * inputs, taken * inputs, w)
+            height = min(rows, outputs - first)
+            _mix(shares, models[2 * index], first * inputs, height * inputs, w)
             for client in range(len(shares)):
-                size, at, to = (counted(weight, client, n), taken, inputs), client * n * inputs, client * n * outputs
+                size, at, to = (counted(weight, client, n), height, inputs), client * n * inputs, client * n * outputs
                 product_by_rows(size, h, at, inputs, from_w, client * w.shape[1], inputs, out, to + first, outputs, 0)
         _mix(shares, models[2 * index + 1], 0, b.shape[1], b)
         for client in range(len(shares)):
@@ -107,8 +107,8 @@ def backward(
             _add_products(by_bias, models[2 * index + 1], 0, outputs, by_shares)
         rows = w.shape[1] // inputs
         for first in range(0, outputs, rows):
-            taken = min(rows, outputs - first)
+            height = min(rows, outputs - first)
             for client in range(a):
-                size, at, by = (taken, inputs, counted(weight, client, n)), client * n * inputs, client * n * outputs
+                size, at, by = (height, inputs, counted(weight, client, n)), client * n * inputs, client * n * outputs
                 product(size, grad, by + first, 1, outputs, h, at, inputs, from_w, client * w.shape[1], inputs, 0)
-            _add_products(w, models[2 * index], first * inputs, taken * inputs, by_shares)
+            _add_products(w, models[2 * index], first * inputs, height * inputs, by_shares)

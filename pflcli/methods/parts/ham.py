@@ -164,11 +164,11 @@ def _compiled_gradients(network: StackedNetwork, params: Stacked, batch: Stacked
     vectors, length, first, second = (points.new_empty(a, *shape) for shape in ((6, r), (), (n,), (3,)))
     share, by_vectors, penalty = (points.new_empty(a, *shape) for shape in ((n + 1,), (4, r), ()))
     read = theta, *(value.contiguous().numpy() for value in (points, unit(points), me))
-    kept = [value.numpy() for value in (vectors, length, first, second)]
-    ham_loops.forward(*read, shared["slots"].numpy(), *kept, share.numpy())
+    outputs = [value.numpy() for value in (vectors, length, first, second)]
+    ham_loops.forward(*read, shared["slots"].numpy(), *outputs, share.numpy())
     losses, by_share = mixture_gradient(network, share, parameters.unprefixed(shared, "basis."), batch)
-    given = prior.contiguous().numpy(), float(shared["rho"])
-    ham_loops.backward(*read, *given, *kept, by_share.numpy(), by_vectors.numpy(), penalty.numpy())
+    constants = prior.contiguous().numpy(), float(shared["rho"])
+    ham_loops.backward(*read, *constants, *outputs, by_share.numpy(), by_vectors.numpy(), penalty.numpy())
     own = vectors[:, 0]
     of_queries = (OuterProducts(by_vectors[:, 2 * layer], own) for layer in range(2))
     of_keys = (OuterProducts(vectors[:, 2 + 2 * layer], by_vectors[:, 2 * layer + 1]) for layer in range(2))

@@ -281,8 +281,8 @@ def tree_loss(
     """
     result, drawn, support = 0.0, 0, halves(y)
     predicted = 0
-    for given in support:
-        predicted += 1 - given
+    for conditions in support:
+        predicted += 1 - conditions
     share = 1 / max(1, predicted)
     for node in range(len(tree)):
         wide, columns, labels = _gather(k, tree[node], y, support, jitter)
