@@ -120,7 +120,7 @@ class CompiledChainNetwork(ChainNetwork):
         passed = n, x.view(-1).numpy(), batch.weight.contiguous().numpy(), mixed, values
         mixture_loops.forward(layers, own, shares, *passed)
         logits = values[-1, : clients * n * int(layers[-1, 1])].reshape(clients, n, -1)
-        losses, by_logits, by_share = np.empty(clients), np.empty_like(logits), torch.zeros_like(share)
+        losses, by_logits, by_share = np.empty(clients, np.float32), np.empty_like(logits), torch.zeros_like(share)
         mixture_loops.cross_entropies(logits, batch.y.contiguous().numpy(), passed[2], by_logits, losses)
         mixture_loops.backward(layers, own, by_share.numpy(), *passed, by_logits.reshape(-1))
         return torch.from_numpy(losses), by_share
