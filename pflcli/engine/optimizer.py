@@ -15,9 +15,6 @@ from pflcli.engine.local_sgd import LocalSGD
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 """Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1."""
 
-_LARGE = 1 << 14
-"""Weights of a client from which on gradients that are outer products stay factors."""
-
 
 class Update:
     """Takes optimizer steps on weights in place. Momentum starts at zero and is kept between steps.
@@ -107,12 +104,10 @@ class Update:
             torch._foreach_add_(grads, [drift[active] for drift in self._drift])
 
     def _takes_outer_products(self, weights: list[Tensor]) -> bool:
-        """Whether a step is Adam alone, and the weights of a client so many that it pays to load compiled loops."""
+        """Whether a step is Adam alone: a client's bits then depend on no other, as by PyTorch those of the last do."""
         plan = self._plan
         only_adam = plan.optimizer == "adam" and not (plan.weight_decay or plan.bounds or self._anchor or self._drift)
-        return only_adam and all(
-            w.is_cpu and w.dtype == torch.float32 and w.is_contiguous() and w[0].numel() >= _LARGE for w in weights
-        )
+        return only_adam and all(w.is_cpu and w.dtype == torch.float32 and w.is_contiguous() for w in weights)
 
     def _outer_adam(self, weights: list[Tensor], grads: list[OuterProducts], rate: float | Tensor) -> None:
         """Take a step of Adam along gradients that never lie in memory."""

@@ -423,11 +423,13 @@ def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
             chosen = strategy.choose(resident, plan, "loop", count)
             assert (chosen.program is None) == any(net.named_buffers())
             assert chosen.name == name or (count == 1 and chosen.program is None)
+        changing = strategy.choose(resident, replace(plan, frozen_norm=False), "loop", 2)
+        assert changing.name == ("compiled program" if any(net.named_buffers()) else "lockstep")
 
 
 @pytest.mark.parametrize("shape", [(128, 128), (7, 5)])
 def test_adam_along_outer_products_is_adam_along_their_products(shape):
-    """Compiled for many weights; for clients with rates of their own, of which the last one takes two steps only."""
+    """For clients with rates of their own, of which the last one takes two steps only."""
     draw = torch.Generator().manual_seed(0)
     start = torch.randn(3, *shape, generator=draw)
     plan, weights = LocalSGD(1, 4, [0.1], optimizer="adam"), start.clone()
@@ -441,6 +443,21 @@ def test_adam_along_outer_products_is_adam_along_their_products(shape):
             expected[client].grad = torch.outer(left[client], right[client])
             optimizers[client].step()
     torch.testing.assert_close(weights, torch.stack(expected).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_adam_along_outer_products_moves_a_client_as_if_it_were_alone():
+    """To the bit, also where its numbers are no whole vectors: by PyTorch the last ones of a stack are rounded else."""
+    draw, plan = torch.Generator().manual_seed(0), LocalSGD(1, 4, [0.1], optimizer="adam")
+    weights = torch.randn(3, 7, 5, generator=draw)
+    alone = [value[None].clone() for value in weights]
+    update, *own_updates = (Update(plan, ["w"], [value]) for value in (weights, *alone))
+    for _ in range(50):
+        left, right = (torch.randn(3, size, generator=draw) for size in (7, 5))
+        update([weights], [OuterProducts(left, right)], torch.full((3,), 0.1))
+        for row, (value, own_update) in enumerate(zip(alone, own_updates, strict=True)):
+            own = slice(row, row + 1)
+            own_update([value], [OuterProducts(left[own], right[own])], torch.tensor([0.1]))
+    assert torch.equal(weights, torch.cat(alone))
 
 
 def test_outer_products_also_take_other_steps():
