@@ -109,6 +109,8 @@ def test_chains_are_known():
     same_relu = models.Net(nn.Sequential(nn.Flatten(), layer, act, nn.Linear(4, 4), act), nn.Linear(4, 3))
     assert [each.relu for each in linear_chain.layers(same_relu)] == [True, True, False]
     assert linear_chain.layers(models.Net(nn.Sequential(nn.Flatten(), layer, act, layer, act), nn.Linear(4, 3))) is None
+    by_rows = models.Net(nn.Sequential(nn.Flatten(2), nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 3))
+    assert linear_chain.layers(by_rows) is None
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -123,7 +123,7 @@ class CompiledChainNetwork(ChainNetwork):
         losses, by_logits, by_share = np.empty(clients, np.float32), np.empty_like(logits), torch.zeros_like(share)
         mixture_loops.cross_entropies(logits, batch.y.contiguous().numpy(), passed[2], by_logits, losses)
         mixture_loops.backward(layers, own, by_share.numpy(), *passed, by_logits.reshape(-1))
-        return torch.from_numpy(losses).float(), by_share
+        return torch.from_numpy(losses), by_share
 
     def proximal_steps(
         self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int
