@@ -4,9 +4,9 @@
 
 The engine counts the samples that pass through models: a pass forward and backward counts three, a pass forward one.
 The quotient of the two ratios says how much a method spends beside its passes: 1 is as much as FedAvg does. Each
-method plays two rounds, which load compiled loops (FedHAM's first one is FedAvg's), and then those that are measured,
-of which the last evaluates, on one thread. FedAvg plays before each of them, so that both ran when the machine was
-equally busy. Peers and methods with searches of their own do work that is no pass.
+method plays three rounds, which load compiled loops (FedHAM's first two are FedAvg's), and then those that are
+measured, of which the last evaluates, on one thread. FedAvg plays before each of them, so that both ran when the
+machine was equally busy. Peers and methods with searches of their own do work that is no pass.
 ``with models`` is the ratio of arithmetic that also counts the multiplications by which methods mix whole models, or
 take their inner products, as a pass forward of as many.
 """
@@ -14,6 +14,7 @@ take their inner products, as a pass forward of as many.
 from __future__ import annotations
 
 import argparse
+import gc
 import tempfile
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ from pflcli.settings import Settings
 from pflcli.training import round_table, rounds
 
 FORWARD, BOTH = 1, 3
-WARM_UP = 2
+WARM_UP = 3
 """rounds before those that are measured"""
 
 
@@ -54,6 +55,7 @@ def main() -> None:
     )
     keep_freed_memory()  # before the partition's threads, which would leave arenas of their own to those that train
     compile_products()
+    gc.freeze()  # as in the process ``pfl``, what was imported is not searched for garbage
     with tempfile.TemporaryDirectory() as scratch:
         pflcli.partition(args.dataset, Path(scratch, "p"), seed=0)
         data = partitions.read(open_artifact(Path(scratch, "p"), "partition"))
