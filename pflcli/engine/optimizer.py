@@ -157,8 +157,11 @@ def _alike(rate: Tensor) -> list[tuple[slice | EllipsisType, float]]:
 
 
 def _as_it_lies(grad: Tensor, weight: Tensor) -> Tensor:
-    """Return a gradient with its numbers in the order in memory of the weight's: on a CPU the fused step of Adam reads
-    both in that order, whatever their strides, and gradients by torch.func may be transposed."""
+    """Return a gradient whose numbers lie in memory in the order of the weight's.
+
+    On a CPU the fused step of Adam reads both in that order, whatever their strides, and gradients by torch.func may be
+    transposed.
+    """
     return grad if grad.stride() == weight.stride() else torch.empty_like(weight).copy_(grad)
 
 
