@@ -135,7 +135,9 @@ class Engine:
                 initial = {name: value[first : first + chunk] for name, value in start.items()}
             else:
                 initial = start
-            trained = self._train_chunk(ids[positions], initial, like, plan.for_clients(positions, like), key)
+            in_place = isinstance(start, ModelTable) and not restore  # the table has given copies
+            out = initial if in_place else {n: v.new_empty(len(positions), *v.shape) for n, v in like.items()}
+            trained = self._train_chunk(ids[positions], initial, out, plan.for_clients(positions, like), key)
             if restore:
                 for row in np.flatnonzero(~trained.finite):
                     for name, value in trained.params.items():
@@ -182,19 +184,18 @@ class Engine:
         return start
 
     def _train_chunk(
-        self, clients: NDArray[np.int64], start: Params | Stacked, like: Params, plan: LocalSGD, key: tuple[Any, ...]
+        self, clients: NDArray[np.int64], start: Params | Stacked, out: Stacked, plan: LocalSGD, key: tuple[Any, ...]
     ) -> TrainedClients:
-        """Train one chunk. Clients with most samples go first, so that no worker starts a large client last."""
+        """Train one chunk into ``out``, clients with most samples first, so that no worker starts a large one last."""
         sizes = self.federation.sizes(*plan.splits)[clients]
         self.count_training(plan, sizes)
         order = np.argsort(-sizes, kind="stable")
-        out = {name: value.new_empty(len(clients), *value.shape) for name, value in like.items()}
         if self.mode == "loop" and not plan.lockstep:
             groups = list(order[:, None])
         else:
-            shared = parameters.size(plan.shared)
+            size, shared = parameters.size(parameters.pick(out, 0)), parameters.size(plan.shared)
             independent = plan.lockstep and strategy.compiles_chain(self._resident, plan)
-            stack_size = self.stack_size(parameters.size(like), len(clients), shared, independent=independent)
+            stack_size = self.stack_size(size, len(clients), shared, independent=independent)
             width = plan.batch_size if shared <= _STACK_BYTES[self._device] else None  # reading may take longest
             groups = [order[positions] for positions in stacks(sizes[order], stack_size, width)]
         losses = self._run_tasks(clients, groups, start, out, plan, key)

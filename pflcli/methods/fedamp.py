@@ -89,7 +89,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     snapshot = own.snapshot()  # all means are those of the models before the round
     for rows, means in tables.mixed(snapshot, table, room):
         ids = cohort[rows]
-        initial = own[ids] if run.cfg.start == "own" else means
+        initial = own if run.cfg.start == "own" else means
         for part in run.local_sgd(ids, initial, t=t, prox=(means, pull)):
             own[part.clients] = part.params
     snapshot.release()

@@ -26,6 +26,8 @@ from pflcli.engine.gradients import gradient
 from pflcli.engine.local_sgd import LocalSGD, batches, stacks, widths
 from pflcli.engine.resident import ResidentNet
 from pflcli.errors import ComputationError, LostWorkerError, UsageError
+from pflcli.parameters.model_table import ModelTable
+from pflcli.parameters.row_storage import InMemoryRows
 from pflcli.training import hardware
 
 
@@ -215,6 +217,28 @@ def test_each_client_may_start_from_its_own_model(mode, kind):
     for place, (client, net) in enumerate(zip((0, 2), nets, strict=True)):
         expected = reference(net, data, client, plan, ("sgd", 0), 0)
         torch.testing.assert_close(part.params["head.weight"][place], expected["head.weight"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_clients_of_a_table_train_as_from_a_stack_and_leave_the_table_alone(mode, kind, monkeypatch):
+    data = worlds.federation()
+    net = network(kind, data)
+    own = parameters.stack([parameters.of(network(kind, data, seed)) for seed in (0, 1, 2)])
+    table = ModelTable(parameters.of(net), len(data.clients), InMemoryRows())
+    table[[0, 2]] = parameters.take(own, np.asarray([1, 2]))  # client 4 has the default
+    before, stack = table[data.clients], parameters.take(own, np.asarray([1, 2, 0]))
+    engine = Engine(net, data, seed=0, mode=mode)
+    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 2 * parameters.size(table.default)})
+    for lr, restore in ((0.1, False), (0.1, True), (1e20, True)):
+        plan = LocalSGD(epochs=5, batch_size=4, lr=[lr] * 5)
+        training = [engine.local_sgd([0, 2, 4], start, plan, ("sgd", 0), restore=restore) for start in (table, stack)]
+        for place, (part, expected) in enumerate(zip(*training, strict=True)):
+            assert part.finite.all() == (lr < 1)
+            assert worlds.same(part.params, expected.params)
+            if lr > 1:
+                assert worlds.same(part.params, {n: v[2 * place : 2 * place + 2] for n, v in stack.items()})
+    assert worlds.same(table[data.clients], before)
 
 
 def test_the_model_given_to_the_engine_is_left_alone():
