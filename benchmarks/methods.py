@@ -85,6 +85,7 @@ class Multiplications:
         self.count = 0
         for name in ("mix", "inner_products"):
             setattr(tables, name, self._counted(getattr(tables, name)))
+        tables.mix_few = self._counted_few(tables.mix_few)
         passes = "mixture_gradient"  # where it multiplies in loops of its own
         setattr(CompiledChainNetwork, passes, self._counted_gradient(getattr(CompiledChainNetwork, passes)))
 
@@ -92,6 +93,13 @@ class Multiplications:
         def count(first: Any, second: Any, *rest: Any) -> Any:
             self.count += len(first) * second.numel()
             return product(first, second, *rest)
+
+        return count
+
+    def _counted_few(self, sums: Any) -> Any:
+        def count(weights: Any, models: Any, out: Any) -> None:
+            self.count += weights.values().numel() * models.shape[1]
+            sums(weights, models, out)
 
         return count
 

@@ -12,12 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
 
 _LARGE = 1 << 20
 """Multiplications from which products are worth compiled loops, and to import Numba for them."""
+
+_FEW = 0.3
+"""Share of weights that are not zero up to which sums of these models alone take less time than products of all."""
 
 _BLOCK = 32
 """Models of which the inner products with those behind them are computed at a time, as the others are the same."""
@@ -31,6 +35,13 @@ def mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
     from pflcli.engine.cpu import products
 
     products.multiply(weights, models, out, near=False)()
+
+
+def mix_few(weights: Tensor, models: Tensor, out: Tensor) -> None:
+    """Do as ``mix`` with ``weights`` in coordinate form, reading for each sum only models that have a weight there."""
+    (receivers, senders), values = weights.indices(), weights.values()
+    first = torch.searchsorted(receivers, torch.arange(len(weights)))
+    out.copy_(functional.embedding_bag(senders, models, first, mode="sum", per_sample_weights=values))
 
 
 def mixtures(shares: Tensor, models: Stacked) -> Stacked:
@@ -74,11 +85,14 @@ def mixed(models: ModelTable, weights: NDArray[np.float64], chunk: int) -> Itera
         rows = slice(first, min(first + chunk, len(weights)))
         senders = np.flatnonzero(weights[rows].any(axis=0))
         shares = torch.from_numpy(weights[rows][:, senders] / weights[rows].sum(axis=1, keepdims=True))
+        few = shares.float().to_sparse() if int((shares > 0).sum()) <= _FEW * shares.numel() else None
         means = {name: value.new_empty((len(shares), *value.shape)) for name, value in models.default.items()}
         for name, columns, piece in models.pieces(senders, models.default, chunk):
             mean = means[name].reshape(len(shares), -1)[:, columns]
             own = shares.to(piece.device)
-            if piece.is_floating_point():
+            if few is not None and piece.is_cpu and piece.dtype == torch.float32:
+                mix_few(few, piece, mean)
+            elif piece.is_floating_point():
                 mix(own.to(piece.dtype), piece, mean)
             else:
                 mean.copy_(torch.where(own[..., None] > 0, piece, torch.iinfo(piece.dtype).min).amax(dim=1))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from pflcli.engine import tables
+from pflcli.parameters.model_table import ModelTable
+from pflcli.parameters.row_storage import InMemoryRows
 
 
 @pytest.mark.parametrize("is_slice", [True, False])
@@ -18,3 +21,48 @@ def test_products_are_those_in_double_precision(r, m, d, is_slice):
     others = torch.randn(r, models.shape[1])
     actual = tables.inner_products(others, models)
     torch.testing.assert_close(actual.double(), others.double() @ models.double().T, rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("is_slice", [True, False])
+@pytest.mark.parametrize(("r", "m", "d"), [(5, 61, 5003), (1, 70, 20), (40, 3, 901), (2, 1, 1)])
+def test_sums_of_few_models_are_those_in_double_precision_and_read_no_others(r, m, d, is_slice):
+    models, weights = torch.randn(m, d), torch.rand(r, m).where(torch.rand(r, m) < 0.2, 0.0)
+    weights[torch.arange(r), torch.arange(r) % m] = 1.0
+    models[weights.sum(dim=0) == 0] = torch.nan
+    expected = weights.double() @ models.double().nan_to_num()
+    out = torch.zeros(r, 2 * d)[:, 1 : 1 + d] if is_slice else torch.zeros(r, d)
+    tables.mix_few(weights.to_sparse(), models, out)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("room", [3, 40, 1000])
+def test_means_of_few_models_are_those_in_double_precision(room, monkeypatch):
+    count = 40
+    models = ModelTable({"a": torch.zeros(70, 90), "b": torch.zeros(()), "n": torch.tensor(0)}, count, InMemoryRows())
+    models[range(count)] = {
+        "a": torch.randn(count, 70, 90),
+        "b": torch.randn(count),
+        "n": torch.arange(count),
+    }
+    weights = np.zeros((6, count))
+    for receiver in range(6):
+        weights[receiver, receiver : 7 * receiver + 1 : 5] = 3.0 + receiver
+    weights[3, 39] = 1e-60  # which single precision has no number for
+    calls, plain = [], models[range(count)]
+    few = tables.mix_few
+    monkeypatch.setattr(tables, "mix_few", lambda *args: calls.append(few(*args)))
+    for rows, means in tables.mixed(models, weights, room):
+        own = torch.from_numpy(weights[rows] / weights[rows].sum(axis=1, keepdims=True))
+        for name in ("a", "b"):
+            expected = torch.einsum("rm,m...->r...", own, plain[name].double())
+            torch.testing.assert_close(means[name].double(), expected, rtol=1e-5, atol=1e-6)
+        assert means["n"].tolist() == [int(np.flatnonzero(row).max()) for row in weights[rows]]
+    assert bool(calls) == (room > 3)  # of three receivers, each model that one of them takes is a third of all
+
+
+def test_means_of_most_models_are_one_product(monkeypatch):
+    models = ModelTable({"a": torch.zeros(30)}, 4, InMemoryRows())
+    models[range(4)] = {"a": torch.randn(4, 30)}
+    monkeypatch.delattr(tables, "mix_few")
+    ((_, means),) = tables.mixed(models, np.ones((3, 4)), 9)
+    torch.testing.assert_close(means["a"], models[range(4)]["a"].mean(dim=0).expand(3, -1))
