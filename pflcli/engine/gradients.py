@@ -109,7 +109,7 @@ class DescendingNetwork(Protocol):
     If it has a ``step``, that is a forward pass, cross-entropy and ``descend`` in one call: see ``gradient``.
     """
 
-    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
+    def descend(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients that ``backward`` returns from the trained parameters of ``models`` (a, ...)."""
 
 
@@ -118,7 +118,7 @@ def descend(
     models: Stacked,
     batch: StackedBatch,
     outputs: Outputs,
-    logits: Tensor,
+    logits: Tensor | None,
     z: Tensor | None = None,
 ) -> Stacked:
     """Return the gradients (a, ...) along which the trained parameters of ``models`` (a, ...) are to descend.
@@ -129,7 +129,8 @@ def descend(
     if batch.rate is None:
         return network.backward(outputs, logits, z)
     rate, descending = batch.rate[:, None, None], cast("DescendingNetwork", network)  # an instance check takes longer
-    descending.descend(outputs, logits * rate, None if z is None else z * rate, models)
+    by_logits, by_z = (None if by_output is None else by_output * rate for by_output in (logits, z))
+    descending.descend(outputs, by_logits, by_z, models)
     return {}
 
 

@@ -101,10 +101,11 @@ class CompiledNetwork(OneModelNetwork):
         self._program.backward(outputs.trace, logits[0], None if z is None else z[0])
         return {name: self._program.grads[name].clone()[None] for name in names}
 
-    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
+    def descend(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients from the trained parameters of ``models`` (1, ...)."""
         moves = {name: Move(models[name][0], 1.0) for name in self.trained if name in self._program.linear}
         rest = [name for name in self.trained if name not in moves]
+        logits = torch.zeros_like(outputs.logits) if logits is None else logits
         self._program.backward(outputs.trace, logits[0], None if z is None else z[0], self.trained, moves)
         if rest:
             torch._foreach_sub_([models[name][0] for name in rest], [self._program.grads[name] for name in rest])

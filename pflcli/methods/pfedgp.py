@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, descend
 from pflcli.fl.run import Predictor, Run
 from pflcli.methods.parts import class_tree
 from pflcli.methods.parts.gaussian_process import Prior, probabilities
@@ -80,10 +80,12 @@ def train_round(run: Run, state: State, t: int) -> State:
     labels = {client: run.federation.labels_of(np.asarray([client]), "train") for client in cohort.tolist()}
     trainable = np.asarray([client for client, y in labels.items() if 1 < len(np.unique(y)) < len(y)], dtype=np.int64)
     models, mean = parameters.repeat({**run.init, **body}, len(trainable)), run.averaging(body)
-    embedded = run.engine.embed_each(trainable, models, "train") if len(trainable) else []
+    outputs = (
+        run.engine.outputs_each(trainable, models, "train", features=True, compiled=True) if len(trainable) else []
+    )
     trees = [
         class_tree.build(_unit(z).cpu().numpy(), labels[client], run.federation.classes, run.rng("tree", t, client))
-        for client, z in zip(trainable.tolist(), embedded, strict=True)
+        for client, (_, z) in zip(trainable.tolist(), outputs, strict=True)
     ]
     trained = run.local_sgd(
         trainable,
@@ -102,10 +104,10 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return the losses (a,) of clients by their trees, see ``tree_likelihood``, and their gradients (a, ...)."""
-    outputs = network.forward(params, batch.x)
+    outputs = network.forward(params, batch.x, batch.weight)
     sizes = (batch.weight > 0).sum(dim=1).tolist()
     losses, by_z = losses_and_gradients(prior, batch.own["tree"], outputs.z, batch.y, sizes, batch.draws)
-    return losses, network.backward(outputs, None, by_z)
+    return losses, descend(network, params, batch, outputs, None, by_z)
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

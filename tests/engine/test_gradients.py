@@ -151,9 +151,9 @@ def test_proximal_steps_in_every_form(prefix, lam, count):
 
 
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
-@pytest.mark.parametrize("by_z", [False, True])
+@pytest.mark.parametrize("by", ["logits", "z", "both"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, by_z, elsewhere):
+def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, by, elsewhere):
     net, shape = mlp()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     draw, rate = torch.Generator().manual_seed(1), torch.tensor([0.1, 0.3])
@@ -178,8 +178,8 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
             )
             for row, count in enumerate(counts):
                 by_logits[row, count:] = by_outputs[row, count:] = 0
-            z = by_outputs if by_z else None
-            assert gradients.descend(network, models, batch, outputs, by_logits.clone(), z) == {}
+            given = None if by == "z" else by_logits.clone(), None if by == "logits" else by_outputs
+            assert gradients.descend(network, models, batch, outputs, *given) == {}
         for row, count in enumerate(counts):
             leaves = {name: value[row].clone().requires_grad_(name in trained) for name, value in start.items()}
             own_z, h = None, x[row, :count].flatten(1)
@@ -187,8 +187,10 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
                 own_z = h if layer.weight.startswith("head.") else own_z
                 h = h @ leaves[layer.weight].T + leaves[layer.bias]
                 h = h.relu() if layer.relu else h
-            loss = (h * by_logits[row, :count]).sum() + ((own_z * by_outputs[row, :count]).sum() if by_z else 0)
-            expected = dict(zip(trained, torch.autograd.grad(loss, [leaves[n] for n in trained]), strict=True))
+            parts = {"logits": h * by_logits[row, :count], "z": own_z * by_outputs[row, :count]}
+            loss = sum((part.sum() for name, part in parts.items() if by in (name, "both")), 0 * h.sum())
+            steps = torch.autograd.grad(loss, [leaves[name] for name in trained])
+            expected = dict(zip(trained, steps, strict=True))
             for name, value in before.items():
                 moved = value[row] - rate[row] * expected[name] if name in trained else value[row]
                 torch.testing.assert_close(models[name][row], moved, rtol=1e-4, atol=1e-5)
@@ -214,7 +216,7 @@ def test_compiled_networks_descend_as_by_autograd(kind, prefix):
         losses, grads = gradients.gradient(network, {**start}, batch, models=models)
         outputs = network.forward({**start}, x)
         z = torch.ones_like(outputs.z)
-        assert gradients.descend(network, models, batch, outputs, torch.zeros_like(outputs.logits), z) == {}
+        assert gradients.descend(network, models, batch, outputs, None, z) == {}
         by_z = by_autograd.backward(by_autograd.forward({**start}, x), None, z)
     assert grads == {}
     torch.testing.assert_close(losses, expected_losses)

@@ -16,7 +16,7 @@ from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.networks import AutogradNetwork
 from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
-from pflcli.methods.parts import class_split, class_tree, gibbs_loops, pfedgp_loops, tree_likelihood
+from pflcli.methods.parts import class_split, class_tree, gibbs_loops, pfedgp_loops, tree_likelihood, tree_loops
 from pflcli.methods.parts import gaussian_process as gp
 
 PRIOR = gp.Prior()
@@ -182,7 +182,7 @@ def test_two_means_finds_the_tightest_split():
 
 def test_samples_are_halved_and_cut_class_by_class():
     y = np.asarray([2, 0, 2, 2, 0, 1, 0, 0])
-    halves = pfedgp_loops.halves(y)
+    halves = tree_loops.halves(y)
     np.testing.assert_array_equal(halves, [1, 1, 0, 1, 0, 1, 1, 0])
     y = np.repeat([0, 1, 3], [60, 30, 1])
     rows = class_tree.stratified(y, 16, draw())
@@ -222,27 +222,65 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(fe
     actual = grads["body.weight"]
     assert float(actual.norm()) > 1e-3
 
-    first_half = torch.from_numpy(pfedgp_loops.halves(y.numpy())).bool()
     with torch.no_grad():
-        start = normalize(x @ weight.T, dim=1)[first_half]
-        omega = gp.gibbs(PRIOR.kernel(start, start) + 1e-3 * torch.eye(6), 1 - 2 * y[first_half], 2, 5, draw()).double()
+        omega = omega_of(gp.Prior(chains=2), normalize(x @ weight.T, dim=1), y, draw())
     exact = weight.detach().double().requires_grad_()
-    z = normalize(x.double() @ exact.T, dim=1)
-    k = 8 * torch.exp(-torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").square() / 2)
+    expected = dense_loss(PRIOR, x.double() @ exact.T, y, omega)
+    (gradient,) = torch.autograd.grad(expected, exact)
+    assert loss == pytest.approx(float(expected.detach()), abs=1e-3)
+    torch.testing.assert_close(actual.double(), gradient, rtol=0.01, atol=1e-3)
+
+
+def omega_of(prior, unit, y, rng):
+    """Omega (chains, n) of the given half of samples of two classes, as the loss of a tree with one node draws it."""
+    given = unit[torch.from_numpy(tree_loops.halves(y.numpy())).bool()]
+    sign = 1 - 2 * y[torch.from_numpy(tree_loops.halves(y.numpy())).bool()]
+    k = prior.kernel(given, given) + prior.jitter * torch.eye(len(given))
+    return gp.gibbs(k, sign, prior.chains, prior.sweeps, rng).double()
+
+
+def dense_loss(prior, z, y, omega):
+    """-log of the mean over chains of E[sigmoid] of the other half, by inverses and a fine grid, in float64."""
+    first_half = torch.from_numpy(tree_loops.halves(y.numpy())).bool()
+    z = normalize(z, dim=1)
+    apart = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").square()
+    k = prior.scale * torch.exp(-apart / (2 * prior.length**2))
     cross, s = k[first_half][:, ~first_half], 1.0 - 2 * y
     p = 0
     at = torch.linspace(-8, 8, 1601, dtype=torch.float64)
     density = torch.exp(-at.square() / 2)
+    noise = prior.jitter * torch.eye(int(first_half.sum()))
     for chain in omega:
-        inverse = torch.linalg.inv(k[first_half][:, first_half] + 1e-3 * torch.eye(6) + torch.diag(1 / chain))
+        inverse = torch.linalg.inv(k[first_half][:, first_half] + noise + torch.diag(1 / chain))
         mean = cross.T @ inverse @ (s[first_half] / 2 / chain)
-        spread = (8 - (cross.T @ inverse @ cross).diag()).sqrt()
+        spread = (prior.scale - (cross.T @ inverse @ cross).diag()).sqrt()
         values = torch.sigmoid(s[~first_half, None] * (mean[:, None] + spread[:, None] * at))
-        p = p + (values * density).sum(dim=1) / density.sum() / 2
-    expected = -p.log().mean()
-    (gradient,) = torch.autograd.grad(expected, exact)
-    assert loss == pytest.approx(float(expected.detach()), abs=1e-3)
-    torch.testing.assert_close(actual.double(), gradient, rtol=0.01, atol=1e-3)
+        p = p + (values * density).sum(dim=1) / density.sum() / len(omega)
+    return -p.log().mean()
+
+
+def test_losses_of_a_stack_are_those_of_dense_algebra_client_by_client():
+    """Embeddings of any length, one of them zero; another kernel; clients of 12 and 7 samples, of one, and of none."""
+    prior, sizes = gp.Prior(scale=3.0, length=0.7, chains=3), [12, 7, 1, 0]
+    z = torch.from_numpy(draw(5).normal(size=(4, 13, 4)) * 10.0 ** draw(6).integers(-3, 4, size=(4, 13, 1))).float()
+    z[0, 5] = 0
+    y = torch.from_numpy(draw(7).integers(0, 2, size=(4, 13)))
+    trees = torch.tensor([[1, -1]]).expand(4, 1, 2)
+    losses, grads = tree_likelihood.losses_and_gradients(prior, trees, z, y, sizes, [draw(c) for c in range(4)])
+    for client, size in enumerate(sizes[:2]):
+        own_y = y[client, :size]
+        omega = omega_of(prior, normalize(z[client, :size], dim=1), own_y, draw(client))
+        exact = z[client, :size].double().requires_grad_()
+        expected = dense_loss(prior, exact, own_y, omega)
+        expected.backward()
+        assert float(losses[client]) == pytest.approx(float(expected.detach()), abs=1e-3)
+        length = z[client, :size].norm(dim=1, keepdim=True).clamp_min(1e-12)  # gradients by directions
+        assert float((exact.grad * length).norm()) > 1e-2
+        torch.testing.assert_close(grads[client, :size] * length, (exact.grad * length).float(), rtol=0.01, atol=1e-3)
+    assert not losses[2:].any()
+    assert not grads[2:].any()
+    assert not grads[0, 12:].any()
+    assert not grads[1, 7:].any()
 
 
 def test_a_path_of_nodes_adds_up_to_the_class():

@@ -85,10 +85,11 @@ class CompiledChainNetwork(ChainNetwork):
         self._backward(outputs, logits, z, names, grads, adds=False)
         return grads
 
-    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
+    def descend(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients from the trained parameters of ``models`` (a, ...), without writing them."""
         assert all(models[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
-        self._backward(outputs, -logits, None if z is None else -z, self.trained, models, adds=True)
+        by_logits, by_z = (None if by_output is None else -by_output for by_output in (logits, z))
+        self._backward(outputs, by_logits, by_z, self.trained, models, adds=True)
 
     def _backward(
         self,

@@ -127,13 +127,11 @@ class ChainNetwork:
     ) -> Stacked:
         """Return the gradients (a, ...) of parameters for gradients of the outputs."""
         names, grads = self.trained if names is None else names, {}
-        for name, grad, h in self._gradients(
-            outputs, torch.zeros_like(outputs.logits) if logits is None else logits, z, names
-        ):
+        for name, grad, h in self._gradients(outputs, logits, z, names):
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def descend(self, outputs: Outputs, logits: Tensor, z: Tensor | None, models: Stacked) -> None:
+    def descend(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients from the trained parameters of ``models`` (a, ...), in products that compute them."""
         for name, grad, h in self._gradients(outputs, logits, z, self.trained):
             _subtract(models[name], grad, h)
@@ -145,10 +143,11 @@ class ChainNetwork:
             _subtract(models[name], grad, h)
 
     def _gradients(
-        self, outputs: Outputs, grad: Tensor, z: Tensor | None, names: Collection[str]
+        self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
         """Yield the names of parameters, the gradient by the layer's output, and of weights the layer's input."""
         params, inputs = outputs.trace
+        grad = torch.zeros_like(outputs.logits) if logits is None else logits
         own = [[name for name in layer.names if name and name in names] for layer in self._chain]
         lowest = next((index for index, each in enumerate(own) if each), len(own))
         for index in range(len(self._chain) - 1, lowest - 1, -1):

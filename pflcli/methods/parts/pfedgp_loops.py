@@ -18,7 +18,7 @@ from pflcli.engine.cpu.products import product, transpose
 from pflcli.engine.cpu.vectors import as_row
 from pflcli.methods.parts.gaussian_process_blocks import back_substitute, factor, group_size, new_factors
 from pflcli.methods.parts.gaussian_process_lanes import backward, factored, forward
-from pflcli.methods.parts.gibbs_loops import expect, gibbs
+from pflcli.methods.parts.gibbs_loops import expect
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ def loss(mean: Array, variance: Array, sign: Array, at: Array, weight: Array) ->
 
 
 @compiled
-def _few_samples(wide: Array, labels: Array, omega: Array, scale: float, at: Array, weight: Array) -> float:
+def few_samples(wide: Array, labels: Array, omega: Array, scale: float, at: Array, weight: Array) -> float:
     """Return the loss of the samples that are predicted, and replace ``wide`` by its gradient.
 
     With M = (K + W^-1)^-1, alpha = M W^-1 kappa and U = M K*, the mean K*' alpha has the gradients alpha and -U alpha',
@@ -205,96 +205,3 @@ def _weigh(
     last = weighted[m]
     for i in range(n):
         last[i] = -_HALF * moved[i]
-
-
-@compiled
-def halves(y: Array) -> Array:
-    """Return for each sample (n,) 1 if it is a first, third, ... of its class ``y`` (n,), else 0."""
-    classes = 0
-    for label in y:
-        classes = max(classes, label + 1)
-    chosen, mask = np.zeros(classes, np.int64), np.zeros(len(y), np.int64)
-    for i in range(len(y)):
-        chosen[y[i]] = mask[i] = 1 - chosen[y[i]]
-    return mask
-
-
-@compiled
-def _gather(k: Array, node: Array, y: Array, support: Array, jitter: float) -> tuple[Array, Array, Array]:
-    """Return ``wide``, its columns of ``k``, and labels (n + m,) for the samples below a ``node`` (C,) of the tree.
-
-    Of samples with classes ``y`` (size,) those in ``support`` (size,) are given. The first n columns are the rows, too.
-    """
-    columns, n = np.empty(len(y), np.int64), 0
-    for i in range(len(y)):
-        if node[y[i]] != 0 and support[i]:
-            columns[n] = i
-            n += 1
-    count = n
-    for i in range(len(y)):
-        if node[y[i]] != 0 and not support[i]:
-            columns[count] = i
-            count += 1
-    columns = columns[:count]
-    wide, labels = np.empty((n, count), np.float32), np.empty(count, np.int64)
-    for j in range(count):
-        labels[j] = node[y[columns[j]]]
-    for i in range(n):
-        own, source = wide[i], k[columns[i]]
-        for j in range(count):
-            own[j] = source[columns[j]]
-        own[i] += np.float32(jitter)
-    return wide, columns, labels
-
-
-@compiled
-def _scatter(wide: Array, columns: Array, share: float, k: Array) -> None:
-    """Add a ``share`` of ``wide`` to the rows and columns of ``k`` that ``_gather`` has taken."""
-    for i in range(len(wide)):
-        own, target = wide[i], k[columns[i]]
-        for j in range(len(columns)):
-            target[columns[j]] += share * own[j]
-
-
-@compiled
-def tree_loss(
-    k: Array,
-    tree: Array,
-    y: Array,
-    key: Array,
-    chains: int,
-    sweeps: int,
-    scale: float,
-    jitter: float,
-    at: Array,
-    weight: Array,
-    grad: Array,
-    few: int,
-    few_predicting: int,
-) -> float:
-    """Return the mean over one half of the samples of -log p, summed over the nodes of a ``tree`` (nodes, C).
-
-    Samples with classes ``y`` (size,) have the covariances ``k`` (n, n), n >= size; at each node they are predicted
-    from the other half. The gradient by ``k`` is added to ``grad`` (n, n). ``key`` (2,) of 32 bits each determines the
-    draws. Gibbs sampling takes lanes for up to ``few`` samples, predicting for up to ``few_predicting``; for more both
-    take blocks.
-    """
-    result, drawn, support = 0.0, 0, halves(y)
-    predicted = 0
-    for conditions in support:
-        predicted += 1 - conditions
-    share = 1 / max(1, predicted)
-    for node in range(len(tree)):
-        wide, columns, labels = _gather(k, tree[node], y, support, jitter)
-        if wide.shape[0] == wide.shape[1]:
-            continue  # nothing to predict
-        omega, drawn = gibbs(wide, labels, key, drawn, chains, sweeps, few)
-        if len(wide) <= few_predicting:
-            result += _few_samples(wide, labels, omega, scale, at, weight)
-        else:
-            u, inverses, mean, variance = reduced(wide, labels, omega, scale, True)
-            result += loss(mean, variance, labels[len(wide) :], at, weight)
-            gradient(u, inverses, omega, mean, variance, wide)
-        _scatter(wide, columns, np.float32(share), grad)
-    mean_loss: float = result * share
-    return mean_loss

@@ -23,18 +23,11 @@ def losses_and_gradients(
     ``trees`` (a, nodes, C) are those of ``class_tree``, ``y`` (a, n); of each client the first ``sizes`` samples count.
     Embeddings are scaled to length 1.
     """
-    from pflcli.methods.parts.pfedgp_loops import tree_loss  # here, as Numba takes a second to import
+    from pflcli.methods.parts.tree_loops import stack_losses  # here, as Numba takes a second to import
 
-    norm = torch.linalg.vector_norm(z, dim=2, keepdim=True).clamp_min(1e-12)
-    unit = z / norm
-    k = prior.kernel(unit, unit)
-    by_k, losses = torch.zeros(k.shape), torch.zeros(len(z))
-    on_cpu = k.cpu().numpy(), trees.cpu().numpy(), y.cpu().numpy(), by_k.numpy()
-    for place, (size, rng, covariances, tree, labels, grad) in enumerate(zip(sizes, rngs, *on_cpu, strict=True)):
-        drawing = random_key(rng), prior.chains, prior.sweeps, prior.scale, prior.jitter
-        losses[place] = tree_loss(covariances, tree, labels[:size], *drawing, *quadrature(), grad, FEW, FEW_PREDICTING)
-    # Of the gradient by unit vectors, (B + B') unit and a multiple of each, what is along them does not reach z.
-    by_product = by_k.to(k).mul_(k)
-    by_product = (by_product + by_product.mT).div_(prior.length**2)
-    along = (by_product * (unit @ unit.mT)).sum(dim=2, keepdim=True)
-    return losses.to(z), torch.baddbmm(unit * -along, by_product, unit).div_(norm)
+    on_cpu = (value.cpu().contiguous().numpy() for value in (z.float(), trees, y))
+    by_z, keys = torch.empty(z.shape), np.stack([random_key(rng) for rng in rngs])
+    drawing = prior.chains, prior.sweeps, prior.scale, prior.length, prior.jitter
+    limits = FEW, FEW_PREDICTING, by_z.numpy()
+    losses = stack_losses(*on_cpu, np.asarray(sizes), keys, *drawing, *quadrature(), *limits)
+    return torch.from_numpy(losses).to(z), by_z.to(z)
