@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-FEW, FEW_PREDICTING = 56, 28
+FEW, FEW_PREDICTING = 72, 40
 """Samples up to which Gibbs sampling, and predicting as many more, is faster in lanes of chains than in blocks."""
 
 TERMS = 4

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.engine.cpu.compiler import compiled
-from pflcli.engine.cpu.lanes import minus_products
+from pflcli.engine.cpu.lanes import solve
 from pflcli.engine.cpu.products import product, transpose
 from pflcli.engine.cpu.vectors import as_row
 from pflcli.methods.parts.gaussian_process_lanes import cholesky
@@ -25,7 +25,7 @@ BLOCK = 16
 """Rows of a block."""
 
 _COLUMNS = 4
-_minus4 = minus_products(_COLUMNS)
+"""Columns of an inverse that begin at the same row."""
 
 _GROUP = 1 << 19
 """Numbers of the factors that are computed at a time: they stay in the cache."""
@@ -52,7 +52,7 @@ def factor(wide: Array, columns: int, root: Array, last: Array, u: Array, invers
     """Write factors into ``u`` (group, n, row), for the chains from ``first_chain`` on.
 
     Of ``wide`` the first n columns are K. W^1/2 times the others, up to ``columns``, stand to the right of B, then one
-    of ``last`` (n, 1, chains). ``root`` (n, chains) are the diagonals of W^1/2. ``inverses`` (group, blocks, BLOCK,
+    of ``last`` (n, chains). ``root`` (n, chains) are the diagonals of W^1/2. ``inverses`` (group, blocks, BLOCK,
     BLOCK) become those of the blocks on the diagonal of U, transposed.
     """
     n = len(wide)
@@ -74,7 +74,7 @@ def factor(wide: Array, columns: int, root: Array, last: Array, u: Array, invers
                 for j in range(len(source)):
                     own[j] = factor_of_row * source[j] * factors[j] - own[j]
                 own[i] += _ONE
-                own[width - 1] = last[first + i, 0, first_chain + c] - own[width - 1]
+                own[width - 1] = last[first + i, first_chain + c] - own[width - 1]
         _invert(flat_block, row, flat_inverses, (first // BLOCK) * BLOCK * BLOCK, inverses.shape[1], rows, group)
         for c in range(group):
             inverse = (c * inverses.shape[1] + first // BLOCK) * BLOCK * BLOCK
@@ -95,16 +95,24 @@ def _invert(block: Array, row: int, inverses: Array, to: int, blocks: int, rows:
     for i in range(rows):
         for q in range(0, i, _COLUMNS):
             place, of_row, to_row = q * (step_turned + group), i * step + q * group, i * step_turned + q * group
-            count = i - q
-            _minus4(
-                count, flat_turned, place, group, step_turned, flat, of_row, group, flat_turned, to_row, group, group
+            known, columns = i - q, min(_COLUMNS, i - q)
+            solve(
+                known,
+                flat_turned,
+                place,
+                group,
+                step_turned,
+                flat,
+                of_row,
+                group,
+                flat_turned,
+                to_row,
+                group,
+                columns,
+                group,
             )
-            for j in range(q, min(q + _COLUMNS, i)):
-                for c in range(group):
-                    turned[i, j, c] *= factors[i, i, c]
-        for j in range(i, min(i + _COLUMNS, BLOCK)):  # four columns at once went beyond the diagonal
-            for c in range(group):
-                turned[i, j, c] = factors[i, i, c] if i == j else np.float32(0)
+        for c in range(group):
+            turned[i, i, c] = factors[i, i, c]
     for i in range(rows):
         transpose(flat_turned, i * step_turned, group, inverses, to + i * BLOCK, blocks * BLOCK * BLOCK, rows, group)
 
@@ -134,7 +142,7 @@ def back_substitute(n: int, u: Array, inverses: Array, first_column: int, column
 
 @compiled
 def back_substitute_last(u: Array, inverses: Array, column: int, x: Array, first_chain: int) -> None:
-    """Write U^-1 times one column of ``u`` (group, n, row) into ``x`` (n, 1, chains), from ``first_chain`` on."""
+    """Write U^-1 times one column of ``u`` (group, n, row) into ``x`` (n, chains), from ``first_chain`` on."""
     group, n = u.shape[:2]
     own, block = np.empty(n, np.float32), np.empty(BLOCK, np.float32)
     for c in range(group):
@@ -154,4 +162,4 @@ def back_substitute_last(u: Array, inverses: Array, column: int, x: Array, first
                 for i in range(rows):
                     to[i] += inverse[i] * block[p]
         for i in range(n):
-            x[i, 0, first_chain + c] = own[i]
+            x[i, first_chain + c] = own[i]

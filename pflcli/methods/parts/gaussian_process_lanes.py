@@ -13,85 +13,76 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.engine.cpu.compiler import compiled
-from pflcli.engine.cpu.lanes import minus_products
+from pflcli.engine.cpu.lanes import minus_products, products, solve
+from pflcli.engine.cpu.vectors import as_row
 
 Array = NDArray[Any]
 
 _ONE = np.float32(1)
-_ROWS = 4
-_minus4, _minus1 = minus_products(_ROWS), minus_products(1)
 
 
 @compiled
 def cholesky(b: Array) -> None:
-    """Replace ``b`` (n, n, chains), of which the lower half counts, by its factors, with reciprocals as diagonals."""
-    n, chains = len(b), b.shape[2]
+    """Replace ``b`` (n + m, n, chains), of which the lower half counts, by its factors, with reciprocals as diagonals.
+
+    The m rows below the square become L^-1 times each of them.
+    """
+    n, chains = b.shape[1:]
     row = n * chains
     for j in range(n):
-        i = j
-        while i < n:
-            place = i * row
-            if n - i >= _ROWS:
-                _minus4(j, b, place, row, chains, b, j * row, chains, b, place + j * chains, row, chains)
-                i += _ROWS
-            else:
-                _minus1(j, b, place, row, chains, b, j * row, chains, b, place + j * chains, row, chains)
-                i += 1
+        own, to = j * row, j * row + j * chains
+        minus_products(j, b, own, row, chains, b, own, chains, b, to, row, 1, chains)
         for c in range(chains):
             b[j, j, c] = _ONE / math.sqrt(b[j, j, c])
-        for i in range(j + 1, n):
-            for c in range(chains):
-                b[i, j, c] *= b[j, j, c]
+        solve(j, b, own + row, row, chains, b, own, chains, b, to + row, row, len(b) - j - 1, chains)
 
 
 @compiled
-def _eliminate(b: Array, b0: int, b_step: int, x: Array, i: int, first: int, count: int) -> None:
-    """Subtract ``count`` rows of ``x`` (n, m, chains), from ``first`` on, times numbers of ``b`` from row i.
-
-    Then scale it by the reciprocal of the diagonal.
-    """
-    m, chains = x.shape[1], x.shape[2]
-    row = m * chains
-    q = 0
-    while q < m:
-        place = q * chains
-        if m - q >= _ROWS:
-            _minus4(count, x, first * row + place, chains, row, b, b0, b_step, x, i * row + place, chains, chains)
-            q += _ROWS
-        else:
-            _minus1(count, x, first * row + place, chains, row, b, b0, b_step, x, i * row + place, chains, chains)
-            q += 1
-    for q in range(m):
-        for c in range(chains):
-            x[i, q, c] *= b[i, i, c]
-
-
-@compiled
-def forward(b: Array, x: Array) -> None:
-    """Replace ``x`` (n, m, chains) by L^-1 x."""
-    n, chains = len(b), b.shape[2]
-    for i in range(n):
-        _eliminate(b, i * n * chains, chains, x, i, 0, i)
-
-
-@compiled
-def backward(b: Array, x: Array) -> None:
-    """Replace ``x`` (n, m, chains) by L'^-1 x."""
-    n, chains = len(b), b.shape[2]
+def back_substitute(b: Array) -> None:
+    """Replace the rows below the square of ``b`` (n + m, n, chains), after ``cholesky``, by L'^-1 times each."""
+    n, chains = b.shape[1:]
+    row, first = n * chains, n * n * chains
     for i in range(n - 1, -1, -1):
-        _eliminate(b, ((i + 1) * n + i) * chains, n * chains, x, i, i + 1, n - 1 - i)
+        # From the last number on, so that what was computed last is added last, and nothing waits for it.
+        known, factors, to = first + row - chains, first - row + i * chains, first + i * chains
+        solve(n - 1 - i, b, known, row, -chains, b, factors, -row, b, to, row, len(b) - n, chains)
 
 
 @compiled
-def factored(k: Array, root: Array) -> Array:
-    """Return the factors (n, n, chains) of I + W^1/2 K W^1/2 for ``k`` (n, n) and ``root`` (n, chains)."""
+def factored(wide: Array, columns: int, root: Array, targets: Array) -> Array:
+    """Return the factors (n + m, n, chains) of I + W^1/2 K W^1/2 for ``root`` (n, chains), see ``cholesky``.
+
+    Of ``wide`` the first n columns are K. The rows below are W^1/2 times the others, up to ``columns``, and ``targets``
+    (n, chains).
+    """
     n, chains = root.shape
-    b = np.empty((n, n, chains), np.float32)
-    for i in range(n):
-        for j in range(i + 1):
+    b, roots = np.empty((columns + 1, n, chains), np.float32), as_row(root)
+    flat, ones, row = as_row(b), np.ones(chains, np.float32), n * chains
+    for i in range(columns):
+        for j in range(min(i + 1, n)):
+            place = i * row + j * chains
+            if i < n:
+                products(wide[i, j], roots, i * chains, roots, j * chains, flat, place, chains)
+            else:
+                products(wide[j, i], roots, j * chains, ones, 0, flat, place, chains)
+        if i < n:
             for c in range(chains):
-                b[i, j, c] = root[i, c] * k[i, j] * root[j, c]
-        for c in range(chains):
-            b[i, i, c] += _ONE
+                b[i, i, c] += _ONE
+    last, own = as_row(b[columns]), as_row(targets)
+    for e in range(row):
+        last[e] = own[e]
     cholesky(b)
     return b
+
+
+@compiled
+def roots_and_targets(labels: Array, omega: Array) -> tuple[Array, Array]:
+    """Return W^1/2 and W^-1/2 kappa (n, chains) of samples with ``labels`` (n,), kappa being their halves."""
+    root, targets = np.empty_like(omega), np.empty_like(omega)
+    flat, flat_omega, flat_targets = as_row(root), as_row(omega), as_row(targets)
+    for i in range(len(labels)):
+        targets[i] = np.float32(0.5) * np.float32(labels[i])
+    for e in range(len(flat)):
+        flat[e] = math.sqrt(flat_omega[e])
+        flat_targets[e] /= flat[e]
+    return root, targets

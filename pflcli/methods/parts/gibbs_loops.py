@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from pflcli.engine.cpu.compiler import compiled
 from pflcli.engine.cpu.elementary import exponential, fill_bits, fill_exponential, fill_normal
+from pflcli.engine.cpu.lanes import products
 from pflcli.engine.cpu.products import product
 from pflcli.engine.cpu.vectors import as_row
 from pflcli.methods.parts.gaussian_process import REST, TERMS
 from pflcli.methods.parts.gaussian_process_blocks import back_substitute_last, factor, group_size, new_factors
-from pflcli.methods.parts.gaussian_process_lanes import backward, factored, forward
+from pflcli.methods.parts.gaussian_process_lanes import back_substitute, factored
 
 Array = NDArray[Any]
 
@@ -72,34 +73,34 @@ def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweep
     n, row = wide.shape
     size, lower, covariances = (n, chains, n), as_row(_prior_factor(wide)), as_row(wide)
     omega, root = np.empty((n, chains), np.float32), np.empty((n, chains), np.float32)
-    f, right = np.empty((n, chains), np.float32), np.empty((n, 1, chains), np.float32)
+    f, right = np.empty((n, chains), np.float32), np.empty((n, chains), np.float32)
     normals, exponentials = np.empty((2, n * chains), np.float32), np.empty((TERMS + 1, n * chains), np.float32)
-    flat, flat_right, flat_normals, flat_omega = as_row(f), as_row(right), as_row(normals), as_row(omega)
+    flat, flat_root, flat_normals, flat_omega = as_row(f), as_row(root), as_row(normals), as_row(omega)
+    flat_right = as_row(right)
     step = group_size(n, n, chains)
     u, inverses = new_factors(n, n + 1 if n > few else 0, step)
-    for e in range(len(flat_omega)):
-        flat_omega[e] = _FIRST
+    targets = np.empty(n * chains, np.float32)
+    for e in range(len(targets)):
+        flat_omega[e], targets[e] = _FIRST, _HALF * np.float32(labels[e // chains])
     for _ in range(sweeps):
         draw(key, first, normals, exponentials)
+        flat_right = as_row(right)
         first += 2 * n * chains
         product(size, lower, 0, n, 1, flat_normals, 0, chains, flat, 0, chains, 0)
-        for i in range(n):
-            target, noise = _HALF * np.float32(labels[i]), normals[1, i * chains : (i + 1) * chains]
-            for c in range(chains):
-                root[i, c] = math.sqrt(omega[i, c])
-                right[i, 0, c] = target / root[i, c] - root[i, c] * f[i, c] - noise[c]
+        noise = normals[1]
+        for e in range(len(targets)):
+            flat_root[e] = math.sqrt(flat_omega[e])
+            flat_right[e] = targets[e] / flat_root[e] - flat_root[e] * flat[e] - noise[e]
         if n > few:
             for chain in range(0, chains, step):
                 of_group = min(step, chains - chain)
                 factor(wide, n, root, right, u[:of_group], inverses[:of_group], chain)
                 back_substitute_last(u[:of_group], inverses[:of_group], n, right, chain)
         else:
-            b = factored(wide, root)
-            forward(b, right)
-            backward(b, right)
-        for j in range(n):
-            for c in range(chains):
-                right[j, 0, c] *= root[j, c]
+            b = factored(wide, n, root, right)
+            back_substitute(b)
+            flat_right = as_row(b[n])
+        products(_ONE, flat_root, 0, flat_right, 0, flat_right, 0, n * chains)
         product(size, covariances, 0, row, 1, flat_right, 0, chains, flat, 0, chains, 1)
         polya_gamma(flat, exponentials, flat_omega)
     return omega, first

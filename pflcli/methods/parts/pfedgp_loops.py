@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.engine.cpu.compiler import compiled
-from pflcli.engine.cpu.products import product, transpose
+from pflcli.engine.cpu.lanes import minus_products, products
+from pflcli.engine.cpu.products import product, product_by_rows, transpose
 from pflcli.engine.cpu.vectors import as_row
 from pflcli.methods.parts.gaussian_process_blocks import back_substitute, factor, group_size, new_factors
-from pflcli.methods.parts.gaussian_process_lanes import backward, factored, forward
+from pflcli.methods.parts.gaussian_process_lanes import back_substitute as back_substitute_few
+from pflcli.methods.parts.gaussian_process_lanes import factored, roots_and_targets
 from pflcli.methods.parts.gibbs_loops import expect
 
 Array = NDArray[Any]
 
-_HALF, _TWO = np.float32(0.5), np.float32(2)
+_HALF, _ONE, _TWO = (np.float32(value) for value in (0.5, 1, 2))
 _ROWS = 32
 """Rows of a symmetric product that are computed up to the same column."""
 
@@ -52,57 +54,61 @@ def few_samples(wide: Array, labels: Array, omega: Array, scale: float, at: Arra
     With M = (K + W^-1)^-1, alpha = M W^-1 kappa and U = M K*, the mean K*' alpha has the gradients alpha and -U alpha',
     the variance -2 U and U U'.
     """
-    count, chains = omega.shape
-    m = len(labels) - count
-    root, alpha = np.empty((count, chains), np.float32), np.empty((count, 1, chains), np.float32)
-    u = np.empty((count, m, chains), np.float32)
-    for i in range(count):
-        target = _HALF * np.float32(labels[i])
-        for c in range(chains):
-            root[i, c] = math.sqrt(omega[i, c])
-            alpha[i, 0, c] = target / root[i, c]
-        for q in range(m):
-            for c in range(chains):
-                u[i, q, c] = root[i, c] * wide[i, count + q]
-    b = factored(wide, root)
-    forward(b, alpha)
-    backward(b, alpha)
-    forward(b, u)
-    mean, variance = np.zeros((m, chains), np.float32), np.empty((m, chains), np.float32)
-    for q in range(m):
-        for c in range(chains):
-            variance[q, c] = scale
-    for i in range(count):
-        for c in range(chains):
-            alpha[i, 0, c] *= root[i, c]
-        for q in range(m):
-            for c in range(chains):
-                mean[q, c] += alpha[i, 0, c] * wide[i, count + q]
-                variance[q, c] -= u[i, q, c] * u[i, q, c]
-    backward(b, u)
-    for i in range(count):
-        for q in range(m):
-            for c in range(chains):
-                u[i, q, c] *= root[i, c]
-    result: float = loss(mean, variance, labels[count:], at, weight)
-    weighted, moved = np.empty((m, chains), np.float32), np.zeros((count, chains), np.float32)
-    flat = as_row(weighted)
-    for i in range(count):
-        for q in range(m):
-            total = np.float32(0)
-            for c in range(chains):
-                total += mean[q, c] * alpha[i, 0, c] - _TWO * variance[q, c] * u[i, q, c]
-                weighted[q, c] = variance[q, c] * u[i, q, c]
-                moved[i, c] += mean[q, c] * u[i, q, c]
-            wide[i, count + q] = total
-        for j in range(i + 1):  # symmetric, as K is
-            total, own = np.float32(0), as_row(u[j])
-            for at_once in range(len(flat)):
-                total += flat[at_once] * own[at_once]
-            for c in range(chains):
-                total -= _HALF * (moved[i, c] * alpha[j, 0, c] + moved[j, c] * alpha[i, 0, c])
-            wide[i, j] = wide[j, i] = total
+    n = len(omega)
+    root, targets = roots_and_targets(labels[:n], omega)
+    b = factored(wide, len(labels), root, targets)
+    mean, variance = _few_moments(b, np.float32(scale))
+    result: float = loss(mean, variance, labels[n:], at, weight)
+    back_substitute_few(b)
+    _few_gradient(b, as_row(root), as_row(mean), as_row(variance), wide)
     return result
+
+
+@compiled
+def _few_moments(b: Array, scale: float) -> tuple[Array, Array]:
+    """Return means and variances (m, chains) of f by the factors ``b`` (n + m + 1, n, chains).
+
+    Below its square are R' = (L^-1 W^1/2 K*)', then r = L^-1 W^-1/2 kappa: the mean is R'r, the variance ``scale`` less
+    the squares of R.
+    """
+    n, chains = b.shape[1:]
+    m, row = len(b) - n - 1, n * chains
+    mean, variance = np.zeros((m, chains), np.float32), np.full((m, chains), scale)
+    flat = as_row(mean)
+    minus_products(n, b, n * row, row, chains, b, (n + m) * row, chains, mean, 0, chains, m, chains)
+    for q in range(m):
+        own = (n + q) * row
+        minus_products(n, b, own, row, chains, b, own, chains, variance, q * chains, chains, 1, chains)
+    for e in range(len(flat)):
+        flat[e] = -flat[e]
+    return mean, variance
+
+
+@compiled
+def _few_gradient(b: Array, root: Array, by_mean: Array, by_variance: Array, wide: Array) -> None:
+    """Write the gradient by ``wide`` for those by means and variances (m chains,), and ``b`` after back substitution.
+
+    By K it is a product of rows, of a sample each: U', alpha', and minus the derivative by what moves the means.
+    """
+    n, chains = b.shape[1:]
+    m, columns = len(b) - n - 1, wide.shape[1]
+    row, alpha, moved = (m + 2) * chains, m * chains, (m + 1) * chains
+    turned, weighted, ones = np.zeros(n * row, np.float32), np.empty(n * row, np.float32), np.ones(chains, np.float32)
+    by_cross, flat, to = np.empty_like(by_variance), as_row(b), as_row(wide)
+    for e in range(len(by_cross)):
+        by_cross[e] = -_TWO * by_variance[e]
+    for i in range(n):
+        own = i * row
+        for q in range(m + 1):
+            products(_ONE, root, i * chains, flat, ((n + q) * n + i) * chains, turned, own + q * chains, chains)
+        minus_products(m, turned, own, row, chains, by_mean, 0, chains, turned, own + moved, row, 1, chains)
+        products(_ONE, turned, own, by_variance, 0, weighted, own, alpha)
+        products(_HALF, turned, own + moved, ones, 0, weighted, own + alpha, chains)
+        products(_HALF, turned, own + alpha, ones, 0, weighted, own + moved, chains)
+    product_by_rows((n, n, row), weighted, 0, row, turned, 0, row, to, 0, columns, 0)
+    product_by_rows((n, m, chains), turned, alpha, row, by_mean, 0, chains, to, n, columns, 0)
+    for q in range(m):
+        product_by_rows((n, 1, chains), turned, q * chains, row, by_cross, q * chains, chains, to, n + q, columns, 1)
 
 
 @compiled
@@ -113,13 +119,8 @@ def reduced(wide: Array, labels: Array, omega: Array, scale: float, keeps: bool)
     """
     n, chains = omega.shape
     m = wide.shape[1] - n
-    root, last = np.empty((n, chains), np.float32), np.empty((n, 1, chains), np.float32)
+    root, last = roots_and_targets(labels[:n], omega)
     step = group_size(n, n + m + 1, chains)
-    for i in range(n):
-        target = _HALF * np.float32(labels[i])
-        for c in range(chains):
-            root[i, c] = math.sqrt(omega[i, c])
-            last[i, 0, c] = target / root[i, c]
     u, inverses = new_factors(n, n + m + 1, chains if keeps else step)
     mean, variance = np.empty((m, chains), np.float32), np.empty((m, chains), np.float32)
     for c in range(0, chains, step):
