@@ -7,8 +7,8 @@ The quotient of the two ratios says how much a method spends beside its passes: 
 method plays three rounds, which load compiled loops (FedHAM's first two are FedAvg's), and then those that are
 measured, of which the last evaluates, on one thread. FedAvg plays before each of them, so that both ran when the
 machine was equally busy. Peers and methods with searches of their own do work that is no pass.
-``with models`` is the ratio of arithmetic that also counts the multiplications by which methods mix whole models, or
-take their inner products, as a pass forward of as many.
+``with models`` is the ratio of arithmetic that also counts the multiplications by which methods mix whole models, take
+their inner products, or factor and solve systems of equations, as a pass forward of as many.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,6 +33,7 @@ from pflcli.engine import tables
 from pflcli.engine.allocator import keep_freed_memory
 from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.errors import PflError
+from pflcli.methods import pfedgp
 from pflcli.settings import Settings
 from pflcli.training import round_table, rounds
 
@@ -79,7 +81,7 @@ def main() -> None:
 
 
 class Multiplications:
-    """Counts the multiplications of whole models in ``tables`` from its creation on."""
+    """Counts the multiplications of whole models in ``tables``, and of systems of equations, from its creation on."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -88,6 +90,8 @@ class Multiplications:
         tables.mix_few = self._counted_few(tables.mix_few)
         passes = "mixture_gradient"  # where it multiplies in loops of its own
         setattr(CompiledChainNetwork, passes, self._counted_gradient(getattr(CompiledChainNetwork, passes)))
+        torch.linalg.solve = self._counted_solve(torch.linalg.solve)
+        pfedgp.losses_and_gradients = self._counted_trees(pfedgp.losses_and_gradients)
 
     def _counted(self, product: Any) -> Any:
         def count(first: Any, second: Any, *rest: Any) -> Any:
@@ -100,6 +104,27 @@ class Multiplications:
         def count(weights: Any, models: Any, out: Any) -> None:
             self.count += weights.values().numel() * models.shape[1]
             sums(weights, models, out)
+
+        return count
+
+    def _counted_solve(self, solve: Any) -> Any:
+        def count(matrix: Any, right: Any) -> Any:
+            size = matrix.shape[-1]
+            self.count += matrix.numel() * size // 3 + right.numel() * size
+            return solve(matrix, right)
+
+        return count
+
+    def _counted_trees(self, losses: Any) -> Any:
+        def count(prior: Any, trees: Any, z: Any, y: Any, sizes: Any, rngs: Any) -> Any:
+            for tree, labels, size in zip(trees.numpy(), y.numpy(), sizes, strict=True):
+                of_classes = np.bincount(labels[:size], minlength=tree.shape[1])
+                below = tree != 0
+                given, asked = below @ ((of_classes + 1) // 2), below @ (of_classes // 2)
+                # A Cholesky factor takes n^3 / 6 multiplications, solving by it n^2: per sweep once, and to predict.
+                solved = (prior.sweeps + 1) * given**3 / 6 + (prior.sweeps + 1 + asked) * given**2
+                self.count += prior.chains * int(solved[asked > 0].sum())
+            return losses(prior, trees, z, y, sizes, rngs)
 
         return count
 
