@@ -46,7 +46,7 @@ def _elimination(*, scales: bool) -> Callable[..., None]:
             vec = Vectors(context, bld, c)
             from_b = vec.at(b, values[5], b0)
 
-            def some(first: Any, together: int) -> None:
+            def rows_from(first: Any, together: int) -> None:
                 place_a, place_c = bld.add(a0, bld.mul(first, a_row)), bld.add(c0, bld.mul(first, c_row))
                 from_a = [vec.at(a, values[1], bld.add(place_a, bld.mul(a_row, INT(r)))) for r in range(together)]
                 to_c = [vec.at(c, values[8], bld.add(place_c, bld.mul(c_row, INT(r)))) for r in range(together)]
@@ -55,13 +55,13 @@ def _elimination(*, scales: bool) -> Callable[..., None]:
 
             groups = bld.sdiv(rows, INT(_ROWS))
             with _utils.for_range(bld, groups) as loop:
-                some(bld.mul(loop.index, INT(_ROWS)), _ROWS)
+                rows_from(bld.mul(loop.index, INT(_ROWS)), _ROWS)
             first, after = bld.mul(groups, INT(_ROWS)), bld.append_basic_block("after")
             choice = bld.switch(bld.sub(rows, first), after)
             for rest in range(1, _ROWS):
                 choice.add_case(INT(rest), block := bld.append_basic_block(f"rest{rest}"))
                 bld.position_at_end(block)
-                some(first, rest)
+                rows_from(first, rest)
                 bld.branch(after)
             bld.position_at_end(after)
             return context.get_dummy_value()
