@@ -120,10 +120,10 @@ class Multiplications:
             for tree, labels, size in zip(trees.numpy(), y.numpy(), sizes, strict=True):
                 of_classes = np.bincount(labels[:size], minlength=tree.shape[1])
                 below = tree != 0
-                given, asked = below @ ((of_classes + 1) // 2), below @ (of_classes // 2)
+                support, queries = below @ ((of_classes + 1) // 2), below @ (of_classes // 2)
                 # A Cholesky factor takes n^3 / 6 multiplications, solving by it n^2: per sweep once, and to predict.
-                solved = (prior.sweeps + 1) * given**3 / 6 + (prior.sweeps + 1 + asked) * given**2
-                self.count += prior.chains * int(solved[asked > 0].sum())
+                solved = (prior.sweeps + 1) * support**3 / 6 + (prior.sweeps + 1 + queries) * support**2
+                self.count += prior.chains * int(solved[queries > 0].sum())
             return losses(prior, trees, z, y, sizes, rngs)
 
         return count

@@ -178,8 +178,8 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
             )
             for row, count in enumerate(counts):
                 by_logits[row, count:] = by_outputs[row, count:] = 0
-            given = None if by == "z" else by_logits.clone(), None if by == "logits" else by_outputs
-            assert gradients.descend(network, models, batch, outputs, *given) == {}
+            by_both = None if by == "z" else by_logits.clone(), None if by == "logits" else by_outputs
+            assert gradients.descend(network, models, batch, outputs, *by_both) == {}
         for row, count in enumerate(counts):
             leaves = {name: value[row].clone().requires_grad_(name in trained) for name, value in start.items()}
             own_z, h = None, x[row, :count].flatten(1)

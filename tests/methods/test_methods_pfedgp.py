@@ -232,11 +232,10 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(fe
 
 
 def omega_of(prior, unit, y, rng):
-    """Omega (chains, n) of the given half of samples of two classes, as the loss of a tree with one node draws it."""
-    given = unit[torch.from_numpy(tree_loops.halves(y.numpy())).bool()]
-    sign = 1 - 2 * y[torch.from_numpy(tree_loops.halves(y.numpy())).bool()]
-    k = prior.kernel(given, given) + prior.jitter * torch.eye(len(given))
-    return gp.gibbs(k, sign, prior.chains, prior.sweeps, rng).double()
+    """Omega (chains, n) of the first half of samples of two classes, as the loss of a tree with one node draws it."""
+    first_half = torch.from_numpy(tree_loops.halves(y.numpy())).bool()
+    k = prior.kernel(unit[first_half], unit[first_half]) + prior.jitter * torch.eye(int(first_half.sum()))
+    return gp.gibbs(k, 1 - 2 * y[first_half], prior.chains, prior.sweeps, rng).double()
 
 
 def dense_loss(prior, z, y, omega):
