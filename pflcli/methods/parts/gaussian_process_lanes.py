@@ -56,8 +56,10 @@ def factored(wide: Array, columns: int, root: Array, targets: Array) -> Array:
     (n, chains).
     """
     n, chains = root.shape
-    b, roots = np.empty((columns + 1, n, chains), np.float32), as_row(root)
-    flat, ones, row = as_row(b), np.ones(chains, np.float32), n * chains
+    b, ones, row = np.empty((columns + 1, n, chains), np.float32), np.empty(chains, np.float32), n * chains
+    flat, roots = as_row(b), as_row(root)
+    for c in range(chains):
+        ones[c] = _ONE
     for i in range(columns):
         for j in range(min(i + 1, n)):
             place = i * row + j * chains

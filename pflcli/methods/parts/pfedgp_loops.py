@@ -73,8 +73,10 @@ def _few_moments(b: Array, scale: float) -> tuple[Array, Array]:
     """
     n, chains = b.shape[1:]
     m, row = len(b) - n - 1, n * chains
-    mean, variance = np.zeros((m, chains), np.float32), np.full((m, chains), scale)
-    flat = as_row(mean)
+    mean, variance = np.zeros((m, chains), np.float32), np.empty((m, chains), np.float32)
+    flat, flat_variance = as_row(mean), as_row(variance)
+    for e in range(len(flat)):
+        flat_variance[e] = scale
     minus_products(n, b, n * row, row, chains, b, (n + m) * row, chains, mean, 0, chains, m, chains)
     for q in range(m):
         own = (n + q) * row
@@ -93,7 +95,9 @@ def _few_gradient(b: Array, root: Array, by_mean: Array, by_variance: Array, wid
     n, chains = b.shape[1:]
     m, columns = len(b) - n - 1, wide.shape[1]
     row, alpha, moved = (m + 2) * chains, m * chains, (m + 1) * chains
-    turned, weighted, ones = np.zeros(n * row, np.float32), np.empty(n * row, np.float32), np.ones(chains, np.float32)
+    turned, weighted, ones = np.zeros(n * row, np.float32), np.empty(n * row, np.float32), np.empty(chains, np.float32)
+    for c in range(chains):
+        ones[c] = _ONE
     by_cross, flat, to = np.empty_like(by_variance), as_row(b), as_row(wide)
     for e in range(len(by_cross)):
         by_cross[e] = -_TWO * by_variance[e]
