@@ -38,8 +38,8 @@ from pflcli.methods.parts import ham
 from pflcli.methods.parts.clustering import groups
 from pflcli.methods.parts.ham_records import RoundRecord
 from pflcli.methods.parts.hybrids import ReceivedModels
+from pflcli.methods.parts.sketch import CountSketch
 from pflcli.parameters import Mean, Stacked, on_cpu
-from pflcli.parameters.sketch import CountSketch
 
 KIND = "server"
 NEEDS = ()
@@ -204,7 +204,7 @@ def _is_warm(run: Run, state: State, t: int) -> bool:
 
 
 def _sketch(run: Run) -> CountSketch:
-    return CountSketch(run.init, run.engine.parameters, run.cfg.sketch, run.rng("sketch"))
+    return run.once("sketch", lambda: CountSketch(run.init, run.engine.parameters, run.cfg.sketch, run.rng("sketch")))
 
 
 def _hybrids(

@@ -25,8 +25,8 @@ from pflcli.engine.gradients import (
     mixture_gradient,
 )
 from pflcli.engine.local_sgd import Batch, Model
-from pflcli.methods.parts import attention
-from pflcli.parameters import Params, Stacked, sketch
+from pflcli.methods.parts import attention, sketch
+from pflcli.parameters import Params, Stacked
 
 SLOTS = ("self", "others", "global")
 """The models that layer 2 chooses among: x_i, x^a and x^g."""

@@ -13,8 +13,8 @@ from pflcli import parameters
 from pflcli.engine import tables
 from pflcli.engine.numerics import intra_op
 from pflcli.methods.parts import ham
+from pflcli.methods.parts.sketch import CountSketch
 from pflcli.parameters import Params, Stacked
-from pflcli.parameters.sketch import CountSketch
 
 
 @dataclass(frozen=True)

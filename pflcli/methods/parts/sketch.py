@@ -15,6 +15,9 @@ from torch import Tensor
 
 from pflcli.parameters import Params, Stacked
 
+_LARGE = 1 << 20
+"""Numbers of all models from which it is worth to import Numba."""
+
 
 class CountSketch:
     """The map to ``width`` buckets that ``rng`` draws for ``names`` of ``like``, in their order there."""
@@ -44,8 +47,14 @@ class CountSketch:
         count = len(next(iter(stacked.values())))
         out = torch.zeros((count, self._width), dtype=torch.float64)
         for name, (bucket, sign) in self._maps.items():
-            for row, value in zip(out, stacked[name], strict=True):
-                row.index_add_(0, bucket, value.detach().flatten().cpu().double() * sign)
+            values = stacked[name].detach().reshape(count, len(bucket)).cpu()
+            if values.numel() < _LARGE:
+                for row, value in zip(out, values, strict=True):
+                    row.index_add_(0, bucket, value.double() * sign)
+            else:
+                from pflcli.methods.parts import sketch_loops
+
+                sketch_loops.add(values.contiguous().numpy(), bucket.numpy(), sign.numpy(), out.numpy())
         return out
 
 
