@@ -32,6 +32,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import tables
 from pflcli.engine.allocator import keep_freed_memory
 from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
+from pflcli.engine.networks import CompiledNetwork
 from pflcli.errors import PflError
 from pflcli.methods import pfedgp
 from pflcli.settings import Settings
@@ -89,7 +90,8 @@ class Multiplications:
             setattr(tables, name, self._counted(getattr(tables, name)))
         tables.mix_few = self._counted_few(tables.mix_few)
         passes = "mixture_gradient"  # where it multiplies in loops of its own
-        setattr(CompiledChainNetwork, passes, self._counted_gradient(getattr(CompiledChainNetwork, passes)))
+        for network in (CompiledChainNetwork, CompiledNetwork):
+            setattr(network, passes, self._counted_gradient(getattr(network, passes)))
         torch.linalg.solve = self._counted_solve(torch.linalg.solve)
         pfedgp.losses_and_gradients = self._counted_trees(pfedgp.losses_and_gradients)
 

@@ -194,7 +194,7 @@ class Engine:
             groups = list(order[:, None])
         else:
             size, shared = parameters.size(parameters.pick(out, 0)), parameters.size(plan.shared)
-            independent = plan.lockstep and strategy.compiles_chain(self._resident, plan)
+            independent = strategy.is_independent(self._resident, plan, self.mode)
             stack_size = self.stack_size(size, len(clients), shared, independent=independent)
             width = plan.batch_size if shared <= _STACK_BYTES[self._device] else None  # reading may take longest
             groups = [order[positions] for positions in stacks(sizes[order], stack_size, width)]

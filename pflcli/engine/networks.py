@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pflcli import parameters
+from pflcli.engine import tables
 from pflcli.engine.cpu.memory import Move
 from pflcli.engine.cpu.program import Program
-from pflcli.engine.gradients import OneModelNetwork, Outputs
+from pflcli.engine.gradients import OneModelNetwork, Outputs, StackedBatch
 from pflcli.parameters import Stacked
 
 
@@ -109,6 +110,28 @@ class CompiledNetwork(OneModelNetwork):
         self._program.backward(outputs.trace, logits[0], None if z is None else z[0], self.trained, moves)
         if rest:
             torch._foreach_sub_([models[name][0] for name in rest], [self._program.grads[name] for name in rest])
+
+    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
+        """Do as the function of this name: the gradients of each mixture take its place in memory.
+
+        With products of pfl's own a client's bits depend on no other.
+        """
+        from pflcli.engine.cpu import products
+
+        mixed, losses = tables.mixtures(share, models, independent=True), torch.empty_like(share[:, 0])
+        for row, size in enumerate((batch.weight > 0).sum(dim=1).tolist()):
+            for name, value in self._state.items():
+                value.copy_(mixed[name][row])
+            moves = {name: Move(mixed[name][row], 0.0, replaces=True) for name in self._program.linear}
+            own = batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]
+            losses[row] = self._program.step(*own, moves=moves)
+            for name in self.parameters:
+                if name not in moves:
+                    mixed[name][row] = self._program.grads[name]
+        by_share = torch.zeros_like(share)
+        for name in self.parameters:
+            products.add_inner_products(mixed[name].flatten(1), models[name].flatten(1), by_share)
+        return losses, by_share
 
 
 class VmappedNetwork:

@@ -53,6 +53,18 @@ def compiles_chain(resident: ResidentNet, plan: LocalSGD) -> bool:
     return plan.objective is None and plan.precision == "float32" and resident.compiles_chain
 
 
+def is_independent(resident: ResidentNet, plan: LocalSGD, mode: str) -> bool:
+    """Whether a client that takes its steps in lockstep gets the same bits in any stack of ``mode``."""
+    if not plan.lockstep:
+        return False
+    chosen = choose(resident, plan, mode, 2)
+    if chosen.program is None:
+        return compiles_chain(resident, plan)
+    from pflcli.engine.cpu import products
+
+    return products.OWN
+
+
 def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its resident network."""
     plain = plan.objective is None and plan.precision == "float32"

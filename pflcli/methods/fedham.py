@@ -231,7 +231,7 @@ def _hybrids(
     ready_positions, draw = np.searchsorted(uploaded, ready), run.rng("clusters", t)
     for positions, mask in groups(offsets.numpy(), ready_positions, cfg.clustering, cfg.k, draw):
         peers = uploaded[mask]
-        basis = models.followed_by(peers, [start])
+        basis = models.followed_by(peers, [start], apart=True)
         # In the network's order, as gradients are sums over layers; a resumed state has its names in another order.
         basis = {name: basis[name] for name in run.init}
         points = torch.cat([offsets[torch.from_numpy(mask)], torch.zeros_like(centre)])

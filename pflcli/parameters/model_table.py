@@ -29,6 +29,23 @@ if TYPE_CHECKING:
 _PIECE = 1 << 14
 """Columns of a parameter that are read at a time: those of some clients fit into a cache."""
 
+_AWAY, _BESIDE = 8192, 4096 + 128
+"""Bytes: rows of so many are so much further apart than a multiple of them, see ``rows_apart``."""
+
+
+def _rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(count, numbers, dtype=dtype)
+
+
+def rows_apart(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
+    """Return memory for rows (count, numbers), those of many numbers at distances that have places of their own.
+
+    A multiple of a page apart, as layers often are, rows would have the same few places in a cache.
+    """
+    size = numbers * dtype.itemsize
+    width = (math.ceil(size / _AWAY) * _AWAY + _BESIDE if size >= _AWAY else size) // dtype.itemsize
+    return torch.empty(count, width, dtype=dtype)[:, :numbers]
+
 
 class ModelTable:
     """Models of m clients, by client id; ``table[ids]`` is a stack (n, ...), ``table[ids] = stack`` replaces rows.
@@ -58,11 +75,11 @@ class ModelTable:
         """Return copies of the clients' models, stacked (n, ...)."""
         return self.followed_by(np.asarray(clients, dtype=np.int64), [])
 
-    def followed_by(self, clients: NDArray[np.int64], more: Sequence[Params]) -> Stacked:
-        """Return copies of the clients' models and of ``more`` behind them, stacked (n + ..., ...)."""
-        rows, stacked = self._row[clients], {}
+    def followed_by(self, clients: NDArray[np.int64], more: Sequence[Params], *, apart: bool = False) -> Stacked:
+        """Return copies of the clients' models and of ``more`` behind them, stacked (n + ..., ...), or ``apart``."""
+        rows, stacked, new = self._row[clients], {}, rows_apart if apart else _rows
         for name, like in self.default.items():
-            values = torch.empty(len(rows) + len(more), like.numel(), dtype=like.dtype)
+            values = new(len(rows) + len(more), like.numel(), like.dtype)
             values[: len(rows)][torch.from_numpy(rows < 0)] = like.cpu().flatten()
             for value, model in zip(values[len(rows) :], more, strict=True):
                 value.copy_(model[name].flatten())

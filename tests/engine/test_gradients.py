@@ -299,6 +299,58 @@ def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
     assert len(compiled) == 2
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
+    """Each client's are those by autograd in double precision, and with pfl's own products do not depend on others."""
+    monkeypatch.setattr(products, "OWN", own)
+    net, shape = cnn()
+    net, draw = net.float(), torch.Generator().manual_seed(1)
+    reference, names = copy.deepcopy(net).double(), [name for name, _ in net.named_parameters()]
+    padded = {name: torch.randn(5, value.numel() + 3, generator=draw) for name, value in parameters.of(net).items()}
+    basis = {name: padded[name][:, :-3].view(5, *value.shape) for name, value in parameters.of(net).items()}
+    shares = torch.rand(3, 5, generator=draw) / 5
+    x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
+    weight = torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    network = networks.CompiledNetwork(net, [], program.of(net, shape))
+    before = {name: value.clone() for name, value in basis.items()}
+    with torch.no_grad():
+        batches = [
+            gradients.StackedBatch(x[rows], y[rows], weight[rows], {}, {}) for rows in (slice(3), slice(1, 2), slice(2))
+        ]
+        results = [
+            gradients.mixture_gradient(network, shares[rows], basis, batch)
+            for rows, batch in zip((slice(3), slice(1, 2), slice(2)), batches, strict=True)
+        ]
+    assert all(torch.equal(value, before[name]) for name, value in basis.items())
+    (losses, by_share), alone, pair = results
+    for client in range(3):
+        leaf = shares[client].double().requires_grad_()
+        mixed = {name: torch.tensordot(leaf, basis[name].double(), dims=1) for name in names}
+        logits = functional_call(reference, mixed, (x[client].double(),))
+        loss = (functional.cross_entropy(logits, y[client], reduction="none") * weight[client]).sum()
+        assert losses[client].item() == pytest.approx(loss.item(), rel=1e-5)
+        expected = torch.autograd.grad(loss, leaf)[0]
+        torch.testing.assert_close(by_share[client].double(), expected, rtol=1e-4, atol=1e-4)
+        assert expected.abs().max() > 1e-3
+    if own:
+        assert torch.equal(alone[1][0], by_share[1])
+        assert torch.equal(pair[1], by_share[:2])
+        assert torch.equal(pair[0], losses[:2])
+
+
+def test_bits_are_independent_of_a_stack_by_own_products_alone(monkeypatch):
+    plan = LocalSGD(1, 4, [0.1], gradient=gradients.gradient, frozen_norm=True, lockstep=True)
+    for make, compiles in ((cnn, True), (mobile, False)):
+        net, shape = make()
+        resident = ResidentNet.of(net.float(), shape)
+        for own in (False, True):
+            monkeypatch.setattr(products, "OWN", own)
+            assert strategy.is_independent(resident, plan, "loop") == (own and compiles)
+            assert not strategy.is_independent(resident, replace(plan, lockstep=False), "loop")
+            assert not strategy.is_independent(resident, replace(plan, precision="bfloat16"), "loop")
+            assert not strategy.is_independent(resident, plan, "stacked")
+
+
 def test_padding_changes_no_bit_of_what_mixtures_give():
     net, shape = mlp()
     draw = torch.Generator().manual_seed(1)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from pflcli.engine import tables
-from pflcli.parameters.model_table import ModelTable
+from pflcli.engine.cpu import products
+from pflcli.parameters.model_table import ModelTable, rows_apart
 from pflcli.parameters.row_storage import InMemoryRows
 
 
@@ -66,3 +67,30 @@ def test_means_of_most_models_are_one_product(monkeypatch):
     monkeypatch.delattr(tables, "mix_few")
     ((_, means),) = tables.mixed(models, np.ones((3, 4)), 9)
     torch.testing.assert_close(means["a"], models[range(4)]["a"].mean(dim=0).expand(3, -1))
+
+
+@pytest.mark.parametrize("stride", [4096, 4097])
+def test_independent_mixtures_are_the_same_alone_and_far_from_each_other(stride, monkeypatch):
+    monkeypatch.setattr(products, "OWN", True)
+    shares = torch.rand(5, 3)
+    models = {"w": torch.randn(3, stride)[:, :4095].view(3, 15, 273), "b": torch.randn(3, 2), "one": torch.randn(3)}
+    models |= {"none": torch.randn(3, 0), "count": torch.tensor([1, 2, 3])}
+    mixed = tables.mixtures(shares, models, independent=True)
+    for name in ("w", "b", "one", "none"):
+        expected = torch.tensordot(shares.double(), models[name].double(), dims=1)
+        torch.testing.assert_close(mixed[name].double(), expected, rtol=1e-5, atol=1e-5)
+    assert mixed["count"].tolist() == [3] * 5
+    for row in range(5):
+        alone = tables.mixtures(shares[row : row + 1], models, independent=True)
+        assert all(torch.equal(value[0], mixed[name][row]) for name, value in alone.items())
+
+
+def test_large_rows_lie_at_distances_that_are_no_multiple_of_a_page():
+    for numbers in (2048, 4096, 16384, 51200, 156800, 1605632):
+        rows = rows_apart(61, numbers, torch.float32)
+        assert rows.shape == (61, numbers)
+        starts = [row.data_ptr() % 65536 // 64 for row in rows]
+        assert max(starts.count(place) for place in starts) == 1
+        assert rows.stride(0) - numbers <= 3104
+    assert rows_apart(2, 2047, torch.float32).is_contiguous()
+    assert rows_apart(3, 0, torch.int64).shape == (3, 0)

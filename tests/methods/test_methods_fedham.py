@@ -856,3 +856,29 @@ def test_each_worker_trains_one_stack_of_ham_with_the_same_bytes(monkeypatch):
     assert stacks == [[1], [2], [3]]
     assert worlds.same(*states[:2])
     assert worlds.same(*states[1:])
+
+
+def image_run(threads):
+    """Six clients of 9 to 14 images each, whose network has a compiled program."""
+    torch.manual_seed(0)
+    one, other, pool = nn.Conv2d(1, 4, 5, padding=2), nn.Conv2d(4, 4, 5, padding=2), (nn.ReLU(), nn.MaxPool2d(2))
+    body = nn.Sequential(one, *pool, other, *pool, nn.Flatten(), nn.Linear(16, 6), nn.ReLU())
+    net, draw, sizes = models.Net(body, nn.Linear(6, 3)), np.random.default_rng(0), np.arange(9, 15)
+    ends = np.cumsum(np.concatenate([[0], *([size - 4, 2, 2] for size in sizes)]))
+    x = draw.normal(size=(ends[-1], 1, 8, 8)).astype(np.float32)
+    data = Federation.of(x, draw.integers(0, 3, ends[-1]), ends, 3)
+    settings = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4, "lr": 0.1}, "")
+    cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 16}, "fedham")
+    engine = Engine(net, data, seed=0, mode="loop", threads=threads)
+    return Run("server", cfg, settings, 0, data, engine, parameters.of(net))
+
+
+def test_each_worker_trains_one_stack_of_ham_by_a_program_with_the_same_bytes(monkeypatch):
+    """What clients share is read once per step for all clients of a worker."""
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(engines, "_STACK_BYTES", {"cpu": 1})
+    states = [worlds.play("fedham", image_run(threads)) for threads in (1, 2, 5)]
+    assert worlds.same(*states[:2])
+    assert worlds.same(*states[1:])
+    assert states[0]["attention"]["first"].shape == (2, 6, 6)
+    torch.testing.assert_close(states[0]["attention"]["first"].sum(dim=2), torch.ones(2, 6))

@@ -54,9 +54,23 @@ def test_it_is_a_dictionary_of_models(kind, tmp_path):
 def test_models_are_read_with_others_behind_them():
     table = ModelTable(DEFAULT, 5, InMemoryRows())
     table[[1]] = stack(8)
-    models = table.followed_by(np.asarray([4, 1]), [model(9), model(8)])
-    for name, value in models.items():
-        assert torch.equal(value, torch.stack([DEFAULT[name], *stack(8, 9, 8)[name]]))
+    for apart in (False, True):
+        models = table.followed_by(np.asarray([4, 1]), [model(9), model(8)], apart=apart)
+        for name, value in models.items():
+            assert torch.equal(value, torch.stack([DEFAULT[name], *stack(8, 9, 8)[name]]))
+
+
+def test_large_models_are_read_apart():
+    like, draw = {"w": torch.zeros(64, 64), "b": torch.zeros(64)}, torch.Generator().manual_seed(0)
+    table, written = (
+        ModelTable(like, 3, InMemoryRows()),
+        {n: torch.randn(2, *v.shape, generator=draw) for n, v in like.items()},
+    )
+    table[[0, 2]] = written
+    models = table.followed_by(np.asarray([0, 1, 2]), [like], apart=True)
+    assert models["w"].stride() == (2048 * 2 + 1056, 64, 1)
+    for name, (first, last) in written.items():
+        assert torch.equal(models[name], torch.stack([first, like[name], last, like[name]]))
 
 
 def test_only_what_changed_takes_room(tmp_path):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pflcli.engine.cpu import chain_loops, mixture_loops
 from pflcli.engine.cpu.linear_chain import ChainNetwork, Layer
+from pflcli.engine.cpu.products import flat
 from pflcli.engine.gradients import Outputs, StackedBatch
 from pflcli.parameters import Params, Stacked
 
@@ -112,18 +113,21 @@ class CompiledChainNetwork(ChainNetwork):
     def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
         """Do as the function of this name, without mixed weights of the first layer or gradients in memory."""
         (clients, n), x = batch.x.shape[:2], batch.x.flatten(2).contiguous()
-        layers, own, shares = self._table(models), arrays(self._chain, models), share.contiguous().numpy()
+        layers, shares = self._table(models), share.contiguous().numpy()
+        own = [models[name].flatten(1) if name else None for layer in self._chain for name in layer.names]
+        basis = tuple(_NONE[0] if value is None else flat(value) for value in own)
+        strides = np.asarray([0 if value is None else value.stride(0) for value in own])
         inputs, outputs = layers[0, :2].tolist()
         rows = min(outputs, max(1, _ROWS // (4 * inputs)))  # for any number of clients, as sums depend on it
-        sizes = [rows * inputs, *(value.shape[1] for value in own[1:])]
+        sizes = [rows * inputs, *(0 if value is None else value.shape[1] for value in own[1:])]
         mixed = tuple(np.empty((clients, size), np.float32) for size in sizes)
         values = np.empty((len(layers), clients * n * int(layers[:, 1].max())), np.float32)
         passed = n, x.view(-1).numpy(), batch.weight.contiguous().numpy(), mixed, values
-        mixture_loops.forward(layers, own, shares, *passed)
+        mixture_loops.forward(layers, basis, strides, shares, *passed)
         logits = values[-1, : clients * n * int(layers[-1, 1])].reshape(clients, n, -1)
         losses, by_logits, by_share = np.empty(clients, np.float32), np.empty_like(logits), torch.zeros_like(share)
         mixture_loops.cross_entropies(logits, batch.y.contiguous().numpy(), passed[2], by_logits, losses)
-        mixture_loops.backward(layers, own, by_share.numpy(), *passed, by_logits.reshape(-1))
+        mixture_loops.backward(layers, basis, strides, by_share.numpy(), *passed, by_logits.reshape(-1))
         return torch.from_numpy(losses), by_share
 
     def proximal_steps(

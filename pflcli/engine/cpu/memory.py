@@ -31,7 +31,8 @@ def sequence(steps: list[Step]) -> Step:
 class Move:
     """A weight that changes by minus a rate times its gradient, in the product that computes this.
 
-    Before that it moves by ``part`` of the way to the ``anchor``, and by minus the rate times the ``drift``.
+    Before that it moves by ``part`` of the way to the ``anchor``, and by minus the rate times the ``drift``. If the
+    gradient ``replaces`` it, there is no rate.
     """
 
     weight: Tensor
@@ -39,6 +40,7 @@ class Move:
     anchor: Tensor | None = None
     part: float = 0.0
     drift: Tensor | None = None
+    replaces: bool = False
 
 
 class Blocks(Protocol):

@@ -12,47 +12,55 @@ from pflcli.engine.cpu.chain_loops import counted, widest
 from pflcli.engine.cpu.compiler import compiled, inlined
 from pflcli.engine.cpu.kernels import Array, cross_entropy
 from pflcli.engine.cpu.pooled import shift_and_rectify, shift_and_rectify_backward
-from pflcli.engine.cpu.products import packed_product, product, product_by_rows
+from pflcli.engine.cpu.products import product, product_by_rows, streamed_product
 
 Arrays = tuple[Array, ...]
 
 
 @inlined
-def _mix(shares: Array, models: Array, first: int, count: int, out: Array) -> None:
-    """Write the sums of ``count`` columns of ``models`` (m, d) by ``shares`` (a, m) into the first ones of ``out``."""
-    (a, m), from_shares, from_models = shares.shape, shares.reshape(-1), models.reshape(-1)[first:]
-    row, numbers = out.shape[1], models.shape[1]
-    packed_product((a, count, m), from_shares, (m, 1), from_models, numbers, out.reshape(-1), row, 0)
+def _mix(shares: Array, models: Array, stride: int, first: int, count: int, out: Array) -> None:
+    """Write the sums of ``count`` columns of ``models`` by ``shares`` (a, m) into the first ones of ``out``."""
+    a, m = shares.shape
+    to = out.reshape(-1), out.shape[1]
+    streamed_product((a, count, m), shares.reshape(-1), (m, 1), models, first, stride, to[0], to[1], 0)
 
 
 @inlined
-def _add_products(gradients: Array, models: Array, first: int, count: int, sums: Array) -> None:
-    """Add to ``sums`` (a, m) the products of ``count`` columns of ``models`` (m, d) and the first of ``gradients``."""
-    (a, m), from_gradients, to = sums.shape, gradients.reshape(-1), sums.reshape(-1)
-    row, numbers = gradients.shape[1], models.shape[1]
-    product_by_rows((a, m, count), from_gradients, 0, row, models.reshape(-1), first, numbers, to, 0, m, 1)
+def _add_products(gradients: Array, models: Array, stride: int, first: int, count: int, sums: Array) -> None:
+    """Add to ``sums`` (a, m) the products of ``count`` columns of ``models`` and the first ones of ``gradients``."""
+    (a, m), from_gradients, row = sums.shape, gradients.reshape(-1), gradients.shape[1]
+    product_by_rows((a, m, count), from_gradients, 0, row, models, first, stride, sums.reshape(-1), 0, m, 1)
 
 
 @compiled
 def forward(
-    layers: Array, models: Arrays, shares: Array, n: int, x: Array, weight: Array, mixed: Arrays, values: Array
+    layers: Array,
+    models: Arrays,
+    strides: Array,
+    shares: Array,
+    n: int,
+    x: Array,
+    weight: Array,
+    mixed: Arrays,
+    values: Array,
 ) -> None:
     """Write the outputs of each layer into ``values`` (L, ...), for ``x`` (a, n, d) as a row; zeros for padding.
 
-    ``models`` (m, ...) are weights and biases, see ``chain_loops.steps``, which are mixed by ``shares`` (a, m) into
-    ``mixed`` (a, ...). If that has fewer numbers than the first layer has weights, these take turns there.
+    ``models`` are weights and biases of m models, see ``chain_loops.steps``, each as a row in which those of a model
+    begin so many numbers behind the one before as ``strides`` says. They are mixed by ``shares`` (a, m) into ``mixed``
+    (a, ...). If that has fewer numbers than the first layer has weights, these take turns there.
     """
     for index in range(len(layers)):
         inputs, outputs = layers[index, 0], layers[index, 1]
         h, out, w, b = values[index - 1] if index else x, values[index], mixed[2 * index], mixed[2 * index + 1]
-        rows, from_w = w.shape[1] // inputs, w.reshape(-1)
+        rows, from_w, stride = w.shape[1] // inputs, w.reshape(-1), strides[2 * index]
         for first in range(0, outputs, rows):
             height = min(rows, outputs - first)
-            _mix(shares, models[2 * index], first * inputs, height * inputs, w)
+            _mix(shares, models[2 * index], stride, first * inputs, height * inputs, w)
             for client in range(len(shares)):
                 size, at, to = (counted(weight, client, n), height, inputs), client * n * inputs, client * n * outputs
                 product_by_rows(size, h, at, inputs, from_w, client * w.shape[1], inputs, out, to + first, outputs, 0)
-        _mix(shares, models[2 * index + 1], 0, b.shape[1], b)
+        _mix(shares, models[2 * index + 1], strides[2 * index + 1], 0, b.shape[1], b)
         for client in range(len(shares)):
             own, count = out[client * n * outputs : (client + 1) * n * outputs], counted(weight, client, n)
             bias = b[client] if b.shape[1] else np.zeros(outputs, x.dtype)
@@ -74,6 +82,7 @@ def cross_entropies(logits: Array, y: Array, weight: Array, grads: Array, losses
 def backward(
     layers: Array,
     models: Arrays,
+    strides: Array,
     by_shares: Array,
     n: int,
     x: Array,
@@ -103,12 +112,12 @@ def backward(
             if index:
                 size = count, inputs, outputs
                 product(size, grad, by, outputs, 1, from_w, client * w.shape[1], inputs, below, at, inputs, 0)
-        if models[2 * index + 1].shape[1]:
-            _add_products(by_bias, models[2 * index + 1], 0, outputs, by_shares)
+        if len(models[2 * index + 1]):
+            _add_products(by_bias, models[2 * index + 1], strides[2 * index + 1], 0, outputs, by_shares)
         rows = w.shape[1] // inputs
         for first in range(0, outputs, rows):
             height = min(rows, outputs - first)
             for client in range(a):
                 size, at, by = (height, inputs, counted(weight, client, n)), client * n * inputs, client * n * outputs
                 product(size, grad, by + first, 1, outputs, h, at, inputs, from_w, client * w.shape[1], inputs, 0)
-            _add_products(w, models[2 * index], first * inputs, height * inputs, by_shares)
+            _add_products(w, models[2 * index], strides[2 * index], first * inputs, height * inputs, by_shares)

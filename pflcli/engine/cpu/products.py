@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli.engine.cpu.compiler import compiled
+from pflcli.engine.cpu.compiler import compiled, inlined
 from pflcli.engine.cpu.kernels import Array
 from pflcli.engine.cpu.memory import Step
 from pflcli.engine.cpu.tiles import DOT_COLUMNS, DOT_ROWS, MOST, dot_tile, tile, turn
@@ -37,6 +37,12 @@ _PANEL, _FAR, _DEEP = 128, 1024, 64
 _LINE = 64
 """bytes that come into the cache together"""
 
+_DEPTH = 64
+"""Rows that ``streamed_product`` multiplies at a time."""
+
+_PAGE = 4096
+"""Bytes by which rows are apart that have the same places in the first cache."""
+
 _copy = combination([[1]])
 _HEIGHT0, _HEIGHT1 = DOT_ROWS[:2]
 _dots0, _dots1, _dots2 = (dot_tile(rows) for rows in (_HEIGHT0, _HEIGHT1, DOT_ROWS[-1]))
@@ -46,6 +52,14 @@ _DOTS, _LANES = 1024, 16
 
 _NEAR, _BLOCK = 32 * 1024, 384 * 1024
 """Bytes that stay in the first cache of a core, and in the second."""
+
+
+@inlined
+def _height(left: int) -> int:
+    """Return the rows of the next tile of those that are left, of about the same size: small ones are slow."""
+    tiles = (left + MOST - 1) // MOST
+    rows = ((left + tiles - 1) // tiles + 1) // 2 * 2
+    return rows if rows <= left else max(1, left // 2 * 2)
 
 
 @compiled
@@ -74,9 +88,7 @@ def product(
         width = min(step, n - j)
         i = 0
         while i < m:
-            tiles = (m - i + MOST - 1) // MOST
-            rows = ((m - i + tiles - 1) // tiles + 1) // 2 * 2  # of about the same size: small ones are slow
-            rows = rows if rows <= m - i else max(1, (m - i) // 2 * 2)
+            rows = _height(m - i)
             tile(
                 rows, k, a, a0 + i * a_row, a_row, a_inner, b, b0 + j, b_row, c, c0 + i * c_row + j, c_row, width, more
             )
@@ -122,6 +134,40 @@ def packed_product(
                 prefetch(b, i * b_row + place)
             _copy(b, i * b_row + j, 0, panel, i * _PANEL, 0, width)
         product((m, width, k), a, 0, strides[0], strides[1], panel, 0, _PANEL, c, j, c_row, more)
+
+
+@compiled
+def streamed_product(
+    size: tuple[int, int, int],
+    a: Array,
+    strides: tuple[int, int],
+    b: Array,
+    b0: int,
+    b_row: int,
+    c: Array,
+    c_row: int,
+    more: int,
+) -> None:
+    """Do as ``product`` where ``a`` and ``c`` begin at 0, and ``b`` lies in memory: it is read while others multiply.
+
+    Its rows, and those of ``c``, should not be a multiple of a page apart: they would have the same places in a cache.
+    """
+    m, n, k = size
+    step, line = PAIR // b.itemsize, _LINE // b.itemsize
+    for j in range(0, n, step):
+        for first in range(0, k, _DEPTH):
+            depth, i = min(_DEPTH, k - first), 0
+            # Then come further rows of these columns, or the first ones of the next.
+            row, column = (first + depth, j) if first + depth < k else (0, j + step)
+            waiting, end = min(_DEPTH, k - row), min(n, column + step)
+            while i < m:
+                rows, width, adds = _height(m - i), min(step, n - j), 1 if first else more
+                for ahead in range(row + waiting * i // m, row + waiting * (i + rows) // m):
+                    for place in range(column, end, line):
+                        prefetch(b, b0 + ahead * b_row + place)
+                from_a, from_b, to = i * strides[0] + first * strides[1], b0 + first * b_row + j, i * c_row + j
+                tile(rows, depth, a, from_a, strides[0], strides[1], b, from_b, b_row, c, to, c_row, width, adds)
+                i += rows
 
 
 @compiled
@@ -175,6 +221,10 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False, near: bool =
         return partial(out.addmm_, a, b) if adds else partial(torch.mm, a, b, out=out)
     (m, k), n = a.shape, b.shape[1]
     from_a, from_b, to = (flat(value) for value in (a, b, out))
+    apart = all(value.stride(0) * value.element_size() % _PAGE for value in (b, out))
+    if not near and apart:
+        rows = from_b, 0, b.stride(0), to, out.stride(0), int(adds)
+        return partial(streamed_product, (m, n, k), from_a, a.stride(), *rows)
     if b.stride(0) >= _FAR and (k >= _DEEP or not near):
         return partial(packed_product, (m, n, k), from_a, a.stride(), from_b, b.stride(0), to, out.stride(0), int(adds))
     sizes = (m, n, k), from_a, 0, a.stride(0), a.stride(1), from_b, 0, b.stride(0), to, 0, out.stride(0), int(adds)
@@ -194,6 +244,19 @@ def multiply_by_rows(x: Tensor, weight: Tensor, out: Tensor, new: Callable[..., 
         return [partial(turned.copy_, weight.t()), multiply(x, turned, out)]
     a, b, c = (flat(value) for value in (x, weight, out))
     return [partial(product_by_rows, (m, n, k), a, 0, x.stride(0), b, 0, weight.stride(0), c, 0, out.stride(0), 0)]
+
+
+def add_inner_products(vectors: Tensor, models: Tensor, sums: Tensor) -> None:
+    """Add the inner products of ``vectors`` (a, d) with ``models`` (m, d) to the contiguous ``sums`` (a, m).
+
+    In loops of pfl's own those of a vector depend on no other, to the bit.
+    """
+    if not OWN:
+        sums.addmm_(vectors, models.t())
+        return
+    (a, m), columns = sums.shape, vectors.shape[1]
+    rows = flat(vectors), 0, vectors.stride(0), flat(models), 0, models.stride(0)
+    product_by_rows((a, m, columns), *rows, sums.view(-1).numpy(), 0, m, 1)
 
 
 def flat(value: Tensor) -> Array:

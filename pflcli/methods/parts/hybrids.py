@@ -54,7 +54,8 @@ class ReceivedModels:
 
     @cached_property
     def _own(self) -> Stacked:
-        return parameters.take(self.basis, self.me.argmax(dim=1).cpu().numpy())
+        own = parameters.take(self.basis, self.me.argmax(dim=1).cpu().numpy())
+        return {name: value.contiguous() for name, value in own.items()}  # no view of the basis, whose rows lie apart
 
     def ham_plan(self, first: Params, rho: float) -> dict[str, Any]:
         """Return the options of ``Run.local_sgd`` by which clients train HAM, which began as ``first`` (Eq. 13)."""
