@@ -17,14 +17,14 @@ def add(values: Array, bucket: Array, sign: Array, sums: Array) -> None:
 
     Two models take turns, as a sum waits for the one before it in its bucket.
     """
-    nobody = np.empty_like(sums[0])
+    spare = np.empty_like(sums[0])
     for first in range(0, len(bucket), _BLOCK):
         last = min(first + _BLOCK, len(bucket))
         for model in range(0, len(values), 2):
             other = min(model + 1, len(values) - 1)
             one, to_one, two, to_two = values[model], sums[model], values[other], sums[other]
             if other == model:
-                to_two = nobody
+                to_two = spare
             for i in range(first, last):
                 to_one[bucket[i]] += one[i] * sign[i]
                 to_two[bucket[i]] += two[i] * sign[i]
