@@ -50,7 +50,10 @@ _RARE, _FLOOR = 1e-4, 1e-4
 """Frequency of a class without samples; share of the mean variance that is added to a covariance."""
 
 _TOGETHER = 8
-"""Clients whose betas are chosen at a time, in one product where each alone would take a call."""
+"""Clients that adapt at a time, in one product where each alone would take a call."""
+
+_Samples = tuple[Tensor, Tensor]
+"""A client's features (n, d) and labels (n,)."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ def train_round(run: Run, state: State, t: int) -> State:
     for ids in run.client_chunks(cohort, 2 * parameters.size(downloaded)):
         start = {**parameters.repeat(state["body"], len(ids)), **_heads(run, ids, common)}
         for part in run.local_sgd(ids, start, t=t, trainable="body."):
-            fitted = _fitted(run, part.clients, part.params, shared, principal, t)
-            adapted = {name: torch.stack([own[name] for own, _ in fitted]).to(value) for name, value in common.items()}
+            adapted, _ = _fitted(run, part.clients, part.params, shared, principal, t)
+            adapted = {name: adapted[name].to(value) for name, value in common.items()}
             rejected += part.clients[~parameters.finite(adapted)].tolist()
             if not rejected:
                 mean.add({**part.params, **adapted}, part.weights, part.clients)
@@ -101,17 +104,16 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer with the common body and each client's adapted statistics."""
     models = {**parameters.repeat(state["body"], len(clients)), **_heads(run, clients, state["statistics"])}
     shared = _exact(state["statistics"])
-    fitted = _fitted(run, clients, models, shared, _principal(shared), "personalize")
-    heads, priors = [_head(own) for own, _ in fitted], _log_priors(run, clients)
+    adapted, betas = _fitted(run, clients, models, shared, _principal(shared), "personalize")
+    own, priors = _exact(adapted), _log_priors(run, clients)
+    heads = run.engine.each(lambda place: _head(parameters.pick(own, place)), len(clients))
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        rows = []
-        for z, (weight, bias), prior in zip(_features(run, clients, models, split), heads, priors, strict=True):
-            rows.append(probabilities(z.nan_to_num(0.0, 0.0, 0.0) @ weight.T + bias + prior))
-        return {"p": np.concatenate(rows)}
+        embedded = [z.double().nan_to_num(0, 0, 0) for z in _features(run, clients, models, split, compiled=False)]
+        logits = (z @ weight.T + bias + prior for z, (weight, bias), prior in zip(embedded, heads, priors, strict=True))
+        return {"p": np.concatenate([probabilities(own) for own in logits])}
 
-    chosen = {"beta": np.asarray([beta for _, beta in fitted])} if run.cfg.beta is None else {}
-    return Predictor(answer, run.predicted_splits, tuned=chosen)
+    return Predictor(answer, run.predicted_splits, tuned={"beta": betas} if run.cfg.beta is None else {})
 
 
 def _heads(run: Run, clients: NDArray[np.int64], common: Params) -> Stacked:
@@ -136,16 +138,17 @@ def _log_priors(run: Run, clients: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(np.log(shares / shares.sum(axis=1, keepdims=True)))
 
 
-def _features(run: Run, clients: NDArray[np.int64], models: Stacked, split: str) -> list[Tensor]:
-    """Return what the head of each client's model reads of its samples, (n, d) in float64."""
+def _features(run: Run, clients: NDArray[np.int64], models: Stacked, split: str, *, compiled: bool) -> list[Tensor]:
+    """Return what the head of each client's model reads of its samples, (n, d); ``compiled`` as in ``Inference``."""
     size = run.init[_WEIGHT].shape[1]
-    return [z[:, :size].cpu().double() for z in run.engine.embed_each(clients, models, split)]
+    outputs = run.engine.outputs_each(clients, models, split, features=True, compiled=compiled)
+    return [z[:, :size].cpu() for _, z in outputs]
 
 
 def _exact(statistics: Params) -> Params:
-    """Return statistics in float64; steps on uploads, such as noise, may have left the covariance asymmetric."""
+    """Return statistics (...) in float64; steps on uploads, such as noise, may have left the covariance asymmetric."""
     exact = {name: value.cpu().double() for name, value in statistics.items()}
-    return {**exact, "covariance": (exact["covariance"] + exact["covariance"].T) / 2}
+    return {**exact, "covariance": (exact["covariance"] + exact["covariance"].mT) / 2}
 
 
 def _principal(common: Params) -> tuple[Tensor, Params]:
@@ -163,59 +166,73 @@ def _fitted(
     shared: Params,
     principal: tuple[Tensor, Params],
     t: int | str,
-) -> list[tuple[Params, float]]:
-    """Return each client's adapted statistics, in float64, with its beta; not finite where its features are not.
+) -> tuple[Stacked, NDArray[np.float64]]:
+    """Return each client's adapted statistics (m, ...), with its beta (m,); not finite where its features are not.
 
     ``shared`` are the global statistics, ``principal`` what ``_principal`` makes of them.
     """
-    embedded, priors = _features(run, clients, models, "train"), _log_priors(run, clients)
+    embedded = _features(run, clients, models, "train", compiled=isinstance(t, int))
     if isinstance(t, str):  # a newcomer's samples may overflow the global model
         embedded = [z.nan_to_num(0.0, 0.0, 0.0) for z in embedded]
     labels = [run.federation.y[run.federation.block(int(client), "train")].cpu() for client in clients]
-    betas = np.full(len(clients), 1.0 if run.cfg.beta is None else run.cfg.beta)
-    adapts = [bool(z.isfinite().all()) for z in embedded]
-    order = sorted(
-        np.flatnonzero(adapts).tolist() if run.cfg.beta is None else [], key=lambda place: len(labels[place])
-    )
+    priors, order = _log_priors(run, clients), np.argsort([len(y) for y in labels], kind="stable")
     groups = [order[first : first + _TOGETHER] for first in range(0, len(order), _TOGETHER)]
 
-    def choose(number: int) -> list[float]:
+    betas = np.full(len(clients), run.cfg.beta or 0.0)
+    adapted = {name: torch.empty(len(clients), *value.shape) for name, value in shared.items()}
+
+    def fit(number: int) -> None:
         group = groups[number]
-        folds = [_folds(labels[place].numpy(), run.rng("folds", t, int(clients[place]))) for place in group]
         samples = [(embedded[place], labels[place]) for place in group]
-        return _betas(run.cfg, samples, folds, principal, priors[group])
+        if run.cfg.beta is None:
+            draws = [run.rng("folds", t, int(client)) for client in clients[group]]
+            folds = [_folds(y.numpy(), draw) for (_, y), draw in zip(samples, draws, strict=True)]
+            betas[group] = _betas(run.cfg, samples, folds, principal, priors[group])
+        parameters.write_rows(adapted, group, _adapted(samples, betas[group], shared, run.cfg.ridge))
 
-    for group, chosen in zip(groups, run.engine.each(choose, len(groups)), strict=True):
-        betas[group] = chosen
-
-    def fit(place: int) -> tuple[Params, float]:
-        beta = float(betas[place])
-        return _interpolated(_estimated(embedded[place], labels[place], shared, run.cfg.ridge), shared, beta), beta
-
-    return run.engine.each(fit, len(clients))
+    run.engine.each(fit, len(groups))
+    return adapted, betas
 
 
-def _estimated(z: Tensor, y: Tensor, common: Params, ridge: float) -> Params:
-    """Return the means (C, d) and covariance (d, d) of features (n, d); a class without samples has its global mean."""
-    means, apart = _deviations(z, functional.one_hot(y, len(common["means"])).double(), common)
-    covariance = apart.T @ apart
-    covariance.diagonal().add_(ridge)
-    return {"means": means, "covariance": covariance}
+def _adapted(samples: Sequence[_Samples], betas: NDArray[np.float64], common: Params, ridge: float) -> Stacked:
+    """Return the statistics (q, ...) of each client's samples, mixed with the global ones by the ``betas`` (q,)."""
+    common = {name: value.float() for name, value in common.items()}
+    every = [(place, np.arange(len(y))) for place, (_, y) in enumerate(samples)]
+    means, apart = _deviations(*_padded(samples, every, len(common["means"])), common)
+    beta = torch.from_numpy(betas).float()[:, None, None]
+    covariance = torch.baddbmm((1 - beta) * common["covariance"], (beta * apart).mT, apart)
+    covariance.diagonal(dim1=1, dim2=2).add_(ridge * beta[:, 0])
+    return {"means": torch.lerp(common["means"], means, beta), "covariance": covariance}
+
+
+def _padded(
+    samples: Sequence[_Samples], selected: Sequence[tuple[int, NDArray[np.int64]]], classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return features (s, n, d) and classes (s, n, C) of ``selected`` samples: a client's place, and which of its own.
+
+    Rows of zeros follow where there are fewer than elsewhere.
+    """
+    features, labels = zip(*samples, strict=True)
+    first = np.cumsum([0, *map(len, labels)])
+    z = torch.cat([*features, features[0].new_zeros(1, features[0].shape[1])])  # a sample of no class is the last
+    true = functional.one_hot(torch.cat([*labels, torch.tensor([classes])]), classes + 1)[:, :classes].to(z)
+    rows = np.full((len(selected), max(1, *(len(own) for _, own in selected))), first[-1])
+    for row, (place, own) in zip(rows, selected, strict=True):
+        row[: len(own)] = first[place] + own
+    at = torch.from_numpy(rows.ravel())
+    return z[at].view(*rows.shape, -1), true[at].view(*rows.shape, -1)
 
 
 def _deviations(z: Tensor, classes: Tensor, common: Params) -> tuple[Tensor, Tensor]:
     """Return the means (..., C, d) of features (..., n, d), and A (..., n, d): A' A is the covariance without ridge.
 
-    ``classes`` (..., n, C) is one at each sample's class; rows of zeros are no samples.
+    ``classes`` (..., n, C) is one at each sample's class; where it and ``z`` are rows of zeros there is no sample. A
+    class without samples has its global mean.
     """
     counts = classes.sum(dim=-2)[..., None]
     means = torch.where(counts > 0, classes.mT @ z / counts.clamp(min=1), common["means"])
     freedom = (counts.sum(dim=-2, keepdim=True) - 1).clamp(min=1)
-    return means, (z * classes.sum(dim=-1, keepdim=True) - classes @ means) / freedom.sqrt()
-
-
-def _interpolated(own: Params, common: Params, beta: float) -> Params:
-    return {name: beta * value + (1 - beta) * common[name] for name, value in own.items()}
+    return means, (z - classes @ means) / freedom.sqrt()
 
 
 def _folds(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -230,43 +247,29 @@ def _folds(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
 
 def _betas(
     cfg: Config,
-    samples: Sequence[tuple[Tensor, Tensor]],
+    samples: Sequence[_Samples],
     folds: Sequence[NDArray[np.int64]],
     principal: tuple[Tensor, Params],
     priors: Tensor,
-) -> list[float]:
+) -> NDArray[np.float64]:
     """Return the beta of each of q clients by its features (n, d), labels (n,) and ``folds`` (n,).
 
     It has the least cross-entropy where each half of the samples is answered by the other's statistics; without halves
     it is 0. ``priors`` (q, C) are the logarithms of the classes' frequencies.
     """
     axes, common = principal
-    halves = [_half(samples, [fold == half for fold in folds], axes, len(common["means"])) for half in (0, 1)]
-    losses = torch.zeros(len(samples), len(cfg.grid)).double()
-    for (queries, true), support in (halves, halves[::-1]):
-        weight, bias = _candidates(cfg, *support, common)
-        logits = weight @ queries[:, None].mT.to(weight) + (bias + priors[:, None])[..., None]  # (q, g, C, n)
-        right = (logits.log_softmax(dim=2) * true.mT[:, None]).sum(dim=(2, 3))
-        losses -= right / true.sum(dim=(1, 2)).clamp(min=1)[:, None]
-    is_divided = [bool((fold >= 0).any()) for fold in folds]
-    least = losses.argmin(dim=1).tolist()
-    return [cfg.grid[place] if divided else 0.0 for place, divided in zip(least, is_divided, strict=True)]
-
-
-def _half(
-    samples: Sequence[tuple[Tensor, Tensor]], masks: Sequence[NDArray[np.bool_]], axes: Tensor, classes: int
-) -> tuple[Tensor, Tensor]:
-    """Return those samples of each client that are in its mask: features (q, n, d) along ``axes``, classes (q, n, C).
-
-    Rows of zeros follow where a client has fewer than others.
-    """
-    n = max(int(mask.sum()) for mask in masks)
-    z, true = torch.zeros(len(samples), n, len(axes)).double(), torch.zeros(len(samples), n, classes).double()
-    for place, ((own, labels), mask) in enumerate(zip(samples, masks, strict=True)):
-        rows = torch.from_numpy(np.flatnonzero(mask))
-        z[place, : len(rows)] = own[rows]
-        true[place, : len(rows)] = functional.one_hot(labels[rows], classes)
-    return z @ axes, true
+    halves = [(place, np.flatnonzero(fold == half)) for half in (0, 1) for place, fold in enumerate(folds)]
+    z, true = _padded(samples, halves, priors.shape[1])  # (2 q, n, d), those of half 1 behind those of half 0
+    z = z @ axes.to(z)
+    weight, bias = _candidates(cfg, z, true, common)
+    queries, true = (value.roll(len(folds), dims=0) for value in (z, true))  # of the other half
+    logits = (weight.flatten(1, 2) @ queries.mT.to(weight)).view(*weight.shape[:3], -1)  # (2 q, g, C, n)
+    # In double precision, as losses near zero may be compared.
+    logp = (logits.double() + (bias + priors.repeat(2, 1)[:, None])[..., None]).log_softmax(dim=2)
+    losses = -(logp * true.mT[:, None]).sum(dim=(2, 3)) / true.sum(dim=(1, 2)).clamp(min=1)[:, None]
+    losses = losses[: len(folds)] + losses[len(folds) :]
+    best = np.asarray(cfg.grid)[losses.argmin(dim=1).numpy()]
+    return np.where([(fold >= 0).any() for fold in folds], best, 0.0)
 
 
 def _candidates(cfg: Config, z: Tensor, classes: Tensor, common: Params) -> tuple[Tensor, Tensor]:
@@ -276,20 +279,22 @@ def _candidates(cfg: Config, z: Tensor, classes: Tensor, common: Params) -> tupl
     With few samples a covariance is a diagonal D plus c A' A of low rank. The Woodbury identity inverts it:
     (D + c A' A)^-1 = D^-1 - D^-1 A' (1 + c A D^-1 A')^-1 c A D^-1.
     """
-    n, d = z.shape[1:]
-    beta = torch.tensor(cfg.grid, dtype=torch.float64)[:, None, None]
-    own_means, apart = (value[:, None] for value in _deviations(z, classes, common))
-    means = torch.lerp(common["means"], own_means, beta)  # (q, g, C, d)
+    (n, d), g = z.shape[1:], len(cfg.grid)
+    # Few in single precision, which halves the time: a diagonal is inverted exactly, and losses only rank the grid.
+    z, classes = (value.double() if 2 * n > d else value.float() for value in (z, classes))
+    common, beta = {name: value.to(z) for name, value in common.items()}, z.new_tensor(cfg.grid)[:, None, None]
+    own_means, apart = _deviations(z, classes, common)
+    means = torch.lerp(common["means"], own_means[:, None], beta)  # (q, g, C, d)
     if 2 * n > d:
-        own = apart.mT @ apart + cfg.ridge * torch.eye(d)
+        own = (apart.mT @ apart + cfg.ridge * torch.eye(d))[:, None]
         return _head({"means": means, "covariance": torch.lerp(common["covariance"], own, beta)})
-    variances = torch.lerp(common["covariance"].diagonal(), torch.tensor(cfg.ridge).double(), beta)  # (g, 1, d)
-    squares = apart.square().sum(dim=(2, 3), keepdim=True) / d
+    variances = torch.lerp(common["covariance"].diagonal(), torch.tensor(cfg.ridge), beta)  # (g, 1, d)
+    squares = apart.square().sum(dim=(1, 2))[:, None, None, None] / d
     diagonal = (1 - _FLOOR) * variances + _FLOOR * (variances.mean(dim=2, keepdim=True) + beta * squares)
-    # In single precision, which halves the time: a diagonal is inverted exactly, and losses only rank the grid.
-    apart, means, diagonal, beta = apart.float(), means.float(), diagonal.float(), beta.float()
-    rows = torch.cat([apart.expand(-1, len(beta), -1, -1), means], dim=2) / diagonal
-    products = rows @ apart.mT * ((1 - _FLOOR) * beta)  # (q, g, n + C, n)
-    inner = torch.eye(n) + products[:, :, :n]
-    weight = rows[:, :, n:] - torch.linalg.solve(inner, products[:, :, n:].mT).mT @ rows[:, :, :n]
+    share = (1 - _FLOOR) * beta
+    by_own = ((apart[:, None] / diagonal).flatten(1, 2) @ apart.mT).view(-1, g, n, n)  # (q, g, n, n)
+    weight = means / diagonal
+    by_means = (weight.flatten(1, 2) @ apart.mT).view(*means.shape[:3], n)  # (q, g, C, n)
+    solved = torch.cholesky_solve((share * by_means).mT, torch.linalg.cholesky_ex(torch.eye(n) + share * by_own).L).mT
+    weight = weight - (solved.flatten(1, 2) @ apart).view_as(means) / diagonal
     return weight, -(means * weight).sum(dim=-1) / 2

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters, rng
+from pflcli.fl.attendance import Diverged
 from pflcli.methods import pfedfda
 
 
@@ -393,3 +394,54 @@ def test_pfedfda_heads_of_the_grid_are_those_of_the_interpolated_statistics(samp
         expected = mean @ np.linalg.inv((1 - 1e-4) * of_all + 1e-4 * np.trace(of_all) / 40 * np.eye(40))
         np.testing.assert_allclose(weight[place] @ axes.T.to(weight), expected, rtol=1e-3, atol=2e-3)
         np.testing.assert_allclose(bias[place], -(expected * mean).sum(axis=1) / 2, rtol=1e-3)
+
+
+def fitted(z, y, common, ridge):
+    """Means and covariance of features in double precision, as the paper has them; one sample has no covariance."""
+    means = np.stack([z[y == c].mean(axis=0) if (y == c).any() else common["means"][c] for c in range(3)])
+    apart = z - means[y]
+    return [means, apart.T @ apart / max(len(y) - 1, 1) + ridge * np.eye(z.shape[1])]
+
+
+@pytest.mark.parametrize("sizes", [[0, 1, 2, 9, 17], [0], [1, 1], [70, 3, 12]])
+def test_pfedfda_adapts_a_group_as_each_client_alone(sizes):
+    """Clients without samples, with one, with one class, and with more samples than features."""
+    draw, cfg = rng.generator(0, "group"), pfedfda.Config(grid=(0.1, 0.35, 0.6, 0.9))
+    scatter = draw.normal(size=(90, 20)) * np.linspace(0.3, 2, 20)
+    common = {"means": draw.normal(size=(3, 20)), "covariance": scatter.T @ scatter / 90}
+    exact = {name: torch.from_numpy(value) for name, value in common.items()}
+    clients = [(draw.normal(size=(n, 20)), np.arange(n) % (1 if n == 2 else 3)) for n in sizes]
+    samples = [(torch.from_numpy(z).float(), torch.from_numpy(y)) for z, y in clients]
+    folds = [pfedfda._folds(y, draw) for _, y in clients]
+    priors = draw.random((len(sizes), 3)) + 0.1
+    betas = pfedfda._betas(cfg, samples, folds, pfedfda._principal(exact), torch.from_numpy(np.log(priors)))
+    for (z, y), fold, prior, beta in zip(clients, folds, priors, betas, strict=True):
+        losses = np.zeros(len(cfg.grid))
+        for index, candidate in enumerate(cfg.grid):
+            for half in (0, 1):
+                own = fitted(z[fold == half], y[fold == half], common, cfg.ridge)
+                means, covariance = mixed(own, [common["means"], common["covariance"]], candidate)
+                queries, true = z[fold == 1 - half], y[fold == 1 - half]
+                p = gaussian(queries, means, covariance, prior)[np.arange(len(true)), true]
+                losses[index] -= np.log(p).mean() if len(p) else 0
+        assert beta == (cfg.grid[int(losses.argmin())] if (fold >= 0).any() else 0.0)
+    chosen = np.linspace(0, 1, len(sizes))
+    adapted = pfedfda._adapted(samples, chosen, exact, cfg.ridge)
+    for place, ((z, y), beta) in enumerate(zip(clients, chosen, strict=True)):
+        means, covariance = mixed(fitted(z, y, common, cfg.ridge), [common["means"], common["covariance"]], beta)
+        np.testing.assert_allclose(adapted["means"][place], means, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(adapted["covariance"][place], covariance, rtol=1e-4, atol=1e-5)
+
+
+def test_pfedfda_names_only_the_client_of_a_group_whose_features_overflow(monkeypatch):
+    run = worlds.run("pfedfda", participation=1.0, lr=0.01)
+    state, features = worlds.play("pfedfda", run, last=1), pfedfda._features
+
+    def overflown(run, clients, models, split, **how):
+        embedded = features(run, clients, models, split, **how)
+        return [z * (torch.inf if client == 2 else 1) for client, z in zip(clients, embedded, strict=True)]
+
+    monkeypatch.setattr(pfedfda, "_features", overflown)
+    with pytest.raises(Diverged) as raised:
+        pfedfda.train_round(run, state, 1)
+    assert raised.value.clients == [2]
