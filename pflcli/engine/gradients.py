@@ -174,7 +174,8 @@ def _one_by_one(
 ) -> tuple[Tensor, Stacked]:
     """Do as ``gradient`` by a network that takes one model at a time, without the padding of each batch."""
     losses, grads = torch.empty_like(batch.weight[:, 0]), {name: torch.empty_like(params[name]) for name in names}
-    for index, size in enumerate((batch.weight > 0).sum(dim=1).tolist()):
+    sizes = batch.weight.shape[1] - (batch.weight.flip(1) > 0).byte().argmax(dim=1)  # up to the last that counts
+    for index, size in enumerate(sizes.tolist()):
         row = slice(index, index + 1)
         own = StackedBatch(batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size], {}, {})
         models = {name: value[row] for name, value in params.items()}

@@ -89,7 +89,7 @@ class CompiledNetwork(OneModelNetwork):
             for name, value in self._state.items():
                 if name not in self.parameters:
                     params[name][0].copy_(value)
-        return Outputs(logits.clone()[None], z[None], len(x[0]))
+        return Outputs(logits.clone()[None], z.clone()[None], len(x[0]))  # the next batch overwrites them
 
     def backward(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None

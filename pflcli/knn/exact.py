@@ -22,6 +22,8 @@ INEXACT = 1e-3
 """Share of |q|^2 + |x|^2 below which a distance has fewer than four exact digits."""
 _CELLS = 1 << 16
 """Distances that are ordered at a time: they stay in the cache."""
+_TILE = 16
+"""Stored vectors that MKL multiplies alike: equal ones behind the last such tile would differ in their last bits."""
 _COPIED = 1 << 24
 """Numbers of stored vectors that are copied at a time: stores may be larger than memory."""
 
@@ -62,7 +64,7 @@ def _nearness(stored: NDArray[np.float32], q: torch.Tensor) -> tuple[NDArray[np.
             sizes = torch.linalg.vector_norm(x, dim=1).square()
             product = torch.ops.mkldnn._linear_pointwise(_padded(q), x, sizes * -0.5, "none", [], "")
         else:
-            x = _aligned(block)
+            x = _aligned(block, _TILE)
             sizes = torch.linalg.vector_norm(x, dim=1).square()
             product = torch.addmm(sizes * -0.5, _aligned(q.numpy()), x.T)
         parts.append((sizes[: len(block)].numpy(), product[: len(q), : len(block)].numpy()))
@@ -70,14 +72,18 @@ def _nearness(stored: NDArray[np.float32], q: torch.Tensor) -> tuple[NDArray[np.
     return sizes_of_all, nearness
 
 
-def _aligned(rows: NDArray[np.float32]) -> torch.Tensor:
-    """Return ``rows`` (n, d) in aligned memory, as a copy if they are elsewhere.
+def _aligned(rows: NDArray[np.float32], multiple: int = 1) -> torch.Tensor:
+    """Return ``rows`` (n, d) in aligned memory, with rows of zeros up to a ``multiple``; a copy if they have neither.
 
     Vectors in an index begin at any byte, where arithmetic is slower, and products by MKL differ in their last bits.
     """
     rows = np.ascontiguousarray(rows, dtype=np.float32)
-    tensor = torch.from_numpy(rows)
-    return tensor if rows.ctypes.data % 64 == 0 else torch.empty(rows.shape, dtype=torch.float32).copy_(tensor)
+    if rows.ctypes.data % 64 == 0 and len(rows) % multiple == 0:
+        return torch.from_numpy(rows)
+    copy = torch.empty(-(-len(rows) // multiple) * multiple, rows.shape[1])
+    copy[: len(rows)] = torch.from_numpy(rows)
+    copy[len(rows) :] = 0
+    return copy
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:

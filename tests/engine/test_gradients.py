@@ -252,13 +252,14 @@ def test_models_descend_by_the_cross_entropy_of_others():
 
 
 def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
-    """Each with its own scale, without the padding of its batch."""
+    """Each with its own scale, without the padding of its batch, but with samples before it that do not count."""
     net, shape = mlp()
     names = [name for name, _ in net.named_parameters()]
-    draw, scale = torch.Generator().manual_seed(1), torch.tensor([2.0, 0.5])
-    stack = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
-    x, y = torch.rand(2, 4, *shape, generator=draw), torch.randint(3, (2, 4), generator=draw)
-    batch = gradients.StackedBatch(x, y, torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0]]), {}, {})
+    draw, scale = torch.Generator().manual_seed(1), torch.tensor([2.0, 0.5, 1.5])
+    stack = {name: torch.randn(3, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
+    weight = torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0], [0.0, 0.5, 0.0, 0.5]])
+    batch = gradients.StackedBatch(x, y, weight, {}, {})
     one_model, *stacked = (form for form, _ in forms("mlp", net, shape, names))
     with torch.no_grad():
         losses, grads = gradients.gradient(one_model, stack, batch, scale=scale)

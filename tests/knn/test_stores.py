@@ -56,6 +56,17 @@ def test_ties_go_to_the_first_row():
     assert set(row[0, 4:]) in ({4, 5}, {8, 9})
 
 
+def test_equal_vectors_are_as_near_wherever_they_stand_in_a_store():
+    """Products compute the last few columns by other instructions."""
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        n, m, d = (int(draw.integers(1, most)) for most in (40, 300, 300))
+        stored = np.repeat(draw.normal(size=(1, d)), m, axis=0).astype(np.float32)
+        distance, row = nearest(stored, draw.normal(size=(n, d)).astype(np.float32), m)
+        np.testing.assert_array_equal(row, np.tile(np.arange(m), (n, 1)))
+        np.testing.assert_array_equal(distance, np.tile(distance[:, :1], m))
+
+
 @pytest.mark.parametrize("onednn", [True, False])
 def test_large_products_give_the_neighbours_that_faiss_does_wherever_vectors_lie(onednn, monkeypatch):
     import faiss
