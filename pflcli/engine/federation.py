@@ -113,7 +113,10 @@ class Federation:
 
     def samples(self, rows: slice | Tensor | NDArray[np.int64]) -> Tensor:
         """Return samples (n, ...) as they are stored, images with channels first."""
-        return self.x[rows].contiguous()
+        if isinstance(rows, slice):
+            return self.x[rows].contiguous()
+        # Whole rows are copied, where an index takes them number by number.
+        return self.x.index_select(0, torch.as_tensor(rows, device=self.x.device)).contiguous()
 
     def refitted(self) -> Federation:
         """Return the same clients with their validation samples as further training samples."""
