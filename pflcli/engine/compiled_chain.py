@@ -5,7 +5,7 @@ The weights of one small multilayer perceptron stay in the cache of a core, wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pflcli.engine.cpu.linear_chain import Layer
 from pflcli.engine.federation import Federation
+from pflcli.engine.gradients import Chain, CompiledRule, Minibatches
 from pflcli.engine.local_sgd import LEAST_WEIGHT, LocalSGD, is_stacked
 from pflcli.parameters import Params, Stacked
 
@@ -51,7 +52,6 @@ def train(
     ``draws`` holds each client's generator of minibatches. ``start`` is one model, or has the clients' models at their
     places, where ``plan`` has what is their own.
     """
-    from pflcli.engine.cpu import chain_loops
     from pflcli.engine.cpu.compiled_passes import are_trained, arrays, table
 
     like = {name: value[0] for name, value in out.items()}
@@ -62,20 +62,39 @@ def train(
     layers, parameters = table(chain, like), arrays(chain, out)
     assert all(value.is_contiguous() for value in out.values())  # so that the arrays share their memory
     trained = are_trained(chain, [name for name in like if name.startswith(plan.trainable)])
-    anchor, pull = plan.prox or ({}, 0.0)
-    pulls = arrays(chain, anchor, is_stacked(anchor, like)) if pull else arrays(chain, {})
-    drift = arrays(chain, plan.own if plan.adds_own else {})
+    models = Chain(layers, parameters, trained, out, plan.shared)
+    take_steps = plan.gradient.steps if isinstance(plan.gradient, CompiledRule) else _descent(chain, plan, like)
     steps = _steps(data, clients, draws, places, plan)
     losses = np.empty(len(steps.place))
     at_once = max(1, _BYTES // (4 * steps.rows.shape[1] * int(layers[0, 0])))
     for first in range(0, len(losses), at_once):
         part = slice(first, first + at_once)
-        rows, rate = torch.from_numpy(steps.rows[part]), steps.rate[part]
+        rows = torch.from_numpy(steps.rows[part])
         x = data.inputs(rows.flatten()).numpy().reshape(*rows.shape, -1)
-        batches = steps.place[part], x, data.y[rows].numpy(), steps.weight[part], rate, rate * np.float32(pull)
-        chain_loops.steps(layers, parameters, parameters, trained, pulls, drift, *batches, losses[part])
+        batches = Minibatches(steps.place[part], x, data.y[rows].numpy(), steps.weight[part], steps.rate[part])
+        losses[part] = take_steps(models, batches)
     sums = np.bincount(np.repeat(np.arange(len(clients)), steps.counts), losses, len(clients))
     return np.asarray(sums / np.maximum(steps.counts, 1))
+
+
+def _descent(
+    chain: Sequence[Layer], plan: LocalSGD, like: Params
+) -> Callable[[Chain, Minibatches], NDArray[np.float64]]:
+    """Return the function that takes steps along the gradients of the cross-entropy."""
+    from pflcli.engine.cpu import chain_loops
+    from pflcli.engine.cpu.compiled_passes import arrays
+
+    anchor, pull = plan.prox or ({}, 0.0)
+    pulls = arrays(chain, anchor, is_stacked(anchor, like)) if pull else arrays(chain, {})
+    drift = arrays(chain, plan.own if plan.adds_own else {})
+
+    def steps(models: Chain, batches: Minibatches) -> NDArray[np.float64]:
+        losses, own, rate = np.empty(len(batches.place)), models.parameters, batches.rate
+        minibatches = batches.place, batches.x, batches.y, batches.weight, rate, rate * np.float32(pull)
+        chain_loops.steps(models.layers, own, own, models.trained, pulls, drift, *minibatches, losses)
+        return losses
+
+    return steps
 
 
 def _steps(

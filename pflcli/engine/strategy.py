@@ -12,6 +12,7 @@ from torch import nn
 from pflcli.engine.cpu import linear_chain
 from pflcli.engine.cpu.linear_chain import Layer
 from pflcli.engine.cpu.program import Program
+from pflcli.engine.gradients import CompiledRule
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.resident import ResidentNet
@@ -74,7 +75,8 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
             return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
         from pflcli.engine.cpu import products
 
-        if plan.gradient is None and plan.is_plain:
+        bare = not (plan.prox and plan.prox[1])
+        if plan.is_plain and (plan.gradient is None or (bare and isinstance(plan.gradient, CompiledRule))):
             why = f"one compiled loop takes all steps of a client; {products.WHY}"
             return Strategy("compiled linear chain", why, True, layers=layers, in_place=True)
         why = f"linear layers and ReLU alone need no autograd; {products.WHY}"

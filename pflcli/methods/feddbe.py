@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
+from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.errors import UsageError
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
@@ -81,7 +81,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
         both = {**parameters.repeat(start, len(ids)), **memories[ids]}
-        for part in run.local_sgd(ids, both, t=t, gradient=_gradients, shared=_shared(run, state)):
+        for part in run.local_sgd(ids, both, t=t, gradient=_Rule(), shared=_shared(run, state)):
             memories[part.clients] = part.params
             mean.add(part.params, part.weights, part.clients)
     return {**state, "global": mean.value()}
@@ -97,7 +97,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         t="newcomer",
         epochs=run.cfg.newcomer_epochs,
         lr=run.settings.lr_at(run.settings.rounds - 1),
-        gradient=_gradients,
+        gradient=_Rule(),
         shared=_shared(run, state),
         trainable=_MEMORY,
         frozen_norm=True,
@@ -112,17 +112,30 @@ def _shared(run: Run, state: State) -> Params:
     return {"consensus": state["consensus"]["mean"], "kappa": kappa}
 
 
-def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-    """Return the loss of the head on representations with the memory, plus the pull of their mean without it."""
-    outputs, memory, weight = network.forward(params, batch.x, batch.weight), params[_MEMORY], params[_WEIGHT]
-    mean = torch.bmm(batch.weight[:, None], outputs.z)[:, 0]  # (a, d)
-    apart = (mean - batch.shared["consensus"]) * (batch.shared["kappa"] / mean.shape[1])
-    logits = outputs.logits + torch.bmm(weight, memory[..., None]).mT
-    losses, by_logits = cross_entropy(logits, batch.y, batch.weight)
-    losses = losses + (apart * (mean - batch.shared["consensus"])).sum(dim=1) / 2
-    by_bias = by_logits.sum(dim=1)  # (a, C)
-    by_memory = torch.bmm(by_bias[:, None], weight)[:, 0]
-    grads = descend(network, params, batch, outputs, by_logits, batch.weight[..., None] * apart[:, None])
-    if _WEIGHT in network.trained:
-        grads[_WEIGHT] = by_bias[..., None] * memory[:, None] + grads.get(_WEIGHT, 0)
-    return losses, {**grads, _MEMORY: by_memory}
+class _Rule:
+    """The rule of the loss of the head on representations with the memory, plus the pull of their mean without it."""
+
+    def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+        """Return the losses, and their gradients."""
+        outputs, memory, weight = network.forward(params, batch.x, batch.weight), params[_MEMORY], params[_WEIGHT]
+        mean = torch.bmm(batch.weight[:, None], outputs.z)[:, 0]  # (a, d)
+        apart = (mean - batch.shared["consensus"]) * (batch.shared["kappa"] / mean.shape[1])
+        logits = outputs.logits + torch.bmm(weight, memory[..., None]).mT
+        losses, by_logits = cross_entropy(logits, batch.y, batch.weight)
+        losses = losses + (apart * (mean - batch.shared["consensus"])).sum(dim=1) / 2
+        by_bias = by_logits.sum(dim=1)  # (a, C)
+        by_memory = torch.bmm(by_bias[:, None], weight)[:, 0]
+        grads = descend(network, params, batch, outputs, by_logits, batch.weight[..., None] * apart[:, None])
+        if _WEIGHT in network.trained:
+            grads[_WEIGHT] = by_bias[..., None] * memory[:, None] + grads.get(_WEIGHT, 0)
+        return losses, {**grads, _MEMORY: by_memory}
+
+    def steps(self, chain: Chain, batches: Minibatches) -> NDArray[np.float64]:
+        """Take steps of plain SGD in compiled loops."""
+        from pflcli.methods.parts import feddbe_loops  # here, as Numba takes a second to import
+
+        losses, none = np.empty(len(batches.place)), (np.empty((1, 0), np.float32),) * len(chain.parameters)
+        own = chain.models[_MEMORY].numpy(), chain.shared["consensus"].numpy(), float(chain.shared["kappa"])
+        minibatches = batches.place, batches.x, batches.y, batches.weight, batches.rate
+        feddbe_loops.steps(chain.layers, chain.parameters, chain.trained, *own, *minibatches, none, losses)
+        return losses

@@ -19,7 +19,6 @@ samples, whether it ever took part or not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -28,7 +27,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, proximal_steps
+from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, proximal_steps
 from pflcli.fl.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, repeat
 
@@ -69,7 +68,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Descend on each client's envelope, average what comes back."""
     cohort, cfg = run.cohort(t), run.cfg
     start = run.download(state["global"], cohort)
-    envelope = partial(_envelope, lam=cfg.lam, count=cfg.inner_steps, rate=cfg.inner_lr)
+    envelope = _Envelope(cfg.lam, cfg.inner_steps, cfg.inner_lr)
     rate = cfg.lr or run.settings.lr_at(t) / _share(cfg)
     passes = cfg.inner_steps + 1 / 3  # the last one is forward alone
     trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, gradient=envelope, passes=passes)
@@ -97,18 +96,35 @@ def _share(cfg: Config) -> float:
     return 1 - (1 - min(cfg.inner_lr * cfg.lam, 1.0)) ** cfg.inner_steps
 
 
-def _envelope(
-    network: StackedNetwork, params: Stacked, batch: StackedBatch, *, lam: float, count: int, rate: float
-) -> tuple[Tensor, Stacked]:
-    """Return F(theta) + lambda/2 |theta - w|^2 with theta held fixed, and its gradient lambda (w - theta)."""
-    names = list(network.trained)
-    anchor = [params[name] for name in names]
-    theta = [value.clone() for value in anchor]
-    models = {**params, **dict(zip(names, theta, strict=True))}
-    proximal_steps(network, models, params, batch, lam=lam, rate=rate, count=count)
-    losses, _ = cross_entropy(network.forward(models, batch.x, batch.weight).logits, batch.y, batch.weight)
-    apart = torch._foreach_sub(anchor, theta)
-    for value in apart:
-        losses = losses + lam / 2 * value.square().flatten(1).sum(dim=1)
-    torch._foreach_mul_(apart, lam)
-    return losses, dict(zip(names, apart, strict=True))
+@dataclass(frozen=True)
+class _Envelope:
+    """The rule of F(theta) + lam / 2 |theta - w|^2 with theta held fixed, ``count`` steps with ``rate`` away from w."""
+
+    lam: float
+    count: int
+    rate: float
+
+    def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+        """Return the losses, and their gradient lam (w - theta)."""
+        names = list(network.trained)
+        anchor = [params[name] for name in names]
+        theta = [value.clone() for value in anchor]
+        models = {**params, **dict(zip(names, theta, strict=True))}
+        proximal_steps(network, models, params, batch, lam=self.lam, rate=self.rate, count=self.count)
+        losses, _ = cross_entropy(network.forward(models, batch.x, batch.weight).logits, batch.y, batch.weight)
+        apart = torch._foreach_sub(anchor, theta)
+        for value in apart:
+            losses = losses + self.lam / 2 * value.square().flatten(1).sum(dim=1)
+        torch._foreach_mul_(apart, self.lam)
+        return losses, dict(zip(names, apart, strict=True))
+
+    def steps(self, chain: Chain, batches: Minibatches) -> NDArray[np.float64]:
+        """Take steps of plain SGD client by client, so that a client's models stay in the cache."""
+        from pflcli.methods.parts import pfedme_loops  # here, as Numba takes a second to import
+
+        losses, theta = np.empty(len(batches.place)), tuple(np.empty_like(value[:1]) for value in chain.parameters)
+        none = (np.empty((1, 0), np.float32),) * len(theta)
+        minibatches = batches.place, batches.x, batches.y, batches.weight, batches.rate
+        options = self.lam, self.rate, self.count
+        pfedme_loops.steps(chain.layers, chain.parameters, theta, chain.trained, *minibatches, *options, none, losses)
+        return losses

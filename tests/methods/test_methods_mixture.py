@@ -12,6 +12,7 @@ from torch.nn import functional
 import worlds
 from pflcli import parameters, rng
 from pflcli.engine import gradients
+from pflcli.engine.cpu import linear_chain, products
 from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.methods import fedhealth, per_fedavg, pfedme
 
@@ -227,8 +228,12 @@ def test_steps_are_counted_as_they_are_cut():
     assert steps_per_epoch(sizes, 4, join_single=True).tolist() == [0, 1, 1, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_pfedme_rounds_by_hand(mode):
+@pytest.mark.parametrize("mode", [*MODES, "compiled"])
+def test_pfedme_rounds_by_hand(mode, monkeypatch):
+    if mode == "compiled":
+        monkeypatch.setattr(products, "OWN", True)
+        monkeypatch.setattr(linear_chain, "LARGE", 0)
+        mode = "auto"
     options = {"lam": 2.0, "inner_steps": 3, "inner_lr": 0.05, "lr": 0.2, "beta": 0.6}
     run = worlds.run("pfedme", mode=mode, options=options)
     actual = worlds.play("pfedme", run)["global"]

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters, rng
+from pflcli.engine.cpu import linear_chain, products
 from pflcli.fl.attendance import Diverged
 from pflcli.methods import pfedfda
 
@@ -160,7 +161,15 @@ def test_batch_normalization_goes_with_the_global_model(method, mode):
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
 
 
-def test_feddbe_rounds_by_hand():
+def use_compiled_loops(monkeypatch):
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(linear_chain, "LARGE", 0)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_feddbe_rounds_by_hand(compiles, monkeypatch):
+    if compiles:
+        use_compiled_loops(monkeypatch)
     run = worlds.run("feddbe", options={"kappa": 3.0})
     data = run.federation
     sizes = data.sizes("train")
@@ -202,7 +211,10 @@ def test_feddbe_sends_a_model_and_a_mean_before_the_rounds():
     assert run.traffic == {"up": 6 * 200 * 4, "down": 6 * size, "peer": 0}
 
 
-def test_a_newcomer_of_feddbe_trains_its_memory_alone():
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_newcomer_of_feddbe_trains_its_memory_alone(compiles, monkeypatch):
+    if compiles:
+        use_compiled_loops(monkeypatch)
     run = worlds.run("feddbe", options={"newcomer_epochs": 2})
     state = worlds.play("feddbe", run)
     data, shared = run.federation, state["global"]

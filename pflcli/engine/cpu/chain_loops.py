@@ -17,7 +17,7 @@ Arrays = tuple[Array, ...]
 
 
 @compiled
-def _of(values: Array, place: int) -> Array:
+def of_client(values: Array, place: int) -> Array:
     """Return the values of a client, or the only ones."""
     own: Array = values[place if len(values) > 1 else 0]
     return own
@@ -41,11 +41,16 @@ def widest(layers: Array) -> int:
 
 
 @compiled
-def _forward(layers: Array, parameters: Arrays, client: int, x: Array, at: int, n: int, values: Array) -> None:
-    """Write the outputs of layers for the ``n`` samples of ``x`` from the one at ``at`` on into ``values`` (L, ...)."""
-    for index in range(len(layers)):
+def forward_one(
+    layers: Array, parameters: Arrays, client: int, x: Array, at: int, n: int, first: int, values: Array
+) -> None:
+    """Write the outputs of layers for the ``n`` samples of ``x`` from the one at ``at`` on into ``values`` (L, ...).
+
+    Those of the layers below the ``first`` are there.
+    """
+    for index in range(first, len(layers)):
         inputs, outputs = layers[index, 0], layers[index, 1]
-        w, b = _of(parameters[2 * index], client), _of(parameters[2 * index + 1], client)
+        w, b = of_client(parameters[2 * index], client), of_client(parameters[2 * index + 1], client)
         h, out = values[index - 1] if index else x, values[index]
         product_by_rows((n, outputs, inputs), h, at * inputs, inputs, w, 0, inputs, out, at * outputs, outputs, 0)
         rows = out[at * outputs : (at + n) * outputs].reshape(n, outputs)
@@ -53,7 +58,16 @@ def _forward(layers: Array, parameters: Arrays, client: int, x: Array, at: int, 
 
 
 @compiled
-def _backward(
+def lowest(trained: Array) -> int:
+    """Return the lowest layer of which something is ``trained``, see ``backward``."""
+    index = 0
+    while 2 * index < len(trained) and not (trained[2 * index] or trained[2 * index + 1]):
+        index += 1
+    return index
+
+
+@compiled
+def backward_one(
     layers: Array,
     parameters: Arrays,
     client: int,
@@ -64,6 +78,7 @@ def _backward(
     grads: Array,
     body: int,
     z: Array,
+    last: int,
     trained: Array,
     anchor: Arrays,
     part: float,
@@ -74,29 +89,27 @@ def _backward(
 ) -> None:
     """Write the gradients of parameters into ``targets``, or pull these and add them if wanted.
 
-    The last row of ``grads`` (L, ...) has those by the logits of the ``n`` samples. Unless it is empty, ``z`` has
-    further gradients by the inputs of the layer ``body``.
+    The last row of ``grads`` (L, ...) has those by the logits of the ``n`` samples. Those by the outputs of layers
+    down to the ``last`` are written there, before ReLU. Unless it is empty, ``z`` has further gradients by the inputs
+    of the layer ``body``.
     """
-    lowest = 0
-    while lowest < len(layers) and not (trained[2 * lowest] or trained[2 * lowest + 1]):
-        lowest += 1
     more = 1 if adds else 0
-    for index in range(len(layers) - 1, lowest - 1, -1):
+    for index in range(len(layers) - 1, last - 1, -1):
         inputs, outputs = layers[index, 0], layers[index, 1]
         h, grad, by_bias = values[index - 1] if index else x, grads[index], np.empty(outputs, x.dtype)
         out, by_out = values[index, at * outputs : (at + n) * outputs], grad[: n * outputs].reshape(n, outputs)
         shift_and_rectify_backward(out.reshape(n, outputs), layers[index, 2] == 1, by_out, by_bias)
-        if index > lowest:  # before the weights change
-            w, below = _of(parameters[2 * index], client), grads[index - 1]
+        if index > last:  # before the weights change
+            w, below = of_client(parameters[2 * index], client), grads[index - 1]
             product((n, inputs, outputs), grad, 0, outputs, 1, w, 0, inputs, below, 0, inputs, 0)
             if index == body and len(z):
                 add(below, z[at * inputs : (at + n) * inputs])
         for position in range(2 * index, 2 * index + 2):
             if not trained[position]:
                 continue
-            target = _of(targets[position], client)
+            target = of_client(targets[position], client)
             if adds:
-                pull(target, _of(anchor[position], client), part, _of(drift[position], client), rate)
+                pull(target, of_client(anchor[position], client), part, of_client(drift[position], client), rate)
             if position % 2 == 0:
                 product((outputs, inputs, n), grad, 0, 1, outputs, h, at * inputs, inputs, target, 0, inputs, more)
             else:
@@ -114,7 +127,7 @@ def forward(layers: Array, parameters: Arrays, n: int, x: Array, weight: Array, 
     """
     for client in range(len(x) // (n * layers[0, 0])):
         count = counted(weight, client, n)
-        _forward(layers, parameters, client, x, client * n, count, values)
+        forward_one(layers, parameters, client, x, client * n, count, 0, values)
         for index in range(len(layers)):
             outputs = layers[index, 1]
             values[index, (client * n + count) * outputs : (client + 1) * n * outputs] = 0
@@ -148,7 +161,7 @@ def backward(
         own = logits[at * classes : (at + count) * classes]
         for i in range(len(own)):
             grads[-1, i] = own[i]
-        _backward(
+        backward_one(
             layers,
             parameters,
             client,
@@ -159,6 +172,7 @@ def backward(
             grads,
             body,
             z,
+            lowest(trained),
             trained,
             none,
             zero,
@@ -197,10 +211,10 @@ def steps(
     values, grads = np.empty((len(layers), width), x.dtype), np.empty((len(layers), width), x.dtype)
     for s in range(len(place)):
         client, samples, n = place[s], x[s].reshape(-1), counted(weight, s, x.shape[1])
-        _forward(layers, parameters, client, samples, 0, n, values)
+        forward_one(layers, parameters, client, samples, 0, n, 0, values)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
         losses[s] = cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)
-        _backward(
+        backward_one(
             layers,
             parameters,
             client,
@@ -211,6 +225,7 @@ def steps(
             grads,
             -1,
             none,
+            lowest(trained),
             trained,
             anchor,
             part[s],

@@ -1,0 +1,184 @@
+"""Rules that have compiled loops: their steps against double precision, whatever the chain, the batch and the stack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import worlds
+from pflcli import models
+from pflcli.engine import engine as engines
+from pflcli.engine import strategy
+from pflcli.engine.cpu import linear_chain, products
+from pflcli.engine.cpu.compiled_passes import are_trained, arrays, table
+from pflcli.engine.engine import Engine
+from pflcli.engine.gradients import Chain, Minibatches
+from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.resident import ResidentNet
+from pflcli.methods import feddbe, pfedme
+
+CHAINS = {
+    "two layers": ((12, 7, True), (7, 3, False)),
+    "three layers": ((12, 7, True), (7, 5, True), (5, 3, False)),
+    "no ReLU": ((12, 7, False), (7, 5, False), (5, 3, False)),
+    "one layer": ((12, 3, False),),
+}
+LAM, RATE, KAPPA = 2.0, 0.1, 3.0
+
+
+def chain_of(kind, bias):
+    """The layers of a network, and the names of its parameters."""
+    last = len(CHAINS[kind]) - 1
+    names = [
+        f"head.{tensor}" if i == last else f"body.{i}.{tensor}"
+        for i in range(last + 1)
+        for tensor in ("weight", "bias")
+    ]
+    shapes = {
+        name: (sizes[1], sizes[0]) if name.endswith("weight") else (sizes[1],)
+        for name, sizes in zip(names, np.repeat(np.asarray(CHAINS[kind])[:, :2], 2, axis=0).tolist(), strict=True)
+        if bias or name.endswith("weight") or name == "head.bias"
+    }
+    layers = [
+        linear_chain.Layer(names[2 * i], names[2 * i + 1] if names[2 * i + 1] in shapes else None, relu=relu)
+        for i, (_, _, relu) in enumerate(CHAINS[kind])
+    ]
+    return layers, shapes
+
+
+def outputs(layers, w, x):
+    """Representations and logits of one model, see ``linear_chain.outputs``."""
+    for layer in layers:
+        z = x
+        x = x @ w[layer.weight].T + (w[layer.bias] if layer.bias else 0)
+        x = x.relu() if layer.relu else x
+    return z, x
+
+
+def descend(w, loss, names, rate):
+    grads = torch.autograd.grad(loss, [w[name] for name in names]) if names else ()
+    for name, grad in zip(names, grads, strict=True):
+        w[name] = (w[name] - rate * grad).detach().requires_grad_()
+
+
+def envelope(layers, w, trained, x, y, weight, rate, count):
+    """A step of pFedMe in double precision: its loss, and w afterwards."""
+    theta = {name: value.clone().requires_grad_() for name, value in w.items()}
+
+    def loss():
+        each = functional.cross_entropy(outputs(layers, theta, x)[1], y, reduction="none")
+        return (each * weight).sum() + LAM / 2 * sum((theta[name] - w[name]).square().sum() for name in trained)
+
+    for _ in range(count):
+        descend(theta, loss(), trained, RATE)
+    value = loss().item()
+    return value, {name: w[name] + rate * LAM * (theta[name] - w[name]).detach() for name in w}
+
+
+def with_memory(layers, w, trained, x, y, weight, rate, consensus):
+    """A step of FedDBE in double precision."""
+    leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+    z = outputs(layers, leaves, x)[0]
+    logits = (z + leaves["memory"]) @ leaves["head.weight"].T + leaves["head.bias"]
+    pull = KAPPA / 2 * ((weight[:, None] * z).sum(dim=0) - consensus).square().mean()
+    loss = (functional.cross_entropy(logits, y, reduction="none") * weight).sum() + pull
+    descend(leaves, loss, [*trained, "memory"], rate)
+    return loss.item(), {name: value.detach() for name, value in leaves.items()}
+
+
+def batches(n, draw):
+    """Six minibatches of three clients: of ``n`` samples, one with an unused sample and padding, one of one sample."""
+    weight = (torch.rand(6, n, generator=draw) + 0.1) / n
+    weight[1, :] = 0
+    weight[1, : max(1, n // 2)] = 1 / max(1, n // 2)
+    weight[4, 1:] = 0
+    weight[5, 0] = weight[5, 0] if n == 1 else 0
+    place = torch.tensor([0, 0, 0, 2, 2, 1])
+    x, y = torch.randn(6, n, 12, generator=draw), torch.randint(3, (6, n), generator=draw)
+    return place, x, y, weight, torch.tensor([0.3, 0.2, 0.1, 0.3, 0.1, 0.2])
+
+
+def after_steps(rule, layers, models_, trained, minibatches, shared):
+    """The losses of steps by a rule, and the models that these leave."""
+    own = {name: value.clone() for name, value in models_.items()}
+    like = {name: value[0] for name, value in own.items()}
+    chain = Chain(table(layers, like), arrays(layers, own), are_trained(layers, trained), own, shared)
+    losses = rule.steps(chain, Minibatches(*(value.numpy() for value in minibatches)))
+    return losses, own
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("prefix", ["", "head.", "body."])
+@pytest.mark.parametrize(
+    ("method", "n", "count"), [("pfedme", n, k) for n in (1, 4, 40) for k in (1, 4)] + [("feddbe", 4, 0)]
+)
+def test_steps_are_those_in_double_precision(kind, bias, prefix, method, n, count):
+    layers, shapes = chain_of(kind, bias)
+    trained, draw = [name for name in shapes if name.startswith(prefix)], torch.Generator().manual_seed(n)
+    start = {name: torch.randn(3, *shape, generator=draw) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+    consensus = torch.randn(CHAINS[kind][-1][0], generator=draw)
+    if method == "feddbe":
+        start["memory"] = torch.randn(3, len(consensus), generator=draw)
+    rule = feddbe._Rule() if method == "feddbe" else pfedme._Envelope(LAM, count, RATE)
+    shared = {"consensus": consensus, "kappa": torch.tensor(KAPPA)}
+    minibatches = batches(n, draw)
+    losses, actual = after_steps(rule, layers, start, trained, minibatches, shared)
+    expected = {name: value.double() for name, value in start.items()}
+    for s, (client, x, y, weight, rate) in enumerate(zip(*minibatches, strict=True)):
+        batch, own = (
+            (x.double(), y, weight.double(), float(rate)),
+            {name: value[client] for name, value in expected.items()},
+        )
+        if method == "feddbe":
+            loss, own = with_memory(layers, own, trained, *batch, consensus.double())
+        else:
+            loss, own = envelope(layers, own, trained, *batch, count)
+        assert losses[s] == pytest.approx(loss, rel=2e-5)
+        for name, value in own.items():
+            expected[name][client] = value
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name].double(), value, rtol=1e-4, atol=1e-5)
+        changes = name in trained or name == "memory"
+        assert torch.equal(actual[name], start[name]) != changes
+    # A client's bits depend on no other, nor on padding.
+    alone = [value[3:5] for value in minibatches]
+    alone[0] = torch.zeros_like(alone[0])
+    alone[1:4] = [torch.cat([value, value[:, :1]], dim=1) for value in alone[1:4]]
+    alone[3][:, -1] = 0
+    one, left = after_steps(rule, layers, {name: value[2:] for name, value in start.items()}, trained, alone, shared)
+    assert (one == losses[3:5]).all()
+    assert all(torch.equal(left[name][0], actual[name][2]) for name in left)
+
+
+@pytest.mark.parametrize("method", ["pfedme", "feddbe"])
+def test_rounds_have_the_same_bytes_with_any_number_of_workers(method, monkeypatch):
+    """By compiled loops where the CPU has them, also in processes."""
+    small = worlds.federation()
+    data = replace(small, x=torch.rand(len(small.y), 400, generator=torch.Generator().manual_seed(0)))
+    states = []
+    for stacks, workers in ((1, {}), (4, {"threads": 3}), (4, {"jobs": 2})):
+        monkeypatch.setattr(engines, "_MIN_STACKS", stacks)
+        run, explained = worlds.run(method, participation=1.0, rounds=2, data=data), []
+        run.engine = Engine(models.create("mlp", data.in_shape, worlds.CLASSES, 0), data, seed=0, **workers)
+        run.engine.explain = explained.append
+        states.append(worlds.play(method, run))
+        run.engine.close()
+        assert explained[-1].startswith("compiled linear chain" if products.OWN else "linear chain")
+    assert worlds.same(*states[:2])
+    assert worlds.same(*states[1:])
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"prox": ({}, 1.0)}, {"precision": "bfloat16"}])
+def test_compiled_loops_take_plain_steps_alone(settings, monkeypatch):
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(linear_chain, "LARGE", 0)
+    net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.ReLU()), nn.Linear(4, 3))
+    plan = LocalSGD(1, 4, np.full(1, 0.1), gradient=pfedme._Envelope(LAM, 1, RATE), **settings)
+    chosen = strategy.choose(ResidentNet.of(net, (5,)), plan, "stacked", 3)
+    assert chosen.in_place == (settings == {})
