@@ -120,11 +120,10 @@ class CompiledNetwork(OneModelNetwork):
 
         mixed, losses = tables.mixtures(share, models, independent=True), torch.empty_like(share[:, 0])
         for row, size in enumerate((batch.weight > 0).sum(dim=1).tolist()):
-            for name, value in self._state.items():
-                value.copy_(mixed[name][row])
             moves = {name: Move(mixed[name][row], 0.0, replaces=True) for name in self._program.linear}
             own = batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]
-            losses[row] = self._program.step(*own, moves=moves)
+            with self._program.model(parameters.pick(mixed, row)):
+                losses[row] = self._program.step(*own, moves=moves)
             for name in self.parameters:
                 if name not in moves:
                     mixed[name][row] = self._program.grads[name]

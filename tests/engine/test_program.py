@@ -243,6 +243,33 @@ def test_the_parameters_are_read_where_they_lie():
     assert float(compiled.step(x, y)) == pytest.approx(np.log(3), rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [2, 30])
+@pytest.mark.parametrize("turned", [False, True])
+def test_linear_weights_of_a_model_are_read_and_change_where_they_lie(size, turned, own_products):
+    """Also for more samples than a layer has inputs; a weight in another order of memory is copied."""
+    net, other = uneven().double(), uneven().double()
+    compiled, draw = program.of(net, (2, 17, 13)), torch.Generator().manual_seed(0)
+    x, y = torch.randn(size, 2, 17, 13, generator=draw).double(), torch.randint(3, (size,), generator=draw)
+    params = {name: value + 0.1 for name, value in parameters.of(other).items()}
+    if turned:
+        params["body.9.weight"] = params["body.9.weight"].t().contiguous().t()
+    other.load_state_dict(params)
+    expected = functional.cross_entropy(other(x), y)
+    expected_grads = dict(zip(params, torch.autograd.grad(expected, list(other.parameters())), strict=True))
+    start, before = parameters.of(net), compiled.forward(x)[0].clone()
+    moves = {name: Move(params[name], 0.0, replaces=True) for name in compiled.linear if params[name].is_contiguous()}
+    with compiled.model(params):
+        loss = compiled.step(x, y, moves=moves)
+    torch.testing.assert_close(loss, expected.detach())
+    for name, value in expected_grads.items():
+        torch.testing.assert_close(params[name] if name in moves else compiled.grads[name], value)
+    assert len(moves) == (2 if turned else 3)
+    for name, value in net.named_parameters():
+        assert torch.equal(value, start[name]) == (name in moves)
+    net.load_state_dict(start)
+    torch.testing.assert_close(compiled.forward(x)[0], before)  # it has forgotten the model
+
+
 def test_the_same_batch_gives_the_same_bytes():
     draws = []
     for _ in range(2):

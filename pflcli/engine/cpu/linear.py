@@ -57,25 +57,32 @@ def multiply_back(
     to_x: Tensor,
     to_weight: Tensor,
     move: Callable[[], Move | None],
+    elsewhere: Callable[[], Tensor | None],
     new: Callable[..., Tensor],
 ) -> Step:
     """Return the function that writes the gradients of ``multiply_by_rows`` for ``grad`` (m, n), that of its output.
 
-    If ``move`` returns a move, the gradient by the weight is not written. ``new`` allocates memory of a shape.
+    If ``move`` returns a move, the gradient by the weight is not written. If ``elsewhere`` returns a weight, that is
+    read. ``new`` allocates memory of a shape.
     """
     turned = new(grad.numel() if products.OWN else 0)
     none = flat(weight.new_empty(0))
-    arrays = grad.numpy(), x.numpy(), weight.numpy(), turned.numpy(), to_x.numpy()
+    arrays = turned.numpy(), to_x.numpy()
+
+    def read() -> Tensor:
+        other = elsewhere()
+        return weight if other is None else other
 
     def by_loops() -> None:
         own = move()
         moved = own or Move(to_weight, 0.0)
         anchor, drift = (none if value is None else flat(value) for value in (moved.anchor, moved.drift))
         adds = own is not None and not own.replaces
-        _linear_backward(*arrays, moved.weight.numpy(), adds, moved.rate, anchor, moved.part, drift)
+        inputs = grad.numpy(), x.numpy(), read().numpy(), *arrays
+        _linear_backward(*inputs, moved.weight.numpy(), adds, moved.rate, anchor, moved.part, drift)
 
     def by_pytorch() -> None:
-        torch.mm(grad, weight, out=to_x)
+        torch.mm(grad, read(), out=to_x)
         own = move()
         if own and not own.replaces:
             if own.anchor is not None:

@@ -52,6 +52,9 @@ class Blocks(Protocol):
     def move(self, layer: Layer) -> Move | None:
         """Return which weight changes by the gradient of a linear layer's, or None if that is to be written."""
 
+    def elsewhere(self, layer: Layer) -> Tensor | None:
+        """Return the weight of a linear layer if it does not lie in the network."""
+
     def block(self, index: int, numbers: int) -> Tensor:
         """Return the first ``numbers`` numbers of a block of memory."""
 

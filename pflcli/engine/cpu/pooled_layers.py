@@ -99,8 +99,17 @@ class PooledLayers(Memory):
 
         x, (weight, bias) = self._data[layer.inputs[0]], self._parameters(layer)
         out = self._rows(layer.output)
-        finish = partial(pooled.shift_and_rectify, out.numpy(), bias.numpy(), bool(layer.cap))
-        return sequence([*products.multiply_by_rows(x, weight, out, self._new), finish])
+        inside, elsewhere = (
+            products.multiply_by_rows(x, weight, out, self._new),
+            partial(self._program.elsewhere, layer),
+        )
+
+        def multiply() -> None:
+            other = elsewhere()
+            for step in inside if other is None else products.multiply_by_rows(x, other, out, x.new_empty):
+                step()
+
+        return sequence([multiply, partial(pooled.shift_and_rectify, out.numpy(), bias.numpy(), bool(layer.cap))])
 
     def _linear_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
         from pflcli.engine.cpu import linear, pooled
@@ -109,10 +118,11 @@ class PooledLayers(Memory):
         grad, (to_weight, to_bias) = self._view(layer.output, buffer), self._grads(layer)
         to_x, additions = self._target_to_add(x)
         self._release(buffer)
-        move, rectify = partial(self._program.move, layer), pooled.shift_and_rectify_backward
+        move, elsewhere = partial(self._program.move, layer), partial(self._program.elsewhere, layer)
+        rectify = pooled.shift_and_rectify_backward
         return [
             partial(rectify, out.numpy(), bool(layer.cap), grad.numpy(), to_bias.numpy()),
-            linear.multiply_back(grad, self._data[x], weight, to_x, to_weight, move, self._new),
+            linear.multiply_back(grad, self._data[x], weight, to_x, to_weight, move, elsewhere, self._new),
             *additions,
         ]
 

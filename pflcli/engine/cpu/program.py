@@ -9,11 +9,13 @@ that ``graph.read`` does not support train by autograd.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from pflcli import parameters
 from pflcli.engine.cpu import graph
 from pflcli.engine.cpu.graph import Layer
 from pflcli.engine.cpu.memory import Move, Step
@@ -55,9 +57,24 @@ class Program:
         """whether the forward pass in training is that of evaluation, too"""
         self._layers, self._names = layers, names
         self._moves: Mapping[str, Move] = {}
+        self._state, self._elsewhere = parameters.state(net), dict[str, Tensor]()
         self._depths: dict[tuple[str, ...], int] = {}
         self._blocks: list[Tensor] = []
         self._passes: dict[int, _Pass] = {}
+
+    @contextmanager
+    def model(self, params: Mapping[str, Tensor]) -> Iterator[None]:
+        """Pass a model inside the block, whose linear weights are read where they lie, and all else in the network."""
+        in_place = {name for name in self.linear if params[name].is_contiguous() and params[name].dtype == self.dtype}
+        with torch.no_grad():
+            for name, value in self._state.items():
+                if name not in in_place:
+                    value.copy_(params[name])
+        self._elsewhere = {name: params[name].detach() for name in in_place}
+        try:
+            yield
+        finally:
+            self._elsewhere = {}
 
     @torch.no_grad()
     def step(
@@ -113,6 +130,10 @@ class Program:
     def move(self, layer: Layer) -> Move | None:
         """Return which weight changes by the gradient of a linear layer's, or None if that is to be written."""
         return self._moves.get(f"{self._names[layer.module]}.weight")
+
+    def elsewhere(self, layer: Layer) -> Tensor | None:
+        """Return the weight of a linear layer if it does not lie in the network."""
+        return self._elsewhere.get(f"{self._names[layer.module]}.weight")
 
     def grad(self, layer: Layer, name: str) -> Tensor:
         """Return the gradient of a layer's parameter."""

@@ -102,9 +102,11 @@ class Threads:
                 fast = task.compiled and nets["stacked"].compiles_chain
                 outputs = linear_chain.compiled_outputs if fast else linear_chain.outputs
                 return self._joined(task, lambda x: outputs(layers, own, x))
-            net, program = _loaded(nets["loop"].net, own), nets["loop"].program
-            compiled = program is not None and program.infers and len(task.rows)
-            return self._joined(task, program.forward) if program and compiled else self._predict(net, task)
+            program = nets["loop"].program
+            if program is None or not program.infers or not len(task.rows):
+                return self._predict(_loaded(nets["loop"].net, own), task)
+            with program.model(own):
+                return self._joined(task, program.forward)
 
     def _of_stack(self, chain: list[Layer], tasks: Sequence[Inference], models: Stacked) -> list[tuple[Tensor, Tensor]]:
         """Return the outputs of tasks of a few samples, one for each of ``models`` (t, ...), by compiled loops."""
