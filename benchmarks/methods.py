@@ -5,7 +5,7 @@
 The engine counts the samples that pass through models: a pass forward and backward counts three, a pass forward one.
 The quotient of the two ratios says how much a method spends beside its passes: 1 is as much as FedAvg does. Each
 method plays three rounds, which load compiled loops (FedHAM's first two are FedAvg's), and then those that are
-measured, of which the last evaluates, on one thread. FedAvg plays before each of them, so that both ran when the
+measured, on one thread. The last of either evaluates. FedAvg plays before each of them, so that both ran when the
 machine was equally busy. Peers and methods with searches of their own do work that is no pass.
 ``with models`` is the ratio of arithmetic that also counts the multiplications by which methods mix whole models, take
 their inner products, or factor and solve systems of equations, as a pass forward of as many.
@@ -17,6 +17,7 @@ import argparse
 import gc
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of methods, separated by commas")
     args = parser.parse_args()
     only = set(filter(None, args.only.split(",")))
-    settings = Settings(
-        model=args.model, rounds=WARM_UP + args.rounds, participation=args.participation, eval_every=10**6
-    )
+    count = WARM_UP + args.rounds
+    settings = Settings(model=args.model, rounds=count, participation=args.participation, eval_every=WARM_UP)
     keep_freed_memory()  # before the partition's threads, which would leave arenas of their own to those that train
     compile_products()
     gc.freeze()  # as in the process ``pfl``, what was imported is not searched for garbage
@@ -165,6 +165,7 @@ def measured(name: str, data: Any, settings: Settings) -> tuple[float, float, fl
         state, _ = round_table.begin(run, method)
         for t in range(WARM_UP):
             state, _ = round_table.play(run, name, method, state, t)
+        run.settings = replace(settings, eval_every=10**6)  # after the last round alone
         passes, multiplied, began = counted(run), MULTIPLICATIONS.count, time.process_time()
         for t in range(WARM_UP, settings.rounds):
             state, _ = round_table.play(run, name, method, state, t)

@@ -68,9 +68,7 @@ class Engine:
         keep_freed_memory()
         self.parameters = tuple(name for name, _ in net.named_parameters())
         self.joins_single = has_batch_norm(net)
-        self.seed = seed
-        self.threads = threads
-        self.jobs = jobs
+        self.seed, self.threads, self.jobs = seed, threads, jobs
         self._device = federation.y.device.type
         self._like = {name: value.to(federation.y.device) for name, value in parameters.of(net).items()}
         self.mode = strategy.fastest_mode(net, self._device) if mode == "auto" else mode
@@ -95,6 +93,8 @@ class Engine:
         self._explained = ""
         self.passes = Passes()
         """samples that went through models so far"""
+        self.measures = False
+        """whether answers of clients' own models are only measured, for which compiled loops need not be loaded anew"""
         self._arrivals: set[str] = set()
 
     @property
@@ -289,7 +289,7 @@ class Engine:
         """Return logits (n, C) and, with ``features``, representations (n, d) for each client: ``Inference``."""
         rows = [self.federation.rows(int(client), split) for client in clients]
         self.passes.predicted += sum(map(len, rows))
-        tasks = [Inference(own, index, features, compiled) for index, own in enumerate(rows)]
+        tasks = [Inference(own, index, features, compiled or self.measures) for index, own in enumerate(rows)]
         with intra_op(1):
             return self.executor.infer(tasks, models)
 

@@ -10,13 +10,15 @@ clients adapt as if the run ended there. What is trained for an answer is not co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import parameters
+from pflcli.engine.engine import Engine
 from pflcli.fl.run import Run
 from pflcli.methods import Method
 from pflcli.parameters.model_table import ModelTable
@@ -76,7 +78,7 @@ def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "vali
     clients = owners(run, method, state)
     clients = clients[run.federation.sizes(split)[clients] > 0]
     right: list[NDArray[np.bool_]] = []
-    with run.personalizing():
+    with run.personalizing(), _measuring(run.engine):
         for first in range(0, len(clients), count := at_a_time(run)):
             chunk = clients[first : first + count]
             predictor = method.personalize(run, state, chunk)
@@ -84,3 +86,13 @@ def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "vali
                 break
             right.append(predictor.answer(split)["p"].argmax(axis=1) == run.federation.labels_of(chunk, split))
     return float(np.concatenate(right).mean()) if right else math.nan
+
+
+@contextmanager
+def _measuring(engine: Engine) -> Iterator[None]:
+    """Let the loops that train give answers inside the block, for several clients at a time."""
+    engine.measures = True
+    try:
+        yield
+    finally:
+        engine.measures = False

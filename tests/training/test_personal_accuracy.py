@@ -58,6 +58,34 @@ def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
     assert (run.traffic, run.losses, run.trained, run.sealed) == (before, losses, trained, False)
 
 
+@pytest.mark.parametrize("method", ["gossip", "fedrod", "fedproto", "clustered-fl"])
+def test_what_is_measured_comes_from_compiled_loops_and_answers_do_not(method, monkeypatch):
+    run, compiled = worlds.run(method, participation=1.0), []
+    state, infer = worlds.play(method, run), run.engine.executor.infer
+
+    def recorded(tasks, models):
+        compiled.extend(task.compiled for task in tasks)
+        return infer(tasks, models)
+
+    monkeypatch.setattr(run.engine.executor, "infer", recorded)
+    measured(method, run, state)
+    assert compiled
+    assert all(compiled)
+    compiled.clear()
+    worlds.answers(method, run, state)
+    assert compiled
+    assert not any(compiled)
+
+
+def test_a_failure_while_measuring_leaves_answers_as_they_are(monkeypatch):
+    run = worlds.run("gossip", participation=1.0)
+    state = worlds.play("gossip", run)
+    monkeypatch.setattr(run.engine.executor, "infer", lambda tasks, models: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        measured("gossip", run, state)
+    assert not run.engine.measures
+
+
 @pytest.mark.parametrize(
     ("method", "options"), [("gossip", {}), ("fedamp", {}), ("ditto", {}), ("fedham", {"answer": "final"})]
 )
