@@ -62,7 +62,7 @@ def train(
     layers, parameters = table(chain, like), arrays(chain, out)
     assert all(value.is_contiguous() for value in out.values())  # so that the arrays share their memory
     trained = are_trained(chain, [name for name in like if name.startswith(plan.trainable)])
-    models = Chain(layers, parameters, trained, out, plan.shared)
+    models = Chain(layers, parameters, trained, out, plan.own, plan.shared)
     take_steps = plan.gradient.steps if isinstance(plan.gradient, CompiledRule) else _descent(chain, plan, like)
     steps = _steps(data, clients, draws, places, plan)
     losses = np.empty(len(steps.place))

@@ -108,13 +108,14 @@ class Chain:
     """Models of clients whose network is a chain of linear layers, all of whose steps are taken in their place.
 
     For ``layers``, ``parameters`` and ``trained`` see ``chain_loops.steps``. ``models`` (m, ...) are all tensors of the
-    clients, ``shared`` constants.
+    clients; ``own`` (m, ...) and ``shared`` are constants.
     """
 
     layers: NDArray[np.int64]
     parameters: tuple[NDArray[np.float32], ...]
     trained: NDArray[np.bool_]
     models: Stacked
+    own: Stacked
     shared: Mapping[str, Tensor]
 
 

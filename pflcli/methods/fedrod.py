@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
+from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.fl.run import Predictor, Run
 from pflcli.methods.parts.class_counts import training_counts
 from pflcli.parameters import Stacked
@@ -67,7 +67,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
         both = {**parameters.repeat(start, len(ids)), **_prefixed(heads[ids])}
-        for part in run.local_sgd(ids, both, t=t, gradient=_gradients, own={"offsets": _offsets(run, ids)}):
+        for part in run.local_sgd(ids, both, t=t, gradient=_Rule(), own={"offsets": _offsets(run, ids)}):
             heads[part.clients] = _own(part.params)
             mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "heads": heads}
@@ -84,7 +84,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         t="newcomer",
         epochs=run.cfg.newcomer_epochs,
         lr=run.settings.lr_at(run.settings.rounds - 1),
-        gradient=_gradients,
+        gradient=_Rule(),
         own={"offsets": _offsets(run, new)},
         trainable=_OWN,
         frozen_norm=True,
@@ -108,16 +108,31 @@ def _offsets(run: Run, clients: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(run.cfg.gamma * np.log(counts)).float().to(run.federation.y.device)
 
 
-def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-    """Return the balanced loss of the generic model, plus the loss of both heads, which moves the own one alone."""
-    outputs, own = network.forward(params, batch.x, batch.weight), _own(params)
-    weight, bias = own["head.weight"], own.get("head.bias")
-    z = outputs.z[..., : weight.shape[2]]
-    personal = outputs.logits + torch.bmm(z, weight.mT)
-    if bias is not None:
-        personal += bias[:, None]
-    balanced, by_logits = cross_entropy(outputs.logits + batch.own["offsets"][:, None], batch.y, batch.weight)
-    losses, by_personal = cross_entropy(personal, batch.y, batch.weight)
-    head_grads = {"head.weight": torch.bmm(by_personal.mT, z), "head.bias": by_personal.sum(dim=1)}
-    grads = {_OWN + name: head_grads[name] for name in own}
-    return balanced + losses, {**descend(network, params, batch, outputs, by_logits), **grads}
+class _Rule:
+    """The rule of the balanced loss of the generic model, plus that of both heads, which moves the own one alone."""
+
+    def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
+        """Return the losses, and their gradients."""
+        outputs, own = network.forward(params, batch.x, batch.weight), _own(params)
+        weight, bias = own["head.weight"], own.get("head.bias")
+        z = outputs.z[..., : weight.shape[2]]
+        personal = outputs.logits + torch.bmm(z, weight.mT)
+        if bias is not None:
+            personal += bias[:, None]
+        balanced, by_logits = cross_entropy(outputs.logits + batch.own["offsets"][:, None], batch.y, batch.weight)
+        losses, by_personal = cross_entropy(personal, batch.y, batch.weight)
+        head_grads = {"head.weight": torch.bmm(by_personal.mT, z), "head.bias": by_personal.sum(dim=1)}
+        grads = {_OWN + name: head_grads[name] for name in own}
+        return balanced + losses, {**descend(network, params, batch, outputs, by_logits), **grads}
+
+    def steps(self, chain: Chain, batches: Minibatches) -> NDArray[np.float64]:
+        """Take steps of plain SGD in compiled loops."""
+        from pflcli.methods.parts import fedrod_loops  # here, as Numba takes a second to import
+
+        losses, none = np.empty(len(batches.place)), (np.empty((1, 0), np.float32),) * len(chain.parameters)
+        own = _own(chain.models)
+        bias = own["head.bias"].numpy() if "head.bias" in own else none[0]
+        heads = own["head.weight"].flatten(1).numpy(), bias, chain.own["offsets"].numpy()
+        minibatches = batches.place, batches.x, batches.y, batches.weight, batches.rate
+        fedrod_loops.steps(chain.layers, chain.parameters, chain.trained, *heads, *minibatches, none, losses)
+        return losses

@@ -20,7 +20,7 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.gradients import Chain, Minibatches
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.resident import ResidentNet
-from pflcli.methods import feddbe, pfedme
+from pflcli.methods import feddbe, fedrod, pfedme
 
 CHAINS = {
     "two layers": ((12, 7, True), (7, 3, False)),
@@ -91,6 +91,17 @@ def with_memory(layers, w, trained, x, y, weight, rate, consensus):
     return loss.item(), {name: value.detach() for name, value in leaves.items()}
 
 
+def with_own_head(layers, w, trained, x, y, weight, rate, offsets):
+    """A step of FedRoD in double precision."""
+    leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+    z, generic = outputs(layers, leaves, x)
+    personal = generic.detach() + z.detach() @ leaves["own:head.weight"].T + leaves.get("own:head.bias", 0)
+    each = [functional.cross_entropy(logits, y, reduction="none") for logits in (generic + offsets, personal)]
+    loss = ((each[0] + each[1]) * weight).sum()
+    descend(leaves, loss, [*trained, *(name for name in w if name.startswith("own:"))], rate)
+    return loss.item(), {name: value.detach() for name, value in leaves.items()}
+
+
 def batches(n, draw):
     """Six minibatches of three clients: of ``n`` samples, one with an unused sample and padding, one of one sample."""
     weight = (torch.rand(6, n, generator=draw) + 0.1) / n
@@ -103,11 +114,11 @@ def batches(n, draw):
     return place, x, y, weight, torch.tensor([0.3, 0.2, 0.1, 0.3, 0.1, 0.2])
 
 
-def after_steps(rule, layers, models_, trained, minibatches, shared):
+def after_steps(rule, layers, models_, trained, minibatches, own_constants, shared):
     """The losses of steps by a rule, and the models that these leave."""
     own = {name: value.clone() for name, value in models_.items()}
     like = {name: value[0] for name, value in own.items()}
-    chain = Chain(table(layers, like), arrays(layers, own), are_trained(layers, trained), own, shared)
+    chain = Chain(table(layers, like), arrays(layers, own), are_trained(layers, trained), own, own_constants, shared)
     losses = rule.steps(chain, Minibatches(*(value.numpy() for value in minibatches)))
     return losses, own
 
@@ -116,47 +127,53 @@ def after_steps(rule, layers, models_, trained, minibatches, shared):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize(
-    ("method", "n", "count"), [("pfedme", n, k) for n in (1, 4, 40) for k in (1, 4)] + [("feddbe", 4, 0)]
+    ("method", "n", "count"),
+    [("pfedme", n, k) for n in (1, 4, 40) for k in (1, 4)] + [("feddbe", 4, 0), ("fedrod", 4, 0)],
 )
 def test_steps_are_those_in_double_precision(kind, bias, prefix, method, n, count):
     layers, shapes = chain_of(kind, bias)
     trained, draw = [name for name in shapes if name.startswith(prefix)], torch.Generator().manual_seed(n)
     start = {name: torch.randn(3, *shape, generator=draw) / shape[-1] ** 0.5 for name, shape in shapes.items()}
-    consensus = torch.randn(CHAINS[kind][-1][0], generator=draw)
+    consensus, offsets = torch.randn(CHAINS[kind][-1][0], generator=draw), torch.randn(3, 3, generator=draw)
     if method == "feddbe":
         start["memory"] = torch.randn(3, len(consensus), generator=draw)
-    rule = feddbe._Rule() if method == "feddbe" else pfedme._Envelope(LAM, count, RATE)
+    if method == "fedrod":
+        start |= {f"own:{name}": value + 0.1 for name, value in start.items() if name.startswith("head.")}
+        if not bias:
+            del start["own:head.bias"]
+    rule = {"pfedme": pfedme._Envelope(LAM, count, RATE), "feddbe": feddbe._Rule(), "fedrod": fedrod._Rule()}[method]
     shared = {"consensus": consensus, "kappa": torch.tensor(KAPPA)}
     minibatches = batches(n, draw)
-    losses, actual = after_steps(rule, layers, start, trained, minibatches, shared)
+    losses, actual = after_steps(rule, layers, start, trained, minibatches, {"offsets": offsets}, shared)
     expected = {name: value.double() for name, value in start.items()}
     for s, (client, x, y, weight, rate) in enumerate(zip(*minibatches, strict=True)):
-        batch, own = (
-            (x.double(), y, weight.double(), float(rate)),
-            {name: value[client] for name, value in expected.items()},
-        )
-        if method == "feddbe":
-            loss, own = with_memory(layers, own, trained, *batch, consensus.double())
+        own = {name: value[client] for name, value in expected.items()}
+        batch = layers, own, trained, x.double(), y, weight.double(), float(rate)
+        if method == "pfedme":
+            loss, own = envelope(*batch, count)
+        elif method == "feddbe":
+            loss, own = with_memory(*batch, consensus.double())
         else:
-            loss, own = envelope(layers, own, trained, *batch, count)
+            loss, own = with_own_head(*batch, offsets[client].double())
         assert losses[s] == pytest.approx(loss, rel=2e-5)
         for name, value in own.items():
             expected[name][client] = value
     for name, value in expected.items():
         torch.testing.assert_close(actual[name].double(), value, rtol=1e-4, atol=1e-5)
-        changes = name in trained or name == "memory"
+        changes = name in trained or name not in shapes
         assert torch.equal(actual[name], start[name]) != changes
     # A client's bits depend on no other, nor on padding.
     alone = [value[3:5] for value in minibatches]
     alone[0] = torch.zeros_like(alone[0])
     alone[1:4] = [torch.cat([value, value[:, :1]], dim=1) for value in alone[1:4]]
     alone[3][:, -1] = 0
-    one, left = after_steps(rule, layers, {name: value[2:] for name, value in start.items()}, trained, alone, shared)
+    last = {name: value[2:] for name, value in start.items()}
+    one, left = after_steps(rule, layers, last, trained, alone, {"offsets": offsets[2:]}, shared)
     assert (one == losses[3:5]).all()
     assert all(torch.equal(left[name][0], actual[name][2]) for name in left)
 
 
-@pytest.mark.parametrize("method", ["pfedme", "feddbe"])
+@pytest.mark.parametrize("method", ["pfedme", "feddbe", "fedrod"])
 def test_rounds_have_the_same_bytes_with_any_number_of_workers(method, monkeypatch):
     """By compiled loops where the CPU has them, also in processes."""
     small = worlds.federation()

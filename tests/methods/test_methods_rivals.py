@@ -42,7 +42,15 @@ def plain(params):
     return {name: value.detach() for name, value in params.items()}
 
 
-def test_fedrod_rounds_by_hand():
+def use_compiled_loops(monkeypatch):
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(linear_chain, "LARGE", 0)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_fedrod_rounds_by_hand(compiles, monkeypatch):
+    if compiles:
+        use_compiled_loops(monkeypatch)
     run = worlds.run("fedrod", options={"gamma": 0.5})
     state = worlds.play("fedrod", run)
     data, shared = run.federation, run.init
@@ -159,11 +167,6 @@ def test_batch_normalization_goes_with_the_global_model(method, mode):
     assert not torch.equal(state["global"]["body.2.running_mean"], run.init["body.2.running_mean"])
     p = worlds.answers(method, run, state)["test"]
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
-
-
-def use_compiled_loops(monkeypatch):
-    monkeypatch.setattr(products, "OWN", True)
-    monkeypatch.setattr(linear_chain, "LARGE", 0)
 
 
 @pytest.mark.parametrize("compiles", [False, True])
