@@ -38,6 +38,12 @@ class StackedBatch:
     draws: Sequence[np.random.Generator] = ()
     rate: Tensor | None = None
 
+    @property
+    def sizes(self) -> list[int]:
+        """Return how many samples there are in each client's batch up to the last that counts."""
+        padding = (self.weight.flip(1) > 0).byte().argmax(dim=1)
+        return [self.weight.shape[1] - count for count in padding.tolist()]
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -216,8 +222,7 @@ def _one_by_one(
 ) -> tuple[Tensor, Stacked]:
     """Do as ``gradient`` by a network that takes one model at a time, without the padding of each batch."""
     losses, grads = torch.empty_like(batch.weight[:, 0]), {name: torch.empty_like(params[name]) for name in names}
-    sizes = batch.weight.shape[1] - (batch.weight.flip(1) > 0).byte().argmax(dim=1)  # up to the last that counts
-    for index, size in enumerate(sizes.tolist()):
+    for index, size in enumerate(batch.sizes):
         row = slice(index, index + 1)
         own = StackedBatch(batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size], {}, {})
         models = {name: value[row] for name, value in params.items()}

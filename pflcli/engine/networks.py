@@ -83,8 +83,7 @@ class CompiledNetwork(OneModelNetwork):
     def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the only model of ``params`` (1, ...) for ``x`` (1, n, ...), in training mode."""
         with torch.no_grad():
-            for name, value in self._state.items():
-                value.copy_(params[name][0])
+            self._program.load({name: params[name][0] for name in self._state})
             logits, z = self._program.forward(x[0])
             for name, value in self._state.items():
                 if name not in self.parameters:
@@ -111,6 +110,24 @@ class CompiledNetwork(OneModelNetwork):
         if rest:
             torch._foreach_sub_([models[name][0] for name in rest], [self._program.grads[name] for name in rest])
 
+    def proximal_steps(
+        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int
+    ) -> None:
+        """Take steps in place, those of a model one after the other, see ``pflcli.engine.gradients``."""
+        inside = [name for name in self.trained if name in self._program.linear]
+        rest = [name for name in self.trained if name not in inside]
+        for row, size in enumerate(batch.sizes):
+            model, centre = parameters.pick(params, row), parameters.pick(anchor, row) if lam else {}
+            moves = {name: Move(model[name], rate, centre.get(name), rate * lam) for name in inside}
+            own, grads = (batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]), self._program.grads
+            for _ in range(count):
+                with self._program.model(model):
+                    self._program.step(*own, self.trained, moves)
+                if lam and rest:
+                    torch._foreach_lerp_([model[n] for n in rest], [centre[n] for n in rest], rate * lam)
+                if rest:
+                    torch._foreach_add_([model[name] for name in rest], [grads[name] for name in rest], alpha=-rate)
+
     def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
         """Do as the function of this name: the gradients of each mixture take its place in memory.
 
@@ -119,7 +136,7 @@ class CompiledNetwork(OneModelNetwork):
         from pflcli.engine.cpu import products
 
         mixed, losses = tables.mixtures(share, models, independent=True), torch.empty_like(share[:, 0])
-        for row, size in enumerate((batch.weight > 0).sum(dim=1).tolist()):
+        for row, size in enumerate(batch.sizes):
             moves = {name: Move(mixed[name][row], 0.0, replaces=True) for name in self._program.linear}
             own = batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]
             with self._program.model(parameters.pick(mixed, row)):

@@ -40,6 +40,16 @@ def run_task(
     pads each client by its own samples alone; otherwise up to rounding, as batched kernels may add in another order. A
     request stacks the same clients on every machine, so that its bytes stay the same.
     """
+    try:
+        return _run(task, resident, data, start, out)
+    finally:
+        if resident.program is not None:
+            resident.program.forget()
+
+
+def _run(
+    task: Task, resident: ResidentNet, data: Federation, start: Params | Stacked, out: Stacked
+) -> NDArray[np.float64]:
     data = data if task.rows is None else data.pooled(task.rows)
     like = {name: value[0] for name, value in out.items()}
     own_start = is_stacked(start, like)

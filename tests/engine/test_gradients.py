@@ -122,8 +122,9 @@ def test_names_may_differ_from_those_that_are_trained():
 
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize(("lam", "count"), [(0.0, 1), (2.0, 3)])
-def test_proximal_steps_in_every_form(prefix, lam, count):
-    net, shape = mlp()
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_proximal_steps_in_every_form(kind, prefix, lam, count):
+    net, shape = {"mlp": mlp, "cnn": cnn}[kind]()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     draw = torch.Generator().manual_seed(1)
     start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
@@ -132,7 +133,8 @@ def test_proximal_steps_in_every_form(prefix, lam, count):
     weight = torch.tensor(
         [[0.25] * 4, [0.0, 0.4, 0.6, 0.0]]
     )  # the second has a sample that does not count, and padding
-    for network, size in forms("mlp", net, shape, trained):
+    for network, least in forms(kind, net, shape, trained):
+        size = 2 if isinstance(network, gradients.ProximalNetwork) else least
         stack = {name: value[:size].clone() for name, value in start.items()}
         batch = gradients.StackedBatch(x[:size], y[:size], weight[:size], {}, {})
         centres = {name: value[:size] for name, value in anchor.items()}
@@ -311,7 +313,7 @@ def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
     basis = {name: padded[name][:, :-3].view(5, *value.shape) for name, value in parameters.of(net).items()}
     shares = torch.rand(3, 5, generator=draw) / 5
     x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
-    weight = torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0], [1.0, 0.0, 0.0, 0.0]])
     network = networks.CompiledNetwork(net, [], program.of(net, shape))
     before = {name: value.clone() for name, value in basis.items()}
     with torch.no_grad():
@@ -467,6 +469,28 @@ def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
         torch.testing.assert_close(value, parts[1].params[name], **tolerance)
     assert any(not torch.equal(value, start[name]) for name, value in parts[0].params.items())
     np.testing.assert_allclose(parts[0].loss, parts[1].loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["loop", "lockstep"])
+def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatch):
+    """Linear weights of a model are read where they lie; the next client trains in the network itself."""
+    monkeypatch.setattr(engines, "_MIN_STACKS", 1)
+    net, shape = cnn()
+    draw, ends = np.random.default_rng(0), np.asarray([0, 7, 7, 7, 12, 12, 12])
+    x = draw.normal(size=(12, *shape)).astype(np.float32)
+    data, net = Federation.of(x, draw.integers(0, 3, 12), ends, 3), net.float()
+    start, plan = parameters.of(net), LocalSGD(1, 4, [0.1])
+    ruled = replace(plan, gradient=gradients.gradient, frozen_norm=True, lockstep=mode == "lockstep")
+    parts = []
+    for before in (False, True):
+        engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop")
+        if before:
+            list(engine.local_sgd([0, 1], parameters.stack([start] * 2), ruled, ("sgd", 0)))
+            assert not engine._resident.program._elsewhere
+        parts += engine.local_sgd([0, 1], start, plan, ("sgd", 1))
+    for name, value in parts[0].params.items():
+        assert torch.equal(value, parts[1].params[name])
+        assert not torch.equal(value[0], start[name])
 
 
 def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():

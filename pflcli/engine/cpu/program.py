@@ -62,19 +62,27 @@ class Program:
         self._blocks: list[Tensor] = []
         self._passes: dict[int, _Pass] = {}
 
-    @contextmanager
-    def model(self, params: Mapping[str, Tensor]) -> Iterator[None]:
-        """Pass a model inside the block, whose linear weights are read where they lie, and all else in the network."""
+    def load(self, params: Mapping[str, Tensor]) -> None:
+        """Take a model, of which linear weights are read where they lie until ``forget``, and all else is copied."""
         in_place = {name for name in self.linear if params[name].is_contiguous() and params[name].dtype == self.dtype}
         with torch.no_grad():
             for name, value in self._state.items():
                 if name not in in_place:
                     value.copy_(params[name])
         self._elsewhere = {name: params[name].detach() for name in in_place}
+
+    def forget(self) -> None:
+        """Read all weights in the network again."""
+        self._elsewhere = {}
+
+    @contextmanager
+    def model(self, params: Mapping[str, Tensor]) -> Iterator[None]:
+        """Pass a model inside the block, see ``load``."""
+        self.load(params)
         try:
             yield
         finally:
-            self._elsewhere = {}
+            self.forget()
 
     @torch.no_grad()
     def step(
