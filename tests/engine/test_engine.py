@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -858,3 +859,23 @@ def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most
         for expected, actual, same in zip(plain, first, second, strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
             assert torch.equal(actual, same)
+
+
+def test_a_single_worker_is_the_thread_that_calls_and_others_are_not():
+    data = worlds.federation()
+    net = network("chain", data)
+    here = threading.get_ident()
+    assert set(Threads(net, data, 1).each(lambda _: threading.get_ident(), 3)) == {here}
+    assert here not in Threads(net, data, 2).each(lambda _: threading.get_ident(), 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clients_train_the_same_by_any_number_of_threads_where_the_caller_takes_no_gradients(mode):
+    data, trained = worlds.federation(), []
+    net = network("other", data)
+    for count in (1, 2):
+        engine = Engine(net, data, seed=0, threads=count, mode=mode)
+        with torch.no_grad():
+            (part,) = engine.local_sgd(data.clients, parameters.of(net), LocalSGD(1, 4, [0.1]), ("sgd", 0))
+        trained.append(part.params)
+    assert worlds.same(*trained)

@@ -1,13 +1,14 @@
-"""An executor whose workers are threads of this process."""
+"""An executor whose workers are threads of this process; a single worker is the thread that calls."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from pflcli.engine.resident import ResidentNet
 from pflcli.engine.task import Task, run_task
 from pflcli.parameters import Params, Stacked
 
+S = TypeVar("S")
+
 ResidentNets = dict[str, ResidentNet]
 """The networks of one worker by mode: ``loop`` with the fastest form of each layer, ``stacked`` with stock layers."""
 
@@ -37,7 +40,7 @@ BATCH = {"cpu": 64, "cuda": 4096}
 
 
 class Threads:
-    """An executor of ``count`` threads, each with one intra-op thread and networks of its own."""
+    """An executor of ``count`` threads with networks of their own; whoever calls computes with one intra-op thread."""
 
     def __init__(self, net: nn.Module, federation: Federation, count: int) -> None:
         self.federation = federation
@@ -53,8 +56,10 @@ class Threads:
             program = nets["loop"].program
             self._shares_net = nets["stacked"].layers is None and not (program and program.infers)
             self._nets.put(nets)
-        # Without the initializer a new thread computes with as many intra-op threads as OpenMP chooses.
-        self._pool = ThreadPoolExecutor(self._nets.qsize(), initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = None
+        if (workers := self._nets.qsize()) > 1:
+            # Without the initializer a new thread computes with as many intra-op threads as OpenMP chooses.
+            self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
     @contextmanager
     def net(self) -> Iterator[ResidentNets]:
@@ -69,17 +74,17 @@ class Threads:
         """Train the tasks of a chunk into ``out`` (m, ...), complete at the end; yield their losses in order."""
 
         def losses(task: Task) -> NDArray[np.float64]:
-            with self.net() as nets:
+            with self.net() as nets, torch.enable_grad():  # as a new thread does, whatever the one that calls does
                 return run_task(task, nets[task.mode], self.federation, start, out)
 
-        return self._pool.map(losses, tasks)
+        return self._map(losses, tasks)
 
     def infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
         """Return the logits (n, C) and the representations (n, d), or (n, 0) without ``features``, of each task."""
         if self._shares_net and all(task.index is None for task in tasks):
             with self.net() as nets:
                 net = _loaded(nets["loop"].net, models)  # all threads read it
-                return list(self._pool.map(lambda task: self._predict(net, task), tasks))
+                return list(self._map(lambda task: self._predict(net, task), tasks))
         small = all(task.compiled and len(task.rows) <= _FEW for task in tasks)
         if small and [task.index for task in tasks] == list(range(len(tasks))):
             with self.net() as nets:
@@ -87,11 +92,11 @@ class Threads:
             if chain is not None:
                 parts = [slice(first, first + _STACK) for first in range(0, len(tasks), _STACK)]
                 stacks = [{name: value[part] for name, value in models.items()} for part in parts]
-                groups = [tasks[part] for part in parts]
-                outputs = self._pool.map(lambda group, stack: self._of_stack(chain, group, stack), groups, stacks)
+                groups = zip([tasks[part] for part in parts], stacks, strict=True)
+                outputs = self._map(lambda group: self._of_stack(chain, *group), groups)
                 return list(itertools.chain.from_iterable(outputs))
 
-        return list(self._pool.map(lambda task: self.outputs(task, models), tasks))
+        return list(self._map(lambda task: self.outputs(task, models), tasks))
 
     def outputs(self, task: Inference, models: Params | Stacked) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and representations (n, d) of one task, computed on the calling thread."""
@@ -124,11 +129,19 @@ class Threads:
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
         """Return ``work(0)`` to ``work(count - 1)``."""
-        return list(self._pool.map(work, range(count)))
+        return list(self._map(work, range(count)))
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _map(self, work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+        """Return the results of all items in their order; a single worker is the calling thread.
+
+        To hand a task to another thread and wait for it takes as long as many a task.
+        """
+        return map(work, items) if self._pool is None else self._pool.map(work, items)
 
     def _predict(self, net: nn.Module, task: Inference) -> tuple[Tensor, Tensor]:
         def forward(x: Tensor) -> tuple[Tensor, Tensor]:
