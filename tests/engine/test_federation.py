@@ -30,6 +30,22 @@ def test_the_rows_of_many_clients_are_those_of_each(split, clients):
     assert data.labels_of(np.asarray(clients, dtype=np.int64), split).tolist() == [row % 3 for row in expected]
 
 
+@pytest.mark.parametrize("rows", [[], [4], [6, 0, 6, 12], list(range(N))])
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((4, 5), np.uint8), ((4, 5, 3), np.uint8), ((7,), np.float32), ((7,), np.int16)]
+)
+def test_samples_are_read_by_rows_in_any_order_and_form(shape, kind, rows):
+    x = DRAW.integers(0, 200, size=(N, *shape)).astype(kind)
+    first = x if kind != np.uint8 else x[:, None] if len(shape) == 2 else x.transpose(0, 3, 1, 2)
+    places = np.asarray(rows, dtype=np.int64)
+    for given in (places, torch.from_numpy(places)):
+        samples = federation(x).samples(given)
+        assert samples.is_contiguous()
+        np.testing.assert_array_equal(samples.numpy(), first[places])
+        assert samples.numpy().dtype == kind
+    np.testing.assert_array_equal(federation(x).samples(slice(2, 5)).numpy(), first[2:5])
+
+
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3), (4, 5, 1)])
 def test_images_that_are_mapped_are_read_with_channels_first(shape, tmp_path):
     x = DRAW.integers(0, 256, size=(N, *shape), dtype=np.uint8)
