@@ -20,6 +20,8 @@ _NUMBERED, _WORDS = 40, 5
 """Greatest number of clients for which this module places the numbers, and of groups that have the word ``group``."""
 
 
+_DPI = 130
+
 MOST_NAMED = 30
 """Greatest number of clients or classes that are labelled by their names."""
 
@@ -64,21 +66,19 @@ def draw(size: tuple[float, float], widths: list[float], rows: int = 1) -> tuple
 
 def figure(size: tuple[float, float]) -> Any:
     """Return an empty figure without a display, of this width and height in inches."""
-    import matplotlib as mpl
+    # Without pyplot, which takes longer to import than these.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot.figure(figsize=size, layout="constrained")
+    drawing = Figure(figsize=size, dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(drawing)
+    return drawing
 
 
 def png(drawing: Any) -> bytes:
-    """Return the figure as a PNG and close it."""
-    from matplotlib import pyplot
-
+    """Return the figure as a PNG."""
     memory = io.BytesIO()
-    drawing.savefig(memory, format="png", dpi=130, metadata={"Software": None})
-    pyplot.close(drawing)
+    drawing.canvas.print_png(memory, metadata={"Software": None})  # savefig would go through all panels once more
     return memory.getvalue()
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pflcli.presentation import canvas
 
 Row = Mapping[str, Any]
 
@@ -23,15 +24,12 @@ def sweep(rows: Sequence[Row], axes: Mapping[str, Sequence[float]], along: str) 
     axis itself: then each line's tuned lambda is drawn as a level. The next axis that varies gives the lines.
     """
     import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.ticker import PercentFormatter
 
     across = next((a for a, values in axes.items() if len(values) > 1 and a not in (along, "lambda")), None)
     at = {axis: min(axes[axis], key=lambda value: _distance(axis, value)) for axis in _USUAL}
     lines = [None] if across is None else _spaced(axes[across])
-    figure, panels = pyplot.subplots(1, len(_PANELS), figsize=(11.4, 4.2), layout="constrained")
+    figure, ((*panels,),) = canvas.draw((11.4, 4.2), [1] * len(_PANELS))
     colours = mpl.colormaps["viridis"]
     for panel, (metric, label) in zip(panels, _PANELS.items(), strict=True):
         for place, value in enumerate(lines):
@@ -63,10 +61,7 @@ def sweep(rows: Sequence[Row], axes: Mapping[str, Sequence[float]], along: str) 
     others = [f"{axis} {value:g}" for axis, value in at.items() if axis not in (along, across)]
     title = [*others, "dotted: lambda tuned per client" if along == "lambda" else "lambda tuned per client"]
     figure.suptitle("kNN-Per, " + ", ".join(title), fontsize=11)
-    memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=130, metadata={"Software": None})
-    pyplot.close(figure)
-    return memory.getvalue()
+    return canvas.png(figure)
 
 
 def _style(colour: Any, label: str) -> dict[str, Any]:

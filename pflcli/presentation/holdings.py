@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,11 +29,6 @@ def holdings(
     those of a ``cluster`` (m,) together. Clients that are ``new`` (m,) have another colour. Few clients and classes are
     called by their ``names`` (m,) and ``classes`` (C,).
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
     clients, labels = counts.shape
     few = clients <= _FEW
     order = _order(counts, cluster, by_class=not few)
@@ -42,9 +36,8 @@ def holdings(
     late = np.zeros(clients, dtype=np.bool_) if new is None else new[order]
     width = float(np.clip(2.0 + 0.11 * clients, 6.0, 15.0))
     height = float(np.clip(0.24 * labels, 2.4, 9.0))
-    figure, (size, composition) = pyplot.subplots(
-        2, 1, sharex=True, figsize=(width, height + 2.3), height_ratios=[1.2, height], layout="constrained"
-    )
+    figure = canvas.figure((width, height + 2.3))
+    size, composition = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, height])
     _sizes(size, counts.sum(axis=1), late, few)
     figure.suptitle(title, fontsize=11)
     if few:
@@ -64,10 +57,7 @@ def holdings(
     for axis in (size, composition):
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=130, metadata={"Software": None})
-    pyplot.close(figure)
-    return memory.getvalue()
+    return canvas.png(figure)
 
 
 def _sizes(axis: Any, totals: NDArray[np.int64], late: NDArray[np.bool_], few: bool) -> None:

@@ -164,10 +164,12 @@ def _gains(
     """Draw each client's gain by one method over its score under the baseline, ``reference`` (m,)."""
     both = ~np.isnan(reference) & ~np.isnan(values)
     gains = ((100 if metric.percent else 1) * _sign(metric) * (values - reference))[both]
-    axis.scatter(reference[both], gains, s=12 if both.sum() <= 100 else 4, alpha=0.6, color=colour, linewidths=0)
+    # The line first: it asks for the limits of its axis, which the dots of all panels share.
     axis.axhline(0, color=_GREY, ls="--", lw=1.0)
+    axis.scatter(reference[both], gains, s=12 if both.sum() <= 100 else 4, alpha=0.6, color=colour, linewidths=0)
     better, worse = (100 * float(np.mean(side)) if len(gains) else 0.0 for side in (gains > 0, gains < 0))
-    axis.set_title(f"{name}\n↑ {better:.0f} % ↓ {worse:.0f} %", fontsize=8.5)
+    # At a given height, as to look what else may be up there takes a quarter of the time of the picture.
+    axis.set_title(f"{name}\n↑ {better:.0f} % ↓ {worse:.0f} %", fontsize=8.5, y=1)
     axis.tick_params(labelsize=8)
     _in_percent(axis.xaxis, metric)
     axis.spines[["top", "right"]].set_visible(False)

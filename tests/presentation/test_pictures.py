@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 
-import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib import pyplot
 from matplotlib.colors import to_hex
+from PIL import Image
 from safetensors.numpy import load_file
 
 from pflcli.artifacts import codebook
@@ -22,17 +22,13 @@ from pflcli.metrics.attention import of_last_round
 from pflcli.presentation import attention, canvas, collapse, holdings, neighbours, pictures
 from pflcli.presentation.canvas import Order
 
-mpl.use("Agg")
-
 CLUSTER = np.asarray([1, 0, 1, 0])
 FEW = {"model": "mlp", "rounds": 4, "participation": 0.5}
 
 
 @pytest.fixture
 def axis():
-    figure, axes = pyplot.subplots()
-    yield axes
-    pyplot.close(figure)
+    return canvas.figure((6.4, 4.8)).subplots()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,27 @@ def test_every_method_has_a_panel_of_its_own(monkeypatch, count):
     gains = 100 * (scores["m1"] - scores["m0"])[10:]
     assert f"↑ {100 * np.mean(gains > 0):.0f} %" in used[0].get_title()
     np.testing.assert_allclose(used[0].collections[0].get_offsets()[:, 1], gains)
-    pyplot.close(drawn[0])
+
+
+@pytest.mark.parametrize("gain", [-0.2, 0.0, 0.2])
+def test_panels_look_as_if_each_were_drawn_with_its_title_where_there_is_room(monkeypatch, gain):
+    """Against Matplotlib's own ways: titles that look for room, zero lines drawn last, and ``savefig``."""
+    drawn, rng = [], np.random.default_rng(0)
+    scores = {name: np.clip(0.5 + gain * at + 0.1 * rng.random(30), 0, 1) for at, name in enumerate(("a", "b", "c"))}
+    png = canvas.png
+    monkeypatch.setattr(canvas, "png", lambda drawing: drawn.append(drawing) or b"")
+    pictures.ranked(scores, "a", "Accuracy")
+    pictures.ranked(scores, "a", "Accuracy")
+    for panel in drawn[1].subfigs[1].axes:
+        if panel.lines:
+            panel.lines[0].remove()
+            panel.axhline(0, color="#777777", ls="--", lw=1.0)
+            panel.set_title(panel.get_title(), fontsize=8.5)
+    usual = io.BytesIO()
+    drawn[1].savefig(usual, dpi=130)
+    images = [np.asarray(Image.open(file)) for file in (io.BytesIO(png(drawn[0])), usual)]
+    assert images[0].std() > 1
+    np.testing.assert_array_equal(*images)
 
 
 def test_without_a_baseline_there_are_lines_alone():
