@@ -224,10 +224,10 @@ class ModelTable:
             yield name, value.dtype, (len(self.written), *value.shape), self._column(piece)
 
     def _column(self, piece: slice) -> Iterator[bytes]:
-        buffer = np.empty(self._size, dtype=np.uint8)
-        for row in self._row[self.written]:
-            self.storage.read(int(row), buffer)
-            yield buffer[piece].tobytes()
+        for row in self._row[self.written].tolist():
+            content = np.empty(piece.stop - piece.start, dtype=np.uint8)
+            self.storage.read(row, content, self._size, piece.start)
+            yield content.tobytes()
 
 
 class Snapshot(ModelTable):
