@@ -7,6 +7,7 @@ outside, so that work on the engine, which is held to give the same numbers, mak
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -52,13 +53,20 @@ def _hash(begin: Iterable[Path]) -> str:
         if path in known:
             continue
         known.add(path)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        imported = [_file(module) for module in _imports(tree) if not is_shared(module)]
-        ahead += [file for file in imported if file is not None]
-        contents.add(hashlib.sha256(ast.dump(_Strip().visit(tree)).encode()).hexdigest())
+        content, modules = _read(path.read_text(encoding="utf-8"))
+        ahead += [file for module in modules if (file := _file(module)) is not None]
+        contents.add(content)
     # Contents alone, in an order of their own: a module may move, and a package without code may come or go.
     contents.discard(_EMPTY)
     return hashlib.sha256("".join(sorted(contents)).encode()).hexdigest()
+
+
+@functools.cache
+def _read(code: str) -> tuple[str, tuple[str, ...]]:
+    """Return the hash of a file's content, and the modules that it imports outside ``SHARED``."""
+    tree = ast.parse(code)
+    imported = tuple(module for module in _imports(tree) if not is_shared(module))
+    return hashlib.sha256(ast.dump(_Strip().visit(tree)).encode()).hexdigest(), imported
 
 
 _EMPTY = hashlib.sha256(ast.dump(ast.parse("")).encode()).hexdigest()

@@ -120,7 +120,8 @@ class Artifact:
         path = self._listed_path(name)
         if not stat.S_ISREG(path.stat().st_mode):
             raise self._damaged(name, "is not a regular file")
-        if path.resolve().parent != self.path.resolve():
+        is_elsewhere = path.is_symlink() or path.name != name  # otherwise there is nothing to resolve
+        if is_elsewhere and path.resolve().parent != self.path.resolve():
             raise self._damaged(name, "is a link to another folder")
 
     def _listed_path(self, name: str) -> Path:

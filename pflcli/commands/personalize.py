@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain as joined
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def personalize(
         pair_costs.remarks(method, definition, cfg, training, partition) if partition is not None else ()
     )
     if partition is not None and definition.has_rounds and LINKS[definition.KIND]:
-        remarks = joined(remarks, guarantee.ahead(training, len(partitions.able(partition))))
+        remarks = joined(remarks, guarantee.ahead(training, partial(partitions.able, partition)))
     return make(out, spec, execution, lambda writer: _build(job, writer, execution), ahead=remarks)
 
 

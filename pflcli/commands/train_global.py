@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def train_global(
         summary = {**_summary(run, progress, accuracy, missing), **_privacy(run, progress, execution)}
         return Built(summary, {**hardware.facts(run.engine, execution), **weights_file})
 
-    return make(out, spec, execution, build, ahead=guarantee.ahead(training, len(partitions.able(partition))))
+    return make(out, spec, execution, build, ahead=guarantee.ahead(training, partial(partitions.able, partition)))
 
 
 def _require_global_model(name: str, method: Method) -> None:

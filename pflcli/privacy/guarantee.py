@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from pflcli.privacy import accounting
@@ -32,10 +32,14 @@ def plan(settings: Settings) -> tuple[float, float]:
     return noise, math.inf if delta is None or not noise else accounting.epsilon(noise, rate, rounds, delta)
 
 
-def ahead(settings: Settings, clients: int) -> Iterator[str]:
-    """Yield what a run with differential privacy will guarantee to one of ``clients``, before it begins."""
+def ahead(settings: Settings, participants: Callable[[], Sized]) -> Iterator[str]:
+    """Yield what a run with differential privacy will guarantee to one of its clients, before it begins.
+
+    ``participants`` returns the clients; other runs do not ask for them.
+    """
     if not settings.dp:
         return
+    clients = len(participants())
     noise, epsilon = plan(settings)
     clip = "adaptive" if settings.dp_clip in (None, "adaptive") else settings.dp_clip
     yield (

@@ -24,10 +24,10 @@ MANY = 1000
 
 def remarks(name: str, method: Method, cfg: Any, settings: Settings, partition: Artifact) -> list[str]:
     """Return what grows with the square of the clients of a ``partition``, in numbers; nothing if they are few."""
-    clients, participants = int(partition.manifest.summary["clients"]), len(partitions.able(partition))
-    if clients < MANY:
+    clients = int(partition.manifest.summary["clients"])
+    if clients < MANY or not (method.PAIRS_SENT or method.PAIRS_KEPT):
         return []
-    lines, pair_content = [], method.PAIRS_SENT
+    lines, pair_content, participants = [], method.PAIRS_SENT, len(partitions.able(partition))
     if pair_content == "models":
         cohort = max(1, round(settings.participation * participants))
         gigabytes = cohort * participants * resolved_settings.model_bytes(settings, partition) / 1e9
