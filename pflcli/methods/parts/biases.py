@@ -88,7 +88,8 @@ def gradients(theta: Params, personal: Tensor, change: Tensor, largest: float) -
 
     Its norm, over all matrices, is at most ``largest``.
     """
-    grads = torch.autograd.grad(personal, list(theta.values()), change, materialize_grads=True)
+    # As one number: with gradients of outputs torch.autograd.grad imports a second of symbolic algebra.
+    grads = torch.autograd.grad((personal * change).sum(), list(theta.values()), materialize_grads=True)
     norm = torch.stack([grad.norm() for grad in grads]).norm()
     scale = (largest / norm.clamp_min(1e-300)).clamp_max(1.0)
     return {name: grad * scale for name, grad in zip(theta, grads, strict=True)}
