@@ -864,9 +864,9 @@ def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most
 def test_a_single_worker_is_the_thread_that_calls_and_others_are_not():
     data = worlds.federation()
     net = network("chain", data)
-    here = threading.get_ident()
-    assert set(Threads(net, data, 1).each(lambda _: threading.get_ident(), 3)) == {here}
-    assert here not in Threads(net, data, 2).each(lambda _: threading.get_ident(), 3)
+    caller = threading.get_ident()
+    assert set(Threads(net, data, 1).each(lambda _: threading.get_ident(), 3)) == {caller}
+    assert caller not in Threads(net, data, 2).each(lambda _: threading.get_ident(), 3)
 
 
 @pytest.mark.parametrize("mode", MODES)

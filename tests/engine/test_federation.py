@@ -38,8 +38,8 @@ def test_samples_are_read_by_rows_in_any_order_and_form(shape, kind, rows):
     x = DRAW.integers(0, 200, size=(N, *shape)).astype(kind)
     first = x if kind != np.uint8 else x[:, None] if len(shape) == 2 else x.transpose(0, 3, 1, 2)
     places = np.asarray(rows, dtype=np.int64)
-    for given in (places, torch.from_numpy(places)):
-        samples = federation(x).samples(given)
+    for positions in (places, torch.from_numpy(places)):
+        samples = federation(x).samples(positions)
         assert samples.is_contiguous()
         np.testing.assert_array_equal(samples.numpy(), first[places])
         assert samples.numpy().dtype == kind
