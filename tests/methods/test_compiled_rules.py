@@ -20,7 +20,7 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.gradients import Chain, Minibatches
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.resident import ResidentNet
-from pflcli.methods import feddbe, fedrod, pfedme
+from pflcli.methods import feddbe, fedproto, fedrod, pfedme
 
 CHAINS = {
     "two layers": ((12, 7, True), (7, 3, False)),
@@ -102,6 +102,16 @@ def with_own_head(layers, w, trained, x, y, weight, rate, offsets):
     return loss.item(), {name: value.detach() for name, value in leaves.items()}
 
 
+def with_prototypes(layers, w, trained, x, y, weight, rate, prototypes, known):
+    """A step of FedProto in double precision."""
+    leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+    z, logits = outputs(layers, leaves, x)
+    pull = LAM * (weight * known[y] * (z - prototypes[y]).square().mean(dim=1)).sum()
+    loss = (functional.cross_entropy(logits, y, reduction="none") * weight).sum() + pull
+    descend(leaves, loss, trained, rate)
+    return loss.item(), {name: value.detach() for name, value in leaves.items()}
+
+
 def batches(n, draw):
     """Six minibatches of three clients: of ``n`` samples, one with an unused sample and padding, one of one sample."""
     weight = (torch.rand(6, n, generator=draw) + 0.1) / n
@@ -128,7 +138,9 @@ def after_steps(rule, layers, models_, trained, minibatches, own_constants, shar
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize(
     ("method", "n", "count"),
-    [("pfedme", n, k) for n in (1, 4, 40) for k in (1, 4)] + [("feddbe", 4, 0), ("fedrod", 4, 0)],
+    [("pfedme", n, k) for n in (1, 4, 40) for k in (1, 4)]
+    + [("feddbe", 4, 0), ("fedrod", 4, 0)]
+    + [("fedproto", n, 0) for n in (1, 4, 40)],
 )
 def test_steps_are_those_in_double_precision(kind, bias, prefix, method, n, count):
     layers, shapes = chain_of(kind, bias)
@@ -141,8 +153,11 @@ def test_steps_are_those_in_double_precision(kind, bias, prefix, method, n, coun
         start |= {f"own:{name}": value + 0.1 for name, value in start.items() if name.startswith("head.")}
         if not bias:
             del start["own:head.bias"]
-    rule = {"pfedme": pfedme._Envelope(LAM, count, RATE), "feddbe": feddbe._Rule(), "fedrod": fedrod._Rule()}[method]
+    rules = {"feddbe": feddbe._Rule(), "fedproto": fedproto._Rule(), "fedrod": fedrod._Rule()}
+    rule = rules.get(method, pfedme._Envelope(LAM, count, RATE))
+    prototypes, known = torch.randn(3, len(consensus), generator=draw), torch.tensor([1.0, 0.0, 1.0])
     shared = {"consensus": consensus, "kappa": torch.tensor(KAPPA)}
+    shared |= {"mean": prototypes, "known": known, "lam": torch.tensor(LAM)}
     minibatches = batches(n, draw)
     losses, actual = after_steps(rule, layers, start, trained, minibatches, {"offsets": offsets}, shared)
     expected = {name: value.double() for name, value in start.items()}
@@ -153,6 +168,8 @@ def test_steps_are_those_in_double_precision(kind, bias, prefix, method, n, coun
             loss, own = envelope(*batch, count)
         elif method == "feddbe":
             loss, own = with_memory(*batch, consensus.double())
+        elif method == "fedproto":
+            loss, own = with_prototypes(*batch, prototypes.double(), known)
         else:
             loss, own = with_own_head(*batch, offsets[client].double())
         assert losses[s] == pytest.approx(loss, rel=2e-5)
@@ -173,7 +190,7 @@ def test_steps_are_those_in_double_precision(kind, bias, prefix, method, n, coun
     assert all(torch.equal(left[name][0], actual[name][2]) for name in left)
 
 
-@pytest.mark.parametrize("method", ["pfedme", "feddbe", "fedrod"])
+@pytest.mark.parametrize("method", ["pfedme", "feddbe", "fedrod", "fedproto"])
 def test_rounds_have_the_same_bytes_with_any_number_of_workers(method, monkeypatch):
     """By compiled loops where the CPU has them, also in processes."""
     small = worlds.federation()
@@ -189,6 +206,25 @@ def test_rounds_have_the_same_bytes_with_any_number_of_workers(method, monkeypat
         assert explained[-1].startswith("compiled linear chain" if products.OWN else "linear chain")
     assert worlds.same(*states[:2])
     assert worlds.same(*states[1:])
+
+
+def test_representations_may_have_two_layers_above_them(monkeypatch):
+    """Prototypes pull the body alone."""
+    torch.manual_seed(0)
+    data, trained = worlds.federation(), []
+    head = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, worlds.CLASSES))
+    net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 7), nn.ReLU()), head)
+    shared = {"mean": torch.randn(worlds.CLASSES, 7), "known": torch.ones(worlds.CLASSES), "lam": torch.tensor(LAM)}
+    plan = LocalSGD(2, 4, np.full(2, 0.1), gradient=fedproto._Rule(), shared=shared)
+    start = {name: value.expand(2, *value.shape) for name, value in net.state_dict().items()}
+    for own in (False, True):
+        monkeypatch.setattr(products, "OWN", own)
+        monkeypatch.setattr(linear_chain, "LARGE", 0)
+        engine, explained = Engine(net, data, seed=0, mode="stacked"), []
+        engine.explain = explained.append
+        trained += engine.local_sgd([0, 2], start, plan, ("sgd", 0))
+        assert explained[-1].startswith("compiled linear chain") == own
+    worlds.close(trained[1].params, trained[0].params, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"prox": ({}, 1.0)}, {"precision": "bfloat16"}])
