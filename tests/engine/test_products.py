@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli.engine.cpu import products, vectors
+from pflcli.engine.cpu import products, tiles, vectors
+from pflcli.engine.cpu.compiler import compiled
 
 SHAPES = [
     *((m, n, k) for m in (1, 2, 5, 7, 13) for n in (1, 4, 6, 10) for k in (1, 7, 16, 37)),
@@ -51,6 +52,24 @@ def test_a_row_of_a_product_depends_on_no_other():
         row = np.empty(31, np.float32)
         products.product_by_rows((1, 31, 1500), a[i], 0, 1500, b.ravel(), 0, 1500, row, 0, 31, 0)
         assert row.tobytes() == c[i].tobytes()
+
+
+def test_sums_of_a_tile_stay_in_their_order(monkeypatch, tmp_path):
+    """On CPUs without AVX-512 a row's last bits depended on others, as LLVM added up in the order it liked."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    dots = tiles.dot_tile(3)
+
+    @compiled
+    def multiply(a, b, c):
+        dots(20, a, 0, 20, b, 0, 20, c, 0, 4, 3, 4, 1)
+
+    a, b, c = (np.ones(size, np.float32) for size in (60, 80, 12))
+    multiply(a, b, c)
+    assert (c == 21).all()
+    (text,) = multiply.inspect_llvm().values()
+    sums = [line for line in text.splitlines() if " fadd " in line]
+    assert len(sums) > 3
+    assert not [line for line in sums if "reassoc" in line]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

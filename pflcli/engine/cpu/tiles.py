@@ -160,7 +160,7 @@ def dot_tile(height: int) -> Callable[..., None]:
                     for i, total in enumerate(vec.pairwise(totals)):
                         place, mask = part.ahead(row, i * part.lanes), part.mask(i * part.lanes, width)
                         before = part.load(place, bld.and_(mask, part.all_or_none(bld.icmp_signed("!=", more, INT(0)))))
-                        part.store(bld.fadd(before, total), place, mask)
+                        part.store(part.sum(before, total), place, mask)
             return context.get_dummy_value()
 
         i = INDEX

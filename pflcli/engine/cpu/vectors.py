@@ -103,8 +103,12 @@ class Vectors:
     def fused(self, a: Any, b: Any, c: Any) -> Any:
         """Return a b + c, rounded once where the CPU can do that: others would call a function for each number."""
         if not FUSED:
-            return self._bld.fadd(self._bld.fmul(a, b), c)
+            return self.sum(self._bld.fmul(a, b), c)
         return self._call(f"llvm.fma.{self._name}", self._type, a, b, c)
+
+    def sum(self, a: Any, b: Any) -> Any:
+        """Return a + b, in its place: LLVM would add up several in an order that depends on the code around them."""
+        return self._bld.fadd(a, b, flags=("nsz",))  # Numba gives its flags to those that have none
 
     def transposed(self, square: list[Any]) -> list[Any]:
         """Return the columns of as many vectors as one has numbers."""
@@ -141,7 +145,7 @@ class Vectors:
         count = first.type.count * (1 if second is None else 2)
         halves = [ir.Constant(ir.VectorType(ir.IntType(32), count // 2), list(range(i, count, 2))) for i in range(2)]
         even, odd = (self._bld.shuffle_vector(first, none, half) for half in halves)
-        return self._bld.fadd(even, odd)
+        return self.sum(even, odd)
 
     def along(self, count: Any, body: Callable[[Any, Any], None]) -> None:
         """Write a loop over ``count`` numbers: ``body`` gets the first number of a vector, and a mask for the last."""
