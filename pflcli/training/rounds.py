@@ -136,8 +136,8 @@ def resumed(run: Run, method: Method, work: ArtifactWriter, execution: Execution
     return progress
 
 
-_OFTEN, _AT_LEAST, _SELDOM = 20, 1.0, 10.0
-"""A checkpoint waits for so many times what the last one cost, not less than a second, not longer than ten."""
+_OFTEN, _SELDOM = 20, 10.0
+"""A checkpoint waits for so many times what the last one cost, but no longer than so many seconds."""
 
 
 class Checkpoints:
@@ -175,7 +175,7 @@ class Checkpoints:
 
     def offer(self) -> None:
         """Write a checkpoint if it is due."""
-        if time.monotonic() - self._last >= min(max(_OFTEN * self._cost, _AT_LEAST), _SELDOM):
+        if time.monotonic() - self._last >= min(_OFTEN * self._cost, _SELDOM):
             self._write()
 
     def _write(self) -> None:
