@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _PIECE = 1 << 14
 """Columns of a parameter that are read at a time: those of some clients fit into a cache."""
 
-_AWAY, _BESIDE = 8192, 4096 + 128
-"""Bytes: rows of so many are so much further apart than a multiple of them, see ``rows_apart``."""
+_MULTIPLE, _EXTRA = 8192, 4096 + 128
+"""Bytes: the distance between large rows is a multiple of the first plus the second, see ``rows_apart``."""
 
 
 def _rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
@@ -43,7 +43,7 @@ def rows_apart(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
     A multiple of a page apart, as layers often are, rows would have the same few places in a cache.
     """
     size = numbers * dtype.itemsize
-    width = (math.ceil(size / _AWAY) * _AWAY + _BESIDE if size >= _AWAY else size) // dtype.itemsize
+    width = (math.ceil(size / _MULTIPLE) * _MULTIPLE + _EXTRA if size >= _MULTIPLE else size) // dtype.itemsize
     return torch.empty(count, width, dtype=dtype)[:, :numbers]
 
 

@@ -40,7 +40,7 @@ BATCH = {"cpu": 64, "cuda": 4096}
 
 
 class Threads:
-    """An executor of ``count`` threads with networks of their own; whoever calls computes with one intra-op thread."""
+    """An executor of ``count`` threads with networks of their own; a calling thread needs one intra-op thread."""
 
     def __init__(self, net: nn.Module, federation: Federation, count: int) -> None:
         self.federation = federation
