@@ -44,7 +44,7 @@ from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.engine import engine
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.methods import fedavg
 from pflcli.training import resolved_settings, rounds
 

@@ -120,7 +120,7 @@ def write(name: str, samples: int, clients: int) -> None:
     path = Path(name)
     if path.exists():
         return
-    from pflcli.datasets import writers
+    from pflcli.data.datasets import writers
 
     known = writers.load(None)
     assert known.owner is not None

@@ -57,7 +57,7 @@ def driver_bytes(counts: list[int]) -> None:
     from pflcli.engine.engine import Engine
     from pflcli.engine.executors.ray_runtime import RayCluster
     from pflcli.engine.federation import Federation
-    from pflcli.fl.run import Run
+    from pflcli.federation.run import Run
     from pflcli.settings import Settings
 
     print("| clients | bytes of a model | fedavg | apfl |\n|---:|---:|---:|---:|")

@@ -23,7 +23,7 @@ from pflcli import config, methods, models, parameters, registry
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, Model
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
 

@@ -17,7 +17,7 @@ from pflcli import rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.evaluation import client_identity
-from pflcli.metrics import gains, scores
+from pflcli.evaluation.metrics import gains, scores
 
 PLAIN = ("fedavg", "local", "fedavg-plus", "fedavg-plus@head", "knn-per")
 SINGLE = {

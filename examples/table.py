@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import open_artifact
-from pflcli.presentation import tables
+from pflcli.evaluation.presentation import tables
 
 
 def main() -> None:

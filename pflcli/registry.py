@@ -30,6 +30,13 @@ GROUPS = {
 }
 ROOT = Path(__file__).parent
 """The package's own folder."""
+_PARENTS = {
+    "datasets": "data",
+    "schemes": "data",
+    "uploads": "federation",
+    "aggregators": "federation",
+}
+"""The packages that contain groups which are not at the top level."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class Card:
 
 def folder(group: str) -> Path:
     """Return the folder whose files make up ``group``."""
-    return ROOT / group
+    return ROOT / _PARENTS.get(group, "") / group
 
 
 def names(group: str) -> list[str]:
@@ -91,8 +98,9 @@ def load(group: str, name: str, contract: type[Any]) -> Any:
     may be; what is returned has the type of the contract. Raises UsageError with the nearest name if there is no such
     file, InputError if the file breaks the contract.
     """
-    module = importlib.import_module(f"pflcli.{group}.{path(group, name).stem}")
-    return complete(module, f"{path(group, name)}: {GROUPS[group]} {name}", contract)
+    file = path(group, name)
+    module = importlib.import_module(".".join(["pflcli", *file.relative_to(ROOT).with_suffix("").parts]))
+    return complete(module, f"{file}: {GROUPS[group]} {name}", contract)
 
 
 def complete(module: ModuleType, origin: str, contract: type[Any]) -> Any:

@@ -15,11 +15,12 @@ from pathlib import Path
 from pflcli import registry
 
 SHARED = {
-    *("", "aggregators", "datasets", "errors", "foreign", "formats", "methods", "models"),
-    *("registry", "rng", "settings", "uploads", "vision", "wording"),
+    *("", "data", "data.datasets", "data.formats", "errors", "foreign", "methods", "models"),
+    *("federation", "federation.aggregators", "federation.uploads"),
+    *("registry", "rng", "settings", "vision", "wording"),
     *("engine", "knn.embedded", "parameters", "parameters.model_table", "parameters.row_storage"),
-    *(f"fl.{name}" for name in ("attack", "attendance", "channel", "local_training")),
-    *(f"fl.{name}" for name in ("predictor", "private_mean", "run", "selection")),
+    *(f"federation.{name}" for name in ("attack", "attendance", "channel", "local_training")),
+    *(f"federation.{name}" for name in ("predictor", "private_mean", "run", "selection")),
 }
 """Modules and packages whose code is no part of any one method, scheme or model. ``engine`` stands for all that is in
 it; of the others, what is in a package counts."""
@@ -80,7 +81,7 @@ def _file(module: str) -> Path | None:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Return what may be modules below the package: ``fl`` and ``fl.peers`` of ``from pflcli.fl import peers``."""
+    """Return possible modules: ``federation`` and ``federation.peers`` for ``from pflcli.federation import peers``."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -202,7 +202,7 @@ def hostile(tmp_path_factory) -> Any:
 @pytest.fixture
 def without_vega(monkeypatch) -> None:
     """Leave out of pages the script that draws charts and the pictures in their place, which take seconds to make."""
-    from pflcli.page import bundle
+    from pflcli.evaluation.page import bundle
 
     monkeypatch.setattr(bundle, "javascript", lambda: "/* Vega */")
     monkeypatch.setattr(bundle, "still", lambda spec, is_wide: "data:image/png;base64,AA==")

@@ -75,8 +75,8 @@ def imports(node):
         elif isinstance(item, ast.ImportFrom):
             assert item.level == 0, "imports are absolute"
             yield item.module
-            if item.module == "pflcli":
-                yield from (f"pflcli.{alias.name}" for alias in item.names)
+            if item.module in ("pflcli", "pflcli.data", "pflcli.evaluation", "pflcli.federation"):
+                yield from (f"{item.module}.{alias.name}" for alias in item.names)
 
 
 def shuffle_test_labels(source, out):

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from annotated_types import Ge
 
-from pflcli import config, methods, models, registry, rng, schemes
-from pflcli import datasets as data
+from pflcli import config, methods, models, registry, rng
+from pflcli.data import datasets as data
+from pflcli.data import schemes
 from pflcli.errors import InputError, UsageError
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from pflcli import config, methods, models, parameters, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import SPLITS, Federation
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.flat_format import flat_indexes
 from pflcli.knn.stores import Stores

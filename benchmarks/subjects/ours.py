@@ -7,7 +7,7 @@ import numpy as np
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.methods import fedavg
 from pflcli.training import resolved_settings, rounds
 from subjects import work

@@ -165,7 +165,7 @@ def table(
 def scores(artifact: Artifact, *, to_stderr: bool) -> None:
     """Print the table of an evaluation or a comparison, and its conclusions on stderr."""
     from pflcli.artifacts.kinds.evaluation import read
-    from pflcli.presentation import conclusion, tables
+    from pflcli.evaluation.presentation import conclusion, tables
 
     metrics = read(artifact)
     where = f"{artifact.path / 'table.csv'}, or pfl show {artifact.path} --json"
@@ -177,7 +177,7 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
 def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
     """Print the table of an audit; on stdout the rest that it says follows, on stderr the step has said that."""
     from pflcli.artifacts.kinds.audit import read
-    from pflcli.presentation import audits
+    from pflcli.evaluation.presentation import audits
 
     results = read(artifact)
     table(*audits.table(results), where=str(artifact.path / "table.csv"), to_stderr=to_stderr)

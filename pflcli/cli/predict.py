@@ -10,7 +10,7 @@ import typer
 from pflcli.cli import completion, console, hardware_options, samples, shared
 
 if TYPE_CHECKING:
-    from pflcli.commands.prediction.output import Predicted
+    from pflcli.prediction.output import Predicted
 
 
 Data = Annotated[
@@ -107,7 +107,7 @@ def command(
     """
     from pflcli.artifacts.make import Execution
     from pflcli.commands.predict import predict
-    from pflcli.commands.prediction import output
+    from pflcli.prediction import output
 
     reporter = console.Console(quiet=quiet, verbose=verbose)
     predicted = predict(

@@ -57,7 +57,7 @@ def command(
     from pflcli.artifacts.reader import open_artifact
     from pflcli.cli.lineage import tree
     from pflcli.commands import show
-    from pflcli.presentation import tables
+    from pflcli.evaluation.presentation import tables
 
     chosen = shared.numbers(rounds, "--plot-rounds")
     if chosen and picture is None and attention is None:

@@ -17,19 +17,19 @@ from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.auditing import attacks, inversion, queries, references, vote_privacy
-from pflcli.commands.auditing import canaries as canary_training
-from pflcli.commands.auditing.attacks import Exposure
-from pflcli.commands.auditing.inversion import Inverted
-from pflcli.commands.prediction import answerer as answerers
-from pflcli.commands.prediction import disclosure, personalized
-from pflcli.commands.prediction.answerer import Answerer
-from pflcli.commands.prediction.disclosure import Disclosure
+from pflcli.auditing import attacks, inversion, queries, references, vote_privacy
+from pflcli.auditing import canaries as canary_training
+from pflcli.auditing.attacks import Exposure
+from pflcli.auditing.inversion import Inverted
 from pflcli.errors import UsageError
-from pflcli.metrics import membership
-from pflcli.metrics.membership import Area, Mask, Rate
-from pflcli.presentation import audits
-from pflcli.presentation import exposure as pictures
+from pflcli.evaluation.metrics import membership
+from pflcli.evaluation.metrics.membership import Area, Mask, Rate
+from pflcli.evaluation.presentation import audits
+from pflcli.evaluation.presentation import exposure as pictures
+from pflcli.prediction import answerer as answerers
+from pflcli.prediction import disclosure, personalized
+from pflcli.prediction.answerer import Answerer
+from pflcli.prediction.disclosure import Disclosure
 from pflcli.wording import counted
 
 STATISTICS = 1

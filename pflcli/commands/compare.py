@@ -28,7 +28,7 @@ from pflcli.commands.comparison.plan import (
 from pflcli.commands.comparison.steps import Step, Variant
 from pflcli.errors import ComputationError, UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, stack_references, summary, time_to_target
-from pflcli.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial

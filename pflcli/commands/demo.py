@@ -11,7 +11,7 @@ from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.report import report
 from pflcli.errors import UsageError
-from pflcli.page import bundle
+from pflcli.evaluation.page import bundle
 
 METHODS = ("fedavg", "local", "fedavg-plus", "knn-per")
 SETTINGS: Mapping[str, Any] = {"model": "mlp", "rounds": 100, "participation": 0.2, "batch_size": 10, "lr": 0.1}

@@ -13,7 +13,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
-from pflcli.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue
 
 
 def evaluate(

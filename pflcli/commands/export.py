@@ -20,14 +20,14 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands import stack
-from pflcli.commands.exporting import description, onnx_network
-from pflcli.commands.exporting.description import INDEX, NAME, NETWORK, READER, STORE, Agreement
-from pflcli.commands.prediction import personalized
-from pflcli.commands.prediction.pieces import Pieces, pieces
+from pflcli.data.formats import unknown
+from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
 from pflcli.foreign import size
-from pflcli.formats import unknown
-from pflcli.preparation.preprocessing import Preprocessing
+from pflcli.prediction import personalized
+from pflcli.prediction.exporting import description, onnx_network
+from pflcli.prediction.exporting.description import INDEX, NAME, NETWORK, READER, STORE, Agreement
+from pflcli.prediction.pieces import Pieces, pieces
 from pflcli.wording import counted
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER}
@@ -137,7 +137,7 @@ def _contents(parts: Pieces) -> dict[str, bytes]:
 
 def _agreement(parts: Pieces, folder: Path) -> Agreement:
     """Let the folder answer the client's samples; raises ComputationError if a network answers otherwise."""
-    from pflcli.commands.exporting import reader
+    from pflcli.prediction.exporting import reader
 
     model = description.description(parts, __version__)
     p = reader.answer(folder, model, as_in_a_file(parts.x, parts.preprocessing))

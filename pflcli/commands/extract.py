@@ -19,7 +19,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.parameters import Params
 from pflcli.reporter import Advance
 from pflcli.training import hardware, resolved_settings, rounds

@@ -19,13 +19,13 @@ from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.datasets import Samples
+from pflcli.data.datasets import Samples
+from pflcli.data.formats import Roles, arrays, cleaning
+from pflcli.data.preparation import earlier_dataset, scaling
+from pflcli.data.preparation.detect import form
+from pflcli.data.preparation.earlier_dataset import Earlier
+from pflcli.data.preparation.source import Source
 from pflcli.errors import ConflictError, InputError, UsageError, closest
-from pflcli.formats import Roles, arrays, cleaning
-from pflcli.preparation import earlier_dataset, scaling
-from pflcli.preparation.detect import form
-from pflcli.preparation.earlier_dataset import Earlier
-from pflcli.preparation.source import Source
 from pflcli.wording import counted, listed
 
 MISSING = ("error", "drop", "median")

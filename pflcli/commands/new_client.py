@@ -22,17 +22,17 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands import stack
-from pflcli.commands.prediction import answering, later_clients, personalized
-from pflcli.commands.prediction.answering import Answer, Ready
-from pflcli.commands.prediction.personalized import Personalized
+from pflcli.data.formats import ABSENT, Roles
+from pflcli.data.preparation import arrivals, deal
+from pflcli.data.preparation.arrivals import Arrival
+from pflcli.data.preparation.detect import form
+from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.data.preparation.source import Source
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.foreign import require_short
-from pflcli.formats import ABSENT, Roles
-from pflcli.preparation import arrivals, deal
-from pflcli.preparation.arrivals import Arrival
-from pflcli.preparation.detect import form
-from pflcli.preparation.preprocessing import Preprocessing
-from pflcli.preparation.source import Source
+from pflcli.prediction import answering, later_clients, personalized
+from pflcli.prediction.answering import Answer, Ready
+from pflcli.prediction.personalized import Personalized
 from pflcli.training import state_files
 from pflcli.wording import counted
 

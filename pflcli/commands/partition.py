@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import config, datasets, foreign, rng, schemes, sources
+from pflcli import config, foreign, rng, sources
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as artifact
@@ -20,13 +20,14 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands import import_data
-from pflcli.datasets import Samples
+from pflcli.data import datasets, schemes
+from pflcli.data.datasets import Samples
+from pflcli.data.preparation import scaling
+from pflcli.data.preparation.deal import Deal, part_of
+from pflcli.data.preparation.poison import Poison
+from pflcli.data.schemes import Scheme
 from pflcli.errors import UsageError
-from pflcli.metrics import heterogeneity
-from pflcli.preparation import scaling
-from pflcli.preparation.deal import Deal, part_of
-from pflcli.preparation.poison import Poison
-from pflcli.schemes import Scheme
+from pflcli.evaluation.metrics import heterogeneity
 from pflcli.wording import counted
 
 FRACTIONS = (0.6, 0.2, 0.2)

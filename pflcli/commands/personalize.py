@@ -21,13 +21,13 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
-from pflcli.fl.channel import LINKS
-from pflcli.fl.run import Run
+from pflcli.evaluation.metrics.attention import by_round as attention_by_round
+from pflcli.evaluation.metrics.neighbourhood import adjacency
+from pflcli.evaluation.metrics.neighbourhood import by_round as neighbours_by_round
+from pflcli.federation.channel import LINKS
+from pflcli.federation.privacy import guarantee
+from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.metrics.attention import by_round as attention_by_round
-from pflcli.metrics.neighbourhood import adjacency
-from pflcli.metrics.neighbourhood import by_round as neighbours_by_round
-from pflcli.privacy import guarantee
 from pflcli.settings import Settings
 from pflcli.training import absences, answers, hardware, pair_costs, resolved_settings, rounds, state_files
 from pflcli.training import earlier_choices as earlier

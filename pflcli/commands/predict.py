@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from pflcli.artifacts import codebook
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.commands.prediction import answerer as answerers
-from pflcli.commands.prediction import disclosure, output, personalized
-from pflcli.commands.prediction.answerer import Answerer
-from pflcli.commands.prediction.answering import Answer
-from pflcli.commands.prediction.disclosure import Disclosure
-from pflcli.commands.prediction.output import Predicted
+from pflcli.data.formats import arrays
+from pflcli.data.preparation.queries import Source
 from pflcli.errors import UsageError, closest
-from pflcli.formats import arrays
-from pflcli.preparation.queries import Source
+from pflcli.prediction import answerer as answerers
+from pflcli.prediction import disclosure, output, personalized
+from pflcli.prediction.answerer import Answerer
+from pflcli.prediction.answering import Answer
+from pflcli.prediction.disclosure import Disclosure
+from pflcli.prediction.output import Predicted
 from pflcli.wording import counted
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from pflcli.artifacts import placement
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import UsageError
-from pflcli.page import bundle, content, data, html, lineage, repeat, runs, sentences, writing
-from pflcli.page.audits import Audit
+from pflcli.evaluation.page import bundle, content, data, html, lineage, repeat, runs, sentences, writing
+from pflcli.evaluation.page.audits import Audit
 from pflcli.reporter import SILENT, Reporter
 
 
@@ -46,8 +46,8 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     writing.require_place(out, force=force)
     for artifact in opened:
         placement.require_outside(artifact.path, [out, writing.data_folder(out)])
-    from pflcli.page import run_charts
-    from pflcli.page.parts import Chart
+    from pflcli.evaluation.page import run_charts
+    from pflcli.evaluation.page.parts import Chart
 
     comparisons = [content.read(artifact) for artifact in artifacts]
     lineages = [lineage.trace(artifact) for artifact in artifacts]

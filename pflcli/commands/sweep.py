@@ -28,12 +28,12 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UsageError, closest
+from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.evaluation.presentation import curves
 from pflcli.knn import capacity as capacities
 from pflcli.knn.grid import Sample, right, tuned
 from pflcli.knn.stores import spread
 from pflcli.methods import knn_per
-from pflcli.metrics import catalogue, scores
-from pflcli.presentation import curves
 from pflcli.training import hardware, rounds
 
 TUNED = "tuned"

@@ -20,10 +20,10 @@ from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence
-from pflcli.fl.channel import LINKS
-from pflcli.fl.run import Run
+from pflcli.federation.channel import LINKS
+from pflcli.federation.privacy import guarantee
+from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.privacy import guarantee
 from pflcli.training import absences, hardware, resolved_settings, rounds, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Progress

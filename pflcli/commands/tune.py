@@ -24,7 +24,7 @@ from pflcli.commands.tuning import running, samplers, tables
 from pflcli.commands.tuning.samplers import Grid, Sampler
 from pflcli.commands.tuning.space import Point, Space, folder, space, words
 from pflcli.errors import InputError, UsageError
-from pflcli.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings, changed
 from pflcli.training import initial_weights as initial

@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import aggregators, models, parameters, uploads
+from pflcli import models, parameters
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors.threads import Threads
 from pflcli.estimates import state_size
 from pflcli.estimates.excerpt import Excerpt
 from pflcli.estimates.sampled_executor import Rates, SampledExecutor, clock
-from pflcli.fl.channel import LINKS
-from pflcli.fl.private_mean import FIRST_CLIP, PrivateMean
-from pflcli.fl.run import Run
+from pflcli.federation import aggregators, uploads
+from pflcli.federation.channel import LINKS
+from pflcli.federation.private_mean import FIRST_CLIP, PrivateMean
+from pflcli.federation.run import Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.flat_format import flat_indexes
 from pflcli.knn.stores import Stores

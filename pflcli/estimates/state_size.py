@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.estimates.excerpt import Excerpt
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 
 

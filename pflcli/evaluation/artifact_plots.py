@@ -14,13 +14,13 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import UsageError
+from pflcli.evaluation.metrics import neighbourhood
+from pflcli.evaluation.metrics.attention import pairs
+from pflcli.evaluation.presentation.attention import attention
+from pflcli.evaluation.presentation.collapse import collapse
+from pflcli.evaluation.presentation.holdings import holdings
+from pflcli.evaluation.presentation.neighbours import neighbours
 from pflcli.methods.parts import ham_records
-from pflcli.metrics import neighbourhood
-from pflcli.metrics.attention import pairs
-from pflcli.presentation.attention import attention
-from pflcli.presentation.collapse import collapse
-from pflcli.presentation.holdings import holdings
-from pflcli.presentation.neighbours import neighbours
 
 
 def partition(artifact: Artifact) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pflcli.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue
 
 _OF_POSITIVE = {"average_precision", "sensitivity", "specificity"}
 _ONE_AGAINST_REST = {"auroc", "average_precision"}

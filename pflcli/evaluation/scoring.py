@@ -18,10 +18,10 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation import client_identity, convergence, definitions, simulated_time, summary, time_to_target
+from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.evaluation.presentation import conclusion, pictures, tables
 from pflcli.evaluation.simulated_time import Link
 from pflcli.evaluation.summary import Scored
-from pflcli.metrics import catalogue, scores
-from pflcli.presentation import conclusion, pictures, tables
 
 
 def score(

@@ -19,7 +19,7 @@ from pflcli.artifacts.kinds import backbone
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import UsageError
 from pflcli.evaluation import time_to_target
-from pflcli.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.kinds import predictions
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics.metric import Metric
 from pflcli.evaluation.summary import Scored
-from pflcli.metrics import catalogue
-from pflcli.metrics.metric import Metric
 
 _CLIENTS, _SAMPLES = 5, 200
 """Fewer clients or validation samples than these give unreliable exponents; a warning then says so."""

@@ -15,7 +15,7 @@ from pflcli import rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation import client_identity, time_to_target
-from pflcli.metrics import catalogue, gains, scores
+from pflcli.evaluation.metrics import catalogue, gains, scores
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from pflcli import registry
 from pflcli.artifacts.kinds import backbone
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import UsageError
-from pflcli.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 METRICS = ("rounds_to_target", "seconds_to_target", "megabytes_to_target", "exchanges_to_target")

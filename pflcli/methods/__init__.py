@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import registry
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 
 State = dict[str, Any]
 """What a method remembers from round to round: tensors, tables of models, and dicts of these, by name."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
 KIND = "server"

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from pflcli import parameters
 from pflcli.engine import tables
-from pflcli.fl import clusters
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation import clusters
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Stacked, TrainedClients, similarity
 from pflcli.parameters.model_table import ModelTable
 

@@ -29,7 +29,7 @@ from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, TrainedClients
 from pflcli.parameters.model_table import ModelTable
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pflcli import parameters
 from pflcli.engine import tables
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import similarity
 
 KIND = "server"

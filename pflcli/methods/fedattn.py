@@ -36,8 +36,8 @@ from torch.nn import functional
 
 from pflcli import parameters
 from pflcli.engine.numerics import intra_op
-from pflcli.fl.attendance import Diverged
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.attendance import Diverged
+from pflcli.federation.run import Predictor, Run
 from pflcli.knn.exact import nearest_others, without_self
 from pflcli.methods.parts import attention, biases
 from pflcli.methods.parts.biases import Neighbourhood

@@ -18,7 +18,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import TrainedClients
 
 KIND = "posthoc"

@@ -19,7 +19,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params
 
 KIND = "server"

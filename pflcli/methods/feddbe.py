@@ -27,7 +27,7 @@ from torch import Tensor
 from pflcli import parameters
 from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.errors import UsageError
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
 KIND = "server"

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pflcli import parameters
 from pflcli.engine.engine import probabilities
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Stacked
 
 KIND = "server"

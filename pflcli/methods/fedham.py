@@ -33,7 +33,7 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import ham
 from pflcli.methods.parts.clustering import groups
 from pflcli.methods.parts.ham_records import RoundRecord

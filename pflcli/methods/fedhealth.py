@@ -28,7 +28,7 @@ from torch import Tensor
 from pflcli import parameters
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.engine.server import ServerDiverged
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
 KIND = "server"

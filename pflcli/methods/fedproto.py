@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pflcli.engine.engine import probabilities
 from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, descend
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, TrainedClients
 
 KIND = "server"

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pflcli.engine.engine import probabilities
 from pflcli.engine.numerics import intra_op
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.knn.embedded import Embedded
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
 from pflcli.parameters import Params

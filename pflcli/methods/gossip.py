@@ -15,9 +15,9 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.fl import peers
-from pflcli.fl.peers import State
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation import peers
+from pflcli.federation.peers import State
+from pflcli.federation.run import Predictor, Run
 
 KIND = "peer"
 NEEDS = ()

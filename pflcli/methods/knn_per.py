@@ -25,7 +25,7 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from pflcli.errors import UnsuitedError
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.knn import voting
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.grid import correct_by_client, tuned

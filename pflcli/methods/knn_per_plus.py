@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.flat_format import flat_indexes
 from pflcli.knn.stores import Stores

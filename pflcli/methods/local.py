@@ -15,7 +15,7 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 
 KIND = "local"
 NEEDS = ()

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.fl import clusters
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation import clusters
+from pflcli.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()

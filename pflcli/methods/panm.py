@@ -25,9 +25,9 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.fl import peers
-from pflcli.fl.peers import State
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation import peers
+from pflcli.federation.peers import State
+from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import mixture
 from pflcli.parameters import similarity
 

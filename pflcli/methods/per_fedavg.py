@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient, proximal_steps
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, repeat
 
 KIND = "server"

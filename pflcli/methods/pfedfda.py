@@ -32,8 +32,8 @@ from torch.nn import functional
 
 from pflcli import parameters
 from pflcli.engine.engine import probabilities
-from pflcli.fl.attendance import Diverged
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.attendance import Diverged
+from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts.class_counts import training_counts
 from pflcli.parameters import Params, Stacked
 

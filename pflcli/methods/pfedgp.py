@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 
 from pflcli import parameters
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, descend
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import class_tree
 from pflcli.methods.parts.gaussian_process import Prior, probabilities
 from pflcli.methods.parts.tree_likelihood import losses_and_gradients

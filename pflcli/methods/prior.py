@@ -19,7 +19,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pflcli.engine.engine import probabilities
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
 from pflcli.parameters import Params
 

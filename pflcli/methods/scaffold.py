@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.engine.local_sgd import steps_per_epoch
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
 KIND = "server"

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.errors import ComputationError
-from pflcli.fl.attendance import Attendance, client_list
-from pflcli.fl.run import Run
+from pflcli.federation.attendance import Attendance, client_list
+from pflcli.federation.run import Run
 from pflcli.wording import counted
 
 Row = dict[str, Any]

@@ -15,7 +15,7 @@ from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine.engine import probabilities
 from pflcli.errors import ComputationError
-from pflcli.fl.run import Predictor, Run
+from pflcli.federation.run import Predictor, Run
 from pflcli.knn.stores import Stores
 from pflcli.methods import Method
 from pflcli.reporter import report_within

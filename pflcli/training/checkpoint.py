@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from pflcli import parameters
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import state_files
 from pflcli.training.best_round import Best

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pflcli import parameters
 from pflcli.engine.engine import Engine
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters.model_table import ModelTable
 

@@ -9,7 +9,7 @@ from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
 from pflcli.training import answers, rounds

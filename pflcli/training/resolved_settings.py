@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import aggregators, config, models, parameters, uploads
+from pflcli import config, models, parameters
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine import normalization
 from pflcli.engine.loop import has_batch_norm
 from pflcli.errors import UnsuitedError, UsageError
+from pflcli.federation import aggregators, uploads
 from pflcli.methods import Method
 from pflcli.settings import AUTO, Settings, changed
 

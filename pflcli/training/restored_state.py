@@ -12,7 +12,7 @@ from torch import Tensor
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UnsuitedError
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.methods import Method, State
 from pflcli.parameters import Params
 from pflcli.parameters.model_table import ModelTable

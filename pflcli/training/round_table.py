@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pflcli.errors import ComputationError
-from pflcli.fl.attendance import Attendance, Diverged, Unanswered, client_list
-from pflcli.fl.run import Run
+from pflcli.federation.attendance import Attendance, Diverged, Unanswered, client_list
+from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.training import absences, personal_accuracy, state_files
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflcli import aggregators, config, models, parameters, rng, uploads
+from pflcli import config, models, parameters, rng
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
@@ -19,12 +19,13 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.normalization import normalized
 from pflcli.errors import InputError, LostWorkerError, UnsuitedError
-from pflcli.fl.attack import Attack
-from pflcli.fl.channel import LINKS
-from pflcli.fl.private_mean import FIRST_CLIP, PrivateMean
-from pflcli.fl.run import Run
+from pflcli.federation import aggregators, uploads
+from pflcli.federation.attack import Attack
+from pflcli.federation.channel import LINKS
+from pflcli.federation.privacy import guarantee
+from pflcli.federation.private_mean import FIRST_CLIP, PrivateMean
+from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.privacy import guarantee
 from pflcli.reporter import report_within
 from pflcli.settings import Settings
 from pflcli.training import hardware, round_table, state_files

@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from pflcli.artifacts import tensors
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 
 State = Mapping[str, Any]

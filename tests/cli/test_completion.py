@@ -18,7 +18,7 @@ from helpers import ROOT
 from pflcli.artifacts import kinds
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app, completion
-from pflcli.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue
 
 
 @pytest.fixture

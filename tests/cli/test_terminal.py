@@ -17,7 +17,7 @@ from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli.layout import fitted
 from pflcli.commands.compare import compare
-from pflcli.presentation import tables
+from pflcli.evaluation.presentation import tables
 
 WIDTHS = (80, 100, 120, 160)
 

@@ -16,15 +16,15 @@ from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
+from pflcli.auditing import attacks, black_box, inversion, queries
 from pflcli.commands.audit import audit
-from pflcli.commands.auditing import attacks, black_box, inversion, queries
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
-from pflcli.commands.prediction import answerer as answerers
-from pflcli.commands.prediction import disclosure
-from pflcli.commands.prediction.pieces import pieces
 from pflcli.errors import InputError, PflError, UsageError
+from pflcli.prediction import answerer as answerers
+from pflcli.prediction import disclosure
+from pflcli.prediction.pieces import pieces
 
 ONE = Execution(threads=1)
 BRIEF = {"model": "logistic", "rounds": 1}

@@ -13,14 +13,14 @@ from pflcli import rng
 from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
+from pflcli.auditing.canaries import CanaryMean, facts
 from pflcli.commands.audit import audit
-from pflcli.commands.auditing.canaries import CanaryMean, facts
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError, UsageError
-from pflcli.fl.private_mean import PrivateMean, Release
-from pflcli.privacy import accounting
+from pflcli.federation.privacy import accounting
+from pflcli.federation.private_mean import PrivateMean, Release
 
 pytest.importorskip("dp_accounting")
 

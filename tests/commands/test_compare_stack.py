@@ -17,8 +17,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.stack import stack
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import pool
+from pflcli.evaluation.metrics import scores
 from pflcli.methods import local
-from pflcli.metrics import scores
 from pflcli.reporter import SILENT
 from pflcli.training import rounds
 

@@ -25,16 +25,16 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands import export as exports
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.export import export
-from pflcli.commands.exporting import onnx_network, reader
 from pflcli.commands.import_data import import_data
 from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
-from pflcli.commands.prediction.pieces import Pieces
+from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.engine.federation import Federation
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
-from pflcli.preparation.preprocessing import Preprocessing
+from pflcli.prediction.exporting import onnx_network, reader
+from pflcli.prediction.pieces import Pieces
 
 ONE = Execution(threads=1)
 CLASSES = 5

@@ -16,8 +16,8 @@ from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
+from pflcli.data.preparation import within_client
 from pflcli.errors import InputError, UsageError
-from pflcli.preparation import within_client
 
 COLUMNS = {"client": "ward", "label": "ill"}
 SCHEMES = {

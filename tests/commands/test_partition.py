@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import worlds
-from pflcli import datasets
 from pflcli.artifacts.kinds import partition as artifact
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.evaluate import evaluate
@@ -18,9 +17,10 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import plot
 from pflcli.commands.train_global import train_global
-from pflcli.datasets import Samples
+from pflcli.data import datasets
+from pflcli.data.datasets import Samples
+from pflcli.data.preparation.deal import assembled
 from pflcli.errors import InputError, UsageError
-from pflcli.preparation.deal import assembled
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
-from pflcli.commands.prediction import personalized, pieces
 from pflcli.errors import InputError
+from pflcli.prediction import personalized, pieces
 
 ONE = Execution(threads=1)
 

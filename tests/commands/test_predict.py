@@ -24,9 +24,9 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
-from pflcli.commands.prediction import output
 from pflcli.commands.stack import stack
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.prediction import output
 
 COLUMNS = ("hospital", "age", "smokes", "pressure", "outcome")
 BRIEF = {"model": "logistic", "rounds": 1}

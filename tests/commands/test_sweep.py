@@ -19,7 +19,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.sweep import TUNED, sweep
 from pflcli.commands.train_global import train_global
 from pflcli.errors import UsageError
-from pflcli.metrics import scores
+from pflcli.evaluation.metrics import scores
 
 GRID = {"capacity": (0.4, 1.0), "k": (3, 10), "sigma": (0.5,), "weight": (0.0, 0.7)}
 

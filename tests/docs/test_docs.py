@@ -16,7 +16,7 @@ import typer.main
 import worlds
 from pflcli import methods, registry
 from pflcli.cli import app
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.settings import Settings
 
 ROOT = Path(__file__).parents[2]

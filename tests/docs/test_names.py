@@ -14,7 +14,7 @@ what which who whose fresh had way named shown seen sent done kept everything ev
 them thing
 """
 NOT_YET = """
-pflcli/page tests/page
+pflcli/evaluation/page tests/page
 """
 """Folders and files that may still have such names: this list only becomes shorter."""
 ON_DISK = {("pflcli/artifacts/manifest.py", "made")}

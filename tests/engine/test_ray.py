@@ -11,11 +11,12 @@ import sys
 import pytest
 
 import worlds
-from pflcli import models, parameters, registry, uploads
+from pflcli import models, parameters, registry
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors import ray_runtime
 from pflcli.engine.executors.ray_runtime import RayCluster
 from pflcli.errors import LostWorkerError, UsageError
+from pflcli.federation import uploads
 
 CLIENTS, GROUPS = 24, 3
 

@@ -20,8 +20,8 @@ from pflcli.cli import shared
 from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
 from pflcli.evaluation import scoring
-from pflcli.metrics import catalogue
-from pflcli.presentation import pictures, tables
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.presentation import pictures, tables
 
 RANKING = [metric.name for metric in catalogue.METRICS.values() if metric.ranks]
 

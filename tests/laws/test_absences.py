@@ -14,7 +14,7 @@ from helpers import unmeasured
 from pflcli import methods, registry
 from pflcli.engine.engine import Engine
 from pflcli.errors import ComputationError
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
 from pflcli.training import absences, round_table

@@ -12,7 +12,7 @@ import worlds
 from helpers import unmeasured
 from pflcli import methods, registry
 from pflcli.errors import ComputationError
-from pflcli.fl.channel import LINKS
+from pflcli.federation.channel import LINKS
 from pflcli.training import state_files
 
 METHODS = registry.names("methods")

@@ -21,8 +21,8 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.errors import UnsuitedError
-from pflcli.fl.run import Run
-from pflcli.metrics import neighbourhood
+from pflcli.evaluation.metrics import neighbourhood
+from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import state_files
 from pflcli.training.restored_state import restored

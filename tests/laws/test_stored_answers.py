@@ -15,17 +15,17 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.auditing import queries
+from pflcli.auditing import queries
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.export import export
-from pflcli.commands.exporting import reader
 from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
-from pflcli.commands.prediction import answering, personalized
-from pflcli.commands.prediction.answerer import Answerer
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError
+from pflcli.prediction import answering, personalized
+from pflcli.prediction.answerer import Answerer
+from pflcli.prediction.exporting import reader
 
 METHODS = registry.names("methods")
 BRIEF = {"model": "mlp", "rounds": 1, "participation": 0.5}

@@ -10,13 +10,13 @@ import worlds
 from pflcli import parameters
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.auditing import inversion
+from pflcli.auditing import inversion
 from pflcli.commands.personalize import personalize
-from pflcli.commands.prediction import answerer as answerers
-from pflcli.commands.prediction.pieces import pieces
 from pflcli.engine.engine import probabilities
 from pflcli.errors import InputError, UsageError
 from pflcli.methods import fedavg_plus
+from pflcli.prediction import answerer as answerers
+from pflcli.prediction.pieces import pieces
 
 CLIENT = np.asarray([0])
 

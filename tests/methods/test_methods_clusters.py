@@ -13,9 +13,9 @@ import worlds
 from pflcli import parameters
 from pflcli.engine import tables
 from pflcli.errors import InputError
-from pflcli.fl import clusters
+from pflcli.evaluation.metrics import neighbourhood
+from pflcli.federation import clusters
 from pflcli.methods import clustered_fl, fedamp
-from pflcli.metrics import neighbourhood
 
 ABLE = worlds.ABLE
 UNASSIGNED = np.full(7, -1)

@@ -18,7 +18,7 @@ from pflcli import config, methods, models, parameters, registry, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.errors import ComputationError, UsageError
-from pflcli.fl.run import Run, Settings
+from pflcli.federation.run import Run, Settings
 from pflcli.knn.exact import nearest_others, without_self
 from pflcli.methods import fedattn
 from pflcli.methods.parts import attention, biases

@@ -25,7 +25,7 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, dense
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model
 from pflcli.engine.networks import AutogradNetwork
-from pflcli.fl.run import Run, Settings
+from pflcli.federation.run import Run, Settings
 from pflcli.methods import fedham
 from pflcli.methods.parts import clustering, ham, ham_records
 from pflcli.methods.parts import sketch as sketches

@@ -10,9 +10,9 @@ from torch.nn import functional
 import worlds
 from pflcli import parameters
 from pflcli.errors import UsageError
-from pflcli.fl import peers
+from pflcli.evaluation.metrics import neighbourhood
+from pflcli.federation import peers
 from pflcli.methods import panm
-from pflcli.metrics import neighbourhood
 
 ABLE = worlds.ABLE
 

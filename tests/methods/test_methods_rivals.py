@@ -11,7 +11,7 @@ from torch.nn import functional
 import worlds
 from pflcli import parameters, rng
 from pflcli.engine.cpu import linear_chain, products
-from pflcli.fl.attendance import Diverged
+from pflcli.federation.attendance import Diverged
 from pflcli.methods import pfedfda
 
 

@@ -15,8 +15,8 @@ from pflcli import parameters
 from pflcli.artifacts.row_file import RowFile
 from pflcli.engine import tables
 from pflcli.errors import ComputationError
-from pflcli.fl import peers
-from pflcli.metrics import neighbourhood
+from pflcli.evaluation.metrics import neighbourhood
+from pflcli.federation import peers
 from pflcli.parameters import similarity
 from pflcli.parameters.model_table import ModelTable
 from pflcli.parameters.row_storage import InMemoryRows

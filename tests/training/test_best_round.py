@@ -108,7 +108,7 @@ def test_a_run_reports_what_one_of_so_many_rounds_would(method, small, tmp_path,
     if methods.load(method).PERSONAL_MODELS:
         monkeypatch.setattr(personal, "accuracy", lambda *_: next(values))
     else:
-        monkeypatch.setattr("pflcli.fl.run.Run.accuracy", lambda *_: next(values))
+        monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda *_: next(values))
     options = METHOD_OPTIONS.get(method)
     personalize(method, small.p, tmp_path / "best", options=options, settings={**SETTINGS, "report": "best"})
     values = iter([0.1] * 9)

@@ -23,8 +23,8 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
+from pflcli.evaluation.metrics import neighbourhood
 from pflcli.evaluation.simulated_time import Link
-from pflcli.metrics import neighbourhood
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import personal_accuracy, round_table
 

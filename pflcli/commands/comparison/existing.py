@@ -15,7 +15,7 @@ from pflcli.commands.comparison.plan import ALL, TRAINING, resolve_variants
 from pflcli.commands.comparison.steps import Variant
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
-from pflcli.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue
 from pflcli.reporter import Reporter
 from pflcli.settings import Settings
 from pflcli.training import rounds

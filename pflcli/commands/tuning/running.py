@@ -21,7 +21,7 @@ from pflcli.commands.comparison.steps import Step
 from pflcli.commands.tuning.samplers import Sampler
 from pflcli.commands.tuning.space import Point, words
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.metrics import catalogue, scores
+from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.reporter import SILENT
 
 SPLIT = "validation"

@@ -15,8 +15,8 @@ from pflcli.commands.comparison.plan import BACKBONE, TRAINING
 from pflcli.commands.tuning.running import Trial
 from pflcli.commands.tuning.space import Space
 from pflcli.errors import UsageError
-from pflcli.metrics import catalogue
-from pflcli.metrics.metric import Metric
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics.metric import Metric
 from pflcli.wording import as_typed
 
 BEST = "best.toml"

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 
 _RARE = 1e-6
 """Least frequency of a class."""

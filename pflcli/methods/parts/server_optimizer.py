@@ -23,7 +23,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from pflcli.fl.run import Run
+from pflcli.federation.run import Run
 from pflcli.parameters import Params
 
 State = dict[str, Any]

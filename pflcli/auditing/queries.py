@@ -1,0 +1,197 @@
+"""Samples that an attacker sends to every client, and what the clients answer, by the code of ``pfl predict``.
+
+The samples take the place of all clients' test samples; ``personalize`` of the method then answers for as many clients
+at a time as it did. A training sample that is sent is embedded and searched for like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import rng
+from pflcli.artifacts import blocks
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import Artifact
+from pflcli.errors import ComputationError, InputError
+from pflcli.evaluation.metrics import membership
+from pflcli.prediction import embedding
+from pflcli.prediction.answerer import Answerer
+from pflcli.prediction.answering import Answer
+from pflcli.prediction.personalized import Personalized
+from pflcli.prediction.pooled import pooled
+from pflcli.training import absences, answers
+from pflcli.training.personal_accuracy import at_a_time
+from pflcli.training.restored_state import restored
+
+DISTANCE = "distance"
+"""The part that has the distance of each sample to the nearest one in its client's store, (n, 1)."""
+_COUNT = len(blocks.SPLITS)
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Samples of a partition that an attacker sends: ``rows`` (n,) of it, those of client i at ``offsets`` (m + 1,)."""
+
+    data: Partition
+    rows: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @property
+    def y(self) -> NDArray[np.int64]:
+        """The labels (n,)."""
+        return self.data.y[self.rows]
+
+    @property
+    def sample(self) -> NDArray[np.int64]:
+        """The rows of the dataset (n,), which identify samples in other partitions of it."""
+        return self.data.sample[self.rows]
+
+    @property
+    def client(self) -> NDArray[np.int64]:
+        """The client of each sample (n,)."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    def as_test_samples(self) -> Partition:
+        """Return the partition in which these samples stand in place of the test samples."""
+        data, bounds = self.data, self.data.offsets
+        pieces = [np.zeros(0, np.int64)]
+        for client in range(len(data.names)):
+            pieces.append(np.arange(bounds[_COUNT * client], bounds[_COUNT * client + 2]))
+            pieces.append(self.rows[self.offsets[client] : self.offsets[client + 1]])
+        rows, sizes = np.concatenate(pieces), data.sizes.copy()
+        sizes[:, 2] = np.diff(self.offsets)
+        return replace(data, x=data.x[rows], y=data.y[rows], sample=rows, offsets=blocks.offsets(sizes.ravel()))
+
+
+def learned(artifact: Artifact, data: Partition) -> NDArray[np.bool_]:
+    """Return which samples (n,) of the partition the run learned from."""
+    splits = [blocks.SPLITS.index(split) for split in predictions.learned_from(artifact)]
+    return np.isin(split_of(data), splits)
+
+
+def split_of(data: Partition) -> NDArray[np.int64]:
+    """Return the number of the split of each sample, (n,)."""
+    return np.repeat(np.tile(np.arange(_COUNT), len(data.names)), data.sizes.ravel())
+
+
+def of_clients(data: Partition, chosen: NDArray[np.bool_]) -> Queries:
+    """Return the ``chosen`` (n,) samples of a partition as queries to their own clients."""
+    rows = np.flatnonzero(chosen)
+    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
+    return Queries(data, rows, blocks.offsets(np.bincount(client[rows], minlength=len(data.names))))
+
+
+def drawn(answerer: Answerer, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:
+    """Return as many members as test samples of each client that took part in the rounds.
+
+    Raises InputError if no client has both.
+    """
+    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
+    is_member, split = learned(answerer.artifact, data), split_of(data)
+    candidate = (is_member | (split == 2)) & ~is_unseen[client]
+    draws = [
+        (np.flatnonzero(candidate & (client == number)), rng.generator(seed, "audit", number))
+        for number in range(len(data.names))
+    ]
+    chosen = np.zeros(len(client), np.bool_)
+    chosen[membership.balanced(is_member, draws)] = True
+    if not chosen.any():
+        raise InputError(
+            f"no client of {answerer.partition.path} has both training and test samples to audit by",
+            "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
+        )
+    return of_clients(data, chosen)
+
+
+def answers_to(answerer: Answerer, queries: Queries, execution: Execution) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the parts of what clients answer, (n, C) each with ``p`` among them, and remarks on their models.
+
+    Where clients search in stores, the part ``distance`` is among them. Raises ComputationError if the method cannot
+    answer.
+    """
+    if answerer.run is not None:
+        return _of_run(answerer.run, queries, execution)
+    sources = [answers_to(source, queries, execution) for source in answerer.sources]
+    methods = [source.method for source in answerer.sources]
+    by_client: list[Mapping[str, NDArray[Any]]] = []
+    for first, last in zip(queries.offsets[:-1], queries.offsets[1:], strict=True):
+        own = [
+            Answer({name: values[first:last] for name, values in parts.items() if name != DISTANCE}, {})
+            for parts, _ in sources
+        ]
+        by_client.append(pooled(answerer.artifact, methods, own, len(by_client)).parts)
+    parts = {name: np.concatenate([parts[name] for parts in by_client]) for name in by_client[0]}
+    return parts, list(dict.fromkeys(remark for _, remarks in sources for remark in remarks))
+
+
+def _of_run(model: Personalized, queries: Queries, execution: Execution) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    data, execution = queries.as_test_samples(), model.execution(execution)
+    run = model.run(data, execution)
+    if run.embeddings is not None:
+        run.embeddings = embedding.with_test_samples(run, model.lineage, data, execution)
+    state = restored(model.artifact, run, model.method)
+    pieces: dict[str, list[NDArray[Any]]] = {}
+    remarks: dict[str, None] = {}
+    with run.personalizing():
+        for first in range(0, len(run.clients), count := at_a_time(run)):
+            clients = run.clients[first : first + count]
+            try:
+                predictor = model.method.personalize(run, state, clients)
+            except ComputationError as error:
+                raise ComputationError(f"{model.name}: {error.message}", *error.fix) from None
+            parts = answers.with_global(run, predictor.answer("test"), clients, "test")
+            checked = absences.checked(run, clients, {"test": parts})
+            flags = checked["befell"]
+            remarks |= {text: None for kind, text in absences.PERSONAL_MODELS.items() if flags[kind].any()}
+            for name, values in (checked["test"] | _distances(model, run, clients)).items():
+                pieces.setdefault(name, []).append(values)
+    run.engine.close()
+    return {name: np.concatenate(values) for name, values in pieces.items()}, [*remarks]
+
+
+def _distances(model: Personalized, run: Any, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Return the distances to the nearest stored samples where clients of this method search in stores."""
+    if "datastore" not in model.method.NEEDS:
+        return {}
+    part = run.embeddings["test"].take(clients)
+    return {DISTANCE: np.sqrt(run.stores.search(clients, part.z, part.offsets, 1).distance)}
+
+
+def matching(target: Queries, data: Partition, where: str) -> Queries:
+    """Return the samples of ``target`` as they are in another partition of the dataset, in the same order.
+
+    Raises InputError if a client there is another one, or lacks one of its samples.
+    """
+    same_clients = list(data.names) == list(target.data.names)
+    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
+    order = np.argsort(data.sample)
+    place = np.searchsorted(data.sample[order], target.sample)
+    rows = order[np.minimum(place, len(order) - 1)]
+    if not same_clients or not np.array_equal(data.sample[rows], target.sample):
+        known = False
+    else:
+        known = np.array_equal(client[rows], target.client) and np.array_equal(data.y[rows], target.y)
+    if not known:
+        raise InputError(
+            f"the clients of {where} do not have the same samples, so that its models are no reference",
+            "pfl partition DATASET -o DIR, as before but with another --split-seed",
+        )
+    return Queries(data, rows, target.offsets)
+
+
+def samples_of(answerer: Answerer) -> Partition:
+    """Return the samples of the partition; clients that came after the rounds are not in it."""
+    return partitions.read(answerer.partition)
+
+
+def unseen(answerer: Answerer, data: Partition) -> NDArray[np.bool_]:
+    """Return which clients (m,) of the partition took no part in the rounds."""
+    return np.zeros(len(data.names), np.bool_) if data.new is None else data.new

@@ -1,0 +1,1 @@
+"""From a user's files to samples and partitions."""

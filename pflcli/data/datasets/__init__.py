@@ -1,0 +1,184 @@
+"""Datasets, one file each, and what such a file must have: ``Dataset``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import registry
+from pflcli.data.datasets._scaling import Scaling
+from pflcli.data.formats import idx
+from pflcli.errors import InputError, PflError, UsageError
+from pflcli.foreign import parsing, read_npz
+
+_PIECE = 1 << 16
+"""Samples that are checked at a time."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dataset before it is partitioned.
+
+    ``x`` (n, ...) uint8 images (n, H, W) or (n, H, W, C), float32 features (n, d) or series of them (n, length, d), or
+    int16 tokens (n, length); ``y`` (n,) labels 0..classes-1; ``owner`` (n,) names of who holds each sample, or None
+    where the dataset has no natural clients.
+
+    ``ordered``: rows follow each other in time, those of each owner if there are any, and are split in that order,
+    never at random; ``gap`` is then how many rows of an owner to leave out between two splits, so that no window of one
+    overlaps a window of the next. ``group`` (n,) is the same for samples that belong together, such as one patient's,
+    which no client has in two splits.
+    ``coarse`` (n,) is each sample's superclass, where classes come in groups. ``names`` (classes,) are those of the
+    classes and ``features`` (d,) those of the features, where they have names. ``is_test`` (n,) says which samples the
+    dataset's authors publish as its test set, where they do, and ``is_validation`` (n,) which as its validation set.
+    ``scaling`` is what is yet to be done to features.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    classes: int
+    owner: NDArray[np.str_] | None = None
+    ordered: bool = False
+    gap: int = 0
+    coarse: NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    is_test: NDArray[np.bool_] | None = None
+    scaling: Scaling | None = None
+    is_validation: NDArray[np.bool_] | None = None
+    group: NDArray[np.int64] | None = None
+
+    def take(self, rows: NDArray[np.int64]) -> Samples:
+        """Return some of the samples."""
+        beside = ("owner", "coarse", "is_test", "is_validation", "group")
+        known = {name: getattr(self, name) for name in beside if getattr(self, name) is not None}
+        return replace(self, x=self.x[rows], y=self.y[rows], **{name: values[rows] for name, values in known.items()})
+
+    def check(self, name: str) -> None:
+        """Raise InputError if arrays disagree in length, ``x`` is of no kind that models take, or a value is not sound.
+
+        Unsound are values that are not finite and labels out of range.
+        """
+        arrays = (self.x, self.y, self.owner, self.coarse, self.is_test, self.is_validation, self.group)
+        lengths = {len(array) for array in arrays if array is not None}
+        if len(lengths) != 1:
+            raise InputError(
+                f"{name}: x, y, owner, coarse, is_test, is_validation and group differ in length: {sorted(lengths)}"
+            )
+        if self.names and len(self.names) != self.classes:
+            raise InputError(f"{name} has {self.classes} classes, and names of {len(self.names)}")
+        self._check_kind(name)
+        if len(self.y) == 0:
+            raise InputError(f"{name} holds no samples")
+        gaps = self.scaling is not None and self.scaling.fill
+        for first in range(0, len(self.x), _PIECE) if np.issubdtype(self.x.dtype, np.floating) else ():
+            piece = self.x[first : first + _PIECE]
+            sound = ~np.isinf(piece) if gaps else np.isfinite(piece)
+            if not sound.all():
+                row, *place = np.argwhere(~sound)[0].tolist()
+                value = piece[(row, *place)]
+                raise InputError(f"{name}: x holds {value} in row {first + row}, column {','.join(map(str, place))}")
+        bad = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
+        if len(bad):
+            raise InputError(f"{name}: row {bad[0]} has label {self.y[bad[0]]}, outside 0..{self.classes - 1}")
+        if self.x.dtype == np.int16 and not (self.x.min() >= 0 and self.x.max() < self.classes):
+            row = int(np.argwhere((self.x < 0) | (self.x >= self.classes))[0][0])
+            raise InputError(f"{name}: row {row} holds tokens outside 0..{self.classes - 1}, the classes to predict")
+        if self.coarse is not None and self.coarse.min() < 0:
+            raise InputError(f"{name}: row {np.argmin(self.coarse)} has superclass {self.coarse.min()}, below 0")
+        if self.ordered and self.gap and self.owner is None:
+            raise InputError(f"{name}: samples with gaps in order of time need owners, as each has a time of its own")
+        if self.ordered and self.group is not None:
+            raise InputError(f"{name}: samples are split by time or kept together, not both")
+
+    def _check_kind(self, name: str) -> None:
+        kind, rank = self.x.dtype, self.x.ndim
+        images = kind == np.uint8 and rank in (3, 4)
+        if not (images or (np.issubdtype(kind, np.floating) and rank >= 2) or (kind == np.int16 and rank == 2)):
+            raise InputError(
+                f"{name}: x is {kind} {self.x.shape}, neither uint8 images (n, H, W) or (n, H, W, C), nor floating "
+                "features (n, ...), nor int16 tokens (n, length)"
+            )
+
+
+class Dataset(Protocol):
+    """A file of this folder. ``load``, ``CLASSES``, ``SHAPE`` and ``LICENCE`` must be there."""
+
+    CLASSES: int
+    """number of classes"""
+    SHAPE: str
+    """the shape of a sample, as ``pfl list datasets`` shows it"""
+    LICENCE: str
+    """the licence of the data"""
+
+    NAMES: tuple[str, ...] = ()
+    """names of the classes, in the order of their labels"""
+    FILES: tuple[str, ...] = ()
+    """what ``--root`` must hold: paths of which one is enough, with ``*`` for anything"""
+    MADE_FROM: tuple[str, ...] = ()
+    """the datasets that it is made from, where its files are theirs"""
+    Config: type[Any] | None = None
+    """its options, where it has some: a frozen dataclass with a default for each, and an explanation under each"""
+
+    @abstractmethod
+    def load(self, root: Path | None, *, download: bool = False, cfg: Any = None) -> Samples:
+        """Return all samples from the files in ``root``; raises UsageError or InputError if they are not there.
+
+        A file without ``Config`` leaves out ``cfg``.
+        """
+
+
+def load(name: str) -> Dataset:
+    """Return the dataset of this name; raises UsageError with the nearest name, InputError for an unfit file."""
+    dataset: Dataset = registry.load("datasets", name, Dataset)
+    return dataset
+
+
+def joined(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]], names: tuple[str, ...]) -> Samples:
+    """Join the training and the test part, images and labels each, into one dataset that remembers which is which."""
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    is_test = np.repeat([False, True], [len(labels) for _, labels in parts])
+    return Samples(x, y.astype(np.int64), len(names), names=names, is_test=is_test)
+
+
+def from_idx(folders: Sequence[Path], stems: tuple[str, str], names: tuple[str, ...]) -> Samples | None:
+    """Read the IDX files of the training and the test stem, joined (``formats.idx``); None if no folder holds any."""
+    parts = idx.read_parts(folders, stems)
+    return joined(parts, names) if parts else None
+
+
+def train_and_test(path: Path, names: tuple[str, ...]) -> Samples:
+    """Read ``x_train, y_train, x_test, y_test`` from an NPZ file, joined in this order."""
+    x_train, y_train, x_test, y_test = read_npz(path, "x_train", "y_train", "x_test", "y_test")
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise InputError(f"{path}: samples of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]}")
+    with parsing(str(path), "images and labels"):
+        return joined([(x_train, y_train), (x_test, y_test)], names)
+
+
+def from_torchvision(cls: str, root: Path | None, names: tuple[str, ...], *, download: bool, **options: Any) -> Samples:
+    """Read a torchvision dataset's training and test part, joined; raises if its files are not in ``root``."""
+    from pflcli.vision import torchvision
+
+    if root is None:
+        raise UsageError(f"--download of {cls} needs a folder to put it in", "--root FOLDER --download")
+    reader = getattr(torchvision().datasets, cls)
+    with parsing(str(root), cls, "--download fetches it"):  # also a failed download, a checksum, a missing folder
+        parts = [reader(str(root), train=train, download=download, **options) for train in (True, False)]
+        return joined([(np.asarray(part.data), np.asarray(part.targets)) for part in parts], names)
+
+
+def needs_root(name: str, *files: str, source: str = "") -> PflError:
+    """Return the error for a dataset whose files were not found.
+
+    ``source`` says where the files come from, if pfl cannot download them.
+    """
+    return UsageError(
+        f"{name} does not come with pfl: name the folder that holds {' or '.join(files)}",
+        f"--root FOLDER ({source})" if source else "--root FOLDER, or --root FOLDER --download to fetch it",
+    )

@@ -1,0 +1,120 @@
+"""Next characters in Shakespeare's plays: each client is a speaking role.
+
+LEAF (Caldas et al., 2018), https://arxiv.org/abs/1812.01097: 80 characters are given, the next is to be told.
+``--root``: a folder with LEAF's ``all_data*.json``, there or in ``shakespeare``, or LEAF's own ``data`` folder; or with
+``shakespeare_roles.jsonl.gz``, one JSON object a line with ``user`` and ``lines``, its speeches, joined here by line
+breaks. Windows follow each other at a stride and overlap, so each role is split by time: first training, then
+validation, then test, and the windows between that share characters with both are left out. (kNN-Per splits at random
+windows that move by one character, which puts nearly every test text into the training text.)
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+
+from pflcli.data.datasets import Samples, needs_root
+from pflcli.data.formats.leaf import files, users
+from pflcli.errors import InputError
+from pflcli.foreign import reading, require_short
+
+VOCABULARY = "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
+"""LEAF's 80 characters; a token is a character's place in it."""
+NAMES = tuple({"\n": "line break", " ": "space"}.get(character, character) for character in VOCABULARY)
+UNKNOWN = 79
+"""The token of any other character: that of "}", which stands in no play. LEAF's own -1 comes to the same."""
+LENGTH = 80
+CLASSES = 80
+SHAPE = "80 tokens"
+LICENCE = "public domain"
+FILES = (
+    "shakespeare/data/all_data/*.json",
+    "shakespeare/all_data*.json",
+    "all_data*.json",
+    "shakespeare_roles.jsonl.gz",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the dataset."""
+
+    stride: Annotated[int, Ge(1)] = 20
+    """begin a window every this many characters; 1 gives every window, as LEAF does"""
+    min_characters: Annotated[int, Ge(LENGTH + 1)] = 1000
+    """leave out roles that speak fewer characters than this"""
+
+
+def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
+    """Return windows (n, 80) int16 in order of time within a role; raises InputError if no role is long enough."""
+    cfg = cfg or Config()
+    paths = [] if root is None else files(Path(root), FILES)
+    if download or not paths:
+        raise needs_root(
+            "shakespeare", *FILES, source="LEAF's preprocess.sh -s niid --sf 1.0 -k 0 -t sample makes them"
+        )
+    x, y, owner = [], [], []
+    for role, windows, following in _roles(paths) if paths[0].suffix == ".gz" else _leaf_roles(paths):
+        if len(following) + LENGTH >= cfg.min_characters:
+            x.append(windows[:: cfg.stride])
+            y.append(following[:: cfg.stride].astype(np.int64))
+            owner += [role] * len(y[-1])
+    if not x:
+        raise InputError(f"{paths[0]}: no role speaks {cfg.min_characters} characters", "--set min_characters=81")
+    # Windows i and j use common characters if they start less than LENGTH + 1 apart.
+    gap = -(-(LENGTH + 1) // cfg.stride) - 1
+    return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), ordered=True, gap=gap, names=NAMES)
+
+
+_UNPACKED = 100
+"""Text packs to a third or less, never to a hundredth."""
+
+_Windows = Iterator[tuple[str, NDArray[np.int16], NDArray[np.int16]]]
+
+
+def _roles(paths: list[Path]) -> _Windows:
+    """Yield each role with all windows (n, 80) of its text and the token (n,) that follows each."""
+    for path in paths:
+        with reading(path, "gzipped JSON lines with user and lines"), gzip.open(path) as file:
+            most = _UNPACKED * path.stat().st_size
+            content = file.read(most + 1)
+            if len(content) > most:
+                raise InputError(f"{path} unpacks to more than {_UNPACKED} times its size, which no play does")
+            lines = content.decode("utf-8").splitlines()
+            roles = [(str(role["user"]), "\n".join(role["lines"])) for role in map(json.loads, lines)]
+        for role, text in roles:
+            require_short(str(path), role)
+            if len(text) > LENGTH:
+                code = tokens(text)
+                yield role, np.lib.stride_tricks.sliding_window_view(code[:-1], LENGTH), code[LENGTH:]
+
+
+def _leaf_roles(paths: list[Path]) -> _Windows:
+    for role, texts, following, where in users(paths):
+        if texts:
+            if not (_strings(texts, LENGTH) and _strings(following, 1)):
+                raise InputError(
+                    f"{where}: x is not a list of texts of {LENGTH} characters with the next one each in y"
+                )
+            yield role, tokens("".join(texts)).reshape(-1, LENGTH), tokens("".join(following))
+
+
+def _strings(items: list[Any], length: int) -> bool:
+    return all(isinstance(item, str) and len(item) == length for item in items)
+
+
+def tokens(text: str) -> NDArray[np.int16]:
+    """Return each character's token, (len(text),) int16."""
+    table = np.full(128, UNKNOWN, dtype=np.int16)
+    table[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
+    code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    return np.where(code < len(table), table[np.minimum(code, len(table) - 1)], np.int16(UNKNOWN))

@@ -1,0 +1,250 @@
+"""Arrays from NPZ and HDF5: ``x`` (n, ...), ``y`` (n,), ``owner`` or ``client`` (n,), and names ``classes`` (C,).
+
+Series are (n, steps, channels) and images (n, H, W) or (n, H, W, 3), or with channels first if the user says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.data.formats import ABSENT, Raw, Roles, option, text, unknown
+from pflcli.errors import InputError, UsageError
+from pflcli.foreign import Npz, read_npy, require_room, require_short
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def read_npz(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
+    """Read an NPZ file; raises InputError if it does not hold what is asked for, other kinds if it is damaged."""
+    with Npz(path) as file:
+        return _raw(path.name, file.names, file.load, roles, features, layout)
+
+
+def read_hdf5(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
+    """Read an HDF5 file; ``features`` and the names in ``roles`` may be paths within it, such as ``train/x``.
+
+    Links are not followed. Raises InputError if it does not hold what is asked for, other kinds if it is damaged.
+    """
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        names = _datasets(path.name, file)
+        return _raw(path.name, names, lambda name: _numpy(path, file[name]), roles, features, layout)
+
+
+def read_features(path: Path, name: str | None = None, layout: str | None = None) -> Raw:
+    """Read samples alone from an NPY, NPZ or HDF5 file: the array ``name``, else ``x`` or the only one.
+
+    Raises InputError if it does not hold such an array, other kinds if the file is damaged.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return _features_alone(path.name, {path.stem: lambda: read_npy(path)}, name, layout)
+    if suffix == ".npz":
+        with Npz(path) as npz:
+            return _features_alone(path.name, {key: partial(npz.load, key) for key in npz.names}, name, layout)
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        names = _datasets(path.name, file)
+        loads = {key: partial(_numpy, path, file[key]) for key in names}
+        return _features_alone(path.name, loads, name, layout)
+
+
+def _features_alone(
+    where: str, loads: Mapping[str, Callable[[], NDArray[Any]]], name: str | None, layout: str | None
+) -> Raw:
+    """Return the samples of the array ``name``, which ``loads`` reads."""
+    key = name or ("x" if "x" in loads or len(loads) != 1 else next(iter(loads)))
+    if key not in loads:
+        error = unknown(where, "array", key, list(loads))
+        error.fix = (*error.fix, "--features NAME says which array it is")
+        raise error
+    x, remark = _samples(f"{where}: array '{key}'", loads[key](), layout)
+    return Raw(
+        x=x,
+        label=np.full(len(x), "", dtype=np.str_),
+        owner=None,
+        place=lambda row, role, at: f"{where}: {key}[{', '.join(map(str, (row, *at)))}]",
+        remarks=(remark,) if remark else (),
+    )
+
+
+_DEEPEST = 32
+"""Groups within groups: HDF5 itself follows them by recursion."""
+
+
+def _datasets(where: str, file: Any) -> list[str]:
+    """Return the names of all datasets, each once; raises InputError for groups that lie too deep, or in a ring."""
+    import h5py
+
+    names: list[str] = []
+    groups: list[tuple[str, Any]] = [("", file)]
+    while groups:
+        prefix, group = groups.pop()
+        if prefix.count("/") >= _DEEPEST:
+            raise InputError(f"{where} has groups within groups, more than the {_DEEPEST} that pfl follows")
+        for name in group:
+            if isinstance(group.get(name, getlink=True), h5py.HardLink):
+                item = group[name]
+                if isinstance(item, h5py.Group):
+                    groups.append((f"{prefix}{name}/", item))
+                elif isinstance(item, h5py.Dataset):
+                    names.append(f"{prefix}{name}")
+    return sorted(names)
+
+
+def _numpy(path: Path, dataset: Any) -> NDArray[Any]:
+    import h5py
+
+    source = f"{path.name}: array '{dataset.name.strip('/')}'"
+    if dataset.external or dataset.is_virtual:
+        raise InputError(f"{source} lies in other files", "copy it into this one")
+    if dataset.shape is None:
+        raise InputError(f"{source} is ragged or empty", "store rows of equal length")
+    piece = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize  # HDF5 holds one as a whole
+    require_room(source, max(dataset.nbytes, piece), dataset.id.get_storage_size())
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return _texts(source, dataset, path.stat().st_size)
+    if dataset.dtype.hasobject:
+        raise InputError(f"{source} is ragged or empty", "store rows of equal length")
+    return np.asarray(dataset[...])
+
+
+def _texts(source: str, dataset: Any, longest: int) -> NDArray[Any]:
+    """Return texts as objects, read a few at a time: each may be as long as the file, and all be one and the same."""
+    texts = np.empty(dataset.shape, dtype=object)
+    if texts.ndim != 1:
+        return texts  # of a shape that names nothing
+    step = max(8, 2**31 // longest)
+    for first in range(0, len(texts), step):
+        texts[first : first + step] = dataset.asstr()[first : first + step]
+        for word in texts[first : first + step]:
+            require_short(source, word)
+    return texts
+
+
+def _raw(
+    where: str,
+    names: list[str],
+    load: Callable[[str], NDArray[Any]],
+    roles: Roles,
+    features: str | None,
+    layout: str | None,
+) -> Raw:
+    array_of = {"features": features or "x", "label": roles.label or "y"}
+    owner_arrays = [name for name in ("owner", "client") if name in names]
+    if roles.client not in (None, ABSENT) or (roles.client is None and owner_arrays):
+        array_of["client"] = roles.client or owner_arrays[0]
+    array_of |= roles.beside
+    for role, name in array_of.items():
+        if name not in names:
+            error = unknown(where, "array", name, names)
+            error.fix = (*error.fix, f"{option(role)} NAME says which array it is")
+            raise error
+        twice = [other for other in array_of if other != role and array_of[other] == name]
+        if twice and role in roles.beside:
+            raise UsageError(f"array '{name}' cannot be both {option(twice[0])} and {option(role)}")
+    loaded = {role: load(name) for role, name in array_of.items()}
+    for role in loaded.keys() - {"features"}:
+        loaded[role] = _flat(f"{where}: array '{array_of[role]}'", loaded[role], role)
+    x, remark = _samples(f"{where}: array '{array_of['features']}'", loaded["features"], layout)
+    if roles.client is None and not owner_arrays:
+        others = sorted(set(names) - set(array_of.values()) - {_CLASSES})
+        raise UsageError(
+            "--client is missing: name the array that holds each sample's client",
+            *([f"--client NAME, one of: {', '.join(others[:10])}"] if others else []),
+            f"--client {ABSENT} if samples are not assigned to clients yet",
+        )
+    return Raw(
+        x=x,
+        label=loaded["label"],
+        owner=loaded.get("client"),
+        place=lambda row, role, at: f"{where}: {array_of[role]}[{', '.join(map(str, (row, *at)))}]",
+        classes=_class_names(where, load(_CLASSES)) if _CLASSES in names and array_of["label"] != _CLASSES else (),
+        remarks=(remark,) if remark else (),
+        beside={role: loaded[role] for role in roles.beside},
+    )
+
+
+_CLASSES = "classes"
+"""The array that names the classes, in a user's file as in a dataset's."""
+
+
+def _class_names(where: str, values: NDArray[Any]) -> tuple[str, ...]:
+    """Return the names of classes; an array of another kind names none. Raises InputError for a name that is twice."""
+    if values.ndim != 1 or values.dtype.kind not in "UTSO":
+        return ()
+    names = tuple(text(values, f"{where}: array '{_CLASSES}'").tolist())
+    for name, count in Counter(names).items():
+        if count > 1 or not name:
+            raise InputError(
+                f"{where}: array '{_CLASSES}' has the name '{name}' {count} times", "every class has its own"
+            )
+    return names
+
+
+def _flat(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
+    if values.ndim != 1:
+        hint = "y.argmax(axis=1) makes classes of one-hot rows" if role == "label" else ""
+        hint = "reshape(-1) makes it so" if values.ndim == 2 and values.shape[1] == 1 else hint
+        raise InputError(f"{source} has shape {values.shape} where ({role} of each sample,) is meant", hint)
+    if values.dtype.kind == "M":
+        values = np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[us]")))
+    try:
+        return text(values, source)
+    except TypeError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+FIRST, LAST = "channels-first", "channels-last"
+LAYOUTS = (FIRST, LAST)
+
+
+def _samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
+    """Return images (n, H, W) or (n, H, W, 3) as uint8, anything else as numbers, and how series were read.
+
+    Raises InputError for what is neither, UsageError for a ``layout`` of what has no channels.
+    """
+    if x.dtype.kind not in "biuf":
+        raise InputError(f"{source} holds {x.dtype}, not numbers")
+    if x.ndim < 2:
+        raise InputError(f"{source} has shape {x.shape} where (samples, features) is meant", "x.reshape(-1, 1)")
+    if 0 in x.shape[1:]:
+        raise InputError(f"{source} has shape {x.shape}: its samples hold no values")
+    if layout is not None and not (x.ndim == 4 if x.dtype == np.uint8 else x.ndim == 3):
+        raise UsageError(f"--layout is for series and colour images; {source} has shape {x.shape}", "leave it out")
+    if x.ndim == 3 and x.dtype.kind == "f":
+        return _series(x, layout)
+    if x.ndim == 2 or x.dtype.kind == "f":
+        return x, ""
+    if x.dtype != np.uint8:
+        fits = x.dtype.kind == "b" or (x.size and x.min() >= 0 and x.max() <= 255)
+        raise InputError(
+            f"{source} has shape {x.shape} and type {x.dtype}: images are uint8, series float32",
+            "x.astype(np.uint8) if they are images" if fits else "x.astype(np.float32) if they are series",
+        )
+    if layout == FIRST:
+        x = x.transpose(0, 2, 3, 1)
+    if x.ndim == 4 and x.shape[3] not in (1, 3) and x.shape[1] in (1, 3):
+        raise InputError(f"{source} has shape {x.shape}, channels first; pfl expects them last", f"--layout {FIRST}")
+    if x.ndim > 4 or (x.ndim == 4 and x.shape[3] not in (1, 3)):
+        raise InputError(f"{source} has shape {x.shape}: images are (n, H, W) or (n, H, W, 3)")
+    return np.ascontiguousarray(x), ""
+
+
+def _series(x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
+    """Return series (n, steps, channels), and how they were read."""
+    if layout == FIRST:
+        x = np.ascontiguousarray(x.transpose(0, 2, 1))
+    steps, channels = x.shape[1:]
+    doubt = f"; --layout {FIRST} if not" if layout is None and steps < channels else ""
+    return x, f"series of {steps} step{'s' * (steps != 1)}, {channels} channel{'s' * (channels != 1)}{doubt}"

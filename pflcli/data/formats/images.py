@@ -1,0 +1,146 @@
+"""Folders of images, ``CLIENT/LABEL/image.png``; without clients ``LABEL/image.png``."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.data.formats import ABSENT, Raw, unprintable
+from pflcli.errors import InputError
+from pflcli.foreign import parsing, require_file, require_room
+from pflcli.wording import counted
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+_FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP")
+"""What such a file may hold, whatever its name. Pillow would take others, and run Ghostscript for one of them."""
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images of a folder, sorted: ``paths`` lie at ``CLIENT/LABEL/`` or, without ``clients``, at ``LABEL/``."""
+
+    root: Path
+    paths: list[Path]
+    clients: bool
+    others: list[Path]
+
+    def sha256(self) -> str:
+        """A hash of every image and of where it lies."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.relative_to(self.root).as_posix()}\n{content}\n".encode())
+        return digest.hexdigest()
+
+
+def find(root: Path, client: str | None) -> ImageFolder:
+    """Find the images; raises InputError if there is none, or one lies at another depth or is no plain file."""
+    clients = client != ABSENT
+    layout = "CLIENT/LABEL/IMAGE" if clients else "LABEL/IMAGE"
+    images, files = _images(root, f" at {layout}")
+    for path in images:
+        depth = len(path.relative_to(root).parts)
+        if depth != 2 + clients:
+            hint = f"--client {ABSENT} if no client has the images yet" if depth == 2 else ""
+            raise InputError(f"{path} does not lie at {layout}", hint or f"lay the images out as {layout}")
+    return ImageFolder(root, images, clients, [path for path in files if path not in set(images)])
+
+
+def find_all(root: Path) -> ImageFolder:
+    """Find the images of a folder at any depth; raises InputError if there is none, or one is no plain file."""
+    images, files = _images(root)
+    return ImageFolder(root, images, False, [path for path in files if path not in set(images)])
+
+
+def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
+    """Return the images of a folder, sorted, and all its files but hidden ones."""
+    # Hidden files are what systems leave behind, such as .DS_Store.
+    files = [
+        path
+        for path in sorted(root.rglob("*"))
+        if not path.is_dir() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+    ]
+    for path in files:
+        unprintable(path)
+    images = [path for path in files if path.suffix.lower() in SUFFIXES]
+    for path in images:
+        require_file(path)
+    if not images:
+        example = f", but {files[0].relative_to(root)}" if files else ""
+        raise InputError(f"{root} holds no image{example}", f"images are {', '.join(SUFFIXES)} files{where}")
+    return images, files
+
+
+def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], None]) -> Raw:
+    """Read images as uint8 (n, H, W), or (n, H, W, 3) in colour, all to ``resize`` x ``resize`` pixels if given.
+
+    Raises InputError for a file that is no image, or that differs in size or colour from the first.
+    """
+    pixels: list[NDArray[np.uint8]] = []
+    for path in folder.paths:
+        with parsing(str(path), "an image", "repair it or remove it"):
+            image = _pixels(path, resize)
+        if not pixels:
+            require_room(f"{folder.root} ({len(folder.paths)} images)", len(folder.paths) * image.nbytes)
+        if pixels and image.ndim != pixels[0].ndim:
+            kinds = {2: "grey", 3: "in colour"}
+            raise InputError(
+                f"{path} is {kinds[image.ndim]}, {folder.paths[0]} {kinds[pixels[0].ndim]}",
+                "make all images grey, or all of them RGB",
+            )
+        if pixels and image.shape != pixels[0].shape:
+            sizes = ["x".join(map(str, shape[1::-1])) for shape in (image.shape, pixels[0].shape)]
+            raise InputError(
+                f"{path} has {sizes[0]} pixels (width x height), {folder.paths[0]} {sizes[1]}",
+                "--resize 32 brings all of them to 32x32",
+            )
+        pixels.append(image)
+        advance(1, "")
+    ignored = folder.others
+    return Raw(
+        x=np.stack(pixels),
+        label=np.asarray([path.parent.name for path in folder.paths]),
+        owner=np.asarray([path.parent.parent.name for path in folder.paths]) if folder.clients else None,
+        place=lambda row, role, at: str(folder.paths[row]),
+        remarks=(
+            f"left out, no images: {counted(len(ignored), 'file')}, such as {ignored[0].relative_to(folder.root)}",
+        )
+        if ignored
+        else (),
+    )
+
+
+def _pixels(path: Path, resize: int | None) -> NDArray[np.uint8]:
+    from PIL import Image, ImageOps
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as many pixels are an error
+        with Image.open(path, formats=_FORMATS) as opened:
+            # As a viewer shows it: cameras store how they were held.
+            image = _plain(ImageOps.exif_transpose(opened), path)
+            if resize is not None:
+                image = image.resize((resize, resize), Image.Resampling.BILINEAR)
+            return np.array(image, dtype=np.uint8)
+
+
+def _plain(image: Any, path: Path) -> Any:
+    """Return an image as 8-bit grey or RGB; raises InputError where that would lose something."""
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode == "P":
+        image = image.convert("RGBA")
+    if image.mode in ("LA", "RGBA"):
+        if image.getextrema()[-1] != (255, 255):
+            raise InputError(f"{path} is transparent in places", "lay it on a background first")
+        return image.convert(image.mode[:-1])
+    raise InputError(f"{path} is of mode {image.mode}, where 8-bit grey or RGB is meant", "convert it first")

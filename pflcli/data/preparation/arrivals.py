@@ -1,0 +1,87 @@
+"""The labelled samples of a client that comes after the rounds: read, preprocessed and split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import rng
+from pflcli.artifacts import blocks
+from pflcli.artifacts.codebook import ClientScale, Codebook, floats
+from pflcli.data.datasets._scaling import Scale, rows_of
+from pflcli.data.formats import Like, Raw, cleaning, given_split
+from pflcli.data.preparation import within_client
+from pflcli.data.preparation.preprocessing import Preprocessing, numeric
+from pflcli.data.preparation.source import Source
+from pflcli.errors import InputError
+from pflcli.reporter import Reporter
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The samples ``x`` (n, ...), ``y`` (n,) of a client, as the model takes them, sorted by split.
+
+    ``rows`` (n,) are those of the file, ``offsets`` (4,) where the splits begin. ``scale`` is the client's own, None
+    where all clients have the same.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    scale: ClientScale | None
+
+
+def read(
+    source: Source,
+    preprocessing: Preprocessing,
+    book: Codebook,
+    client: str,
+    number: int,
+    fractions: tuple[float, float, float],
+    seed: int,
+    reporter: Reporter,
+) -> Arrival:
+    """Read the samples of the client of this ``number``; split them by ``fractions`` where the file does not.
+
+    Raises InputError for a class that is not known, a sample without one, and what the model cannot take.
+    """
+    raw = source.read(reporter)
+    classes = book.class_names(preprocessing.form.classes)
+    x, y = preprocessing.filled(raw), _labels(raw, classes, preprocessing.name)
+    order = rng.generator(seed, "split", number).permutation(np.arange(len(y)))
+    parts = _as_named(raw, source.path.name) if "split" in raw.beside else within_client.cut(order, fractions)
+    scale = None
+    if book.scales:
+        if not len(parts[0]):
+            raise InputError(f"client '{client}' has no training samples to standardize its features by")
+        scale = Scale.of(rows_of(x, parts[0]), numeric(book, x.shape[-1]))
+        preprocessing = replace(preprocessing, scale=scale)
+    rows = np.concatenate(parts)
+    return Arrival(
+        preprocessing.scaled(x)[rows],
+        y[rows],
+        rows,
+        blocks.offsets([len(part) for part in parts]),
+        None if scale is None else ClientScale(client, floats(scale.mean), floats(scale.sd)),
+    )
+
+
+def _labels(raw: Raw, classes: Sequence[str], name: str) -> NDArray[np.int64]:
+    """Return the classes (n,) of samples by their names."""
+    missing = raw.label == ""
+    if missing.any():
+        row = int(np.argmax(missing))
+        raise InputError(f"{raw.place(row, 'label', ())}: no value", "each sample of a client needs its class")
+    y, _ = cleaning.classes_of(raw, np.arange(len(raw.label)), Like(name, tuple(classes), ()))
+    return y
+
+
+def _as_named(raw: Raw, name: str) -> list[NDArray[np.int64]]:
+    """Return the rows of each split as the file says them."""
+    split = given_split.numbered(raw.beside["split"], None, lambda row: raw.place(row, "split", ()), name)
+    return [np.flatnonzero(split == number) for number in range(len(blocks.SPLITS))]

@@ -1,0 +1,173 @@
+"""How samples are dealt out to clients, and each client's into splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import config, rng
+from pflcli.artifacts import blocks
+from pflcli.artifacts.gathered import Gathered
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.data.datasets import Samples
+from pflcli.data.preparation import content, within_client
+from pflcli.data.preparation.by_time import split_by_time
+from pflcli.data.preparation.poison import Poison
+from pflcli.data.schemes import Scheme, redistribute
+from pflcli.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How samples are dealt out to clients; the fields are arguments of ``partition``."""
+
+    scheme: str
+    clients: int | None
+    min_samples: int
+    new_clients: float
+    new_capacity: float
+    part: tuple[int, int]
+    seed: int
+    split_seed: int | None = None
+    poison: Poison | None = None
+    """what splits are drawn from, if not from ``seed``"""
+
+    def check(self, fractions: tuple[float, float, float] | None) -> None:
+        """Raise UsageError for a number out of its range, or for ``fractions`` that do not add up to 1."""
+        if self.clients is not None and self.clients < 1:
+            raise UsageError(f"--clients {self.clients} is not a positive number", "--clients 100")
+        if self.min_samples < 0:
+            raise UsageError(f"--min-samples {self.min_samples} is negative", "--min-samples 10")
+        if not 0 <= self.new_clients < 1:
+            raise UsageError(
+                f"--new-clients {self.new_clients:g} is not a fraction from 0 to below 1", "--new-clients 0.2"
+            )
+        if not 0 < self.new_capacity <= 1 or (self.new_capacity < 1 and not self.new_clients):
+            raise UsageError(
+                f"--new-capacity {self.new_capacity:g} is a fraction, above 0 and up to 1, of what new clients have",
+                "--new-clients 0.2 --new-capacity 0.5",
+            )
+        if not 1 <= self.part[0] <= self.part[1]:
+            raise UsageError(f"--part {self.part[0]}/{self.part[1]} is not the i-th of n parts", "--part 1/2")
+        if fractions is not None:
+            check_fractions(fractions)
+
+    def request(
+        self, samples: Samples, cfg: Any, dataset_cfg: Any, fractions: tuple[float, float, float], *, keep_test: bool
+    ) -> dict[str, Any]:
+        """Return what identifies it: the samples, options of scheme and dataset, and which samples have a split."""
+        marks = {"keep_test": samples.is_test if keep_test else None, "keep_validation": samples.is_validation}
+        return {
+            "samples": len(samples.y),
+            "content": content.of_samples(samples),
+            "scheme": self.scheme,
+            "options": config.plain(cfg),
+            **({} if dataset_cfg is None else {"dataset_options": config.plain(dataset_cfg)}),
+            "clients": self.clients,
+            "min_samples": self.min_samples,
+            "fractions": list(fractions),
+            **{name: content.of_marks(values) for name, values in marks.items() if values is not None},
+            "new_clients": self.new_clients,
+            **({} if self.new_capacity == 1 else {"new_capacity": self.new_capacity}),
+            **({} if self.part == (1, 1) else {"part": list(self.part)}),
+            "seed": self.seed,
+            **({} if self.poison is None else {"poison": str(self.poison)}),
+            **({} if self.split_seed in (None, self.seed) else {"split_seed": self.split_seed}),
+        }
+
+    def dealt(self, samples: Samples, splitter: Scheme, cfg: Any, fractions: tuple[float, float, float]) -> Partition:
+        """Return the partition of ``samples``; those that say which of them are test samples keep these."""
+        rows = part_of(len(samples.y), *self.part)
+        chosen = samples if self.part == (1, 1) else samples.take(rows)
+        parts = splitter.split(chosen, self.clients, cfg, rng.generator(self.seed, "partition", self.scheme))
+        if self.min_samples:
+            parts = redistribute(parts, self.min_samples, rng.generator(self.seed, "redistribute"))
+        split_seed = self.seed if self.split_seed is None else self.split_seed
+        result = assembled(chosen, parts, fractions, split_seed)
+        result = replace(result, sample=rows[result.sample])
+        cluster = splitter.cluster(len(parts), cfg)
+        if cluster is not None:
+            result = _clustered(result, cluster, splitter, cfg, self.seed)
+        if self.new_clients:
+            result = replace(result, new=_new(result.sizes, self.new_clients, self.seed))
+        if result.new is not None and self.new_capacity < 1:
+            result = within_client.with_less(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
+        return result if self.poison is None else self.poison.applied(result, self.seed)
+
+
+def check_fractions(fractions: tuple[float, float, float]) -> None:
+    """Raise UsageError for ``fractions`` that are negative, do not add up to 1 or leave nothing to train on."""
+    if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
+        listed = ",".join(f"{part:g}" for part in fractions)
+        raise UsageError(f"fractions {listed} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
+
+
+def part_of(n: int, i: int, parts: int) -> NDArray[np.int64]:
+    """Return the rows of the ``i``-th (from 1) of ``parts`` parts of ``n`` samples, sorted."""
+    order: NDArray[np.int64] = rng.generator(0, "part").permutation(np.arange(n))
+    return np.sort(np.array_split(order, parts)[i - 1])
+
+
+def assembled(
+    samples: Samples, parts: list[NDArray[np.int64]], fractions: tuple[float, float, float], seed: int
+) -> Partition:
+    """Return the partition; where ``samples`` say which of them are test samples, these are."""
+    client_rows: list[NDArray[np.int64]] = []
+    in_time = split_by_time(samples, fractions) if samples.ordered and samples.gap else None
+    for client, part in enumerate(parts):
+        draw = rng.generator(seed, "split", client)
+        if in_time is not None:
+            client_rows += [np.sort(part[in_time[part] == split]) for split in range(len(blocks.SPLITS))]
+        elif samples.ordered:  # samples do not overlap: each client has its own cuts, whoever owned the samples
+            client_rows += within_client.cut(np.sort(part), fractions)
+        elif samples.is_test is not None:
+            client_rows += within_client.keeping_test(part, fractions, samples.is_test, samples.is_validation)
+        elif samples.group is not None:
+            client_rows += within_client.by_group(part, fractions, samples.group[part], draw)
+        else:
+            client_rows += within_client.cut(draw.permutation(part), fractions)
+    rows = np.concatenate(client_rows)
+    is_single = np.issubdtype(samples.x.dtype, np.floating) and samples.scaling is None
+    return Partition(
+        x=Gathered(samples.x, rows, np.dtype(np.float32) if is_single else samples.x.dtype),
+        y=samples.y[rows],
+        sample=rows,
+        offsets=blocks.offsets([len(piece) for piece in client_rows]),
+        names=_names(samples, parts),
+        classes=samples.classes,
+    )
+
+
+def _clustered(result: Partition, cluster: NDArray[np.int64], splitter: Scheme, cfg: Any, seed: int) -> Partition:
+    """Return the partition with every client's samples as its group sees them."""
+    x, y = np.array(result.x), result.y.copy()
+    holder = np.repeat(cluster, result.sizes.sum(axis=1))
+    for group in np.unique(cluster).tolist():
+        rows = holder == group
+        draw = rng.generator(seed, "transform")
+        x[rows], y[rows] = splitter.transform(x[rows], y[rows], group, result.classes, cfg, draw)
+    return replace(result, x=x, y=y, cluster=cluster)
+
+
+def _new(sizes: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Draw who joins late, (m,); raises UsageError if nobody with training samples is left."""
+    new = np.zeros(len(sizes), dtype=np.bool_)
+    new[rng.generator(seed, "new").permutation(len(sizes))[: max(1, round(fraction * len(sizes)))]] = True
+    if not sizes[~new, 0].any():
+        raise UsageError(
+            f"--new-clients {fraction:g} of {len(sizes)} clients leaves nobody with samples to train the global model",
+            "--new-clients 0.2",
+        )
+    return new
+
+
+def _names(samples: Samples, parts: list[NDArray[np.int64]]) -> list[str]:
+    if samples.owner is not None and parts and all(map(len, parts)):
+        owners = samples.owner[[part[0] for part in parts]]
+        sizes = [len(part) for part in parts]
+        if (samples.owner[np.concatenate(parts)] == np.repeat(owners, sizes)).all():
+            return [str(owner) for owner in owners.tolist()]
+    return [f"client-{client:04d}" for client in range(len(parts))]

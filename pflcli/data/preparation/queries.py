@@ -1,0 +1,135 @@
+"""The samples that ``pfl predict`` is to answer: read from a file, a folder of images or stdin, and preprocessed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pflcli.artifacts import manifest as manifests
+from pflcli.data.formats import Raw, arrays, images, tables, unprintable
+from pflcli.data.formats.table import Table
+from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.errors import InputError, UsageError
+from pflcli.foreign import parsing, require_file
+from pflcli.reporter import Reporter
+
+STDIN = "-"
+_TABLES = (".csv", ".tsv", ".parquet")
+_ARRAYS = {".npy": "NPY", ".npz": "NPZ", ".h5": "HDF5", ".hdf5": "HDF5"}
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Samples ``x`` (n, ...) as the model takes them, and the ``names`` (n,): numbers from 0, or paths of images."""
+
+    x: NDArray[Any]
+    names: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where samples stand, ``-`` for stdin, and how: the array and layout of array files, the delimiter of CSV."""
+
+    path: Path
+    features: str | None = None
+    layout: str | None = None
+    delimiter: str | None = None
+
+    def read(self, preprocessing: Preprocessing, reporter: Reporter) -> Queries:
+        """Read and preprocess all samples.
+
+        Raises UsageError for a form that is not known or an option that it has no use for, InputError for what cannot
+        be read or is not of the kind that the model takes.
+        """
+        if str(self.path) == STDIN:
+            with _stdin() as path:
+                return self._prepared(self._table(path, preprocessing), preprocessing)
+        unprintable(self.path)
+        if self.path.is_dir():
+            if manifests.is_artifact(self.path):
+                raise InputError(f"{self.path} is an artifact of pfl, not samples to answer")
+            return self._images(preprocessing, reporter)
+        require_file(self.path)
+        suffix = self.path.suffix.lower()
+        if suffix in _TABLES:
+            return self._prepared(self._table(self.path, preprocessing), preprocessing)
+        if suffix not in _ARRAYS:
+            known = f"{', '.join([*_TABLES, *_ARRAYS])}, a folder of images, or - for CSV from stdin"
+            raise UsageError(f"{self.path} is of no form that pfl reads ({known})")
+        self._refuse(delimiter="CSV and TSV")
+        with parsing(str(self.path), _ARRAYS[suffix], "is it whole?"):
+            raw = arrays.read_features(self.path, self.features, self.layout)
+        return self._prepared(raw, preprocessing)
+
+    def _refuse(self, **options: str) -> None:
+        """Raise UsageError for an option that is given and only for other data."""
+        for option, purpose in options.items():
+            if getattr(self, option) is not None:
+                raise UsageError(f"--{option} is for {purpose}; {self.path} is neither", "leave it out")
+
+    def _images(self, preprocessing: Preprocessing, reporter: Reporter) -> Queries:
+        self._refuse(delimiter="CSV and TSV", features="NPZ and HDF5", layout="NPZ and HDF5")
+        listing = images.find_all(self.path)
+        with reporter.progress("read", len(listing.paths)) as advance:
+            raw = images.read(listing, preprocessing.resize, advance)
+        names = tuple(path.relative_to(self.path).as_posix() for path in listing.paths)
+        return self._prepared(raw, preprocessing, names)
+
+    def _table(self, path: Path, preprocessing: Preprocessing) -> Raw:
+        """Read a table, whose columns may stand in any order beside others."""
+        self._refuse(features="NPZ and HDF5", layout="NPZ and HDF5")
+        shape = preprocessing.form.shape
+        if len(shape) != 1 or preprocessing.is_tokens:
+            raise InputError(
+                f"{preprocessing.name} takes samples of shape {'x'.join(map(str, shape))}, which no table holds",
+                "give them as .npz or .npy" + (", or as a folder of images" if preprocessing.is_images else ""),
+            )
+        is_parquet = path.suffix.lower() == ".parquet"
+        with parsing(str(path.name), "Parquet" if is_parquet else "CSV", "is it whole?"):
+            raw = tables.read_features(self._opened(path, is_parquet=is_parquet), preprocessing.like)
+        width = raw.x.shape[1]
+        if preprocessing.like is None and width != shape[0]:
+            raise InputError(
+                f"{path.name} has {width} columns of numbers, and {preprocessing.name} takes {shape[0]} features",
+                "leave out columns that are no features, such as the client's and the label",
+            )
+        return raw
+
+    def _opened(self, path: Path, *, is_parquet: bool) -> Table:
+        if is_parquet:
+            from pflcli.data.formats.parquet import Parquet
+
+            self._refuse(delimiter="CSV and TSV")
+            return Parquet(path)
+        from pflcli.data.formats.delimited import Delimited
+
+        return Delimited(path, self.delimiter, fewest=1)
+
+    def _prepared(self, raw: Raw, preprocessing: Preprocessing, names: tuple[str, ...] = ()) -> Queries:
+        x = preprocessing.scaled(preprocessing.filled(raw))
+        return Queries(x, names or tuple(range(len(x))))
+
+
+@contextmanager
+def _stdin() -> Iterator[Path]:
+    """Yield the path of a file with what stdin gives; a table is read twice, which a pipe cannot be.
+
+    Raises InputError if stdin is closed or cannot be copied.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "stdin")
+        try:
+            with path.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        except (OSError, AttributeError) as error:  # a closed stdin is None
+            raise InputError(f"stdin cannot be read: {getattr(error, 'strerror', None) or 'it is closed'}") from None
+        require_file(path)
+        yield path

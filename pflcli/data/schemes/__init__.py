@@ -1,0 +1,94 @@
+"""Partition schemes, one file each, and what such a file must have: ``Scheme``."""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import registry
+from pflcli.data.datasets import Samples
+from pflcli.errors import UsageError
+
+Indices = NDArray[np.int64]
+
+
+class Scheme(Protocol):
+    """A file of this folder. ``Config`` and ``split`` must be there; ``cluster`` goes with ``transform``."""
+
+    Config: type[Any]
+    """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
+
+    @abstractmethod
+    def split(self, samples: Samples, clients: int | None, cfg: Any, rng: np.random.Generator) -> list[Indices]:
+        """Return the rows of ``samples`` of each client, no row twice; raises UsageError for what cannot be."""
+
+    def cluster(self, clients: int, cfg: Any) -> NDArray[np.int64] | None:
+        """Return the cluster of each client (m,), if clusters see samples differently; None if they do not."""
+        return None
+
+    def transform(
+        self, x: NDArray[Any], y: NDArray[np.int64], group: int, classes: int, cfg: Any, rng: np.random.Generator
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return samples (n, ...) and labels (n,) as cluster ``group`` sees them; ``rng`` is the same for all."""
+        return x, y
+
+    def permutes_labels(self, cfg: Any) -> bool:
+        """Return whether clusters give the same class different labels, so that no label has one name."""
+        return False
+
+
+def load(name: str) -> Scheme:
+    """Return the scheme of this name; raises UsageError with the nearest name, InputError for an unfit file."""
+    scheme: Scheme = registry.load("schemes", name, Scheme)
+    return scheme
+
+
+def needs_clients(scheme: str, clients: int | None, samples: int) -> int:
+    """Return the number of clients; raises UsageError if it is missing or there are fewer samples."""
+    if clients is None:
+        raise UsageError(f"scheme {scheme} needs a number of clients", "--clients 100")
+    if clients > samples:
+        raise UsageError(f"{clients} clients are more than the {samples} samples", f"--clients {min(samples, 100)}")
+    return clients
+
+
+def shares(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return one Dirichlet draw (count,), also where alpha is so extreme that the draw under- or overflows."""
+    with np.errstate(all="ignore"):
+        drawn: NDArray[np.float64] = rng.dirichlet(np.full(count, min(alpha, 1e12)))
+        drawn = drawn / drawn.sum()
+    if not np.isfinite(drawn).all():
+        # The limit of alpha -> 0: all mass on one client.
+        drawn = np.eye(count)[rng.integers(count)]
+    return drawn
+
+
+def redistribute(parts: list[Indices], minimum: int, rng: np.random.Generator) -> list[Indices]:
+    """Move samples from the largest clients until everyone holds ``minimum``; ends after at most m steps.
+
+    Raises UsageError if there are not enough samples. Each client below the minimum is filled once, from whoever is
+    largest at that moment, and never gives: a giver keeps at least ``minimum``.
+    """
+    total = sum(map(len, parts))
+    if minimum * len(parts) > total:
+        raise UsageError(
+            f"{len(parts)} clients with at least {minimum} samples need {minimum * len(parts)}, there are {total}",
+            f"--min-samples {total // len(parts)}",
+        )
+    rows: list[list[Any]] = [list(part) for part in parts]
+    # The largest first, of equally large ones the first: a search among all for each taker would take m^2 steps.
+    givers = [(-len(part), client) for client, part in enumerate(rows) if len(part) > minimum]
+    heapq.heapify(givers)
+    for taker in sorted(range(len(rows)), key=lambda client: len(rows[client])):
+        while len(rows[taker]) < minimum:
+            giver = givers[0][1]
+            spare = min(minimum - len(rows[taker]), len(rows[giver]) - minimum)
+            rng.shuffle(rows[giver])
+            rows[taker] += rows[giver][:spare]
+            rows[giver] = rows[giver][spare:]
+            heapq.heapreplace(givers, (-len(rows[giver]), giver))
+    return [np.sort(np.asarray(part, dtype=np.int64)) for part in rows]

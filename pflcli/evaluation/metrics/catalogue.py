@@ -1,0 +1,251 @@
+"""The catalogue of metrics: one entry each, from which files and tables take its unit, weighting and heading.
+
+A metric of answers states its formula here and needs nothing else. The others (costs, gains, times) are computed where
+their facts are, under ``pflcli/evaluation/``, and take unit, weighting and heading from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pflcli.errors import UsageError, closest
+from pflcli.evaluation.metrics import classification, scores
+from pflcli.evaluation.metrics.metric import (
+    Metric,
+    OverClients,
+    deviation,
+    highest,
+    highest_decile,
+    lowest,
+    lowest_decile,
+    mean,
+)
+
+
+def _parts(name: str, unit: str, **form: Any) -> list[Metric]:
+    """Return the metrics that accompany one that ranks, such as its plain mean and the value of its worst client."""
+    lower = form["lower_is_better"]
+    parts: list[tuple[str, str, str, int, OverClients | None]] = [
+        ("mean", ALIKE, "plain mean", 110, mean),
+        ("bottom_decile", DECILE, "bottom decile", 200, highest_decile if lower else lowest_decile),
+        ("seen", BY_SAMPLES, "seen", 160, None),
+        ("unseen", BY_SAMPLES, "unseen", 180, None),
+        ("worst", "worst client", "worst", 130, highest if lower else lowest),
+    ]
+    return [
+        Metric(
+            f"{name}_{part}",
+            unit,
+            weighting,
+            heading,
+            gives_way=gives_way,
+            score=name,
+            over=over,
+            optional=True,
+            **form,
+        )
+        for part, weighting, heading, gives_way, over in parts
+    ]
+
+
+def _ranking(
+    name: str, heading: str, *, unit: str = "fraction", percent: bool = True, lower_is_better: bool = False, **form: Any
+) -> list[Metric]:
+    """Return a metric that is computed if ``--metric`` names it, and those that accompany it."""
+    shape: dict[str, Any] = {"percent": percent, "lower_is_better": lower_is_better, "digits": 1 if percent else 3}
+    first = Metric(
+        name, unit, BY_SAMPLES, heading, gives_way=145, over=scores.weighted_mean, ranks=True, optional=True,
+        by_name=True, **shape, **form,
+    )  # fmt: skip
+    return [first, *_parts(name, unit, **shape)]
+
+
+BY_SAMPLES, ALIKE, DECILE = "clients by samples", "clients alike", "(m/10)-th worst client"
+_RUN, _REACHED = "total of a run, all links", "seeds that reached the target"
+_MODELS = "models there and back, a client"
+
+_ENTRIES = (
+    Metric(
+        "accuracy", "fraction", BY_SAMPLES, "accuracy", percent=True, compared=1, sweep=BY_SAMPLES,
+        per_sample=scores.correct, over=scores.weighted_mean, ranks=True,
+    ),
+    Metric(
+        "accuracy_mean", "fraction", ALIKE, "plain mean", percent=True, compared=1, gives_way=110, sweep=ALIKE,
+        score="accuracy", over=mean,
+    ),
+    Metric(
+        "bottom_decile", "fraction", DECILE, "bottom decile", percent=True, compared=1, gives_way=200, sweep=DECILE,
+        score="accuracy", over=lowest_decile,
+    ),
+    Metric("accuracy_seen", "fraction", BY_SAMPLES, "seen", percent=True, compared=2, gives_way=160, score="accuracy"),
+    Metric(
+        "accuracy_unseen", "fraction", BY_SAMPLES, "unseen", percent=True, compared=2, gives_way=180, score="accuracy",
+        sweep="clients that took no part in training, by samples",
+    ),
+    Metric("bottom_decile_seen", "fraction", DECILE),
+    Metric(
+        "bottom_decile_unseen", "fraction", DECILE, sweep="(m/10)-th worst client that took no part in training"
+    ),
+    Metric(
+        "worst", "fraction", "worst client", "worst", percent=True, compared=1, gives_way=130, sweep="worst client",
+        score="accuracy", over=lowest,
+    ),
+    Metric(
+        "accuracy_std", "fraction", ALIKE, "std", percent=True, compared=None, gives_way=10,
+        score="accuracy", over=deviation,
+    ),
+    Metric(
+        "macro_precision", "fraction", "classes alike, samples pooled", "macro prec.", percent=True, gives_way=70,
+        of_answers=scores.macro_precision,
+    ),
+    Metric(
+        "macro_precision_mean", "fraction", "classes alike, clients alike", "plain macro prec.", percent=True,
+        gives_way=30, score="macro_precision", over=mean,
+    ),
+    Metric(
+        "calibration_error", "fraction", "samples pooled, 15 bins", "ECE", percent=True, compared=None, gives_way=20,
+        of_answers=scores.calibration_error,
+    ),
+    Metric(
+        "log_loss", "nats", "samples pooled", "log-loss", gives_way=145, per_sample=scores.log_loss, ranks=True,
+        by_name=True, lower_is_better=True, digits=3,
+    ),
+    *_parts("log_loss", "nats", percent=False, lower_is_better=True, digits=3),
+    *_ranking("auroc", "AUROC", of_answers=classification.auroc, needs="samples of two classes"),
+    *_ranking(
+        "average_precision", "avg. precision", of_answers=classification.average_precision,
+        needs="samples of two classes",
+    ),
+    *_ranking("f1", "F1", of_answers=classification.f1, needs="samples of two classes"),
+    *_ranking(
+        "balanced_accuracy", "balanced acc.", of_answers=classification.balanced_accuracy,
+        needs="samples of two classes",
+    ),
+    *_ranking(
+        "sensitivity", "sensitivity", of_answers=classification.sensitivity, needs="samples of the positive class",
+        two_classes=True,
+    ),
+    *_ranking(
+        "specificity", "specificity", of_answers=classification.specificity, needs="samples of the negative class",
+        two_classes=True,
+    ),
+    *_ranking(
+        "brier_score", "Brier score", per_sample=classification.brier_score, percent=False, lower_is_better=True
+    ),
+    Metric("train_accuracy", "fraction", BY_SAMPLES),
+    Metric("train_accuracy_seen", "fraction", BY_SAMPLES),
+    Metric("train_accuracy_unseen", "fraction", BY_SAMPLES),
+    Metric("last_rounds_accuracy", "fraction", "clients by samples, mean over the last {} rounds"),
+    Metric("validation_accuracy", "fraction", "clients by validation samples", sweep="clients by validation samples"),
+    Metric("gain", "fraction", BY_SAMPLES, "gain", percent=True, compared=2),
+    Metric("better_off", "fraction", ALIKE, "better off (chance)", percent=True, compared=2, gives_way=190),
+    Metric("worse_off", "fraction", ALIKE, "worse off (chance)", percent=True, compared=2, gives_way=150),
+    Metric("bytes_up", "bytes", "total of a run"),
+    Metric("bytes_down", "bytes", "total of a run"),
+    Metric("bytes_peer", "bytes", "total of a run"),
+    Metric("megabytes", "MB", _RUN, "MB sent", gives_way=140),
+    Metric("megabytes_per_client", "MB", "mean over clients of a run", "MB per client", gives_way=60),
+    Metric("exchanges", _MODELS, _RUN),
+    Metric("seconds", "seconds", "a run, with the artifacts it needs", "seconds", gives_way=120),
+    Metric(
+        "processor_seconds", "seconds", "a run and its worker processes, with the artifacts", "CPU seconds",
+        gives_way=50,
+    ),
+    Metric("reported_round", "round", "seeds", "best round", gives_way=40),
+    Metric("rounds_to_target", "rounds", _REACHED, "rounds to {target}", gives_way=170),
+    Metric("seconds_to_target", "seconds", _REACHED, "seconds to {target}", gives_way=100),
+    Metric(
+        "simulated_seconds", "seconds",
+        "simulated: the mean client of each round, all at once, links of {} Mbit/s up and down",
+        "seconds simulated at {link} Mbit/s",
+    ),
+    Metric(
+        "simulated_seconds_to_target", "seconds",
+        "simulated: the mean client of each round, all at once, links of {} Mbit/s up and down",
+        "seconds simulated to {target}",
+    ),
+    Metric("megabytes_to_target", "MB", _REACHED, "MB to {target}", gives_way=90),
+    Metric("exchanges_to_target", _MODELS, _REACHED, "models to {target}", gives_way=80),
+)  # fmt: skip
+
+METRICS = {entry.name: entry for entry in _ENTRIES}
+"""All metrics by name, in the order of the columns of an evaluation's table."""
+DEFAULT = ("accuracy",)
+"""What methods are ranked by unless ``--metric`` names something else."""
+
+
+def chosen(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the metrics that ``--metric`` names, each once; raises UsageError for one that cannot rank methods."""
+    known = [metric.name for metric in METRICS.values() if metric.ranks]
+    typed = tuple(dict.fromkeys(name.strip().lower().replace("-", "_") for name in names if name.strip()))
+    if not typed:
+        raise UsageError("--metric names no metric", "--metric auroc")
+    for name in typed:
+        if name not in known:
+            raise UsageError(f"unknown metric '{name}'", closest(name, known))
+    return typed
+
+
+def require_classes(names: Iterable[str], classes: int) -> None:
+    """Raise UsageError if one of the metrics is not defined for so many classes."""
+    for name in names:
+        if METRICS[name].two_classes and classes != 2:
+            raise UsageError(
+                f"{name} is defined for two classes, and there are {classes}",
+                "--metric balanced_accuracy is the mean over classes of the sensitivity",
+            )
+
+
+def part(metric: str, name: str) -> str:
+    """Return the key of the ``mean``, ``bottom_decile``, ``worst``, ``seen`` or ``unseen`` of a metric that ranks."""
+    longer = f"{metric}_{name}"
+    return longer if longer in METRICS else name
+
+
+def columns(kind: str, metrics: Sequence[str] = DEFAULT) -> list[str]:
+    """Return the metrics in the order of the table of an ``evaluation`` or a ``comparison``.
+
+    ``metrics``, which ``--metric`` names, are among them, and the columns that describe the first of them come first.
+    """
+    first = metrics[0]
+    ranking = {metric.name for metric in METRICS.values() if metric.ranks} - {first}
+    entries = [
+        metric
+        for metric in METRICS.values()
+        if metric.heading and metric.score not in ranking and (metric.name in metrics or not metric.by_name)
+    ]
+    if kind == "comparison":
+        other = {name: 3 for name in ranking}
+        entries = [metric for metric in entries if metric.compared is not None or metric.name in metrics]
+        entries.sort(key=lambda metric: other.get(metric.name, metric.compared or 0))
+    entries.sort(key=lambda metric: first not in (metric.name, metric.score))
+    return [metric.name for metric in entries]
+
+
+def giving_way(metrics: Sequence[str] = DEFAULT) -> list[str]:
+    """Return the metrics that a table wider than the terminal leaves out, the first to go first."""
+    entries = [metric for metric in METRICS.values() if metric.name != metrics[0] and metric.gives_way is not None]
+    return [metric.name for metric in sorted(entries, key=lambda metric: metric.gives_way or 0)]
+
+
+def per_client(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
+    """Return the scores per client in the order of ``clients.csv``: means over samples, others, chosen ``metrics``."""
+    entries = [metric for metric in METRICS.values() if metric.is_per_client and _is_computed(metric, metrics)]
+    return sorted(entries, key=lambda metric: (metric.optional, not metric.optional and metric.per_sample is None))
+
+
+def from_answers(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
+    """Return the metrics that need predictions alone: scores per client, and values over all clients."""
+    entries = [m for m in METRICS.values() if m.is_per_client or (m.score and m.over is not None)]
+    return [metric for metric in entries if _is_computed(metric, metrics)]
+
+
+def _is_computed(metric: Metric, metrics: Sequence[str]) -> bool:
+    return not metric.optional or metric.name in metrics or metric.score in metrics
+
+
+def in_sweep(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the unit and weighting of those metrics of a sweep that are among ``names``."""
+    entries = [METRICS[name] for name in names if name in METRICS and METRICS[name].sweep]
+    return {metric.name: {"unit": metric.unit, "weighting": metric.sweep} for metric in entries}

@@ -1,0 +1,214 @@
+"""What a page shows of one comparison: rows of its table and scores of its clients, from the artifact alone."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from pflcli.artifacts.kinds import evaluation
+from pflcli.artifacts.reader import Artifact, ancestor, follow
+from pflcli.errors import InputError
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics.metric import Metric
+
+Scores = NDArray[np.float64]
+
+KINDS = ("comparison", "evaluation")
+"""The kinds of artifacts that a page compares methods by."""
+
+MOST = 200
+"""Up to so many clients each is drawn; of more, so many at even distances, and curves go through as many quantiles."""
+
+UNUSABLE = "__proto__"
+"""A name that cannot be a key in JavaScript."""
+
+_FIXED = {"method", "seed", "client", "name", "unseen", "gain"}
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The m clients of a comparison; scores are means over the seeds under which the same client occurs."""
+
+    names: list[str]
+    keys: list[tuple[int, int]]
+    """seed and number of each client, (m,): the first seed under which it occurs"""
+    samples: Scores
+    """scored samples, (m,)"""
+    scores: dict[str, Scores]
+    """by method, (m,); nan where not known"""
+    baseline: Scores | None
+    """the baseline's, (m,)"""
+    lower_is_better: bool
+    tuned: dict[tuple[str, str], Scores]
+    """what clients chose by validation samples, (m,) by method and name of the value"""
+
+    @cached_property
+    def order(self) -> NDArray[np.intp]:
+        """The clients as pictures show them, (m,): the worst served first, by the baseline or the mean over methods."""
+        with np.errstate(all="ignore"):
+            reference = self.baseline
+            if reference is None or np.isnan(reference).all():
+                reference = pd.DataFrame(self.scores).mean(axis=1).to_numpy(np.float64)
+        sign = -1 if self.lower_is_better else 1
+        return np.argsort(np.nan_to_num(sign * reference, nan=math.inf), kind="stable")
+
+    @property
+    def drawn(self) -> NDArray[np.intp]:
+        """The clients that are drawn, in their order: all, or ``MOST`` at even distances with the first and last."""
+        count = len(self.order)
+        if count <= MOST:
+            return self.order
+        return self.order[np.linspace(0, count - 1, MOST).round().astype(np.intp)]
+
+    @property
+    def is_thinned(self) -> bool:
+        """Whether not all clients are drawn."""
+        return len(self.names) > MOST
+
+
+@dataclass(frozen=True)
+class Content:
+    """One comparison or evaluation, as far as its own files tell."""
+
+    artifact: Artifact
+    metrics: Mapping[str, Any]
+    clients: Clients
+
+    @property
+    def rows(self) -> list[Mapping[str, Any]]:
+        """The rows of the table, best method first."""
+        sign = -1 if self.metric.lower_is_better else 1
+        return sorted(self.metrics["methods"], key=lambda row: -_or(sign * value(row, self.metric.name), -math.inf))
+
+    @property
+    def methods(self) -> list[str]:
+        """The labels of the methods, best first."""
+        return [row["label"] for row in self.rows]
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that methods are ranked by."""
+        return catalogue.METRICS[_ranking(self.metrics)]
+
+    @property
+    def baseline(self) -> str | None:
+        """What gains are measured against: a method, ``global`` (the model that all share), or None."""
+        name: str | None = self.metrics["baseline"]
+        return name
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds."""
+        return sorted({seed for row in self.metrics["methods"] for seed in row["seeds"]})
+
+    @property
+    def chosen(self) -> str:
+        """The method whose gains are drawn first: the best that is shown to be better, or the highest other one."""
+        best = self.metrics.get("conclusion", {}).get("best")
+        compared = [label for label in self.methods if label != self.baseline]
+        return str(best) if best in compared else (compared or self.methods)[0]
+
+    @property
+    def title(self) -> str:
+        """The name of the comparison: that of its folder."""
+        path = self.artifact.path.resolve()
+        return path.parent.name if path.name == self.artifact.kind else path.name
+
+    def row(self, label: str) -> Mapping[str, Any]:
+        """Return the row of a method."""
+        return next(row for row in self.metrics["methods"] if row["label"] == label)
+
+
+def value(row: Mapping[str, Any], name: str) -> float:
+    """Return a number of a method's row, nan where it is not known."""
+    number = row["metrics"].get(name, {}).get("value")
+    return math.nan if number is None else float(number)
+
+
+def _or(number: float, otherwise: float) -> float:
+    return otherwise if math.isnan(number) else number
+
+
+def _ranking(metrics: Mapping[str, Any]) -> str:
+    """Return the metric that methods are ranked by; raises InputError for one that this version does not know."""
+    name: str = next(iter(metrics.get("metric", ())), catalogue.DEFAULT[0])
+    if name not in catalogue.METRICS:
+        raise InputError(f"methods are ranked by '{name}', which a newer pfl knows", "pip install --upgrade pflcli")
+    return name
+
+
+def read(artifact: Artifact) -> Content:
+    """Return what a page shows of a comparison or an evaluation; raises InputError if a file of it is damaged."""
+    metrics = evaluation.read(artifact)
+    ranking = _ranking(metrics)
+    text = artifact.read("clients.csv")
+    with artifact.parsing("clients.csv"):
+        words = {"method": str, "name": str}
+        table = pd.read_csv(io.BytesIO(text), dtype=words, keep_default_na=False, na_values=[""], encoding="utf-8")
+        table = table.astype({column: np.float64 for column in table.columns if column not in words})
+        clients = _clients(table, metrics, ranking, _is_one_partition(artifact))
+    return Content(artifact, metrics, clients)
+
+
+def _is_one_partition(artifact: Artifact) -> bool:
+    """Whether all runs are known to be of one partition, so that a client's number means the same under every seed."""
+    fingerprints: set[str] = set()
+    for reference in artifact.manifest.inputs:
+        try:
+            partition = ancestor(follow(artifact, reference), "partition")
+        except InputError:
+            return False
+        fingerprints.add("" if partition is None else partition.manifest.fingerprint)
+    return len(fingerprints) == 1
+
+
+def _clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str, is_one_partition: bool) -> Clients:
+    """Return the clients of ``clients.csv``; one with a name in the data is the same under every seed."""
+    seeds = table["seed"].nunique()
+    number = table["client"].astype(int)
+    words = "client " + number.astype(str)
+    if seeds > 1 and not is_one_partition:
+        words += ", seed " + table["seed"].astype(int).astype(str)
+    name = table["name"].fillna("") if "name" in table else pd.Series("", table.index)
+    table = table.assign(who=name.where(name != "", words))
+    # Namesakes within a seed are told apart by their numbers, and Vega loses rows whose key is this word of JavaScript.
+    unclear = table.duplicated(["method", "seed", "who"], keep=False) | (table["who"] == UNUSABLE)
+    table["who"] = table["who"].where(~unclear, table["who"] + " (" + words + ")")
+    table = table[table[f"n_{metrics['split']}"] > 0]
+    order = {name: place for place, name in enumerate(dict.fromkeys(table["who"]))}
+    first = table.drop_duplicates("who")
+
+    def means(column: str, rows: pd.DataFrame) -> Scores:
+        result = np.full(len(order), math.nan)
+        by_client = rows.groupby("who", sort=False)[column].mean()
+        result[[order[name] for name in by_client.index]] = by_client.to_numpy()
+        return result
+
+    by_method = {label: table[table["method"] == label] for label in (row["label"] for row in metrics["methods"])}
+    base = f"baseline_{ranking}"
+    beside = _FIXED | {base, f"n_{metrics['split']}"} | {*catalogue.METRICS}
+    tuned = {
+        (label, column): means(column, rows)
+        for column in table.columns
+        if column not in beside and column != "who" and not column.startswith("baseline_")
+        for label, rows in by_method.items()
+        if rows[column].notna().any()
+    }
+    baseline = means(base, table) if metrics["baseline"] is not None else None
+    return Clients(
+        names=[*order],
+        keys=[(int(seed), int(client)) for seed, client in zip(first["seed"], first["client"], strict=True)],
+        samples=means(f"n_{metrics['split']}", table),
+        scores={label: means(ranking, rows) for label, rows in by_method.items()},
+        baseline=baseline,
+        lower_is_better=catalogue.METRICS[ranking].lower_is_better,
+        tuned=tuned,
+    )

@@ -1,0 +1,77 @@
+"""``report_data/``: every number of a page as CSV and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pflcli import __version__
+from pflcli.artifacts import csv_file
+from pflcli.evaluation.page import sentences
+from pflcli.evaluation.page.audits import Audit
+from pflcli.evaluation.page.html import Section
+from pflcli.evaluation.page.runs import Runs
+from pflcli.evaluation.presentation import audits, tables
+
+INDEX = "report.json"
+MARK = '{\n "generator": "pfl report'
+"""How ``report.json`` begins."""
+
+
+def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Sequence[Audit] = ()) -> dict[str, bytes]:
+    """Return the files by name, for the comparison N ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``.
+
+    For the audit N these are ``audit-N-table.csv`` and ``audit-N-clients.csv``.
+    """
+    content: dict[str, bytes] = {}
+    for number, (section, run) in enumerate(zip(sections, runs, strict=True), 1):
+        artifact = section.content.artifact
+        content[f"{number}-methods.csv"] = csv_file.rounded(*tables.numbers(section.content.metrics))
+        content[f"{number}-clients.csv"] = artifact.read("clients.csv")
+        if run.curves:
+            rows = [[label, *point] for label, points in run.curves.items() for point in points]
+            content[f"{number}-rounds.csv"] = csv_file.content(["method", "round", "validation_accuracy"], rows)
+    for number, item in enumerate(shown_audits, 1):
+        content |= {f"audit-{number}-{name}": text for name, text in item.files.items()}
+    index = {
+        "generator": f"pfl report {__version__}",
+        "files": sorted(content),
+        "comparisons": [_entry(section) for section in sections],
+        "audits": [
+            {"title": item.title, "answer": audits.answer(item.results), **item.results} for item in shown_audits
+        ],
+    }
+    content[INDEX] = (json.dumps(_finite(index), indent=1, allow_nan=False) + "\n").encode()
+    return content
+
+
+def _entry(section: Section) -> dict[str, Any]:
+    content, lineage = section.content, section.lineage
+    return {
+        "title": content.title,
+        "answer": sentences.answer(content),
+        "notes": [*sentences.small_print(content), *section.remarks],
+        "metrics": dict(content.metrics),
+        "commands": list(section.commands),
+        "artifacts": [
+            {
+                "path": lineage.name(item),
+                "kind": item.kind,
+                "fingerprint": item.manifest.fingerprint,
+                "request": item.manifest.request,
+                "made": item.manifest.made,
+            }
+            for item in lineage.artifacts
+        ],
+    }
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with null in place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

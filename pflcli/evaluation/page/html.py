@@ -1,0 +1,287 @@
+"""The page: HTML around the answer, the table and the charts. Whatever comes from data is escaped here."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pflcli import __version__, registry
+from pflcli.errors import PflError
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.page import audits, colours, sentences
+from pflcli.evaluation.page.audits import Audit
+from pflcli.evaluation.page.content import Content
+from pflcli.evaluation.page.lineage import HEADINGS, Lineage
+from pflcli.evaluation.page.parts import Chart
+from pflcli.evaluation.presentation import tables
+from pflcli.wording import counted
+
+GENERATOR = '<meta name="generator" content="pfl report'
+"""What stands at the beginning of every page, so that it is known as one that pfl wrote."""
+
+_FOLDER = Path(__file__).parent
+_LEFT_OUT = {
+    *("accuracy_mean", "macro_precision", "macro_precision_mean"),
+    *("megabytes_per_client", "exchanges", "processor_seconds"),
+}
+"""Metrics that the page's table lacks, so that the others fit."""
+_STACK = "Stack: the answers of other methods pooled into one, by exponents learned on validation samples."
+_FOLDED = 12
+"""More artifacts than this are folded away."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """All that the page shows of one comparison; ``stills`` are URLs of pictures that stand in for its charts."""
+
+    content: Content
+    charts: Sequence[Chart]
+    stills: Sequence[str]
+    lineage: Lineage
+    commands: Sequence[str]
+    remarks: Sequence[str]
+
+    @property
+    def dataset(self) -> str:
+        """The name of the dataset, or that of the comparison where the partition is gone."""
+        return self.lineage.dataset or self.content.title
+
+    @property
+    def title(self) -> str:
+        """The name of the dataset and of the comparison's folder."""
+        return f"{self.dataset} ({self.content.title})" if self.lineage.dataset else self.content.title
+
+
+def page(sections: Sequence[Section], shown_audits: Sequence[Audit], javascript: str, data_folder: str) -> str:
+    """Return the HTML; ``javascript`` draws the charts, ``data_folder`` is the folder of CSV and JSON beside it."""
+    style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    data = {"dark": colours.on_dark(), "sections": [_data(section) for section in sections]}
+    several = len(sections) > 1
+    titles = [section.title if several else section.dataset for section in sections]
+    body = "".join(_section(section, number, several) for number, section in enumerate(sections))
+    body += audits.section(shown_audits)
+    parts = {f"c{number}": title for number, title in enumerate(titles)} | (
+        {audits.ID: audits.TITLE} if shown_audits else {}
+    )
+    title = f"Personalization compared: {', '.join(titles)}"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'{GENERATOR} {escape(__version__)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, javascript, script)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<header><h1>{escape(title)}</h1>{_contents(parts)}</header>\n<main>\n{body}</main>\n"
+        f"{_footer(data_folder)}"
+        f'<script type="application/json" id="data">{embedded(data)}</script>\n'
+        f"<script>{javascript}</script>\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def embedded(value: Any) -> str:
+    """Return JSON that may stand in a script element: no ``<`` can end it, no separator of lines breaks it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _policy(style: str, *scripts: str) -> str:
+    """Return the content security policy: nothing is fetched, and nothing runs but these scripts."""
+    hashes = " ".join(_hash(script) for script in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _data(section: Section) -> dict[str, Any]:
+    content = section.content
+    specs = {chart.key: chart.spec for chart in section.charts}
+    return {"baseline": content.baseline, "chosen": content.chosen, "specs": specs}
+
+
+def _contents(parts: Mapping[str, str]) -> str:
+    """Return links to the parts of the page, titles by id; nothing if there is one part."""
+    if len(parts) < 2:
+        return ""
+    items = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in parts.items())
+    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
+
+
+def _section(section: Section, number: int, several: bool) -> str:
+    content = section.content
+    mark = "" if several else ' class="unseen"'
+    heading = f"<h2{mark}>{escape(section.title)}</h2>"
+    lead, *facts = sentences.answer(content)
+    points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    notes = "".join(f"<li>{_marked(note)}</li>" for note in [*sentences.small_print(content), *section.remarks])
+    return (
+        f'<section class="comparison" id="c{number}">{heading}\n'
+        f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_facts(section)}'
+        f"<h3>All methods</h3>\n{_tools(content, number)}{_table(content, number)}"
+        f'<ul class="notes">{notes}</ul>\n'
+        f'<h3>Pictures</h3>\n<div class="pictures">{"".join(_figures(section))}</div>\n'
+        f"{_explained(content)}{_repeat(section)}{_lineage(section.lineage)}</section>\n"
+    )
+
+
+def _marked(note: str) -> str:
+    """Return a remark as HTML; what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(note))
+
+
+def _facts(section: Section) -> str:
+    content = section.content
+    tune = content.metrics.get("tune")
+    budget = f"at most {counted(tune['trials'], 'trial')} per method" if tune else "none"
+    facts = [
+        ("data", section.dataset),
+        ("clients", str(max(map(tables.clients, content.rows)))),
+        ("methods", str(len(content.rows))),
+        ("seeds", ", ".join(map(str, content.seeds))),
+        ("scored on", f"{content.metrics['split']} samples"),
+        ("ranked by", content.metric.heading),
+        ("baseline", sentences.over(content) if content.baseline else "none"),
+        ("learned from", _learned(content)),
+        ("tuning", budget),
+    ]
+    items = "".join(f"<li>{escape(name)} <b>{escape(fact)}</b></li>" for name, fact in facts)
+    return f'<ul class="facts">{items}</ul>\n'
+
+
+def _learned(content: Content) -> str:
+    """Return which samples the methods learned from."""
+    splits = {tuple(row.get("learned_from", ())) for row in content.rows}
+    if len(splits) > 1:
+        return "not the same samples"
+    names = [name.replace("train", "training") for name in splits.pop()]
+    return f"{' and '.join(names)} samples" if names else "not recorded"
+
+
+def _tools(content: Content, number: int) -> str:
+    """Return the legend, whose entries highlight a method, and the choice of a client to highlight."""
+    chips = "".join(
+        f'<button type="button" class="chip" aria-pressed="false" data-method="{escape(label)}">'
+        f"{_swatch(colour, dash)}{escape(label)}</button>"
+        for label, (colour, dash) in colours.style(content.methods, content.baseline).items()
+    )
+    clients = content.clients
+    names = [escape(clients.names[client]) for client in clients.drawn]
+    options = "".join(f'<option value="{name}">{name}</option>' for name in ["", *names])
+    options = options.replace("></option>", ">none</option>", 1)
+    label = f'<label for="client-{number}">Client <select id="client-{number}">{options}</select></label>'
+    reset = '<button type="button" class="reset">Clear</button>'
+    group = '<div class="tools" role="group" aria-label="Highlight a method or a client in every picture">'
+    return f"{group}{chips}{label}{reset}</div>\n"
+
+
+def _swatch(colour: str, dash: Sequence[int]) -> str:
+    dashes = f' stroke-dasharray="{" ".join(str(length / 2) for length in dash)}"' if dash else ""
+    number = colours.LIGHT.index(colour) if colour in colours.LIGHT else "b"
+    return (
+        f'<svg viewBox="0 0 16 6" aria-hidden="true"><line class="m{number}" x1="0" y1="3" x2="16" y2="3" '
+        f'stroke-width="3"{dashes}/></svg>'
+    )
+
+
+def _table(content: Content, number: int) -> str:
+    table = tables.of({**content.metrics, "methods": content.rows}, columns=_columns(content))
+    head = "".join(
+        f'<th scope="col" aria-sort="none"><button type="button">{escape(title)}</button></th>'
+        for title in table.heading
+    )
+    best = content.metrics.get("conclusion", {}).get("best")
+    lines = []
+    for row in table.rows:
+        label, *cells = row
+        mark = ' class="best"' if label == best else ""
+        name = f'<button type="button" data-method="{escape(label)}">{escape(label)}</button>'
+        name += " (baseline)" if label == content.baseline else ""
+        numbers = "".join(f'<td data-value="{_number(cell)}">{escape(cell)}</td>' for cell in cells)
+        first = f'<th scope="row" data-value="{escape(label)}">{name}</th>'
+        lines.append(f'<tr{mark} data-method="{escape(label)}">{first}{numbers}</tr>\n')
+    region = f'<div class="scroll" role="region" aria-label="All methods: {escape(content.title)}" tabindex="0">'
+    body = f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody>"
+    return f'{region}<table class="sortable">{body}</table></div>\n'
+
+
+def _columns(content: Content) -> list[str]:
+    """Return the metrics that the page's table shows; ``N-methods.csv`` has all."""
+    ranked_by = tuple(content.metrics.get("metric", catalogue.DEFAULT))
+    left_out = _LEFT_OUT | {catalogue.part(ranked_by[0], "mean")}
+    return [name for name in catalogue.columns("comparison", ranked_by) if name in ranked_by or name not in left_out]
+
+
+def _number(cell: str) -> str:
+    """Return the number with which a cell begins, by which rows are sorted."""
+    match = re.match(r"[+-]?\d+(\.\d+)?", cell)
+    return match[0] if match else ""
+
+
+def _figures(section: Section) -> list[str]:
+    figures = []
+    for chart, still in zip(section.charts, section.stills, strict=True):
+        wide = ' class="wide"' if chart.is_wide else ""
+        words = escape(f"{chart.title}. {chart.caption}")
+        chosen = ""
+        if chart.key == "dumbbell":
+            chosen = f"<b>Shown: <span data-shown>{escape(section.content.chosen)}</span>.</b> "
+        figures.append(
+            f'<figure{wide} data-chart="{escape(chart.key)}"><h4>{escape(chart.title)}</h4>\n'
+            f'<div class="chart" role="img" aria-label="{words}"></div>'
+            f'<img class="still" src="{still}" alt="{words}">\n'
+            f"<figcaption>{chosen}{escape(chart.caption)}</figcaption></figure>\n"
+        )
+    return figures
+
+
+def _explained(content: Content) -> str:
+    """Return the first sentence of each method's own description."""
+    entries = []
+    for row in content.rows:
+        method = str(row.get("method", row["label"]))
+        try:
+            words = _STACK if method == "stack" else registry.card("methods", method).doc.partition("\n")[0]
+        except PflError:  # a method that this version does not have
+            continue
+        entries.append(f"<dt>{escape(row['label'])}</dt><dd>{escape(words)}</dd>")
+    return f"<h3>What the methods do</h3>\n<dl>{''.join(entries)}</dl>\n" if entries else ""
+
+
+def _repeat(section: Section) -> str:
+    commands = escape("\n".join(section.commands))
+    return (
+        "<h3>Repeat it</h3>\n<p>These commands make the same numbers again, with the versions below on a processor of "
+        f"the same kind.</p>\n<pre><code>{commands}</code></pre>\n"
+    )
+
+
+def _lineage(lineage: Lineage) -> str:
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in HEADINGS)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in lineage.rows())
+    table = (
+        '<div class="scroll" role="region" aria-label="Artifacts" tabindex="0"><table class="plain">'
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
+    count = len(lineage.artifacts)
+    is_open = "" if count > _FOLDED else " open"
+    return (
+        f"<h3>What it was made from</h3>\n<details{is_open}><summary>{counted(count, 'artifact')}, the first ones "
+        f"first</summary>{table}</details>\n"
+    )
+
+
+def _footer(data_folder: str) -> str:
+    return (
+        f"<footer><p>Written by pfl {escape(__version__)}. Every number of this page as CSV and JSON: "
+        f"{escape(data_folder)}/. The page fetches nothing.</p></footer>\n"
+    )

@@ -1,0 +1,73 @@
+"""What an audit shows, as a table and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pflcli.evaluation.presentation.tables import Table
+from pflcli.wording import counted
+
+
+def table(results: Mapping[str, Any]) -> Table:
+    """Return a row for each attack of stored results."""
+    heading = ["attack", "AUC [95 %]", "TPR at 1 % FPR", "at 0.1 %", "worst client", "clients above chance", "sees"]
+    rows = [
+        [
+            row["attack"],
+            _area(row),
+            _percent(row["tpr_at_1_percent"]),
+            _percent(row["tpr_at_0_1_percent"]),
+            "-" if row["worst_client_auc"] is None else f"{row['worst_client_auc']:.2f}",
+            f"{row['above_chance']} of {row['clients']}",
+            row["sees"],
+        ]
+        for row in results["attacks"]
+    ]
+    return Table(heading, rows, ["sees", "worst client"])
+
+
+def answer(results: Mapping[str, Any]) -> str:
+    """Return what the strongest attack learns."""
+    row = max(results["attacks"], key=lambda row: row["auc"])
+    above = f"{row['above_chance']} of {counted(row['clients'], 'client')}"
+    return (
+        f"{results['method']}: an attacker who sees {row['sees']} tells training samples from others with AUC "
+        f"{_area(row)}, 0.5 being a guess, and above chance for {above}."
+    )
+
+
+def facts(results: Mapping[str, Any]) -> list[str]:
+    """Return what canaries and noisy votes add, a sentence each; canaries that contradict are among the warnings."""
+    lines = []
+    if "canaries" in results and not results["canaries"]["contradicts"]:
+        lines.append(canaries(results["canaries"]))
+    if "noisy_votes" in results:
+        lines.append(noisy_votes(results["noisy_votes"]))
+    return lines
+
+
+def canaries(results: Mapping[str, Any]) -> str:
+    """Return the bound that canaries give, beside the accounted epsilon."""
+    accounted = "infinite" if results["accounted_epsilon"] is None else f"{results['accounted_epsilon']:.2f}"
+    verdict = "which contradicts the accounted" if results["contradicts"] else "below the accounted"
+    return (
+        f"{results['canaries']} canaries show that epsilon is at least {results['epsilon_low']:.2f} at delta "
+        f"{results['delta']:g} (confidence {100 * results['confidence']:.0f} %), {verdict} {accounted}"
+    )
+
+
+def noisy_votes(votes: Mapping[str, Any]) -> str:
+    """Return the epsilon that the queries of an audit spend."""
+    return (
+        f"votes with noise spend epsilon {votes['epsilon_per_query']:g} per query: {votes['queries']} queries to one "
+        f"client spend {votes['epsilon']:g} together, or {votes['epsilon_at_delta']:.3g} at delta {votes['delta']:g}"
+    )
+
+
+def _area(row: Mapping[str, Any]) -> str:
+    return f"{row['auc']:.3f} [{row['auc_low']:.3f}, {row['auc_high']:.3f}]"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}"

@@ -1,0 +1,183 @@
+"""The conclusion of a table in one sentence: which method is shown to be better than the baseline, if any is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.presentation import tables
+from pflcli.wording import as_typed, counted
+
+_RISK = 0.05
+"""How probable it may be that any method is wrongly said to be better."""
+_MANY = 10
+"""With more clients than this the bottom decile says more of the worst served than the worst client."""
+
+
+def conclusion(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric: str = "accuracy") -> dict[str, Any]:
+    """Return the sentence and the facts that it states, from the rows of stored metrics.
+
+    A method is shown to be better if its mean gain is above 0 with p < 5 % after Holm's correction for the number of
+    methods compared with the baseline, and its own 95 % interval excludes 0. The best of these is the one with the best
+    value of ``metric``; all gains are in that metric. Because it was selected, its gain is likely a little lower than
+    its estimate.
+    """
+    known = {m["label"]: m for m in methods if m["label"] != baseline and "p_corrected" in m["metrics"].get("gain", {})}
+    by_sign = {sign: [label for label, method in known.items() if _is_shown(method, sign)] for sign in (1, -1)}
+    result: dict[str, Any] = {
+        "correction": "Holm",
+        "compared": len(known),
+        "better": by_sign[1],
+        "worse": by_sign[-1],
+        "best": None,
+    }
+    entry = catalogue.METRICS[metric]
+    by = "" if metric == "accuracy" else f" by {entry.heading}"
+    over = "the global model" if baseline == "global" else baseline
+    if over is None:
+        result["sentence"] = "no gain is known: the baseline was not compared"
+    elif not by_sign[1]:
+        result["sentence"] = f"no method is shown to be better than {over}{by}{_highest(known, entry)}"
+    else:
+        sign = -1 if entry.lower_is_better else 1
+        best = max(by_sign[1], key=lambda label: sign * known[label]["metrics"][metric]["value"])
+        result["best"] = best
+        result["sentence"] = f"best{by}: " + _best(known[best], over, len(known), len(by_sign[1]), entry)
+    return result
+
+
+def _is_shown(method: Mapping[str, Any], sign: int) -> bool:
+    gain = method["metrics"]["gain"]
+    return gain["p_corrected"] < _RISK and all(sign * bound > 0 for bound in gain["interval"])
+
+
+def _points(gain: Mapping[str, Any], entry: Metric) -> str:
+    if not entry.percent:
+        low, high = gain["interval"]
+        return f"{gain['value']:+.{entry.digits}f} [{low:.{entry.digits}f}, {high:.{entry.digits}f}]"
+    low, high = (100 * bound for bound in gain["interval"])
+    return f"{100 * gain['value']:+.1f} points [{low:.1f}, {high:.1f}]"
+
+
+def _highest(known: Mapping[str, Mapping[str, Any]], entry: Metric) -> str:
+    if not known:
+        return ""
+    label = max(known, key=lambda label: known[label]["metrics"]["gain"]["value"])
+    return f"; the highest gain is that of {label}, {_points(known[label]['metrics']['gain'], entry)}"
+
+
+def _best(method: Mapping[str, Any], baseline: str, compared: int, better: int, entry: Metric) -> str:
+    metrics, count = method["metrics"], tables.clients(method)
+    if entry.optional:  # clients for which it is not defined do not count
+        count = round(metrics["gain"]["n"] / len(method["seeds"]))
+    shares = {name: round(metrics[name]["value"] * count) for name in ("better_off", "worse_off")}
+    few = count <= _MANY
+    name, words = ("worst", "worst client") if few else ("bottom_decile", "bottom decile")
+    parts = [
+        f"{method['label']}, {_points(metrics['gain'], entry)} over {baseline}",
+        f"{shares['better_off']} of {counted(count, 'client')} better off, {shares['worse_off']} worse",
+        f"{words} {_change(metrics['gain'][f'baseline_{name}'], metrics[catalogue.part(entry.name, name)], entry)}",
+    ]
+    if compared > 1:
+        parts.append(f"{better} of {compared} methods shown to be better; the best of several looks a little too good")
+    return "; ".join(parts)
+
+
+def _change(before: float, after: Mapping[str, Any], entry: Metric) -> str:
+    value = after["value"]
+    return f"{100 * before:.0f} to {100 * value:.0f} %" if entry.percent else f"{before:.3f} to {value:.3f}"
+
+
+def _learned(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the samples that the methods learned from; older rows do not say it."""
+    splits = {method["label"]: method["learned_from"] for method in methods if "learned_from" in method}
+    more = [label for label, names in splits.items() if "validation" in names]
+    if not splits:
+        return []
+    if not more:
+        return ["methods learned from training samples; validation samples only chose"]
+    if len(more) == len(splits):
+        return ["methods learned from training and validation samples (--refit)"]
+    return [
+        f"not a fair comparison: {', '.join(more)} learned from validation samples too, the others from training "
+        "samples alone; run all with --refit, or none"
+    ]
+
+
+def _private(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each differential privacy that the models of some methods have; nothing without any."""
+    labels: dict[tuple[float, float], list[str]] = {}
+    for method in methods:
+        if "privacy" in method:
+            labels.setdefault((method["privacy"]["epsilon"], method["privacy"]["delta"]), []).append(method["label"])
+    return [
+        f"{', '.join(names)}: differential privacy of clients (user level), epsilon {epsilon:.2f} at delta {delta:g} "
+        "per run, for the models that the server sent; not for what clients keep and answer, this table, or tuning"
+        for (epsilon, delta), names in labels.items()
+    ]
+
+
+def _tuned(metrics: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the trials with which each method was tuned, and the values chosen; nothing if none was."""
+    if "tune" not in metrics:
+        return []
+    tune, lines = metrics["tune"], []
+    for label, facts in tune["methods"].items():
+        chosen = ", ".join(f"{key}={as_typed(value)}" for key, value in facts["values"].items())
+        if not facts["grid"]:
+            lines.append(f"{label}: nothing to tune")
+        elif facts.get("problem"):
+            lines.append(f"{label}: not tuned, {facts['problem']}")
+        else:
+            lines.append(f"{label}: {chosen} ({facts['trials']} of {facts['grid']})")
+    name = metrics.get("metric", catalogue.DEFAULT)[0]
+    metric = catalogue.METRICS[name].heading if name in catalogue.METRICS else name
+    return [
+        f"each method tuned with at most {counted(tune['trials'], 'trial')} by {metric} on validation samples, under "
+        f"seed {tune['seed']}: {'; '.join(lines)}; in brackets how many points of the grid were tried"
+    ]
+
+
+def _stacks(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each stack on the single method that validation samples choose, and on a bound."""
+    entry = catalogue.METRICS.get(metrics.get("metric", catalogue.DEFAULT)[0])
+    rows = {method["label"]: method["metrics"] for method in metrics["methods"]}
+    lines = []
+    for label, beside in metrics.get("stacks", {}).items():
+        records = [
+            values.get(entry.name) if entry else None
+            for values in (rows.get(label, {}), beside["single"], beside["bound"])
+        ]
+        if entry is None or None in records:  # of a newer pfl
+            continue
+        stack, single, bound = (_value(record["value"], entry) for record in records if record)
+        best = ", ".join(dict.fromkeys(beside["best_by_validation"].values()))
+        lines.append(
+            f"`{label}` pools {', '.join(beside['pool'])}: {entry.heading} {stack}. Of these, validation samples "
+            f"choose {best}: {single}. If each client had the one that is best on its own test samples: {bound}, "
+            "a bound, as nobody can choose so"
+        )
+    return lines
+
+
+def _value(value: float | None, entry: Metric) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{100 * value:.1f} %" if entry.percent else f"{value:.{entry.digits}f}"
+
+
+def notes(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the sentences below the table of stored ``metrics``; older metrics have none."""
+    lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
+    rows = metrics["methods"]
+    lines += [*metrics.get("definitions", ()), *_stacks(metrics), *_tuned(metrics)]
+    lines += [*_learned(rows), *_private(rows)]
+    marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
+    if marks:
+        lines.append(f"{tables.MARK} more clients than chance alone gives (in brackets: what chance gives)")
+    if any("interval" in m["metrics"].get("gain", {}) for m in rows) and max(len(m["seeds"]) for m in rows) == 1:
+        lines.append("one seed: intervals say how clients vary, not how another training would (--seeds 0,1,2)")
+    return [*lines, *metrics.get("warnings", ())]

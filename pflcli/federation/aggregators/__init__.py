@@ -1,0 +1,65 @@
+"""Aggregators, one file each, and what such a file must have: ``Aggregation``.
+
+An aggregator is the server's rule that makes one model of the uploads of a round, for every method whose server
+averages uploads. All of them go through ``fl.channel``, after the upload steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pflcli import config, registry
+from pflcli.errors import UsageError
+from pflcli.federation.channel import Uploads
+from pflcli.parameters import Params
+
+
+class Aggregation(Protocol):
+    """A file of this folder. ``Config`` and ``begin`` must be there; options are typed in their order."""
+
+    Config: type[Any]
+    """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
+    SEPARABLE: bool = False
+    """whether the result follows from sums over parts of the uploads, so that no place needs all of them at once"""
+
+    @abstractmethod
+    def begin(self, downloaded: Params, cfg: Any) -> Uploads:
+        """Return what takes the uploads of clients that received ``downloaded``, and makes one model of them."""
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """An aggregator with its options, as ``fl.channel`` uses it."""
+
+    name: str
+    file: Aggregation
+    cfg: Any
+
+    @property
+    def separable(self) -> bool:
+        """Whether the result follows from sums over parts of the uploads."""
+        return self.file.SEPARABLE
+
+    def begin(self, downloaded: Params) -> Uploads:
+        """Return what takes the uploads of one round."""
+        return self.file.begin(downloaded, self.cfg)
+
+    def __str__(self) -> str:
+        """Return the aggregator as it is typed, with its options."""
+        return ":".join([self.name, *(str(value) for value in config.plain(self.cfg).values())])
+
+
+def load(text: str) -> Aggregator:
+    """Return the aggregator that ``text`` names, such as ``mean``; raises UsageError for what cannot be."""
+    name, colon, value = text.partition(":")
+    file: Aggregation = registry.load("aggregators", name, Aggregation)
+    options = [field.name for field in dataclasses.fields(file.Config)]
+    values = value.split(":") if colon else []
+    if len(values) > len(options):
+        most = f"{name} has {len(options) or 'no'} option{'s' * (len(options) > 1)}"
+        raise UsageError(f"--aggregator {text}: {most}", f"--aggregator {':'.join([name, *options])}")
+    chosen = dict(zip(options, values, strict=False))
+    return Aggregator(name, file, config.build(file.Config, chosen, f"--aggregator {name}"))

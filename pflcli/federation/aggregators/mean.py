@@ -1,0 +1,24 @@
+"""The mean of uploads, weighted by the clients' training samples: FedAvg's.
+
+McMahan et al. (2017), https://arxiv.org/abs/1602.05629, Algorithm 1. A method may weight its clients otherwise. Integer
+buffers, such as the number of batches that a normalization has seen, take the largest value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pflcli.federation.channel import Uploads, WeightedMean
+from pflcli.parameters import Params
+
+SEPARABLE = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def begin(downloaded: Params, cfg: Config) -> Uploads:
+    """Return an empty mean."""
+    return WeightedMean().begin(downloaded)

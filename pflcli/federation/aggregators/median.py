@@ -1,0 +1,37 @@
+"""The median of uploads, number by number: half of the clients would have to be poisoned to move it at will.
+
+Yin et al. (2018), https://arxiv.org/abs/1803.01498, Definition 1 and Algorithm 1, option I. All uploads count alike:
+numbers of samples are what clients say of themselves. Of an even number of uploads it is the mean of the middle two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.federation.aggregators._collected import Collected, by_coordinate
+from pflcli.federation.channel import Uploads
+from pflcli.parameters import Params, Stacked
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def begin(downloaded: Params, cfg: Config) -> Uploads:
+    """Return what keeps the uploads, and takes their median at the end."""
+    return Collected(_median)
+
+
+def _median(stacked: Stacked, weights: NDArray[np.float64]) -> tuple[Params, NDArray[np.float64]]:
+    return by_coordinate(stacked, _middle)
+
+
+def _middle(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    lower, upper = numbers[(len(numbers) - 1) // 2], numbers[len(numbers) // 2]
+    return (lower + upper) / 2, torch.stack([lower, upper])

@@ -1,0 +1,93 @@
+"""Local training that a method has asked for: it yields models or, where only their mean is needed, their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.engine.engine import Engine
+from pflcli.engine.local_sgd import LocalSGD
+from pflcli.federation.attendance import Attendance, Diverged, Unanswered
+from pflcli.federation.private_mean import PrivateMean
+from pflcli.parameters import Params, Stacked, TrainedClients, WeightedSum
+from pflcli.parameters.model_table import ModelTable
+
+Encode = Callable[[Stacked], Stacked]
+"""Makes of trained models (m, ...) what the server receives."""
+
+
+class Trains(Protocol):
+    """What a run keeps of training, see ``fl.run.Run``."""
+
+    engine: Engine
+    attendance: Attendance
+    sealed: bool
+    privacy: PrivateMean | None
+    losses: list[tuple[float, float]]
+    trained: set[int]
+    unfit: set[int]
+
+
+@dataclass
+class LocalTraining(Iterator[TrainedClients]):
+    """Trains clients (n,) when it is first iterated, and yields their models in parts; or trains them for ``total``."""
+
+    run: Trains
+    clients: NDArray[np.int64]
+    start: Params | Stacked | ModelTable
+    plan: LocalSGD
+    key: tuple[Any, ...]
+
+    def __next__(self) -> TrainedClients:
+        """Return the next part."""
+        return next(self._parts)
+
+    def total(self, encode: Encode) -> WeightedSum | None:
+        """Train the clients and return the sum of what they upload; None if only their models can be had.
+
+        Raises Diverged with all clients whose parameters became non-finite, Unanswered if nobody answers.
+        """
+        self._require_answers()
+        if self.run.sealed or self.plan.may_diverge:
+            return None
+        engine = self.run.engine
+        summed = engine.summed(self.clients, self.start, self.plan, self.key, encode)
+        if summed is None:
+            return None
+        if not summed.finite.all():
+            raise Diverged(self.clients[~summed.finite].tolist(), self.key)
+        sizes = engine.federation.sizes(*self.plan.splits)[self.clients].astype(np.float64)
+        self.run.trained.update(self.clients.tolist())
+        self.run.losses += zip(summed.loss.tolist(), sizes.tolist(), strict=True)
+        return summed.total
+
+    @cached_property
+    def _parts(self) -> Iterator[TrainedClients]:
+        return self._train()
+
+    def _train(self) -> Iterator[TrainedClients]:
+        if self.run.privacy is not None and not len(self.clients):
+            return  # a round of noise alone
+        self._require_answers()
+        run, diverged, first = self.run, list[int](), 0
+        for part in run.engine.local_sgd(self.clients, self.start, self.plan, self.key, restore=run.sealed):
+            if run.sealed:
+                run.unfit.update(part.clients[~part.finite].tolist())
+            elif not self.plan.may_diverge:
+                diverged += part.clients[~part.finite].tolist()
+            if not diverged:  # otherwise train on, to find all clients that the next attempt must leave out
+                run.trained.update(part.clients.tolist())
+                run.losses += self.plan.losses(part, first)
+                yield part
+            first += len(part.clients)
+        if diverged:
+            raise Diverged(diverged, self.key)
+
+    def _require_answers(self) -> None:
+        if self.run.attendance.unanswered and not self.run.sealed:
+            raise Unanswered

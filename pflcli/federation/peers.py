@@ -1,0 +1,125 @@
+"""Rounds without a server, for peer-to-peer methods: clients train, receive models of others, and average.
+
+In a round the cohort trains. Each of its clients may then ask any client that has trained before for the model that it
+trained last, and averages the models that it receives with its own. The average is the client's own model, from which
+it trains in its next round. A client that never took part has no model: it trains alone when it personalizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli import parameters
+from pflcli.engine import tables
+from pflcli.federation.run import Predictor, Run
+
+State = dict[str, Any]
+
+REMEMBERED = 1000
+"""Largest number of clients for which the graphs of all rounds are kept; with more clients, only the last is."""
+
+_CELLS = 1 << 20
+"""Most cells of a table of pairs of clients that is computed at a time, which bounds memory."""
+
+
+def setup(run: Run) -> State:
+    """Return each client's own ``model``, the model that it ``sent`` last, and the ``graph`` of neighbours."""
+    start, m = run.initial_model(), len(run.clients)
+    graph = torch.zeros(0, m, -(-m // 8), dtype=torch.uint8)
+    return {"model": run.table(start), "sent": run.table(start), "graph": graph}
+
+
+def recorded(graph: Tensor, cohort: NDArray[np.int64], neighbours: Sequence[NDArray[np.int64]]) -> Tensor:
+    """Return the graph (r, m, m / 8 rounded up) with one more round.
+
+    In it ``cohort[i]`` has ``neighbours[i]``, and all other clients keep theirs. A round takes one bit per pair. With
+    more than ``REMEMBERED`` clients the result has the last round alone.
+    """
+    clients = graph.shape[1]
+    new = graph[-1].cpu().numpy().copy() if len(graph) else np.zeros(graph.shape[1:], np.uint8)
+    for first in range(0, len(cohort), at_once := at_a_time(clients)):
+        new[cohort[first : first + at_once]] = np.packbits(_rows(neighbours[first : first + at_once], clients), axis=1)
+    before = graph.cpu()[: len(graph) if clients <= REMEMBERED else 0]
+    return torch.cat([before, torch.from_numpy(new)[None]])
+
+
+def at_a_time(clients: int) -> int:
+    """Return for how many clients a row with a cell per client, of all ``clients``, is computed at a time."""
+    return max(1, _CELLS // clients)
+
+
+def _rows(ids: Sequence[NDArray[np.int64]], clients: int) -> NDArray[np.bool_]:
+    """Return for each of ``ids`` (r arrays) which clients it contains, (r, m)."""
+    rows = np.zeros((len(ids), clients), dtype=bool)
+    for row, columns in zip(rows, ids, strict=True):
+        row[columns] = True
+    return rows
+
+
+def train(run: Run, state: State, cohort: NDArray[np.int64], t: int) -> NDArray[np.int64]:
+    """Train the cohort from their own models; returns the ids of all clients that have a model to send, sorted."""
+    for part in run.local_sgd(cohort, state["model"], t=t):
+        state["sent"][part.clients] = part.params
+    reachable: NDArray[np.int64] = state["sent"].written
+    return reachable
+
+
+def losses(
+    run: Run, state: State, contacts: Mapping[int, NDArray[np.int64]], most: int, t: int
+) -> dict[int, NDArray[np.float64]]:
+    """Return the mean loss of each client's training samples under the models of its ``contacts``.
+
+    A client tries all of them on the same samples, at most ``most``. Each model is evaluated once, for all that ask it.
+    """
+    rows = [drawn(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in contacts]
+    ends = np.cumsum([0, *map(len, contacts.values())])
+    senders, receivers = (
+        np.concatenate([run.clients[:0], *contacts.values()]),
+        np.repeat(np.arange(len(contacts)), np.diff(ends)),
+    )
+    loss, order = np.empty(len(senders)), np.argsort(senders, kind="stable")
+    models, cuts = np.unique(senders[order], return_index=True)
+    for j, askers in zip(models, np.split(order, cuts)[1:], strict=True):
+        loss[askers] = run.loss_per_group(
+            parameters.pick(state["sent"][[j]], 0), [rows[receiver] for receiver in receivers[askers]]
+        )
+    return {i: loss[first:last] for i, (first, last) in zip(contacts, itertools.pairwise(ends), strict=True)}
+
+
+def average(
+    run: Run, state: State, cohort: NDArray[np.int64], partners: Sequence[NDArray[np.int64]], *, uniform: bool
+) -> None:
+    """Set each cohort client's model to the mean of its own and its partners', weighted by samples or ``uniform``.
+
+    ``partners[i]`` are the ids of the partners of client ``cohort[i]``.
+    """
+    for first in range(0, len(cohort), at_once := at_a_time(len(run.clients))):
+        receivers = cohort[first : first + at_once]
+        weights = _rows(partners[first : first + at_once], len(run.clients)).astype(np.float64)
+        weights[np.arange(len(receivers)), receivers] = 1
+        if not uniform:
+            weights *= run.federation.sizes("train")
+        for rows, models in tables.mixed(
+            state["sent"], weights, run.engine.clients_that_fit(parameters.size(run.init))
+        ):
+            state["model"][receivers[rows]] = models
+
+
+def drawn(rng: np.random.Generator, ids: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return ``count`` of the ids, drawn uniformly without replacement, sorted; all of them if they are fewer."""
+    return ids if len(ids) <= count else np.sort(rng.choice(ids, size=count, replace=False))
+
+
+def predictor(run: Run, state: State, clients: NDArray[np.int64], newcomer_epochs: int) -> Predictor:
+    """Predict with each client's own model; one that never took part trains alone from the common initialisation."""
+    own = state["model"]
+    rate = run.settings.lr_at(run.settings.rounds - 1)
+    alone = run.local_sgd(own.unwritten(clients), own.default, t="newcomer", epochs=newcomer_epochs, lr=rate)
+    return run.predictor(clients, own.replaced(clients, alone))

@@ -1,0 +1,102 @@
+"""What a run with differential privacy guarantees, as facts for its summary and in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+from pflcli.federation.privacy import accounting
+from pflcli.settings import Settings
+
+NOT_COVERED = (
+    "what clients keep and answer: personal models and layers, stores, lambdas and other choices of their own",
+    "what is measured: accuracies, losses, the best round, the share of updates that were clipped",
+    "tuning: options and learning rates that were chosen on these clients, and other runs on them",
+    "the number of clients, and how pixels and features were standardized",
+)
+"""What epsilon does not cover."""
+
+
+def plan(settings: Settings) -> tuple[float, float]:
+    """Return the noise multiplier and epsilon of a run with differential privacy; raises InputError, UsageError.
+
+    Epsilon is infinite without noise. If ``dp_epsilon`` is set the noise follows from it.
+    """
+    rate, rounds, delta = settings.participation, settings.rounds, settings.dp_delta
+    if settings.dp_epsilon is None:
+        noise = settings.dp_noise or 0.0
+    else:
+        assert delta is not None  # which ``Settings`` requires
+        noise = accounting.noise(settings.dp_epsilon, rate, rounds, delta)
+    return noise, math.inf if delta is None or not noise else accounting.epsilon(noise, rate, rounds, delta)
+
+
+def ahead(settings: Settings, participants: Callable[[], Sized]) -> Iterator[str]:
+    """Yield what a run with differential privacy will guarantee to one of its clients, before it begins.
+
+    ``participants`` returns the clients; other runs do not ask for them.
+    """
+    if not settings.dp:
+        return
+    clients = len(participants())
+    noise, epsilon = plan(settings)
+    clip = "adaptive" if settings.dp_clip in (None, "adaptive") else settings.dp_clip
+    yield (
+        f"differential privacy: epsilon {_number(epsilon)}"
+        + (f" at delta {settings.dp_delta:g}" if settings.dp_delta else "")
+        + f" with noise multiplier {noise:g} and clip {clip}, over {settings.rounds} rounds in which each of {clients} "
+        f"clients takes part with probability {settings.participation:g}"
+    )
+    if settings.dp_delta is not None and settings.dp_delta * clients >= 1:
+        yield f"delta {settings.dp_delta:g} is not below 1 / {clients} clients: it allows to reveal one of them"
+
+
+def facts(settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the guarantee of a run for its summary; ``rows`` are those of its rounds."""
+    noise, epsilon = plan(settings)
+    clipped, uploads = (sum(int(row[key]) for row in rows) for key in ("clipped", "uploads"))
+    return {
+        "unit": "client (user level): all samples of a client",
+        "adjacency": "one client is added or removed",
+        "sampling": f"Poisson: each of {clients} clients takes part in a round with probability "
+        f"{settings.participation:g}",
+        "rounds": settings.rounds,
+        "clip": "adaptive" if settings.dp_clip in (None, "adaptive") else settings.dp_clip,
+        "last_clip": rows[-1]["clip"] if rows else None,
+        "share_clipped": clipped / uploads if uploads else None,
+        "noise": noise,
+        "epsilon": None if math.isinf(epsilon) else epsilon,
+        "delta": settings.dp_delta,
+        "accountant": accounting.NAME if noise else None,
+        "accountant_version": accounting.accountant_version() if noise else None,
+        "random_numbers": "a seeded generator, for experiments and not for deployment",
+        "not_covered": list(NOT_COVERED),
+    }
+
+
+def summary(
+    settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the entry ``privacy`` of a run's summary, and ``say`` it; nothing without differential privacy."""
+    if not settings.dp:
+        return {}
+    guarantee = facts(settings, clients, rows)
+    say(sentence(guarantee))
+    return {"privacy": guarantee}
+
+
+def sentence(guarantee: Mapping[str, Any]) -> str:
+    """Return the guarantee of ``facts`` in one sentence."""
+    if guarantee["epsilon"] is None:
+        return "no privacy is guaranteed: updates were clipped and clients sampled, but there was no noise"
+    return (
+        f"differential privacy at user level: epsilon {_number(guarantee['epsilon'])} at delta {guarantee['delta']:g} "
+        f"for the models that the server sends (noise multiplier {guarantee['noise']:g}, {guarantee['rounds']} rounds, "
+        "Poisson sampling, one client added or removed); it does not cover what clients keep and answer, what is "
+        "measured, nor tuning"
+    )
+
+
+def _number(epsilon: float) -> str:
+    return "infinite" if math.isinf(epsilon) else f"{epsilon:.2f}"

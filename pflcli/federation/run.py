@@ -1,0 +1,280 @@
+"""All that a method sees: its options and clients, keyed random numbers, the engine, and links that count bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from pflcli import parameters, rng
+from pflcli.engine import server
+from pflcli.engine.engine import Engine, probabilities
+from pflcli.engine.federation import Federation
+from pflcli.engine.local_sgd import LocalSGD, is_stacked
+from pflcli.errors import ComputationError, UsageError
+from pflcli.federation.attendance import Attendance
+from pflcli.federation.channel import Aggregator, Channel, UploadStep, WeightedMean
+from pflcli.federation.local_training import LocalTraining
+from pflcli.federation.predictor import Predictor
+from pflcli.federation.private_mean import PrivateMean
+from pflcli.federation.selection import Selection
+from pflcli.knn.embedded import Embedded
+from pflcli.knn.stores import Stores
+from pflcli.parameters import Params, Stacked, TrainedClients
+from pflcli.parameters.model_table import ModelTable
+from pflcli.parameters.row_storage import InMemoryRows, Storage
+from pflcli.settings import Settings
+
+T = TypeVar("T")
+
+_MODELS = 1000
+"""Number of initial models that may always be drawn, even for few clients."""
+
+__all__ = ["Predictor", "Run"]
+
+
+@dataclass
+class Run(Channel, Selection):
+    """One run of one method: its options, data and engine, and the bytes that it has sent."""
+
+    kind: str
+    cfg: Any
+    settings: Settings
+    seed: int
+    federation: Federation
+    engine: Engine
+    init: Params
+    backbone: Params | None = None
+    embeddings: Mapping[str, Embedded] | None = None
+    stores: Stores | None = None
+    arrived: Embedded | None = None
+    """validation samples that clients have so far, if stores follow a stream; None if clients have all"""
+    traffic: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0, "peer": 0})
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    trained: set[int] = field(default_factory=set)
+    """clients that trained in this round, however often"""
+    attendance: Attendance = field(default_factory=Attendance)
+    """the clients selected in this round, and those of them that do not answer"""
+    unfit: set[int] = field(default_factory=set)
+    """clients whose training diverged while they personalized"""
+    sealed: bool = False
+    """whether clients are personalizing, so that nothing may be sent"""
+    uploads: Sequence[UploadStep] = ()
+    """steps that change uploads on their way to the server, in this order"""
+    aggregator: Aggregator = field(default_factory=WeightedMean)
+    """what the server makes of uploads: their weighted mean, or another of ``pflcli.federation.aggregators``"""
+    left_out: dict[int, list[float]] = field(default_factory=dict)
+    privacy: PrivateMean | None = None
+    """takes the aggregator's place if the mean is to be differentially private"""
+    storage: Callable[[int], Storage] = InMemoryRows
+    """makes the storage of a table by its number"""
+    tables: int = 0
+    """number of tables that were made"""
+    draw_model: Callable[[int], Params] | None = None
+    """draws further initial models, by their number from 1"""
+    choices: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """values (m,) that clients chose by validation samples in an earlier run, for one that learns from these too"""
+    _results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> NDArray[np.int64]:
+        """Return all client ids (m,)."""
+        return self.federation.clients
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return the result of the first ``make()`` under this ``name``; later calls would return the same."""
+        if name not in self._results:
+            self._results[name] = make()
+        result: T = self._results[name]
+        return result
+
+    def chosen(self, name: str, clients: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Return the values (n,) that the clients chose in the earlier run, or None if they must choose now."""
+        return self.choices[name][clients] if name in self.choices else None
+
+    @property
+    def predicted_splits(self) -> tuple[str, ...]:
+        """Return the splits for whose samples clients predict."""
+        return (*(("train",) if self.settings.answer_train else ()), "validation", "test")
+
+    def rng(self, *key: str | int) -> np.random.Generator:
+        """Return the random generator of ``key``, which does not depend on earlier draws."""
+        return rng.generator(self.seed, *key)
+
+    def initial_model(self) -> Params:
+        """Return a copy of the initial model that all clients share."""
+        return {name: value.clone() for name, value in self.init.items()}
+
+    def initial_models(self, count: int) -> Stacked:
+        """Return ``count`` independently drawn initial models, stacked; the first has the common parameters.
+
+        Raises UsageError for more models than clients beyond ``_MODELS``, as nobody could train them.
+        """
+        if count > (most := max(len(self.clients), _MODELS)):
+            raise UsageError(f"{count} models are too many; the most are {most}")
+        if count > 1 and self.draw_model is None:
+            raise ComputationError("this run has only one initial model")
+        drawn = [self.draw_model(number) for number in range(1, count)] if self.draw_model else []
+        return parameters.stack([self.init, *drawn])
+
+    def table(self, default: Params) -> ModelTable:
+        """Return a model for every client, each a copy of ``default`` until it is written."""
+        self.tables += 1
+        copied = {name: value.clone() for name, value in default.items()}
+        return ModelTable(copied, len(self.clients), self.storage(self.tables - 1))
+
+    def client_chunks(self, clients: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+        """Cut clients into chunks that fit into memory together, at ``size`` bytes per client."""
+        count = self.engine.clients_that_fit(size)
+        return (clients[first : first + count] for first in range(0, len(clients), count))
+
+    def local_sgd(
+        self,
+        clients: Sequence[int] | NDArray[np.int64],
+        start: Params | Stacked | ModelTable,
+        *,
+        t: int | str,
+        name: str = "sgd",
+        epochs: int | None = None,
+        lr: float | Callable[[int], float] | NDArray[np.float64] | None = None,
+        **training: Any,
+    ) -> LocalTraining:
+        """Train clients locally by SGD from ``start``: one model, a stack (m, ...) or a table; yields parts.
+
+        ``t``, the round or a name, keys the minibatch draws, together with ``name`` where a method trains twice in a
+        round, and if a round sets the learning rate. Clients train for ``epochs``, or for as many as the training
+        settings say; for a number of ``steps`` if either gives that instead. ``lr`` is one rate, a function of the
+        local epoch or step, or a rate for each client (m,). ``training`` are other options of LocalSGD; options that
+        are missing come from the training settings.
+
+        Raises Diverged in a round with all clients whose parameters become non-finite, unless they may, and Unanswered
+        if nobody answers. When clients personalize, those that diverge get their start back.
+        """
+        local, key = self._training(t, epochs, lr, training), (name, t)
+        return LocalTraining(self, np.asarray(clients), start, local, key)
+
+    def server_sgd(
+        self,
+        rows: NDArray[np.int64],
+        start: Params,
+        *,
+        t: int | str,
+        name: str = "server",
+        epochs: int | None = None,
+        lr: float | Callable[[int], float] | None = None,
+        **training: Any,
+    ) -> Params:
+        """Train one model at the server on rows of the federation, with options as of ``local_sgd``."""
+        return server.train(self.engine, rows, start, self._training(t, epochs, lr, training), (name, t))
+
+    def _training(
+        self,
+        t: int | str,
+        epochs: int | None,
+        lr: float | Callable[[int], float] | NDArray[np.float64] | None,
+        training: dict[str, Any],
+    ) -> LocalSGD:
+        settings = self.settings
+        if epochs is None:
+            epochs, training = settings.epochs, {"steps": settings.steps or None, **training}
+        count = training.get("steps") or epochs
+        if lr is None:
+            lr = settings.lr_at(t) if isinstance(t, int) else settings.lr
+        if callable(lr):
+            rates = np.asarray([lr(number) for number in range(count)])
+        else:
+            rates = np.repeat(np.asarray(lr, dtype=np.float64)[..., None], count, axis=-1)
+        # Torch raises for rates beyond float32, which a method may derive; the largest float32 diverges as well.
+        rates = np.minimum(rates, np.finfo(np.float32).max)
+        local = LocalSGD(epochs, settings.batch_size, rates, settings.momentum, settings.weight_decay)
+        return replace(local, **{"precision": settings.precision, **training})
+
+    @contextmanager
+    def personalizing(self) -> Iterator[None]:
+        """Let clients personalize inside the block: nothing may be sent, and training is not recorded for a round."""
+        self.sealed, losses, trained, unfit = True, list(self.losses), set(self.trained), set(self.unfit)
+        try:
+            yield
+        finally:
+            self.sealed, self.losses, self.trained, self.unfit = False, losses, trained, unfit
+
+    def predictor(
+        self,
+        clients: NDArray[np.int64],
+        models: Params | Stacked | ModelTable | Iterable[TrainedClients],
+        splits: tuple[str, ...] | None = None,
+    ) -> Predictor:
+        """Predict by one model for all ``clients``, by a stack or table of their own, or by trained parts (used up)."""
+        splits = splits or self.predicted_splits
+        if isinstance(models, ModelTable):
+            models = models[clients]
+        if not isinstance(models, dict):
+            pieces: dict[str, list[NDArray[np.float32]]] = {split: [] for split in splits}
+            for part in models:
+                for split in splits:
+                    pieces[split].append(self.engine.infer_each(part.clients, part.params, split))
+            return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits)
+        params = models
+        if is_stacked(params, self.init):
+            return Predictor(lambda split: {"p": self.engine.infer_each(clients, params, split)}, splits)
+        return Predictor(lambda split: {"p": self._shared_model(params, clients, split)}, splits)
+
+    def _shared_model(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
+        return probabilities(self.engine.infer(params, self.federation.rows_of(clients, split))[0])
+
+    def loss_per_group(self, params: Params, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+        """Return the mean cross-entropy (s,) of one model on each of s sets of rows, in one pass; nan without rows."""
+        sizes = np.asarray([len(part) for part in rows])
+        if not sizes.sum():
+            return np.full(len(rows), np.nan)
+        joined = np.concatenate(rows)
+        labels = self.federation.y[torch.from_numpy(joined).to(self.federation.y.device)]
+        sample_losses = functional.cross_entropy(
+            self.engine.infer(params, joined, compiled=True)[0].double(), labels, reduction="none"
+        )
+        sums = np.bincount(
+            np.repeat(np.arange(len(rows)), sizes), weights=sample_losses.cpu().numpy(), minlength=len(rows)
+        )
+        return np.asarray(np.divide(sums, sizes, out=np.full(len(rows), np.nan), where=sizes > 0))
+
+    def accuracy(self, params: Params, split: str) -> float:
+        """Return the accuracy of one model over all seen clients' samples of a split (nan if there are none)."""
+        right = self.is_correct(self.federation.seen_clients, params, split)
+        return float(right.mean()) if len(right) else float("nan")
+
+    def client_losses(
+        self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
+    ) -> NDArray[np.float64]:
+        """Return the mean cross-entropy (m,) of each client's samples of a split; 0 where there are none.
+
+        ``models`` is one model, or each client's own (m, ...). A sample's loss is at most 16, which bounds outliers.
+        """
+        p, y = self._predictions(clients, models, split, compiled=True)
+        sizes = self.federation.sizes(split)[clients]
+        sample_losses = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float32).eps, dtype=np.float64))
+        sums = np.bincount(np.repeat(np.arange(len(clients)), sizes), weights=sample_losses, minlength=len(clients))
+        return np.asarray(sums / np.maximum(sizes, 1))
+
+    def is_correct(
+        self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
+    ) -> NDArray[np.bool_]:
+        """Return which of the clients' samples (n,) one model, or each client's own (m, ...), predicts right."""
+        p, y = self._predictions(clients, models, split)
+        return np.asarray(p.argmax(axis=1) == y)
+
+    def _predictions(
+        self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str, *, compiled: bool = False
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return probabilities (n, C) and labels (n,) of the clients' samples of a split, ``compiled`` if wanted."""
+        if compiled and isinstance(models, dict) and is_stacked(models, self.init) and len(clients):
+            outputs = self.engine.outputs_each(clients, models, split, compiled=True)
+            p = probabilities(torch.cat([logits for logits, _ in outputs]))
+        else:
+            p = self.predictor(clients, models, (split,)).answer(split)["p"]
+        return p, self.federation.labels_of(clients, split)

@@ -1,0 +1,114 @@
+"""``model.json``: everything beside the network that a reader needs to answer as a client does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pflcli.data.formats.table import MISSING
+from pflcli.prediction.exporting import onnx_network
+from pflcli.prediction.pieces import Pieces
+from pflcli.wording import counted
+
+FORMAT = 1
+"""Version of the folder's format: it grows when a reader of the former one would answer wrongly."""
+NAME, NETWORK, STORE, INDEX, READER = "model.json", "network.onnx", "store.npz", "store.faiss", "reader.py"
+"""The files of the folder; INDEX is there only if the store is compressed."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the probabilities of the folder and of pfl differ for test samples; ``beyond`` is by more than 1e-5."""
+
+    samples: int
+    beyond: int
+    largest_difference: float
+
+
+def description(pieces: Pieces, version: str, agreement: Agreement | None = None) -> dict[str, Any]:
+    """Return the fields of ``model.json``; docs/commands.md explains them."""
+    prepared, nearby = pieces.preprocessing, pieces.neighbours
+    return {
+        "format": FORMAT,
+        "pfl": version,
+        "method": pieces.method,
+        "client": pieces.client,
+        "classes": list(pieces.classes),
+        "contains_client_data": nearby is not None,
+        "privacy": privacy(pieces),
+        "input": {
+            "dtype": onnx_network.input_dtype(prepared),
+            "shape": list(onnx_network.input_shape(prepared)),
+            "layout": "channels-last" if prepared.is_images and len(prepared.form.shape) == 3 else None,
+            "resize": prepared.resize,
+        },
+        "columns": [
+            {"name": column.name, "words": list(column.words), "gaps": column.gaps} for column in prepared.columns
+        ],
+        "missing": list(MISSING),
+        "median": list(prepared.median),
+        "mean": [] if prepared.scale is None else prepared.scale.mean.tolist(),
+        "sd": [] if prepared.scale is None else prepared.scale.sd.tolist(),
+        "networks": list(pieces.shares),
+        "neighbours": nearby
+        and {
+            "samples": len(nearby.store.y),
+            "k": nearby.k,
+            "lambda": nearby.weight,
+            "sigma": nearby.sigma,
+            "decay": nearby.decay,
+            "kernel": nearby.kernel,
+        },
+        "rule": rule(pieces),
+        "agreement": agreement and asdict(agreement),
+    }
+
+
+def privacy(pieces: Pieces) -> str:
+    """Return what of the client's data is in the folder, in words."""
+    if pieces.neighbours is None:
+        return "The folder contains no sample of the client; its network may have learned from them."
+    store = pieces.neighbours.store
+    contain = f"{STORE} contains" if store.index is None else f"{STORE} and {INDEX} contain"
+    samples = counted(len(store.y), "training sample")
+    return (
+        f"{contain} the client's data: class and representation of {samples}, from which the samples may be "
+        "reconstructed. Keep the folder where the client's data may be."
+    )
+
+
+def rule(pieces: Pieces) -> str:
+    """Return how probabilities are computed, as formulas."""
+    p = (
+        "softmax of the logits"
+        if len(pieces.shares) == 1
+        else "sum of networks[m] * softmax of the logits of network m"
+    )
+    lines = f"network.onnx: {', then '.join([*_steps(pieces), f'p = {p}'])}."
+    if pieces.neighbours is None:
+        return lines
+    distance = "|z - z_i|" if pieces.neighbours.kernel == "euclidean" else "|z - z_i|^2 / dimension of z"
+    return (
+        f"{lines} Its second output is the representation z. The answer is w * knn + (1 - w) * p. knn, for each class: "
+        f"the sum of exp(-d_i / sigma) over those of the k nearest stored samples i that have this class, divided by "
+        f"the sum over all k; d_i = {distance}; w = lambda * max(0, 1 - decay * d of the nearest)."
+    )
+
+
+def _steps(pieces: Pieces) -> list[str]:
+    """Return what the graph does before its networks, in words."""
+    prepared = pieces.preprocessing
+    if prepared.is_images:
+        return ["x / 255", *(["(x - mean) / deviation of each channel"] if pieces.pixels else [])]
+    steps = []
+    if prepared.median:
+        marks = [column.name for column in prepared.columns if column.gaps]
+        steps += ["a feature of 0 and 1 behind each column with gaps says where x is nan"] if marks else []
+        steps += ["median where x is nan"]
+    return steps + ([] if prepared.scale is None else ["(x - mean) / sd, or 0 where sd is 0"])
+
+
+def content(fields: dict[str, Any]) -> bytes:
+    """Return the bytes of ``model.json``."""
+    return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()

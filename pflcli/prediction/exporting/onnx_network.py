@@ -1,0 +1,127 @@
+"""The networks of a client as one ONNX graph, from samples as they stand in a file to probabilities."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.errors import UsageError
+from pflcli.models import Net
+from pflcli.prediction.pieces import Pieces
+
+_OPSET = 17
+"""Version of the operators: every onnxruntime from 1.12 has it."""
+_PACKAGES = ("onnx", "onnxruntime")
+
+
+def require_packages() -> None:
+    """Raise UsageError if what ONNX needs is not installed."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"pfl export needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            "pip install 'pflcli[export]'",
+        )
+
+
+def network(pieces: Pieces) -> bytes:
+    """Return the graph: input ``x`` (n, ...), outputs ``p`` (n, C) and, with neighbours, representations ``z`` (n, d).
+
+    Missing values, scale, pixels and normalization are part of it; words are not. The exporter is that of TorchScript,
+    which needs ``onnx`` alone; PyTorch's newer one needs onnxscript too, and takes seconds.
+    """
+    sample = torch.zeros(2, *input_shape(pieces.preprocessing), dtype=_DTYPES[pieces.preprocessing.form.dtype])
+    outputs = ["p", "z"] if pieces.neighbours else ["p"]
+    content: Any = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is to be replaced, and that the number of samples varies
+        torch.onnx.export(
+            _Graph(pieces).eval(),
+            (sample,),
+            content,
+            dynamo=False,
+            opset_version=_OPSET,
+            input_names=["x"],
+            output_names=outputs,
+            dynamic_axes={name: {0: "n"} for name in ("x", *outputs)},
+        )
+    return bytes(content.getvalue())
+
+
+_DTYPES = {"uint8": torch.uint8, "int16": torch.int64, "float32": torch.float64}
+"""What the graph takes, by the type of the partition's samples: features in the digits that a file has."""
+
+
+def input_dtype(preprocessing: Preprocessing) -> str:
+    """Return the type of the graph's input."""
+    return str(_DTYPES[preprocessing.form.dtype]).removeprefix("torch.")
+
+
+def input_shape(preprocessing: Preprocessing) -> tuple[int, ...]:
+    """Return the shape of a sample as it stands in a file: without the features that say where a value is missing."""
+    shape = preprocessing.form.shape
+    gaps = sum(column.gaps for column in preprocessing.columns) if preprocessing.median else 0
+    return (*shape[:-1], shape[-1] - gaps)
+
+
+class _Graph(nn.Module):
+    """Samples as they stand in a file to probabilities, in the operations that the engine uses."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(pieces.networks)
+        self.shares, self.has_store = pieces.shares, pieces.neighbours is not None
+        self.preprocessing, self.pixels = pieces.preprocessing, pieces.pixels
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the probabilities (n, C) and, with a store, the representations (n, d)."""
+        ready, z, p = self._ready(x), [], []
+        for network, share in zip(self.networks, self.shares, strict=True):
+            assert isinstance(network, Net)
+            z.append(network.body(ready))
+            p.append(share * torch.softmax(network.head(z[-1]).double(), dim=1))
+        mixed = torch.stack(p).sum(dim=0).float()
+        return (mixed, z[0]) if self.has_store else mixed
+
+    def _ready(self, x: Tensor) -> Tensor:
+        """Return samples as a network takes them; see ``Preprocessing`` and ``Federation.inputs``."""
+        if self.preprocessing.is_images:
+            x = (x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)).float() / 255
+            if self.pixels is None:
+                return x
+            mean, deviation = (torch.from_numpy(values)[:, None, None] for values in self.pixels)
+            return (x - mean) / deviation
+        if self.preprocessing.is_tokens:
+            return x
+        if self.preprocessing.median:
+            x = self._with_gaps(x)
+            x = torch.where(torch.isnan(x), _constant(self.preprocessing.median), x)
+        scale = self.preprocessing.scale
+        if scale is not None:
+            # A constant has no deviation and becomes 0.
+            factor = np.divide(1, scale.sd, out=np.zeros_like(scale.sd), where=scale.sd != 0)
+            x = (x - _constant(scale.mean)) * _constant(factor)
+        return x.float()
+
+    def _with_gaps(self, x: Tensor) -> Tensor:
+        """Return features (n, ..., d): behind each column that has gaps, one that is 1 where its value is missing."""
+        pieces, at = [], 0
+        for column in self.preprocessing.columns:
+            width = len(column.features)
+            pieces.append(x[..., at : at + width])
+            if column.gaps:
+                pieces.append(torch.isnan(x[..., at : at + 1]).double())
+            at += width
+        return torch.cat(pieces, dim=-1) if pieces else x
+
+
+def _constant(values: tuple[float, ...] | NDArray[np.float64]) -> Tensor:
+    return torch.tensor(np.asarray(values, dtype=np.float64))

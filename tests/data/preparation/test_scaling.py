@@ -1,0 +1,96 @@
+"""Features are scaled when it is known who trains on which samples: over the federation, or client by client."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.data.datasets._scaling import Scale, Scaling
+from pflcli.data.preparation.scaling import applied
+from pflcli.errors import InputError
+
+SIZES = ((6, 2, 3), (4, 0, 2), (0, 0, 0), (5, 1, 1))
+NAMES = ["a", "b", "nobody", "c"]
+
+
+def clients(new=None, sizes=SIZES):
+    """Clients of different means and deviations; the second feature is constant at client b, the third is a word."""
+    offsets = np.cumsum([0, *np.ravel(sizes)])
+    draw = np.random.default_rng(0)
+    client = np.repeat(np.arange(len(sizes)), np.sum(sizes, axis=1))
+    x = draw.normal(size=(len(client), 3)) * (1 + client[:, None]) + 10 * client[:, None]
+    x[client == 1, 1] = 7.0
+    x[:, 2] = draw.integers(0, 2, len(x))
+    return Partition(x, np.zeros(len(x), np.int64), np.arange(len(x)), offsets, NAMES, 2, new=new)
+
+
+def scaling(**options):
+    return Scaling(
+        **{"standardize": True, "fill": False, "numeric": np.asarray([True, True, False]), "by_client": True, **options}
+    )
+
+
+def train_rows(partition, client):
+    return slice(*partition.offsets[3 * client : 3 * client + 2])
+
+
+def test_each_client_by_its_own_training_samples():
+    data = clients()
+    scaled, book = applied(data, Codebook(), scaling())
+    assert scaled.x.dtype == np.float32
+    assert [scale.client for scale in book.scales] == ["a", "b", "c"]
+    assert book.mean == book.sd == ()
+    for client in (0, 1, 3):
+        train, rows = data.x[train_rows(data, client)], slice(*data.offsets[[3 * client, 3 * client + 3]])
+        expected = (data.x[rows, 0] - train[:, 0].mean()) / train[:, 0].std()
+        np.testing.assert_allclose(scaled.x[rows, 0], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(scaled.x[rows, 2], data.x[rows, 2])  # a word stays 0 or 1
+    assert not scaled.x[data.offsets[3] : data.offsets[6], 1].any()  # a constant becomes 0
+    assert book.scales[1].sd[1] == 0
+
+
+def test_no_other_sample_and_no_other_client_matters():
+    data, other = clients(), clients()
+    own = np.zeros(len(data.x), dtype=np.bool_)
+    own[train_rows(data, 0)] = True
+    other.x[~own] += 100
+    books = [applied(partition, Codebook(), scaling())[1] for partition in (data, other)]
+    assert books[0].scales[0] == books[1].scales[0]
+    assert books[0].scales[1] != books[1].scales[1]
+
+
+def test_a_new_client_is_scaled_by_its_own_samples_too():
+    new = np.asarray([False, True, False, False])
+    assert applied(clients(new), Codebook(), scaling())[1].scales == applied(clients(), Codebook(), scaling())[1].scales
+
+
+def test_medians_are_of_all_training_samples_of_clients_that_are_not_new():
+    data = clients(np.asarray([False, False, False, True]))
+    data.x[0, 0] = np.nan
+    values = np.concatenate([data.x[1:6, 0], data.x[11:15, 0]])
+    _, book = applied(data, Codebook(), scaling(fill=True))
+    assert book.median[0] == pytest.approx(np.median(values))
+    filled = np.concatenate([[np.median(values)], data.x[1:6, 0]])
+    assert book.scales[0].mean[0] == pytest.approx(filled.mean())
+
+
+def test_scales_that_are_known_are_taken():
+    known = {"b": Scale(np.asarray([1.0, 2.0, 0.0]), np.asarray([2.0, 4.0, 1.0]))}
+    data = clients()
+    scaled, book = applied(data, Codebook(), scaling(scales=known))
+    assert book.scales[1].mean == (1.0, 2.0, 0.0)
+    rows = slice(*data.offsets[[3, 6]])
+    np.testing.assert_allclose(scaled.x[rows, 1], (data.x[rows, 1] - 2) / 4, rtol=1e-6)
+    assert book.scales[0] == applied(data, Codebook(), scaling())[1].scales[0]
+
+
+def test_a_client_without_training_samples_is_named():
+    data = clients(sizes=((6, 2, 3), (0, 2, 2), (0, 0, 0), (5, 1, 1)))
+    with pytest.raises(InputError, match="client 'b' has no training samples to standardize its features by"):
+        applied(data, Codebook(), scaling())
+    scaled, book = applied(data, Codebook(), scaling(by_client=False))
+    assert len(book.mean) == 3
+    assert book.scales == ()
+    assert np.isfinite(scaled.x).all()

@@ -1,0 +1,36 @@
+"""The bound of epsilon that canaries give: the formula against the accountant's package, and its coverage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pflcli.evaluation.metrics import canaries
+from pflcli.federation.privacy import accounting
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+def test_a_gaussian_mechanism_has_the_epsilon_of_the_accountant(mu):
+    pytest.importorskip("dp_accounting")
+    assert canaries.gaussian_epsilon(mu, 1e-5) == pytest.approx(accounting.epsilon(1 / mu, 1.0, 1, 1e-5), rel=1e-3)
+
+
+def test_epsilon_at_the_ends():
+    assert canaries.gaussian_epsilon(0, 1e-5) == 0
+    assert canaries.gaussian_epsilon(1e-6, 1e-5) == 0  # too near to be told apart but by delta
+    assert canaries.gaussian_epsilon(1000.0, 1e-5) > 10**5
+
+
+def test_the_lower_bound_lies_above_the_truth_as_seldom_as_it_says():
+    draw = np.random.default_rng(0)
+    low = [canaries.estimate(draw.normal(1.5, 1, 100), draw.normal(0, 1, 100), 1e-5).mu_low for _ in range(400)]
+    assert np.mean(np.asarray(low) > 1.5) <= 0.06
+    assert np.mean(low) > 1.1
+
+
+def test_canaries_that_left_no_trace_show_nothing():
+    draw = np.random.default_rng(1)
+    shows = canaries.estimate(draw.normal(size=100), draw.normal(0.5, 1, 100), 1e-5)
+    assert (shows.mu_low, shows.epsilon_low) == (0, 0)
+    with pytest.raises(ValueError, match="19 canaries"):
+        canaries.estimate(np.zeros(19), np.zeros(50), 1e-5)

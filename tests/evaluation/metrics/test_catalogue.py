@@ -1,0 +1,78 @@
+"""The catalogue of metrics: one entry is enough, and what it says is what files, tables and documents say."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_metrics import store
+
+from pflcli.commands.evaluate import evaluate
+from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.evaluation.metrics.catalogue import Metric
+
+PAGE = (Path(__file__).parents[3] / "docs" / "artifacts.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def two_more(monkeypatch):
+    """A score of each client, weighted by samples, and the best client's, in the catalogue for one test."""
+    more = [
+        Metric(
+            "sure", "fraction", catalogue.BY_SAMPLES, "sure", percent=True,
+            per_sample=lambda p, y: p.max(axis=1), over=scores.weighted_mean,
+        ),
+        Metric("surest", "fraction", "best client", "surest", score="sure", over=lambda values, n: np.nanmax(values)),
+    ]  # fmt: skip
+    monkeypatch.setattr(catalogue, "METRICS", {**catalogue.METRICS, **{metric.name: metric for metric in more}})
+
+
+@pytest.mark.usefixtures("two_more")
+def test_an_entry_is_all_that_a_metric_needs(tmp_path):
+    evaluate([store(tmp_path / "p", "mine", [0, 1, 0, 1, 1, 0])], tmp_path / "e")
+    (row,) = json.loads((tmp_path / "e" / "metrics.json").read_text())["methods"]
+    assert row["metrics"]["sure"]["value"] == pytest.approx(0.9)
+    assert (row["metrics"]["surest"]["weighting"], row["metrics"]["surest"]["n"]) == ("best client", 2)
+    heading, _, cells = ((tmp_path / "e" / "table.md").read_text().splitlines())[:3]
+    assert dict(zip(*(re.split(r" *\| *", line) for line in (heading, cells)), strict=True))["sure %"] == "90.0"
+    rows = list(csv.DictReader((tmp_path / "e" / "clients.csv").open()))
+    assert [row["sure"] for row in rows] == ["0.9", "", "0.9"]
+    assert "surest" not in rows[0]
+    (row,) = csv.DictReader((tmp_path / "e" / "table.csv").open())
+    assert (row["sure"], row["surest"]) == ("0.9", "0.9")
+
+
+def test_the_page_lists_the_catalogue():
+    lines = PAGE.split("\n| metric |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+    on_page = {name: unit for name, _, unit, _ in rows}
+    parts = {name.removeprefix("{metric}") for name in on_page if name.startswith("{metric}")}
+    listed = {
+        name: metric.unit
+        for name, metric in catalogue.METRICS.items()
+        if name != "validation_accuracy"  # of a sweep alone
+        and not (metric.optional and metric.score and name.removeprefix(metric.score) in parts)
+    }
+    assert {name: unit for name, unit in on_page.items() if "{" not in name} == listed
+
+
+def test_no_two_columns_share_a_heading_or_give_way_at_once():
+    columns = [catalogue.METRICS[name] for name in catalogue.columns("evaluation")]
+    assert len({metric.heading for metric in columns}) == len(columns)
+    numbers = [metric.gives_way for metric in columns if metric.gives_way is not None]
+    assert len({*numbers}) == len(numbers)
+    assert all(metric.score in catalogue.METRICS for metric in catalogue.METRICS.values() if metric.score)
+
+
+def test_what_metrics_json_holds_of_a_metric():
+    record = catalogue.METRICS["rounds_to_target"].record([2.0, float("nan"), 4.0], 2, of=3)
+    assert record.pop("std_over_seeds") == pytest.approx(2**0.5)
+    assert record == {"value": 3.0, "unit": "rounds", "weighting": "seeds that reached the target", "n": 2, "of": 3}
+    assert list(catalogue.METRICS["gain"].record([1.0], 1, p=0.5)) == [
+        "value", "unit", "weighting", "n", "std_over_seeds", "p",
+    ]  # fmt: skip
+    assert catalogue.METRICS["last_rounds_accuracy"].record([1.0], 5, "5")["weighting"].endswith("last 5 rounds")

@@ -1,0 +1,104 @@
+"""Scores for two and for unbalanced classes: by hand, and against scikit-learn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn
+
+from pflcli.evaluation.metrics import catalogue, classification, scores
+
+P = np.asarray([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]])
+Y = np.asarray([0, 0, 0, 1, 1])
+
+
+def test_two_classes_by_hand():
+    """Of 2 x 3 pairs the ill patient has the higher probability in 1 + 3 and the same in 1."""
+    assert classification.auroc(P, Y) == pytest.approx((1 + 0.5 + 3) / 6)
+    # Thresholds .8: 1 of 1, recall 1/2; .7: no more; .4: 2 of 4, recall 1.
+    assert classification.average_precision(P, Y) == pytest.approx(1 / 2 * 1 + 1 / 2 * 2 / 4)
+    assert classification.sensitivity(P, Y) == 1 / 2
+    assert classification.specificity(P, Y) == pytest.approx(2 / 3)
+    assert classification.balanced_accuracy(P, Y) == pytest.approx((1 / 2 + 2 / 3) / 2)
+    # Two negatives right, one false alarm, one missed; one positive right.
+    assert classification.f1(P, Y) == pytest.approx((4 / (4 + 1 + 1) + 2 / (2 + 1 + 1)) / 2)
+    np.testing.assert_allclose(classification.brier_score(P, Y), [0.01, 0.16, 0.49, 0.36, 0.04])
+
+
+def test_brier_score_of_three_classes_by_hand():
+    actual = classification.brier_score(np.asarray([[0.5, 0.3, 0.2]]), np.asarray([1]))
+    np.testing.assert_allclose(actual, [0.25 + 0.49 + 0.04])
+
+
+def drawn(classes, seed):
+    """Answers to a few samples, in tenths, so that many are tied; every class occurs."""
+    draw = np.random.default_rng(seed)
+    y = np.append(np.arange(classes), draw.integers(classes, size=25))
+    p = draw.multinomial(10, np.full(classes, 1 / classes), size=len(y)) / 10
+    return p.astype(np.float32), y
+
+
+def of_each(score, p, y):
+    return np.mean([score(y == c, p[:, c]) for c in np.unique(y)])
+
+
+REFERENCES = {
+    "auroc": lambda p, y: of_each(sklearn.roc_auc_score, p, y),
+    "average_precision": lambda p, y: of_each(sklearn.average_precision_score, p, y),
+    "f1": lambda p, y: sklearn.f1_score(y, p.argmax(1), average="macro"),
+    "balanced_accuracy": lambda p, y: sklearn.balanced_accuracy_score(y, p.argmax(1)),
+    "accuracy": lambda p, y: sklearn.accuracy_score(y, p.argmax(1)),
+    "log_loss": lambda p, y: sklearn.log_loss(y, p, labels=np.arange(p.shape[1])),
+    "brier_score": lambda p, y: ((p - np.eye(p.shape[1])[y]) ** 2).sum(1).mean(),
+    "macro_precision": lambda p, y: sklearn.precision_score(y, p.argmax(1), average="macro", zero_division=0),
+}
+OF_TWO = {
+    "auroc": lambda p, y: sklearn.roc_auc_score(y, p[:, 1]),
+    "average_precision": lambda p, y: sklearn.average_precision_score(y, p[:, 1]),
+    "sensitivity": lambda p, y: sklearn.recall_score(y, p.argmax(1)),
+    "specificity": lambda p, y: sklearn.recall_score(y, p.argmax(1), pos_label=0),
+    "brier_score": lambda p, y: sklearn.brier_score_loss(y, p[:, 1]),
+}
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_every_score_is_that_of_scikit_learn(classes):
+    for seed in range(20):
+        p, y = drawn(classes, seed)
+        p = (p + 0.01) / (p + 0.01).sum(axis=1, keepdims=True)  # a log-loss of 0 depends on where it is cut
+        for name, reference in {**REFERENCES, **(OF_TWO if classes == 2 else {})}.items():
+            actual = catalogue.METRICS[name].by_client(p, y, np.asarray([0, len(y)]))
+            assert actual == pytest.approx([reference(p, y)], abs=1e-6), name
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+def test_of_many_classes_those_count_that_occur():
+    p, y = drawn(7, 0)
+    occurring = np.isin(y, [1, 4, 6])
+    p, y = p[occurring], y[occurring]
+    for name in ("auroc", "average_precision", "f1", "balanced_accuracy"):
+        assert getattr(classification, name)(p, y) == pytest.approx(REFERENCES[name](p, y)), name
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_nothing_is_0_for_want_of_a_class(label):
+    """One that has samples of one class only is no worse for it: the score is not defined."""
+    p, y = P[label:], np.full(len(P) - label, label)
+    for name in ("auroc", "average_precision", "f1", "balanced_accuracy"):
+        assert math.isnan(getattr(classification, name)(p, y)), name
+    assert math.isnan(classification.sensitivity(p, y)) == (label == 0)
+    assert math.isnan(classification.specificity(p, y)) == (label == 1)
+    assert np.isfinite(classification.brier_score(p, y)).all()
+
+
+def test_scores_over_clients_by_hand():
+    values, n = np.asarray([0.2, np.nan, 0.6, 0.1]), np.asarray([1, 5, 3, 0])
+    parts = {part: catalogue.METRICS[f"brier_score_{part}"] for part in ("mean", "bottom_decile", "worst")}
+    actual = {part: entry.of_run({"brier_score": values}, n, P, Y) for part, entry in parts.items()}
+    assert actual == {"mean": pytest.approx(0.3), "bottom_decile": 0.6, "worst": 0.6}  # the highest error is the worst
+    assert catalogue.METRICS["brier_score"].of_run({"brier_score": values}, n, P, Y) == pytest.approx(0.5)
+    assert catalogue.METRICS["auroc_worst"].of_run({"auroc": values}, n, P, Y) == 0.1
+    assert math.isnan(catalogue.METRICS["auroc_mean"].of_run({"auroc": values * np.nan}, n, P, Y))
+    assert scores.weighted_mean(values, n) == pytest.approx(0.5)

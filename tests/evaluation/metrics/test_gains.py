@@ -1,0 +1,211 @@
+"""How sure a gain is: intervals that cover what they promise, and whom chance alone would help."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from test_metrics import metrics, store
+
+from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.reader import open_artifact
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands.evaluate import evaluate
+from pflcli.commands.partition import partition
+from pflcli.evaluation import client_identity
+from pflcli.evaluation.metrics import gains
+
+TRUTH = 0.05
+
+
+def coverage(
+    *, clients, seeds, same, of_clients=0.1, of_seeds=0.0, noise=0.03, assumed_same=None, spread=0.0, tries=600
+):
+    """How often the interval holds the truth, where clients are the ``same`` under every seed or others."""
+    draw = np.random.default_rng(0)
+    hits = 0
+    for _ in range(tries):
+        own = of_clients * np.broadcast_to(draw.normal(size=(1 if same else seeds, clients)), (seeds, clients))
+        gain = TRUTH + own + of_seeds * draw.normal(size=(seeds, 1)) + noise * draw.normal(size=(seeds, clients))
+        weights = np.exp(spread * draw.normal(size=clients)) * np.ones((seeds, 1))
+        ids = np.arange(seeds * clients).reshape(seeds, clients)
+        identities = ids % clients if (same if assumed_same is None else assumed_same) else ids
+        low, high = gains.mean_gain(list(gain), list(weights), list(identities)).interval
+        hits += low <= TRUTH <= high
+    return hits / tries
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+@pytest.mark.parametrize("clients", [6, 60])
+def test_the_interval_covers_where_seeds_share_their_clients(seeds, clients):
+    assert coverage(clients=clients, seeds=seeds, same=True) == pytest.approx(0.95, abs=0.025)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_the_interval_covers_where_each_seed_has_its_own_clients(seeds):
+    assert coverage(clients=60, seeds=seeds, same=False) == pytest.approx(0.96, abs=0.025)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_interval_covers_where_seeds_differ_themselves(same):
+    """A seed whose training went badly moves the gains of all its clients."""
+    assert coverage(clients=60, seeds=3, same=same, of_seeds=0.03) == pytest.approx(0.95, abs=0.04)
+
+
+def test_the_interval_covers_where_few_clients_weigh_most():
+    assert coverage(clients=60, seeds=3, same=True, spread=1.0) == pytest.approx(0.95, abs=0.035)
+
+
+@pytest.mark.parametrize(("seeds", "at_most"), [(3, 0.85), (5, 0.75)])
+def test_to_take_shared_clients_for_others_covers_too_little(seeds, at_most):
+    """What the interval would promise if clients that come again counted as new ones."""
+    assert coverage(clients=60, seeds=seeds, same=True, assumed_same=False) < at_most
+
+
+def test_the_interval_of_one_seed_by_hand():
+    """Four clients of one weight: mean 2, deviation sqrt(2/3), error half of it, and t of 3 degrees 3.182."""
+    gain = gains.mean_gain([np.asarray([1.0, 2, 2, 3])], [np.ones(4)], [np.arange(4)])
+    assert gain.mean == 2
+    assert gain.error == pytest.approx(np.sqrt(2 / 3) / 2)
+    assert gain.freedom == pytest.approx(3)
+    assert gain.interval == pytest.approx((2 - 3.18245 * gain.error, 2 + 3.18245 * gain.error), rel=1e-4)
+
+
+def test_twice_the_same_seed_tells_nothing_new():
+    draw = np.random.default_rng(0)
+    gain, weight, identities = draw.normal(size=30), draw.integers(5, 20, 30).astype(float), np.arange(30)
+    once, twice = (gains.mean_gain([gain] * n, [weight] * n, [identities] * n) for n in (1, 2))
+    assert twice.interval == pytest.approx(once.interval)
+    others = gains.mean_gain([gain] * 2, [weight] * 2, [identities, identities + 30])
+    assert others.error == pytest.approx(once.error / np.sqrt(2))
+
+
+def test_one_client_has_no_interval():
+    assert gains.mean_gain([np.ones(1)] * 3, [np.ones(1)] * 3, [np.zeros(1)] * 3) is None
+
+
+def test_holm_by_hand():
+    assert gains.holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
+
+
+def swapped(differing):
+    """The distribution of the number of clients better off, by going through every swap."""
+    counts = []
+    for signs in itertools.product([-1, 1], repeat=sum(differing)):
+        parts = np.split(np.asarray(signs), np.cumsum(differing)[:-1])
+        counts.append(sum(part.sum() > 0 for part in parts))
+    return np.asarray(counts) / len(differing)
+
+
+def test_chance_is_every_swap_of_two_methods_answers():
+    differing = [3, 0, 2, 4, 1, 1]
+    every = swapped(differing)
+    mean, high = gains.chance([np.asarray(differing)], np.random.default_rng(0), repeated=False)
+    assert mean == pytest.approx(every.mean())
+    assert high == pytest.approx(np.quantile(every, 0.95, method="higher"))
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_two_methods_that_are_equally_good_seldom_exceed_chance(repeated):
+    draw = np.random.default_rng(0)
+    exceeded = 0
+    for _ in range(150):
+        right = draw.random((2, 2, 1 if repeated else 3, 60, 20)) < 0.9
+        gain, differing = right[0, 0].sum(-1) - right[0, 1].sum(-1), (right[0, 0] != right[0, 1]).sum(-1)
+        gain, differing = (np.broadcast_to(values, (3, 60)) for values in (gain, differing))
+        mean, high = gains.chance(list(differing), draw, repeated=repeated)
+        assert 0.3 < mean < 0.45
+        exceeded += (gain > 0).mean() > high
+    assert 0 < exceeded / 150 <= 0.08
+
+
+def test_ten_thousand_clients_cost_a_moment():
+    draw = np.random.default_rng(0)
+    gain, weight, identities = draw.normal(size=(3, 10_000)), np.ones((3, 10_000)), np.arange(10_000)
+    began = time.process_time()
+    gains.mean_gain(list(gain), list(weight), [identities] * 3)
+    gains.chance(list(draw.integers(0, 30, (3, 10_000))), draw, repeated=True)
+    assert time.process_time() - began < 0.5
+
+
+# In an evaluation
+
+
+def test_shares_stand_beside_those_that_chance_gives(tmp_path):
+    base = store(tmp_path / "base", "fedavg", [0, 0, 0, 0, 1, 0])
+    artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0])  # differs on two samples of the first client
+    evaluate([base, artifact], tmp_path / "e")
+    scores = metrics(tmp_path / "e")["methods"][1]["metrics"]
+    for name, share in (("better_off", 0.5), ("worse_off", 0.0)):
+        assert scores[name]["value"] == share
+        assert scores[name]["by_chance"] == pytest.approx(0.5 * 0.25)  # one of two clients, with 1 of 4 swaps
+        assert scores[name]["by_chance_high"] == 0.5
+        assert not scores[name]["exceeds_chance"]
+    assert "50.0 (12.5)" in (tmp_path / "e" / "table.md").read_text()
+
+
+def test_the_mean_of_clients_macro_precision(tmp_path):
+    artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 0, 1, 0])
+    evaluate([artifact], tmp_path / "e")
+    scores = metrics(tmp_path / "e")["methods"][0]["metrics"]
+    # First client: class 0 2 of 3, class 1 1 of 1; third: class 0 0 of 1, class 1 1 of 1.
+    assert scores["macro_precision_mean"]["value"] == pytest.approx((5 / 6 + 1 / 2) / 2)
+    assert scores["macro_precision"]["value"] == pytest.approx((2 / 4 + 1) / 2)
+
+
+def empty_predictions(out, source, seed):
+    """Predictions made from a partition, empty but for their place in its lineage."""
+    at = open_artifact(source)
+    with ArtifactWriter(out, ArtifactSpec("predictions", {"seed": seed}, (at.as_input("source", out),))) as work:
+        work.commit({}, {})
+    return open_artifact(out)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "seeds", "shared"),
+    [
+        ({}, (0, 1), 60),
+        ({"clients": 40}, (0, 1), None),  # 40 of 60 writers, drawn anew under each seed: some are the same
+        ({"scheme": "dirichlet", "clients": 60, "options": {"alpha": "1"}}, (0, 1), 0),
+        ({"scheme": "dirichlet", "clients": 60, "options": {"alpha": "1"}}, (0, 0), 60),  # one partition, two trainings
+    ],
+)
+def test_who_comes_again_under_another_seed(tmp_path, scheme, seeds, shared):
+    artifacts = {}
+    for run, seed in enumerate(seeds):
+        if not (tmp_path / f"p{seed}").exists():
+            partition("writers", tmp_path / f"p{seed}", seed=seed, **scheme)
+        artifacts[run] = empty_predictions(tmp_path / f"answers{run}", tmp_path / f"p{seed}", seed)
+    offsets = np.arange(scheme.get("clients", 60) + 1)
+    samples = {run: (np.zeros(0, dtype=np.int64), offsets) for run in artifacts}
+    identities = client_identity.identities(artifacts, samples)
+    again = np.intersect1d(identities[0], identities[1])
+    assert len(again) == shared if shared is not None else 20 <= len(again) < 40
+
+
+def test_without_the_partition_equal_samples_are_the_same_clients(tmp_path):
+    partition("writers", tmp_path / "p")
+    artifacts = {run: empty_predictions(tmp_path / f"answers{run}", tmp_path / "p", run) for run in (0, 1, 2)}
+    (tmp_path / "p").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
+    offsets = np.arange(61)
+    samples = {run: (np.arange(60) + (run == 2), offsets) for run in artifacts}
+    identities = client_identity.identities(artifacts, samples)
+    assert np.array_equal(identities[0], identities[1])
+    assert not np.intersect1d(identities[0], identities[2]).size
+
+
+def test_an_evaluation_knows_that_clients_come_again(tmp_path):
+    """Two seeds of the same answers are no more than one: the interval is that of one seed."""
+    sources = {}
+    for seed in (0, 1):
+        sources[seed] = [
+            store(tmp_path / f"base{seed}", "fedavg", [0, 0, 0, 0, 1, 0], seed=seed),
+            store(tmp_path / f"mine{seed}", "mine", [0, 1, 0, 1, 1, 0], seed=seed),
+        ]
+    intervals = []
+    for out, inputs in (("one", sources[0]), ("two", sources[0] + sources[1])):
+        evaluate(inputs, tmp_path / out)
+        intervals.append(metrics(tmp_path / out)["methods"][1]["metrics"]["gain"]["interval"])
+    assert intervals[0] == pytest.approx(intervals[1])

@@ -1,0 +1,112 @@
+"""Scores of an attacker and their areas: against values worked out by hand, scikit-learn, and simulated attackers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from pflcli.evaluation.metrics import membership
+
+
+def test_the_area_of_a_few_samples_by_hand():
+    """Members 3, 2, 2 and non-members 2, 1: of six pairs four are won and two tied, (4 + 1) / 6."""
+    scores, member = np.asarray([3.0, 2, 2, 2, 1]), np.asarray([True, True, True, False, False])
+    assert membership.area(scores, member).value == pytest.approx(5 / 6)
+    assert membership.area(-scores, member).value == pytest.approx(1 / 6)
+    assert membership.area(scores, np.ones(5, bool)) is None
+    assert membership.area(scores, np.zeros(5, bool)) is None
+
+
+def test_area_and_curve_are_those_of_scikit_learn():
+    draw = np.random.default_rng(0)
+    scores, member = draw.integers(0, 20, 300).astype(float), draw.random(300) < 0.3
+    assert membership.area(scores, member).value == pytest.approx(roc_auc_score(member, scores))
+    false, true = membership.curve(scores, member)
+    for values, expected in zip((false, true), roc_curve(member, scores, drop_intermediate=False), strict=False):
+        np.testing.assert_allclose(values, expected)
+
+
+def test_a_lookup_table_gives_one_and_its_interval_is_not_empty():
+    area = membership.area(np.repeat([1.0, 0.0], 20), np.arange(40) < 20)
+    assert (area.value, area.high) == (1, 1)
+    assert 0.85 < area.low < 1
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.5])
+def test_intervals_cover_the_area_of_normal_scores(shift):
+    """Scores of members N(shift, 1), of others N(0, 1): the AUC is Phi(shift / sqrt(2))."""
+    draw, member = np.random.default_rng(1), np.arange(40) < 20
+    areas = [membership.area(draw.normal(shift * member), member) for _ in range(200)]
+    covered = np.mean([area.low <= norm.cdf(shift / 2**0.5) <= area.high for area in areas])
+    assert covered >= 0.93
+
+
+def test_clients_whose_samples_go_together_widen_the_interval():
+    """Each client's members score higher or lower together: samples alone would claim too much."""
+    draw = np.random.default_rng(2)
+    client, member = np.repeat(np.arange(20), 20), np.tile(np.arange(20) < 10, 20)
+    covered = {True: 0, False: 0}
+    for _ in range(100):
+        scores = draw.normal(size=400) + member * draw.normal(size=20)[client]
+        for knows in covered:
+            area = membership.area(scores, member, client if knows else None)
+            covered[knows] += area.low <= 0.5 <= area.high
+    assert covered[True] >= 88
+    assert covered[False] < 75
+
+
+def test_true_positives_by_hand():
+    """Of 100 non-members one may be above the threshold: members above the second highest of them are recognized."""
+    others = np.arange(100.0)
+    scores, member = np.concatenate([others, [98.5, 98.0, 200.0, 97.5]]), np.arange(104) >= 100
+    rate = membership.true_positives(scores, member, 0.01)
+    assert rate.value == 0.5  # 98.5 and 200 exceed 98; a tie does not
+    assert rate.low < 0.5 < rate.high
+    assert membership.true_positives(scores, member, 0.001) is None
+    assert membership.true_positives(scores[:50], member[:50], 0.01) is None
+    most = membership.true_positives(scores, member, 1.0)
+    assert (most.value, most.high) == (1, 1)
+
+
+def test_scaled_logits_by_hand_and_at_the_ends():
+    p = np.asarray([[0.75, 0.25], [1.0, 0.0], [1.0, 1e-12], [0.0, 0.0]], np.float32)
+    logits = membership.scaled_logits(p, np.zeros(4, np.int64))
+    assert logits[0] == pytest.approx(np.log(3))
+    assert np.isfinite(logits).all()
+    assert logits[1] > logits[2] > logits[0]  # 1 - p is 0 in float32 for both
+    assert logits[3] == 0
+
+
+def test_a_likelihood_ratio_by_hand():
+    """Two models each: in 2 +- 1, out 0 +- 1, all variances 2, widened by 1 + 1/2 to 3."""
+    references = np.asarray([[3.0], [1.0], [1.0], [-1.0]])
+    learned = np.asarray([[True], [True], [False], [False]])
+    [ratio] = membership.likelihood_ratios(np.asarray([2.0]), references, learned)
+    assert ratio == pytest.approx((0 - (2 - 2) ** 2 + (2 - 0) ** 2) / 6)
+
+
+def test_the_likelihood_ratio_recognizes_what_confidence_cannot():
+    """Samples differ more in difficulty than membership changes them: reference models know how difficult each is."""
+    draw = np.random.default_rng(3)
+    n, count = 600, 16
+    difficulty, learned, member = draw.normal(0, 4, n), draw.random((count, n)) < 0.5, draw.random(n) < 0.5
+    scores = difficulty + 1.5 * member + draw.normal(0, 0.7, n)
+    references = difficulty + 1.5 * learned + draw.normal(0, 0.7, (count, n))
+    plain = membership.area(scores, member).value
+    ratio = membership.area(membership.likelihood_ratios(scores, references, learned), member).value
+    assert plain < 0.65
+    assert ratio > 0.9
+    unlearned = membership.likelihood_ratios(scores, references, np.zeros_like(learned))
+    assert np.isfinite(unlearned).all()
+
+
+def test_clients_are_balanced_so_that_knowing_the_client_does_not_help():
+    client = np.repeat([0, 1, 2], [12, 8, 5])
+    member = np.concatenate([np.arange(12) < 9, np.arange(8) < 2, np.zeros(5, bool)])
+    draws = [(np.flatnonzero(client == number), np.random.default_rng(number)) for number in range(3)]
+    rows = membership.balanced(member, draws)
+    assert [int((client[rows] == number).sum()) for number in range(3)] == [6, 4, 0]
+    assert member[rows].sum() == 5
+    assert membership.area(client[rows].astype(float), member[rows]).value == 0.5

@@ -1,0 +1,57 @@
+"""The page in Chromium: no request, no error, linked charts, a table that sorts, and how large it may be."""
+
+from __future__ import annotations
+
+import browser
+import pytest
+import synthetic
+
+from pflcli.commands.report import report
+from pflcli.evaluation.page import bundle
+
+pytest.importorskip("altair")
+pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no Chromium is installed")
+
+CHIP = "[...document.querySelectorAll('.chip')].find((chip) => chip.dataset.method === {})"
+COLUMN = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => row.cells[0].dataset.value)"
+
+
+def test_it_draws_links_and_sorts_without_a_request_or_an_error(hostile, tmp_path, monkeypatch):
+    page = tmp_path / "report.html"
+    monkeypatch.setattr(bundle, "still", lambda spec, is_wide: "data:image/png;base64,AA==")  # they take seconds
+    report([hostile.path], page)
+    with browser.browser() as tab:
+        tab.open(page, 1280, 3000)
+        assert tab.requests == [page.as_uri()]
+        assert tab.run("document.querySelectorAll('figure.live').length") == tab.run(
+            "document.querySelectorAll('figure').length"
+        )
+        hostile_label = "'<b>knn</b>'"
+        tab.run(CHIP.format(hostile_label) + ".click()")
+        assert tab.run(CHIP.format(hostile_label) + ".getAttribute('aria-pressed')") == "true"
+        assert tab.run("document.querySelector('tr.lit').dataset.method") == "<b>knn</b>"
+        assert tab.run("document.querySelector('[data-shown]').textContent") == "<b>knn</b>"
+        tab.run("document.querySelectorAll('table.sortable th button')[2].click()")
+        down = tab.run(COLUMN)
+        tab.run("document.querySelectorAll('table.sortable th button')[2].click()")
+        assert tab.run(COLUMN) == down[::-1]
+        assert tab.run("document.querySelectorAll('table.sortable th')[2].getAttribute('aria-sort')") == "ascending"
+        tab.open(page, 390, 800, dark=True)
+        assert tab.run("document.documentElement.scrollWidth") == 390
+        assert tab.errors == []
+
+
+@pytest.mark.long
+def test_28_methods_and_10000_clients_open_in_two_seconds(tmp_path):
+    names = [f"client-{number:05}" for number in range(10_000)]
+    artifact = synthetic.comparison(tmp_path / "comparison", ["fedavg", *(f"m{i}" for i in range(27))], names)
+    page = tmp_path / "report.html"
+    report([artifact.path], page)
+    assert page.stat().st_size < 4e6
+    with browser.browser() as tab:
+        tab.open(page)  # what Chromium does when it starts is not the page's
+        seconds = tab.open(page)
+        assert seconds < 2
+        assert tab.heap() < 300e6
+        assert {*tab.requests} == {page.as_uri()}
+        assert tab.errors == []

@@ -1,0 +1,121 @@
+"""The page: one file that fetches nothing, in which names are text, and that is the same when it is written again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import synthetic
+
+from pflcli.commands.report import report
+from pflcli.evaluation.page import html
+
+pytest.importorskip("altair")
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and what stands in scripts, styles and elsewhere."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.inside, self.text, self._open = [], {"script": [], "style": []}, "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._open = tag
+        if tag in self.inside:
+            self.inside[tag].append("")
+
+    def handle_endtag(self, tag):
+        self._open = ""
+
+    def handle_data(self, data):
+        if self._open in self.inside:
+            self.inside[self._open][-1] += data
+        else:
+            self.text += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture
+def written(hostile, tmp_path, without_vega):
+    report([hostile.path], tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_hostile_names_are_text(written, hostile):
+    page = Page(written)
+    assert len(page.all("script")) == 3
+    assert all(item["src"].startswith("data:image/") for item in page.all("img"))
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    data = json.loads(page.inside["script"][0])
+    assert "<" not in page.inside["script"][0]
+    names = {row["client"] for spec in data["sections"][0]["specs"].values() for values in spec["datasets"].values()
+             for row in values if "client" in row}  # fmt: skip
+    hostile_names = {"__proto__ (client 11)" if name == "__proto__" else name for name in synthetic.HOSTILE}
+    assert names == hostile_names
+    options = [attributes["value"] for attributes in page.all("option")]
+    assert {*options} == {"", *hostile_names}
+    assert {"local@</script>", "<b>knn</b>"} <= {attributes.get("data-method") for attributes in page.all("button")}
+
+
+def test_nothing_is_fetched_and_only_the_pages_own_scripts_run(written):
+    page = Page(written)
+    for _, attributes in page.elements:
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            assert attributes.get(name, "#").startswith(("data:", "#"))
+        assert "style" not in attributes
+    policy = next(item["content"] for item in page.all("meta") if item.get("http-equiv"))
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    for text in (*page.inside["script"][1:], *page.inside["style"]):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+
+
+def test_the_table_can_be_read_aloud_and_sorted(written):
+    page = Page(written)
+    heads = [item for item in page.all("th") if item.get("scope") == "col" and "aria-sort" in item]
+    assert len(heads) >= 6
+    assert len([item for item in page.all("th") if item.get("scope") == "row"]) == 3
+    assert all(item["alt"] for item in page.all("img"))
+    assert all(item.get("aria-label") for _, item in page.elements if item.get("role") == "img")
+    assert page.all("html")[0]["lang"] == "en"
+    labels = {item.get("for") for item in page.all("label")}
+    assert {item["id"] for item in page.all("select")} == labels
+
+
+def test_the_answer_stands_before_the_table_and_the_pictures(written):
+    places = [written.index(text) for text in ('class="answer"', "<table", "<figure", "Repeat it", "What it was made")]
+    assert places == sorted(places)
+
+
+def test_a_page_is_the_same_when_it_is_written_again(compared, tmp_path, without_vega):
+    for name in ("a", "b"):
+        report([compared.path], tmp_path / name / "report.html")
+    one, two = (
+        {path.name: path.read_bytes() for path in sorted((tmp_path / name).rglob("*.*"))} for name in ("a", "b")
+    )
+    assert one == two
+    assert str(tmp_path).encode() not in b"".join(one.values())
+
+
+def test_json_in_a_page_cannot_end_its_script():
+    text = html.embedded({"a": "</script><!--\u2028"})
+    assert "<" not in text
+    assert "\u2028" not in text
+    assert json.loads(text) == {"a": "</script><!--\u2028"}
+
+
+def test_colours_of_the_style_are_those_of_the_charts():
+    from pflcli.evaluation.page import colours
+
+    style = (html._FOLDER / "page.css").read_text()
+    assert re.findall(r"\.m\d \{ stroke: (#\w+)", style) == [*colours.LIGHT, *colours.DARK]

@@ -1,0 +1,109 @@
+"""The commands that a page shows make the same artifacts: run again, they are up to date."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+
+import numpy as np
+import pytest
+
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.compare import compare
+from pflcli.commands.evaluate import evaluate
+from pflcli.commands.import_data import import_data
+from pflcli.commands.new_client import new_client
+from pflcli.commands.partition import partition
+from pflcli.evaluation.page import content, lineage, repeat, runs
+
+
+@pytest.fixture
+def typed(pfl, monkeypatch):
+    """Type the commands of an artifact's page in the folder to which their paths are relative."""
+
+    def run(path):
+        history = lineage.trace(open_artifact(path))
+        lines = repeat.lines(history)
+        monkeypatch.chdir(history.base)
+        for line in lines:
+            result = pfl(*shlex.split(line)[1:], "--dry-run")
+            assert result.code == 0, f"{line}\n{result.err}"
+            assert "up to date" in result.err, f"{line}\n{result.err}"
+        return lines
+
+    return run
+
+
+def test_of_a_comparison(typed, tmp_path):
+    partition("writers", tmp_path / "p", clients=4, scheme="dirichlet", options={"alpha": 0.3}, seed=3)
+    compare(
+        [tmp_path / "p"],
+        tmp_path / "c",
+        methods=["fedavg", "local", "local@slow"],
+        seeds=[1, 2],
+        options={"local@slow": {"epochs": 2, "lr": 0.01}},
+        settings={"model": "logistic", "rounds": 1, "milestones": (1,), "refit": True},
+        metrics=["f1", "accuracy"],
+    )
+    lines = typed(tmp_path / "c" / "comparison")
+    assert len(lines) == 2
+    assert "--set local@slow.lr=0.01" in lines[1]
+
+
+def test_of_an_evaluation_through_the_whole_chain(typed, small):
+    assert [line.split()[1] for line in typed(small.ev)] == [
+        *("partition", "train-global", "extract", "build-datastore", "personalize", "personalize", "evaluate")
+    ]
+
+
+def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
+    rows = [f"{'AB'[n % 2]},{'yes' if n % 3 else 'no'},{n},{n * n % 7}" for n in range(40)]
+    (tmp_path / "visits.csv").write_text("\n".join(["hospital,outcome,age,pressure", *rows]) + "\n")
+    at = tmp_path / "runs"
+    import_data(tmp_path / "visits.csv", at / "data", client="hospital", label="outcome", standardize=True)
+    partition(str(at / "data"), at / "p", fractions=(0.5, 0.2, 0.3))
+    compare([at / "p"], at / "c", methods=["local"], settings={"model": "logistic", "rounds": 1})
+    comparison = at / "c" / "comparison"
+    lines = typed(comparison)
+    assert [line.split()[1] for line in lines] == ["import", "partition", "compare"]
+    assert lines[0] == "pfl import visits.csv --client hospital --label outcome --standardize -o runs/data"
+    shutil.rmtree(at / "data")
+    history = lineage.trace(open_artifact(comparison))
+    assert repeat.lines(history)[0].startswith("pfl partition DATASET ")
+    assert not runs.read(content.read(open_artifact(comparison)), history).remarks
+
+
+def test_of_a_client_that_came_later(small, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "late.npz", x=rng.integers(0, 256, (12, 28, 28), dtype=np.uint8), y=np.arange(12) % 10)
+    new_client(small.knn, tmp_path / "late.npz", tmp_path / "late", client="late")
+    evaluate([tmp_path / "late"], tmp_path / "ev")
+    lines = repeat.lines(lineage.trace(open_artifact(tmp_path / "ev")))
+    assert " DATA --client late --fractions 0.6,0.2,0.2 -o " in lines[-2]
+
+
+def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
+    shutil.copytree(compared.path, tmp_path / "comparison")
+    history = lineage.trace(open_artifact(tmp_path / "comparison"))
+    assert len(history.artifacts) == 1
+    assert {item.kind for item in history.missing} == {"predictions"}
+    assert "PARTITION" in repeat.lines(history)[0]
+
+
+def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
+    compare(
+        [small.p],
+        tmp_path / "c",
+        methods=["fedavg", "local", "knn-per", "stack"],
+        seeds=[3, 1],
+        settings={"model": "logistic", "rounds": 1},
+        options={"local": {"epochs": 2}, "stack": {"gate": False}},
+        tune=2,
+    )
+    lines = typed(tmp_path / "c" / "comparison")
+    assert "--seeds 3,1 --tune 2" in lines[-1]
+    assert "--lr" not in lines[-1]
+
+
+def test_of_a_stack(typed, small):
+    assert typed(small.st)[-1].startswith("pfl stack ")

@@ -1,0 +1,185 @@
+"""What stands below a table: the sentence that it comes to, and who was still learning."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+
+import numpy as np
+import pytest
+
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.personalize import personalize
+from pflcli.commands.train_global import train_global
+from pflcli.evaluation import convergence, summary
+from pflcli.evaluation.presentation import conclusion as words
+from pflcli.evaluation.presentation import tables
+from pflcli.evaluation.presentation.conclusion import notes
+
+
+def conclusion(methods, baseline):
+    summary.correct(methods, baseline)
+    return words.conclusion(methods, baseline)
+
+
+def row(label, accuracy, gain, interval, p, *, clients=6, seeds=(0,), worst=0.9):
+    shares = {"by_chance": 0.3, "by_chance_high": 0.5}
+    better = 5 / 6 if gain > 0 else 1 / 6
+    metrics = {
+        "accuracy": {"value": accuracy, "n": clients * len(seeds)},
+        "worst": {"value": worst},
+        "bottom_decile": {"value": worst},
+        "gain": {
+            "value": gain, "interval": interval, "p": p, "baseline_worst": 0.83, "baseline_bottom_decile": 0.84,
+        },
+        "better_off": {"value": better, "exceeds_chance": better > 0.5, **shares},
+        "worse_off": {"value": 1 - better, "exceeds_chance": better < 0.5, **shares},
+    }  # fmt: skip
+    return {"label": label, "method": label, "seeds": list(seeds), "metrics": metrics}
+
+
+BASE = {
+    "label": "fedavg", "method": "fedavg", "seeds": [0],
+    "metrics": {"accuracy": {"value": 0.8, "n": 6}, "gain": {"value": 0.0}},
+}  # fmt: skip
+
+
+def test_the_best_of_those_that_are_shown_to_be_better():
+    methods = [
+        row("lucky", 0.95, 0.15, [-0.01, 0.31], 0.06),
+        row("knn-per", 0.863, 0.063, [0.019, 0.115], 0.004, worst=0.93),
+        row("ditto", 0.85, 0.05, [0.01, 0.09], 0.005),
+        row("bad", 0.5, -0.3, [-0.4, -0.2], 0.001),
+        BASE,
+    ]
+    actual = conclusion(methods, "fedavg")
+    assert actual["sentence"] == (
+        "best: knn-per, +6.3 points [1.9, 11.5] over fedavg; 5 of 6 clients better off, 1 worse; "
+        "worst client 83 to 93 %; 2 of 4 methods shown to be better; the best of several looks a little too good"
+    )
+    assert (actual["best"], actual["better"], actual["worse"]) == ("knn-per", ["knn-per", "ditto"], ["bad"])
+    assert (actual["correction"], actual["compared"]) == ("Holm", 4)
+
+
+def test_one_of_many_may_be_luck():
+    """Its interval excludes 0, but one of twenty does so by chance."""
+    methods = [BASE, *(row(f"m{k}", 0.8, 0.0, [-0.1, 0.1], 0.9) for k in range(19))]
+    lucky = row("lucky", 0.9, 0.1, [0.01, 0.19], 0.03)
+    assert conclusion([BASE, lucky], "fedavg")["best"] == "lucky"
+    actual = conclusion([*methods, lucky], "fedavg")
+    assert actual["sentence"] == (
+        "no method is shown to be better than fedavg; the highest gain is that of lucky, +10.0 points [1.0, 19.0]"
+    )
+    assert actual["best"] is None
+
+
+def test_what_is_said_of_many_clients_and_of_no_baseline():
+    many = row("knn-per", 0.9, 0.1, [0.05, 0.15], 0.001, clients=60)
+    assert (
+        "; 50 of 60 clients better off, 10 worse; bottom decile 84 to 90 %" in conclusion([many], "global")["sentence"]
+    )
+    assert "over the global model;" in conclusion([many], "global")["sentence"]
+    assert conclusion([BASE], None)["sentence"] == "no gain is known: the baseline was not compared"
+    assert conclusion([BASE], "fedavg")["sentence"] == "no method is shown to be better than fedavg"
+
+
+def test_notes_explain_marks_and_one_seed():
+    metrics = {"methods": [BASE, row("a", 0.9, 0.1, [0.05, 0.15], 0.001)], "warnings": ["a: may rise"]}
+    metrics["conclusion"] = conclusion(metrics["methods"], "fedavg")
+    assert [note.split(":")[0] for note in notes(metrics)] == [
+        "best", "* more clients than chance alone gives (in brackets", "one seed", "a",
+    ]  # fmt: skip
+    assert notes({"methods": [BASE]}) == []  # a table from before there were such
+
+
+def test_few_clients_have_a_worst_and_no_decile():
+    heading = {n: tables.of({"methods": [row("a", 0.9, 0.1, [0.0, 0.2], 0.1, clients=n)]}).heading for n in (10, 11)}
+    assert "bottom decile %" not in heading[10]
+    assert "worst %" in heading[10]
+    assert "bottom decile %" in heading[11]
+
+
+# Whether it was still rising
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "expected"),
+    [
+        (0.5 + 0.01 * np.arange(20), 0.06),
+        (np.full(20, 0.9), None),
+        (0.9 - 0.4 * np.exp(-np.arange(20) / 2), None),  # has risen, and is through
+        (0.9 + 0.0005 * np.arange(20), None),  # less than a point
+        (0.9 - 0.01 * np.arange(20), None),
+        (np.asarray([0.1, 0.2, 0.3]), None),  # too few to say
+    ],
+)
+def test_a_rise_over_the_last_third(accuracy, expected):
+    rounds = 5 * np.arange(1, len(accuracy) + 1)
+    actual = convergence.rise(rounds, accuracy)
+    assert actual == (None if expected is None else (pytest.approx(expected), 30))
+
+
+def test_scatter_is_no_rise():
+    draw = np.random.default_rng(0)
+    rises = sum(convergence.rise(range(30), 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
+    assert rises / 300 < 0.06
+
+
+def test_a_run_that_ends_early_says_so(pfl, small, tmp_path):
+    words = ("--model", "logistic", "--rounds", 6, "--lr", 0.01, "--eval-every", 1, "--participation", 1)
+    ran = pfl("train-global", small.p, "-o", tmp_path / "b", *words)
+    notice = next(line for line in ran.err.splitlines() if "still rose" in line)
+    assert notice.startswith("validation accuracy still rose over the last 3 rounds, fedavg by ")
+    assert notice.endswith(" points: try --rounds 12")
+    for method in ("fedavg", "fedavg-plus"):
+        personalize(method, tmp_path / "b", tmp_path / method)
+    ran = pfl("evaluate", tmp_path / "fedavg", tmp_path / "fedavg-plus", "-o", tmp_path / "e")
+    (warning,) = json.loads((tmp_path / "e" / "metrics.json").read_text())["warnings"]
+    risen = notice.removesuffix(" points: try --rounds 12").rsplit(" ", 1)[1]
+    assert warning == notice.replace(f"fedavg by {risen}", f"fedavg by {risen}, fedavg-plus by {risen}")
+    assert warning in ran.err
+    assert warning in (tmp_path / "e" / "table.md").read_text()
+    assert (tmp_path / "e" / "table.csv").is_file()
+
+
+def test_a_run_that_is_through_says_nothing(pfl, small, tmp_path):
+    ran = pfl("train-global", small.p, "-o", tmp_path / "b", "--model", "logistic", "--rounds", 1)
+    assert "still rose" not in ran.err
+
+
+# What it cost
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_processor_seconds_count_worker_processes(small, tmp_path, jobs):
+    def of_children():
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = of_children()
+    train_global(small.p, tmp_path / "b", settings={"model": "mlp", "rounds": 2}, execution=Execution(jobs=jobs))
+    spent = of_children() - before
+    backbone = open_artifact(tmp_path / "b").manifest.made
+    assert (spent > 0) == bool(jobs)
+    assert backbone["processor_seconds"] > spent
+    personalize("fedavg", tmp_path / "b", tmp_path / "m")
+    personalized = open_artifact(tmp_path / "m").manifest.made
+    assert personalized["processor_seconds_inputs"] == backbone["processor_seconds"]
+    assert personalized["processor_seconds"] > 0
+    assert not math.isnan(personalized["processor_seconds"])
+
+
+def rows_of(**learned):
+    return [{"label": label, "learned_from": splits, "metrics": {}, "seeds": [0]} for label, splits in learned.items()]
+
+
+def test_a_table_says_what_its_methods_learned_from():
+    train, both = ["train"], ["train", "validation"]
+    (line,) = notes({"methods": rows_of(local=train, fedavg=train)})
+    assert line == "methods learned from training samples; validation samples only chose"
+    (line,) = notes({"methods": rows_of(local=both, fedavg=both)})
+    assert "training and validation samples (--refit)" in line
+    (line,) = notes({"methods": rows_of(local=both, fedavg=train)})
+    assert line.startswith("not a fair comparison: local learned from validation samples too")

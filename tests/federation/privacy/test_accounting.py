@@ -1,0 +1,71 @@
+"""Epsilon and noise: those of dp-accounting itself, in the right order, and never too little noise."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import dp_accounting
+import pytest
+from dp_accounting import pld
+
+from pflcli.errors import InputError, UsageError
+from pflcli.federation.privacy import accounting
+
+PLANS = [
+    (noise, rate, rounds, delta)
+    for noise, rounds in ((1.5, 10), (2.0, 20), (4.0, 50), (8.0, 200))
+    for rate, delta in ((0.01, 1e-5), (0.05, 1e-6), (0.2, 1e-3), (0.5, 1e-2), (1.0, 1e-4))
+]
+
+
+@pytest.mark.parametrize(("noise", "rate", "rounds", "delta"), PLANS)
+def test_epsilon_is_that_of_the_package(noise, rate, rounds, delta):
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, rounds))
+    assert accounting.epsilon(noise, rate, rounds, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-9)
+
+
+def test_one_gaussian_is_that_of_the_closed_form():
+    """Balle & Wang (2018), Theorem 8: delta = Phi(1/2z - eps z) - e^eps Phi(-1/2z - eps z)."""
+
+    def below(x):
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    noise, delta = 1.5, 1e-3
+    epsilon = accounting.epsilon(noise, 1.0, 1, delta)
+    spent = below(0.5 / noise - epsilon * noise) - math.exp(epsilon) * below(-0.5 / noise - epsilon * noise)
+    assert spent == pytest.approx(delta, rel=2e-3)
+
+
+def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_rounds():
+    epsilon = accounting.epsilon(4.0, 0.2, 8, 1e-4)
+    assert accounting.epsilon(4.4, 0.2, 8, 1e-4) < epsilon < accounting.epsilon(4.0, 0.25, 8, 1e-4)
+    assert accounting.epsilon(4.0, 0.2, 8, 1e-3) < epsilon < accounting.epsilon(4.0, 0.2, 9, 1e-4)
+    assert accounting.epsilon(1.0, 0.2, 0, 1e-4) == 0
+    assert accounting.epsilon(0.0, 0.2, 8, 1e-4) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("target", "rate", "rounds"), [(1.0, 0.05, 20), pytest.param(8.0, 0.5, 4, marks=pytest.mark.long)]
+)
+def test_the_noise_suffices_and_is_hardly_more_than_the_least(target, rate, rounds):
+    noise = accounting.noise(target, rate, rounds, 1e-3)
+    assert accounting.epsilon(noise, rate, rounds, 1e-3) <= target
+    assert accounting.epsilon(0.995 * noise, rate, rounds, 1e-3) > target
+    assert noise == round(noise, 3)
+
+
+def test_a_large_epsilon_is_bounded_from_above_in_no_time():
+    assert 50 < accounting.epsilon(0.4, 1.0, 20, 1e-5) < 200
+
+
+def test_what_cannot_be_is_said(monkeypatch):
+    with pytest.raises(UsageError, match="no noise"):
+        accounting.noise(1e-9, 1.0, 1000, 1e-12)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(InputError, match="needs dp-accounting") as error:
+        accounting._package()
+    assert "pip install 'pflcli[privacy]'" in "".join(error.value.fix)

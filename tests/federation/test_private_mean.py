@@ -1,0 +1,179 @@
+"""DP-FedAvg: what the server may learn of one client, the noise that hides it, and which methods it covers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import worlds
+from pflcli import methods, parameters, registry
+from pflcli.errors import ComputationError, UnsuitedError
+from pflcli.federation.attendance import Attendance
+from pflcli.federation.private_mean import PrivateMean
+from pflcli.parameters.model_table import ModelTable
+from pflcli.training import round_table
+
+SENDING = [name for name in registry.names("methods") if methods.load(name).KIND in ("server", "peer")]
+COVERED = [name for name in SENDING if not methods.load(name).SENDS_MORE]
+PARTICIPANTS = len(worlds.ABLE)
+
+
+def private(method, *, noise=0.0, clip=0.1, adapts=False, rate=1.0, **settings):
+    """A run of a method whose mean is private."""
+    run = worlds.run(method, **settings)
+    run.privacy = PrivateMean(noise, clip, adapts, rate, PARTICIPANTS, run.rng)
+    return run
+
+
+def played(method, run, rounds=1, state=None, first=0):
+    """The state of a run after some rounds, and their rows."""
+    definition, rows = methods.load(method), []
+    state = round_table.begin(run, definition)[0] if state is None else state
+    for t in range(first, first + rounds):
+        state, row = round_table.play(run, method, definition, state, t)
+        rows.append(row)
+    return state, rows
+
+
+def shared(state):
+    """All that the server keeps for all clients, as one vector; what it keeps for each client is left out."""
+    flat = [torch.zeros(0, dtype=torch.float64)]
+    for value in state.values():
+        if isinstance(value, dict):
+            flat.append(shared(value))
+        elif not isinstance(value, ModelTable) and value.is_floating_point() and len(value) != len(worlds.SIZES):
+            flat.append(value.double().flatten())
+    return torch.cat(flat)
+
+
+@pytest.mark.parametrize("method", COVERED)
+def test_one_client_moves_what_the_server_keeps_by_at_most_the_clip(method):
+    """This is the sensitivity: whatever a client sends, it counts once, and nothing else depends on who takes part."""
+    clip, moved = 0.1, []
+    everybody = shared(played(method, private(method, clip=clip))[0])
+    for absent in worlds.ABLE:
+        run = private(method, clip=clip)
+        run.privacy.sample = lambda participants, t, absent=absent: np.setdiff1d(participants, [absent])
+        moved.append(float(torch.linalg.vector_norm(shared(played(method, run)[0]) - everybody)))
+    assert 0 < max(moved) <= clip / PARTICIPANTS * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("method", COVERED)
+def test_a_round_without_clients_is_noise_of_the_right_size_everywhere(method):
+    run = private(method, noise=2.0, clip=0.3, rate=0.5)
+    run.privacy.sample = lambda participants, t: participants[:0]
+    before = shared(round_table.begin(run, methods.load(method))[0])
+    state, (row,) = played(method, run)
+    noise = shared(state) - before
+    assert row["clients"] == row["uploads"] == 0
+    changed = noise[noise != 0]
+    assert len(changed) > 10
+    if method != "scaffold":  # whose control variates move by a share of their mean
+        assert stats.kstest(changed / (2.0 * 0.3 / (0.5 * PARTICIPANTS)), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("method", sorted(set(SENDING) - set(COVERED)))
+def test_a_method_that_sends_more_is_refused_even_where_nobody_says_so(method):
+    run = private(method, noise=1.0, rounds=2)
+    with pytest.raises((UnsuitedError, ComputationError)):
+        played(method, run, rounds=2)
+
+
+def equal_clients():
+    """Six clients with four training samples each."""
+    data = worlds.federation()
+    return replace(data, offsets=np.cumsum([0, *[4, 2, 3] * 6]))
+
+
+def test_without_clip_and_noise_the_bytes_are_those_of_fedavg():
+    plain = worlds.run("fedavg", data=equal_clients(), participation=1.0)
+    run = worlds.run("fedavg", data=equal_clients(), participation=1.0)
+    run.privacy = PrivateMean(0.0, math.inf, False, 1.0, 6, run.rng)
+    assert worlds.same(played("fedavg", plain, 3)[0], played("fedavg", run, 3)[0])
+
+
+def test_clients_count_alike_over_a_fixed_denominator():
+    run, start = private("fedavg", clip=1.0, rate=0.5), {"w": torch.zeros(2), "b": torch.zeros(1)}
+    run.privacy.begin_round(0)
+    mean = run.averaging(start)
+    mean.add(
+        {"w": torch.tensor([[3.0, 0.0], [0.1, 0.0]]), "b": torch.tensor([[4.0], [0.0]])},
+        np.asarray([9.0, 1.0]),
+        np.arange(2),
+    )
+    mean.add(
+        {"w": torch.tensor([[7.0, 0.0]]), "b": torch.tensor([[7.0]])}, np.asarray([0.0]), np.arange(1)
+    )  # weighs nothing
+    mean.add(
+        {"w": torch.tensor([[math.nan, 0.0]]), "b": torch.tensor([[7.0]])}, np.asarray([1.0]), np.arange(1)
+    )  # nor does this
+    expected = 0.5 * PARTICIPANTS
+    torch.testing.assert_close(mean.value()["w"], torch.tensor([(0.6 + 0.1) / expected, 0.0]))
+    torch.testing.assert_close(mean.value()["b"], torch.tensor([0.8 / expected]))
+    assert run.privacy.end_round() == {"clip": 1.0, "uploads": 2, "clipped": 1}
+
+
+def test_each_client_is_sampled_on_its_own():
+    run = private("fedavg", rate=0.3)
+    many = np.arange(4000)
+    counts = [len(run.privacy.sample(many, t)) for t in range(200)]
+    assert np.mean(counts) == pytest.approx(1200, abs=3 * math.sqrt(840 / 200))
+    assert np.var(counts) == pytest.approx(840, rel=0.35)  # that of a binomial; of a cohort of fixed size it is 0
+    picked = set(run.privacy.sample(many, 7).tolist())
+    assert picked & set(range(3999)) == set(run.privacy.sample(many[:-1], 7).tolist())  # a client less changes no other
+
+
+def test_the_clip_follows_the_median_of_norms():
+    run = private("fedavg", adapts=True, clip=0.1, rounds=200)
+    norms = np.asarray([0.5, 1.0, 2.0, 3.0, 4.0])
+    for t in range(200):
+        run.privacy.begin_round(t)
+        mean = run.averaging({"w": torch.zeros(1)})
+        mean.add({"w": torch.from_numpy(norms[:, None]).float()}, np.ones(5), np.arange(5))
+        mean.value()
+        run.privacy.end_round()
+    assert 1.9 < run.privacy.clip < 3.1
+
+
+def test_the_noise_of_count_and_sum_together_is_that_of_the_multiplier():
+    for noise, rate in ((0.5, 0.5), (3.0, 1.0), (0.01, 1.0)):
+        privacy = private("fedavg", noise=noise, adapts=True, rate=rate).privacy
+        assert (2 * privacy.count_noise) ** -2 + privacy.sum_noise**-2 == pytest.approx(noise**-2)
+        assert privacy.sum_noise <= 1.2 * noise
+
+
+def test_a_resumed_run_draws_the_same_noise_and_has_the_same_clip():
+    uninterrupted = private("fedavg", noise=0.5, adapts=True, rate=0.6)
+    state, rows = played("fedavg", uninterrupted, 4)
+    begun = private("fedavg", noise=0.5, adapts=True, rate=0.6)
+    half, first = played("fedavg", begun, 2)
+    resumed = private("fedavg", noise=0.5, adapts=True, rate=0.6)
+    resumed.privacy.resume(1, first[-1])
+    again, last = played("fedavg", resumed, 2, half, first=2)
+    assert worlds.same(state, again)
+    assert [row["clip"] for row in rows] == [row["clip"] for row in (*first, *last)]
+    assert uninterrupted.privacy.clip == resumed.privacy.clip
+
+
+def test_clients_that_diverge_or_drop_out_only_lower_the_sum():
+    run = private("fedavg", noise=0.1, rate=1.0, lr=1e30)
+    state, (row,) = played("fedavg", run)
+    assert (row["uploads"], len(row["diverged"])) == (0, PARTICIPANTS)
+    assert parameters.finite(parameters.stack([state["global"]])).all()
+    run = private("fedavg", noise=0.1, rate=1.0, dropout=0.99)
+    assert played("fedavg", run)[1][0]["uploads"] < PARTICIPANTS
+
+
+def test_integers_are_refused_and_so_is_a_round_without_noise():
+    run = private("fedavg", noise=1.0)
+    run.attendance = Attendance()
+    run.privacy.begin_round(0)
+    with pytest.raises(UnsuitedError, match="normalizes batches"):
+        run.averaging({"w": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64)})
+    with pytest.raises(ComputationError, match="without a mean"):
+        run.privacy.end_round()

@@ -1,0 +1,142 @@
+"""Upload steps: what the server receives, what it costs, and which methods they cover."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import worlds
+from pflcli import methods, registry
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.personalize import personalize
+from pflcli.errors import InputError, UnsuitedError, UsageError
+from pflcli.federation import uploads
+
+SERVER = [name for name in registry.names("methods") if methods.load(name).KIND == "server"]
+SEND_MORE = {"fedamp", "fedattn", "fedhealth"}
+"""Methods that send the server what it does not average: models to mix, biases, samples."""
+AVERAGING = [name for name in SERVER if name not in SEND_MORE]
+
+
+def played(method, *steps):
+    """A run with upload steps, after two rounds, and its state."""
+    run = worlds.run(method, rounds=2)
+    run.uploads = tuple(uploads.load(step) for step in steps)
+    return run, worlds.play(method, run)
+
+
+def test_a_long_update_is_clipped_and_a_short_one_stays():
+    start = {"w": torch.tensor([[1.0, 1.0], [1.0, 1.0]]), "b": torch.tensor([[0.5], [0.5]])}
+    params = {"w": torch.tensor([[4.0, 1.0], [1.3, 1.0]]), "b": torch.tensor([[4.5], [0.1]])}  # updates of norm 5, 0.5
+    received = uploads.load("clip:1.0").apply(params, start)
+    torch.testing.assert_close(received["w"][0], torch.tensor([1.6, 1.0]))
+    torch.testing.assert_close(received["b"][0], torch.tensor([1.3]))
+    assert all(torch.equal(received[name][1], params[name][1]) for name in params)
+
+
+def test_eight_bits_are_the_nearest_of_255_levels():
+    start = {"w": torch.ones(2, 3), "count": torch.ones(2, dtype=torch.int64)}
+    update = torch.tensor([[-1.27, 0.004, 0.016], [0.0, 0.0, 0.0]])
+    received = uploads.load("int8").apply({"w": 1 + update, "count": torch.tensor([3, 4])}, start)
+    torch.testing.assert_close(received["w"] - 1, torch.tensor([[-1.27, 0.0, 0.02], [0.0, 0.0, 0.0]]))
+    assert received["count"].tolist() == [3, 4]
+    assert uploads.load("int8").size({"w": torch.ones(3), "count": torch.tensor(1)}, 99) == 3 + 4 + 8
+
+
+@pytest.mark.parametrize("method", AVERAGING)
+def test_clipping_above_all_updates_changes_no_bit(method):
+    plain, clipped = played(method), played(method, "clip:1e9")
+    assert worlds.same(plain[1], clipped[1])
+    assert plain[0].traffic == clipped[0].traffic
+
+
+@pytest.mark.parametrize("method", AVERAGING)
+def test_eight_bits_cost_a_byte_a_number_and_a_scale_a_tensor(method):
+    plain, coded = played(method), played(method, "int8")
+    assert plain[0].traffic["down"] == coded[0].traffic["down"]
+    scales = coded[0].traffic["up"] - plain[0].traffic["up"] / 4
+    assert scales > 0
+    assert scales % 4 == 0
+    if plain[0].traffic["up"] > 10_000:  # of a few numbers the scales are most
+        assert coded[0].traffic["up"] < 0.27 * plain[0].traffic["up"]
+    assert not worlds.same(plain[1], coded[1])
+
+
+def test_the_bytes_of_fedavg_are_those_of_its_uploads():
+    run, state = played("fedavg", "clip:0.01", "int8")
+    one = sum(value.numel() + 4 for value in state["global"].values())
+    assert run.traffic["up"] == 2 * one * len(run.cohort(0))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "per-fedavg"])
+def test_the_mean_moves_no_further_than_a_clipped_update(method):
+    run = worlds.run(method, rounds=1)
+    run.uploads = (uploads.load("clip:0.01"),)
+    before = run.initial_model()
+    after = worlds.play(method, run)["global"]
+    moved = math.sqrt(sum(float((after[name] - before[name]).square().sum()) for name in after))
+    assert 0.005 < moved < 0.01 + 1e-6
+
+
+@pytest.mark.parametrize("method", sorted(SEND_MORE))
+def test_a_method_that_sends_more_than_averages_is_refused(method):
+    with pytest.raises(UnsuitedError, match="--upload int8 does not cover"):
+        played(method, "int8")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "fix"),
+    [
+        ("clipp:1", "unknown upload step 'clipp'", "did you mean 'clip'?"),
+        ("int8:4", "int8 has no option", "--upload int8"),
+        ("clip:0", "norm=0 does not fit", ""),
+        ("clip:", "does not fit", ""),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(text, words, fix):
+    with pytest.raises(UsageError, match=words) as error:
+        uploads.load(text)
+    assert fix in "".join(error.value.fix)
+
+
+def test_from_the_command_line(pfl, small, tmp_path):
+    line = ["personalize", "fedavg", small.p, "--model", "mlp", "--rounds", "1", "-q"]
+    assert pfl(*line, "--upload", "clip:1", "--upload", "int8", "-o", tmp_path / "coded").code == 0
+    assert pfl(*line, "-o", tmp_path / "plain").code == 0
+    coded, plain = (open_artifact(tmp_path / name).manifest for name in ("coded", "plain"))
+    assert coded.request["settings"]["upload"] == ["clip:1.0", "int8"]
+    assert {"uploads/clip", "uploads/int8"} <= set(coded.code)
+    assert "upload" not in plain.request["settings"]
+    assert coded.summary["bytes_up"] < 0.3 * plain.summary["bytes_up"]
+    wrong = pfl(*line, "--upload", "int9", "-o", tmp_path / "wrong")
+    assert (wrong.code, "did you mean 'int8'?" in wrong.err) == (2, True)
+    with pytest.raises(InputError, match="does not cover"):
+        personalize("fedamp", small.p, tmp_path / "amp", settings={"model": "mlp", "rounds": 1, "upload": ["int8"]})
+
+
+def test_noise_is_of_the_deviation_and_each_upload_has_its_own():
+    start = {"w": torch.zeros(2, 20_000), "count": torch.zeros(2, dtype=torch.int64)}
+    generators = [np.random.default_rng(seed) for seed in (0, 1)]
+    received = uploads.load("noise:0.3").apply(start, start, generators.__getitem__)
+    assert received["w"].std(dim=1).tolist() == pytest.approx([0.3, 0.3], rel=0.02)
+    assert abs(float(torch.corrcoef(received["w"])[0, 1])) < 0.03
+    assert torch.equal(received["count"], start["count"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedham", "scaffold"])
+def test_noise_differs_from_round_to_round_and_repeats_with_the_seed(method):
+    plain, noisy, again = played(method), played(method, "noise:0.1"), played(method, "noise:0.1")
+    assert worlds.same(noisy[1], again[1])
+    assert not worlds.same(noisy[1], plain[1])
+    assert worlds.same(played(method, "noise:0")[1], plain[1])
+    assert plain[0].traffic == noisy[0].traffic
+
+
+def test_a_client_that_uploads_twice_in_a_round_draws_noise_twice():
+    run, _ = played("fedavg", "noise:1.0")
+    clients, start = np.asarray([0, 2]), {"w": torch.zeros(4)}
+    first, second = (run.upload({"w": torch.zeros(2, 4)}, start, clients)["w"] for _ in range(2))
+    assert len({tuple(row) for row in torch.cat([first, second]).tolist()}) == 4
