@@ -35,7 +35,7 @@ ALLOWED = {
     "methods": ENGINE | {"federation", "knn"},
     "evaluation.metrics": {"errors"},
     "evaluation.presentation": {"errors", "evaluation.metrics", "wording"},
-    "artifacts": {"errors", "wording", "foreign", "registry", "reporter", "knn"},
+    "artifacts": {"errors", "rng", "wording", "foreign", "registry", "reporter", "knn"},
     "evaluation": BASE | {"artifacts", "methods", "evaluation.metrics", "evaluation.presentation"},
     "evaluation.page": BASE | {"artifacts", "evaluation.metrics", "evaluation.presentation"},
     "data.preparation": BASE | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "knn"},
@@ -46,17 +46,17 @@ ALLOWED = {
     | {"artifacts", "engine", "federation", "knn", "methods", "models", "parameters", "training"}
     | {"federation.aggregators", "federation.uploads"},
     "prediction": BASE
-    | {"artifacts", "data.formats", "data.preparation", "engine", "evaluation", "federation", "knn", "methods"}
-    | {"models", "parameters", "training"},
+    | {"config", "sources", "artifacts", "data.formats", "data.preparation", "models", "parameters", "engine", "knn"}
+    | {"federation", "methods", "training", "evaluation"},
     "auditing": BASE
-    | {"artifacts", "evaluation.metrics", "federation", "federation.privacy", "parameters", "prediction", "training"}
-    | {"methods", "models", "engine"},
+    | {"config", "artifacts", "models", "parameters", "engine", "federation", "federation.privacy", "methods"}
+    | {"training", "evaluation", "evaluation.metrics", "prediction"},
     "commands": BASE
     | {"config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "training", "estimates", "prediction", "auditing"}
     | {"federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.metrics", "evaluation.presentation", "evaluation.page"},
-    "cli": BASE | {"config", "commands", "artifacts", "evaluation", "evaluation.presentation"},
+    "cli": BASE | {"config", "commands", "artifacts", "prediction", "evaluation", "evaluation.presentation"},
     "__main__": {"cli", "errors"},
     "__init__": {"commands"},
 }

@@ -43,7 +43,7 @@ def test_code_is_what_it_does_not_how_it_is_written(tmp_path, monkeypatch, text,
 
 
 def file_of(group, name):
-    return ROOT / group / f"{name.replace('-', '_')}.py"
+    return ROOT / registry.folder(group).relative_to(registry.ROOT) / f"{name.replace('-', '_')}.py"
 
 
 def reached(*files, shared=lambda module: False):
@@ -67,14 +67,15 @@ def names_of(files):
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files}
 
 
-MATHEMATICS = ("fl", "parameters", "knn", "methods.parts")
+MATHEMATICS = ("federation", "parameters", "knn", "methods.parts")
 
 
 def test_what_is_shared_is_what_a_run_stands_on():
     """A new method changes nothing here, and new work on all samples or models has to be declared."""
-    stands = {name for name in names_of(reached(ROOT / "fl" / "run.py")) if name.startswith(MATHEMATICS)}
+    stands = {name for name in names_of(reached(ROOT / "federation" / "run.py")) if name.startswith(MATHEMATICS)}
     # The search in stores is kNN-Per's: a run only hands it on.
-    shared = {name for name in sources.SHARED if name.startswith(MATHEMATICS)} - {"parameters"}
+    shared = {name for name in sources.SHARED if name.startswith(MATHEMATICS)}
+    shared -= {"parameters", "federation", "federation.uploads", "federation.aggregators"}
     assert stands - {f"knn.{name}" for name in ("stores", "indexes", "exact", "flat_format")} == shared
 
 
@@ -177,7 +178,7 @@ def test_a_model_counts_with_all_its_files(small, tmp_path, edited, drafted, mod
 
 
 def test_a_sweep_depends_on_knn_per_on_stores_and_on_scores(small, tmp_path, edited, drafted):
-    names = ("knn/grid", "knn/exact", "knn/stores", "knn/capacity", "metrics/scores", "methods/knn_per")
+    names = ("knn/grid", "knn/exact", "knn/stores", "knn/capacity", "evaluation/metrics/scores", "methods/knn_per")
     holds(edited, [ROOT / f"{name}.py" for name in names], lambda: sweep.sweep(small.e, tmp_path / "s"))
 
 
@@ -196,7 +197,7 @@ def test_stores_depend_on_who_keeps_what_and_on_the_prototypes(small, tmp_path, 
 def test_a_scheme_counts_with_those_that_it_calls(edited):
     files = reached(file_of("schemes", "clusters"), shared=sources.is_shared)
     assert {path.stem for path in files} == {"clusters", "dirichlet"}
-    files.add(ROOT / "schemes" / "__init__.py")
+    files.add(ROOT / "data" / "schemes" / "__init__.py")
     holds(edited, files, lambda: sources.code_hash("schemes", "clusters"))
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng, sources
+from pflcli import sources
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
-from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
@@ -22,20 +20,7 @@ from pflcli.errors import UsageError
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
 from pflcli.knn.flat_format import flat_pieces
-from pflcli.knn.prototypes import prototypes as class_prototypes
 from pflcli.training import rounds
-
-NO_SAMPLE = -1
-"""The sample id of a prototype that stands for several samples."""
-
-
-@dataclass(frozen=True)
-class StoredSamples:
-    """The samples of one store: ``z`` (n, d), ``y``, ``sample`` (n,)."""
-
-    z: NDArray[np.float32]
-    y: NDArray[np.int64]
-    sample: NDArray[np.int64]
 
 
 def build_datastore(
@@ -133,7 +118,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     def pieces() -> Iterator[bytes | memoryview]:
         # A store is built when it is written, so that one of them is in memory at a time.
         for client in range(count):
-            store = _stored(splits, client, float(capacity[client]), job.prototypes, job.seed)
+            store = datastore.store_samples(splits["train"], client, float(capacity[client]), job.prototypes, job.seed)
             is_exact = job.index == indexes.EXACT
             blob = None if is_exact else indexes.built(job.index, store.z, len(store.y), job.parameters)
             written = flat_pieces([store.z])[0] if blob is None else [blob]
@@ -184,33 +169,3 @@ def _summary(job: _Job, rows: list[int], kinds: list[str], sizes: list[int], exe
         **({} if is_exact else {"exact_instead": replaced}),
     }
     return Built(summary, {})
-
-
-def store_of(request: Mapping[str, Any], train: StoredEmbeddings, client: int) -> tuple[bytes, StoredSamples]:
-    """Return the serialized store of one client, the last of ``train``, and its samples, as a datastore's ``request``
-    says.
-    """
-    seed, index = int(request["seed"]), request.get("index", indexes.EXACT)
-    capacity = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), client + 1, seed)
-    store = _stored({"train": train}, client, float(capacity[client]), request.get("prototypes"), seed)
-    is_exact = index == indexes.EXACT
-    blob = None if is_exact else indexes.built(index, store.z, len(store.y), request.get("parameters", {}))
-    return b"".join(flat_pieces([store.z])[0]) if blob is None else bytes(blob), store
-
-
-def _stored(
-    splits: Mapping[str, StoredEmbeddings], client: int, capacity: float, prototypes: float | None, seed: int
-) -> StoredSamples:
-    """Return the training samples that a client's store keeps, or the prototypes that stand for them."""
-    split = splits["train"]
-    first, last = split.offsets[client], split.offsets[client + 1]
-    rows = np.arange(first, last)
-    if capacity < 1:
-        rows = first + capacities.kept_rows(capacity, capacities.arrival_order(seed, "train", client, last - first))
-    z, y, sample = split.z[rows], split.y[rows], split.sample[rows]
-    if prototypes is not None:
-        share = min(1.0, prototypes / max(len(y), 1)) if prototypes >= 1 else prototypes
-        draw = rng.generator(seed, "prototypes", "train", client)
-        z, y, row = class_prototypes(z, y, capacities.count(share, len(y)), draw)
-        sample = np.where(row >= 0, sample[row], NO_SAMPLE)
-    return StoredSamples(z, y, sample)

@@ -19,10 +19,10 @@ from pflcli.artifacts import disk, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.commands import stack
 from pflcli.data.formats import unknown
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
+from pflcli.evaluation.learners import STACK
 from pflcli.foreign import size
 from pflcli.prediction import personalized
 from pflcli.prediction.exporting import description, onnx_network
@@ -71,7 +71,7 @@ def export(
     if path.name in ("", ".."):  # such as ".": files are written beside the folder first, under its name
         path = path.resolve()
     _require_replaceable(path, force=execution.force)
-    if artifact.manifest.request["method"] == stack.NAME:
+    if artifact.manifest.request["method"] == STACK:
         raise InputError(
             f"{artifact.path} is a stack, which answers by several methods, so that it cannot be exported",
             "pfl export the predictions of one of its methods",

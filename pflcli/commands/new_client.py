@@ -21,7 +21,6 @@ from pflcli.artifacts.make import Built, Execution, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands import stack
 from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.preparation import arrivals, deal
 from pflcli.data.preparation.arrivals import Arrival
@@ -29,6 +28,7 @@ from pflcli.data.preparation.detect import form
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.source import Source
 from pflcli.errors import InputError, UnsuitedError, UsageError
+from pflcli.evaluation.learners import STACK
 from pflcli.foreign import require_short
 from pflcli.prediction import answering, later_clients, personalized
 from pflcli.prediction.answering import Answer, Ready
@@ -101,7 +101,7 @@ def new_client(
 
 def _check(artifact: Artifact, client: str) -> None:
     """Raise UsageError for a name that a client cannot have, InputError for predictions of a stack."""
-    if artifact.manifest.request["method"] == stack.NAME:
+    if artifact.manifest.request["method"] == STACK:
         raise InputError(
             f"{artifact.path} is a stack, whose sources serve its clients",
             "pfl new-client for each of the stacked predictions, and pfl stack for what that makes",

@@ -22,11 +22,8 @@ from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.evaluation import pool, stack_references
-from pflcli.evaluation.learners import BASE, GLOBAL, VOTES, pooled_answers
+from pflcli.evaluation.learners import BASE, GLOBAL, STACK, VOTES, pooled_answers
 from pflcli.training import state_files
-
-NAME = "stack"
-"""The name of the method in the request of a stack."""
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 _ONE_PARTITION = "stack predictions of one partition"
@@ -58,9 +55,9 @@ def stack(
     options = {"gate": gate, "own": own}
     draft = ArtifactSpec(
         "predictions",
-        {"method": NAME, "options": options, "settings": {}, "seed": seed},
+        {"method": STACK, "options": options, "settings": {}, "seed": seed},
         tuple(artifact.as_input("pooled", Path(out)) for artifact in artifacts),
-        code={NAME: code.module_hash("evaluation.pool")},
+        code={STACK: code.module_hash("evaluation.pool")},
     )
     return make(out, draft, execution, lambda work: _build(work, artifacts, seed, execution, gate=gate, own=own))
 
@@ -108,7 +105,7 @@ def _build(
     costs = _costs(artifacts)
     reported = {artifact.manifest.summary.get("reported", "last round").partition(":")[0] for artifact in artifacts}
     summary = {
-        "method": NAME,
+        "method": STACK,
         "clients": len(learned.pooled),
         **_largest(artifacts, "participants", "model_bytes"),
         "reported": " or ".join(sorted(reported)),

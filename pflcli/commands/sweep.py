@@ -116,7 +116,7 @@ def sweep(
         code={
             "methods/knn-per": sources.code_hash("methods", "knn-per"),
             "stores": sources.module_hash("knn.capacity"),
-            "scores": sources.module_hash("metrics.scores"),
+            "scores": sources.module_hash("evaluation.metrics.scores"),
         },
     )
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+STACK = "stack"
+"""The name of the method in the request of a stack."""
 BASE = "fedavg"
 """The method whose answers are the global model's."""
 VOTES, GLOBAL = "knn", "global"

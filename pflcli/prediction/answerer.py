@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, follow
-from pflcli.commands import stack
+from pflcli.evaluation.learners import STACK
 from pflcli.prediction import answering, personalized
 from pflcli.prediction.answering import Answer
 from pflcli.prediction.personalized import Personalized
@@ -55,7 +55,7 @@ class Answerer:
 
 def opened(artifact: Artifact, weights: Path | str | None = None) -> Answerer:
     """Open predictions and what made them; raises as ``personalized.opened``."""
-    if artifact.manifest.request["method"] != stack.NAME:
+    if artifact.manifest.request["method"] != STACK:
         return Answerer(artifact, personalized.opened(artifact, weights))
     sources = [follow(artifact, reference) for reference in artifact.manifest.inputs if reference.role == "pooled"]
     began = [weights if "weights" in source.manifest.request else None for source in sources]

@@ -14,11 +14,11 @@ from pflcli import methods
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import tensors
+from pflcli.artifacts.kinds.datastore import build_store
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.commands.build_datastore import store_of
 from pflcli.engine.executors.threads import BATCH
 from pflcli.errors import ComputationError
 from pflcli.federation.run import Run
@@ -143,7 +143,7 @@ def _appended(split: Embedded, z: NDArray[np.float32], logits: NDArray[np.float3
 def _with_store(stores: Stores, datastore: Artifact, train: Embedded, client: int) -> Stores:
     """Return the stores with that of one more client, built as the others were."""
     stored = StoredEmbeddings(train.z, train.logits, train.y, train.offsets, np.arange(len(train.y)))
-    blob, samples = store_of(datastore.manifest.request, stored, client)
+    blob, samples = build_store(datastore.manifest.request, stored, client)
     return Stores(
         np.concatenate([stores.blob, np.frombuffer(blob, np.uint8)]),
         np.append(stores.bytes, stores.bytes[-1] + len(blob)),

@@ -98,8 +98,9 @@ def place() -> Iterator[Path]:
 
 
 PACKAGES = (
-    *("cli", "commands", "training", "evaluation", "preparation", "artifacts.kinds"),
-    *("methods", "models", "schemes", "formats", "datasets", "presentation", "page"),
+    *("cli", "commands", "training", "prediction", "auditing", "artifacts.kinds", "methods", "models"),
+    *("data.preparation", "data.schemes", "data.formats", "data.datasets"),
+    *("evaluation", "evaluation.presentation", "evaluation.page"),
 )
 """What commands import before they compute."""
 

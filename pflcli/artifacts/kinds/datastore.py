@@ -10,11 +10,14 @@ Stores that were updated have ``validation.h5``: the validation samples that hav
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import rng
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.kinds._wording import count, word
 from pflcli.artifacts.kinds.embeddings import FIELDS, StoredEmbeddings, part
@@ -22,14 +25,28 @@ from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
+from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_vectors
+from pflcli.knn.flat_format import flat_pieces, flat_vectors
+from pflcli.knn.prototypes import prototypes as class_prototypes
 
 SCHEMA = 1
 MADE_BY = "pfl build-datastore EMBEDDINGS -o DIR"
 
 INDEXES = "stores.faiss"
 _FIELDS = ("y", "sample", "offsets", "train", "bytes")
+
+NO_SAMPLE = -1
+"""The sample id of a prototype that stands for several samples."""
+
+
+@dataclass(frozen=True)
+class StoredSamples:
+    """The samples of one store: ``z`` (n, d), ``y``, ``sample`` (n,)."""
+
+    z: NDArray[np.float32]
+    y: NDArray[np.int64]
+    sample: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -123,3 +140,33 @@ def describe(manifest: Manifest) -> list[str]:
         count(summary.get("samples"), "sample"),
         f"{stored / 1e6:.1f} MB" if isinstance(stored, int) else "",
     ]
+
+
+def build_store(request: Mapping[str, Any], train: StoredEmbeddings, client: int) -> tuple[bytes, StoredSamples]:
+    """Return the serialized store of ``client``, the last client of ``train``, and the samples in it.
+
+    ``request`` is the request of the datastore.
+    """
+    seed, index = int(request["seed"]), request.get("index", indexes.EXACT)
+    capacity = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), client + 1, seed)
+    store = store_samples(train, client, float(capacity[client]), request.get("prototypes"), seed)
+    is_exact = index == indexes.EXACT
+    blob = None if is_exact else indexes.built(index, store.z, len(store.y), request.get("parameters", {}))
+    return b"".join(flat_pieces([store.z])[0]) if blob is None else bytes(blob), store
+
+
+def store_samples(
+    split: StoredEmbeddings, client: int, capacity: float, prototypes: float | None, seed: int
+) -> StoredSamples:
+    """Return the training samples in the store of ``client``, or the prototypes that represent them."""
+    first, last = split.offsets[client], split.offsets[client + 1]
+    rows = np.arange(first, last)
+    if capacity < 1:
+        rows = first + capacities.kept_rows(capacity, capacities.arrival_order(seed, "train", client, last - first))
+    z, y, sample = split.z[rows], split.y[rows], split.sample[rows]
+    if prototypes is not None:
+        share = min(1.0, prototypes / max(len(y), 1)) if prototypes >= 1 else prototypes
+        draw = rng.generator(seed, "prototypes", "train", client)
+        z, y, row = class_prototypes(z, y, capacities.count(share, len(y)), draw)
+        sample = np.where(row >= 0, sample[row], NO_SAMPLE)
+    return StoredSamples(z, y, sample)

@@ -9,9 +9,9 @@ from typing import Any
 from pflcli.artifacts import chain
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.reader import Artifact
-from pflcli.commands import stack
 from pflcli.commands.comparison.chain_steps import Act
 from pflcli.errors import ConflictError
+from pflcli.evaluation.learners import STACK
 
 NOT_NEEDED = "not needed"
 """The decision for a step that no unfinished step depends on."""
@@ -43,10 +43,6 @@ class Variant:
     def is_stack(self) -> bool:
         """Whether it pools the predictions of other variants."""
         return is_stack(self.name)
-
-
-STACK = stack.NAME
-"""The name of a stack among the methods of a comparison."""
 
 
 def is_stack(name: str) -> bool:

@@ -22,7 +22,7 @@ def test_writers_come_with_the_package():
     assert samples.x.dtype == np.uint8
     assert len(np.unique(samples.owner)) == 60
     assert set(samples.y.tolist()) == set(range(10))
-    folder = Path(pflcli.__file__).parent / "datasets"
+    folder = Path(pflcli.__file__).parent / "data" / "datasets"
     assert (folder / "writers.npz").stat().st_size < 1.2e6
     assert "CC BY-SA" in (folder / "writers.LICENSE.md").read_text()
 

@@ -17,7 +17,7 @@ from pflcli.commands.partition import partition
 from pflcli.data.datasets import heart_disease
 from pflcli.errors import InputError, UsageError
 
-FOLDER = Path(pflcli.__file__).parent / "datasets" / "hospitals"
+FOLDER = Path(pflcli.__file__).parent / "data" / "datasets" / "hospitals"
 MD5 = {
     "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
     "hungarian": "22e96bee155b5973568101c93b3705f6",
