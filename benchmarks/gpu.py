@@ -46,7 +46,8 @@ from pflcli.artifacts.make import Execution
 from pflcli.engine import engine
 from pflcli.federation.run import Run
 from pflcli.methods import fedavg
-from pflcli.training import resolved_settings, rounds
+from pflcli.training import run_request
+from pflcli.training.build_run import build_run
 
 PARTS = ("stacked", "pfllib", "agree", "tf32")
 GOAL = 10
@@ -136,7 +137,7 @@ def prepared(sizes: Sizes, data: Partition, device: str, mode: str = "stacked") 
     """Return a run of FedAvg, ready for its rounds."""
     plan = {"model": sizes.model, "participation": 1.0, "batch_size": sizes.batch, "epochs": 1, "lr": LR}
     execution = Execution(device=device, engine=mode, threads=1)
-    return rounds.prepare(data, fedavg, fedavg.Config(), resolved_settings.settings({}, plan), 0, execution)
+    return build_run(data, fedavg, fedavg.Config(), run_request.resolve_settings({}, plan), 0, execution)
 
 
 def stacked(sizes: Sizes, device: str) -> bool:

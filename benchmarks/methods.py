@@ -37,7 +37,8 @@ from pflcli.engine.networks import CompiledNetwork
 from pflcli.errors import PflError
 from pflcli.methods import pfedgp
 from pflcli.settings import Settings
-from pflcli.training import round_table, rounds
+from pflcli.training import loop
+from pflcli.training.build_run import build_run
 
 FORWARD, BOTH = 1, 3
 WARM_UP = 3
@@ -160,15 +161,15 @@ def of_a_pass(run: Any) -> float:
 def measured(name: str, data: Any, settings: Settings) -> tuple[float, float, float]:
     """Return the processor seconds and the passes of a measured round; and passes that count all products."""
     method = methods.load(name)
-    run = rounds.prepare(data, method, config.build(method.Config, {}, name), settings, 0, Execution(threads=1))
+    run = build_run(data, method, config.build(method.Config, {}, name), settings, 0, Execution(threads=1))
     try:
-        state, _ = round_table.begin(run, method)
+        state, _ = loop.set_up(run, method)
         for t in range(WARM_UP):
-            state, _ = round_table.play(run, name, method, state, t)
+            state, _ = loop.play_round(run, name, method, state, t)
         run.settings = replace(settings, eval_every=10**6)  # after the last round alone
         passes, multiplied, began = counted(run), MULTIPLICATIONS.count, time.process_time()
         for t in range(WARM_UP, settings.rounds):
-            state, _ = round_table.play(run, name, method, state, t)
+            state, _ = loop.play_round(run, name, method, state, t)
         spent, count = time.process_time() - began, settings.rounds - WARM_UP
         passes, products = counted(run) - passes, MULTIPLICATIONS.count - multiplied
         return spent / count, passes / count, (passes + products / of_a_pass(run)) / count

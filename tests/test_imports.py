@@ -50,7 +50,7 @@ ALLOWED = {
     | {"federation", "methods", "training", "evaluation"},
     "auditing": BASE
     | {"config", "artifacts", "models", "parameters", "engine", "federation", "federation.privacy", "methods"}
-    | {"training", "evaluation", "evaluation.metrics", "prediction"},
+    | {"knn", "training", "evaluation", "evaluation.metrics", "prediction"},
     "commands": BASE
     | {"config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "training", "estimates", "prediction", "auditing"}

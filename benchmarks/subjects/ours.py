@@ -9,7 +9,8 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import fedavg
-from pflcli.training import resolved_settings, rounds
+from pflcli.training import run_request
+from pflcli.training.build_run import build_run
 from subjects import work
 
 
@@ -36,8 +37,8 @@ def prepared(task: work.Task) -> Run:
         execution = Execution(device="cpu", threads=task.threads, executor="ray", jobs=task.workers)
     else:
         execution = Execution(device="cpu", engine=task.mode, threads=task.threads)
-    settings = resolved_settings.settings({}, plan)
-    return rounds.prepare(world, fedavg, fedavg.Config(), settings, work.SEED, execution)
+    settings = run_request.resolve_settings({}, plan)
+    return build_run(world, fedavg, fedavg.Config(), settings, work.SEED, execution)
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked
 from pflcli.prediction.answerer import Answerer
-from pflcli.training import resolved_settings, round_table, rounds
+from pflcli.training import loop, run_request
+from pflcli.training.build_run import build_run
 
 _LONGER = 10.0
 """By what factor a canary's update is longer than the clip, where that is fixed."""
@@ -135,10 +136,10 @@ def check(count: int) -> None:
 
 def play(run: Run, name: str, method: Method, execution: Execution) -> None:
     """Play all rounds of a run, of which nothing is kept but what its mean has released."""
-    state, *_ = round_table.begin(run, method)
+    state, *_ = loop.set_up(run, method)
     with execution.reporter.progress(f"{name} with canaries", run.settings.rounds) as advance:
         for t in range(run.settings.rounds):
-            state, _row = round_table.play(run, name, method, state, t)
+            state, _row = loop.play_round(run, name, method, state, t)
             advance(1, "")
 
 
@@ -165,7 +166,7 @@ def _prepared(answerer: Answerer, execution: Execution) -> _Trained:
         return _Trained(model.run(data, model.execution(execution)), model.name, model.method)
     request = backbone.manifest.request
     method = methods.load(request["method"])
-    settings = resolved_settings.settings(request["settings"], {})
+    settings = run_request.resolve_settings(request["settings"], {})
     cfg = config.build(method.Config, request["options"], request["method"])
-    run = rounds.prepare(data, method, cfg, settings, int(request["seed"]), execution, None)
+    run = build_run(data, method, cfg, settings, int(request["seed"]), execution)
     return _Trained(run, request["method"], method)

@@ -23,9 +23,10 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.auditing import black_box
 from pflcli.errors import InputError
+from pflcli.knn.client_store import NeighbourVote
 from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.disclosure import Disclosure
-from pflcli.prediction.pieces import Neighbours, Pieces, pieces
+from pflcli.prediction.standalone_model import StandaloneModel, standalone_model
 
 STEPS, RATE, SMOOTHNESS = 200, 0.05, 0.5
 _TINY = 1e-12
@@ -68,7 +69,7 @@ def inverted(
     results = []
     for client in clients:
         try:
-            results.append(_of_client(pieces(answerer.run, client, execution), data, client, disclosed))
+            results.append(_of_client(standalone_model(answerer.run, client, execution), data, client, disclosed))
         except InputError as error:
             return results, [f"classes are not inverted: {error.message}"]
     return results, []
@@ -90,7 +91,7 @@ def summary(results: Sequence[Inverted]) -> dict[str, Any]:
     }
 
 
-def _of_client(parts: Pieces, data: Partition, client: int, disclosed: Disclosure | None) -> Inverted:
+def _of_client(parts: StandaloneModel, data: Partition, client: int, disclosed: Disclosure | None) -> Inverted:
     count = len(parts.classes)
     shape = data.x.shape[1:]
     channels_first = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2])
@@ -109,7 +110,7 @@ def _of_client(parts: Pieces, data: Partition, client: int, disclosed: Disclosur
 
 
 def _descended(
-    parts: Pieces, shape: tuple[int, ...], count: int, disclosed: Disclosure | None
+    parts: StandaloneModel, shape: tuple[int, ...], count: int, disclosed: Disclosure | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return pictures (C, channels, h, w) in [0, 1], and what is answered for the class of each, (C,)."""
     picture, target = torch.zeros((count, *shape), requires_grad=True), torch.arange(count)
@@ -137,7 +138,7 @@ def _variation(picture: Tensor) -> Tensor:
     return (picture.diff(dim=2).abs().mean() + picture.diff(dim=3).abs().mean()) * len(picture)
 
 
-def _answer(parts: Pieces, picture: Tensor) -> Tensor:
+def _answer(parts: StandaloneModel, picture: Tensor) -> Tensor:
     """Return the probabilities (n, C) that the client answers, through which gradients flow."""
     x = picture
     if parts.pixels is not None:
@@ -153,7 +154,7 @@ def _answer(parts: Pieces, picture: Tensor) -> Tensor:
     return weight * votes + (1 - weight) * p
 
 
-def _votes(store: Neighbours, z: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def _votes(store: NeighbourVote, z: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return the votes (n, C) of the nearest stored samples, kNN-Per, Eq. 6, and the least distance (n,)."""
     if store.store.z is None:
         raise InputError("the client's store is compressed, and its vectors are not known")

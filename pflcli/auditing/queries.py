@@ -20,16 +20,16 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import ComputationError, InputError
+from pflcli.errors import InputError
 from pflcli.evaluation.metrics import membership
 from pflcli.prediction import embedding
 from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.answering import Answer
 from pflcli.prediction.personalized import Personalized
 from pflcli.prediction.pooled import pooled
-from pflcli.training import absences, answers
-from pflcli.training.personal_accuracy import at_a_time
-from pflcli.training.restored_state import restored
+from pflcli.training import absences
+from pflcli.training.predict import client_batches, predict
+from pflcli.training.stored_state import load_state
 
 DISTANCE = "distance"
 """The part that has the distance of each sample to the nearest one in its client's store, (n, 1)."""
@@ -137,22 +137,15 @@ def _of_run(model: Personalized, queries: Queries, execution: Execution) -> tupl
     run = model.run(data, execution)
     if run.embeddings is not None:
         run.embeddings = embedding.with_test_samples(run, model.lineage, data, execution)
-    state = restored(model.artifact, run, model.method)
+    state = load_state(model.artifact, run, model.method)
     pieces: dict[str, list[NDArray[Any]]] = {}
     remarks: dict[str, None] = {}
-    with run.personalizing():
-        for first in range(0, len(run.clients), count := at_a_time(run)):
-            clients = run.clients[first : first + count]
-            try:
-                predictor = model.method.personalize(run, state, clients)
-            except ComputationError as error:
-                raise ComputationError(f"{model.name}: {error.message}", *error.fix) from None
-            parts = answers.with_global(run, predictor.answer("test"), clients, "test")
-            checked = absences.checked(run, clients, {"test": parts})
-            flags = checked["befell"]
-            remarks |= {text: None for kind, text in absences.PERSONAL_MODELS.items() if flags[kind].any()}
-            for name, values in (checked["test"] | _distances(model, run, clients)).items():
-                pieces.setdefault(name, []).append(values)
+    for clients in client_batches(run):
+        predicted = predict(run, model.name, model.method, state, clients, ("test",))
+        flags = predicted.flags
+        remarks |= {text: None for kind, text in absences.PERSONAL_MODELS.items() if flags[kind].any()}
+        for name, values in (predicted.parts["test"] | _distances(model, run, clients)).items():
+            pieces.setdefault(name, []).append(values)
     run.engine.close()
     return {name: np.concatenate(values) for name, values in pieces.items()}, [*remarks]
 

@@ -20,7 +20,7 @@ from pflcli.errors import UsageError
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
 from pflcli.knn.flat_format import flat_pieces
-from pflcli.training import rounds
+from pflcli.training import run_request
 
 
 def build_datastore(
@@ -50,7 +50,7 @@ def build_datastore(
     searched = dict(parameters or {})
     if "dimension" in source.manifest.summary:  # planned embeddings do not know it yet
         indexes.check(index, int(source.manifest.summary["dimension"]), searched)
-    seed = rounds.draws(seed, source)
+    seed = run_request.seed_of(seed, source)
     request = {"index": index, "metric": "squared L2", "splits": ["train"], "capacity": capacity, "seed": seed}
     # Options that are not used are left out, so that requests from before there was such an option stay the same.
     optional = {"parameters": searched, "capacity_spread": capacity_spread, "prototypes": prototypes}

@@ -32,7 +32,7 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
-from pflcli.training import resolved_settings, rounds
+from pflcli.training import run_request
 
 NAME = "comparison"
 """The folder of the artifact inside ``out``; beside it are the folders ``seed-N``."""
@@ -93,7 +93,7 @@ def compare(
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     partition = next(iter(partitions.values()))
     tuned = Tuned(options or {}, settings or {})
-    training = resolved_settings.settings({}, tuned.settings, partition)
+    training = run_request.resolve_settings({}, tuned.settings, partition)
     budget = equal_tuning.budget(tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
         variants = equal_tuning.requested_variants(methods, tuned.options, training, out / NAME)
@@ -104,7 +104,7 @@ def compare(
         tuned = tuner.tuned(variants) if only is None else parts.tuned(tuner, variants, only)
         if only is not None and all(map(parts.is_tuning, only)):
             return parts.outcome(out, only)
-        training = resolved_settings.settings({}, tuned.settings, partition)
+        training = run_request.resolve_settings({}, tuned.settings, partition)
         if not tuned.is_complete:
             execution.reporter.say(tuned.announcement)
             steps = _steps(partitions, out, variants, training, initial_weights)
@@ -131,7 +131,7 @@ def compare(
     request = {
         "methods": {item.name: {"options": dict(item.options), "settings": dict(item.settings)} for item in variants},
         "seeds": sorted(partitions),
-        "settings": rounds.requested(training),
+        "settings": run_request.recorded_settings(training),
         **({} if digest is None else {"weights": digest}),
         **table.request(baseline, partitions),
         **tuned.request,

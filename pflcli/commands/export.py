@@ -27,7 +27,7 @@ from pflcli.foreign import size
 from pflcli.prediction import personalized
 from pflcli.prediction.exporting import description, onnx_network
 from pflcli.prediction.exporting.description import INDEX, NAME, NETWORK, READER, STORE, Agreement
-from pflcli.prediction.pieces import Pieces, pieces
+from pflcli.prediction.standalone_model import StandaloneModel, standalone_model
 from pflcli.wording import counted
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER}
@@ -80,7 +80,7 @@ def export(
     number = personalized.number_of(client, names)
     if number is None:
         raise unknown(str(artifact.path), "client", client, names)
-    parts = pieces(personalized.opened(artifact, weights), number, execution)
+    parts = standalone_model(personalized.opened(artifact, weights), number, execution)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         try:
@@ -121,7 +121,7 @@ def _require_replaceable(out: Path, *, force: bool) -> None:
         raise ConflictError(f"{out} exists", "--force replaces it")
 
 
-def _contents(parts: Pieces) -> dict[str, bytes]:
+def _contents(parts: StandaloneModel) -> dict[str, bytes]:
     """Return the files of the folder by name; ``model.json`` still lacks how well it agrees with pfl."""
     reader = Path(description.__file__).with_name(READER)
     files = {NETWORK: onnx_network.network(parts), READER: reader.read_bytes()}
@@ -135,7 +135,7 @@ def _contents(parts: Pieces) -> dict[str, bytes]:
     return {**files, NAME: description.content(description.description(parts, __version__))}
 
 
-def _agreement(parts: Pieces, folder: Path) -> Agreement:
+def _agreement(parts: StandaloneModel, folder: Path) -> Agreement:
     """Let the folder answer the client's samples; raises ComputationError if a network answers otherwise."""
     from pflcli.prediction.exporting import reader
 
@@ -183,7 +183,9 @@ def _move(folder: Path, out: Path) -> None:
         shutil.rmtree(old)
 
 
-def _report(path: Path, parts: Pieces, agreement: Agreement, files: Mapping[str, int], execution: Execution) -> None:
+def _report(
+    path: Path, parts: StandaloneModel, agreement: Agreement, files: Mapping[str, int], execution: Execution
+) -> None:
     """Say what the folder is, how it was checked, and that a store contains the client's data."""
     say = execution.reporter.say
     say(f"{parts.method} for client {parts.client}: {size(sum(files.values()))}; python {path / READER} {path} DATA")

@@ -22,7 +22,8 @@ from pflcli.errors import InputError
 from pflcli.federation.run import Run
 from pflcli.parameters import Params
 from pflcli.reporter import Advance
-from pflcli.training import hardware, resolved_settings, rounds
+from pflcli.training import hardware, run_request
+from pflcli.training.build_run import build_run
 
 
 def lineage(source: Artifact, kind: str) -> Artifact:
@@ -61,11 +62,11 @@ def extract(
     draft = ArtifactSpec("embeddings", {"seed": request["seed"]}, tuple(inputs))
 
     def build(work: ArtifactWriter) -> Built:
-        training = resolved_settings.settings(request["settings"], {})
+        training = run_request.resolve_settings(request["settings"], {})
         method = methods.load(request["method"])
         data = partitions.read(chosen)
         known = partitions.read(trained_on) if chosen is not trained_on and training.normalize == "dataset" else None
-        run = rounds.prepare(data, method, None, training, request["seed"], execution, known)
+        run = build_run(data, method, None, training, request["seed"], execution, normalized_like=known)
         weights = tensors(backbone, like=run.init)
         empty = run.engine.infer(weights, np.empty(0, np.int64), features=True)
         classes, dimension = (int(values.shape[1]) for values in empty)

@@ -146,7 +146,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         at = answering.ready(model, number, None, execution)
     except UnsuitedError as error:
         raise InputError(f"{model.name} cannot serve a client that comes later: {error.message}") from None
-    answers = answering.every_split(model, at)
+    answers, _ = answering.predict_client(model, at, None)
     at.run.engine.close()
     others = len(at.run.federation.y) - len(later.y)
     rows = {split: at.run.federation.rows(number, split) - others for split in stored}

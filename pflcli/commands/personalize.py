@@ -29,11 +29,12 @@ from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
-from pflcli.training import absences, answers, hardware, pair_costs, resolved_settings, rounds, state_files
+from pflcli.training import absences, hardware, loop, pair_costs, run_request, state_files
 from pflcli.training import earlier_choices as earlier
 from pflcli.training import initial_weights as initial
+from pflcli.training.build_run import build_run
 from pflcli.training.checkpoint import Progress
-from pflcli.training.prepared_run import prepared
+from pflcli.training.predict import with_labels
 
 
 def personalize(
@@ -62,9 +63,14 @@ def personalize(
     cfg = config.build(definition.Config, options or {}, method)
     nearest = open_artifact(source, *chain.KINDS)
     lineage = _lineage(method, definition, nearest)
-    training = resolved_settings.on_lineage(method, definition, lineage, settings or {}, out)
-    seed = rounds.draws(seed, nearest)
-    request = {"method": method, "options": config.plain(cfg), "settings": rounds.requested(training), "seed": seed}
+    training = run_request.settings_on_lineage(method, definition, lineage, settings or {}, out)
+    seed = run_request.seed_of(seed, nearest)
+    request = {
+        "method": method,
+        "options": config.plain(cfg),
+        "settings": run_request.recorded_settings(training),
+        "seed": seed,
+    }
     file = initial.read(weights) if weights is not None else None
     execution = execution.reading(
         None if file is None else file.path, *(artifact.path for artifact in lineage.values() if artifact)
@@ -76,7 +82,7 @@ def personalize(
     trains = "embeddings" not in chain.closure(definition.NEEDS)
     code = {
         name: sources.code_hash(*name.split("/", 1))
-        for name in (f"methods/{method}", *(rounds.sources_of(training) if trains else ()))
+        for name in (f"methods/{method}", *(run_request.code_files(training) if trains else ()))
     }
     earlier_run = earlier.source(definition.choices(cfg), request, choices, lineage["partition"])
     inputs = [nearest.as_input("source", Path(out))]
@@ -159,9 +165,20 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     partition = job.lineage["partition"]
     assert partition is not None
     data = partitions.read(partition)
-    run = _prepared(job, data, execution)
-    progress = rounds.resumed(run, job.method, writer, execution)
-    checkpoints = rounds.Checkpoints(run, progress, writer)
+    run = build_run(
+        data,
+        job.method,
+        job.cfg,
+        job.settings,
+        job.seed,
+        execution,
+        lineage=job.lineage,
+        begins_with_weights="weights" in job.spec.request,
+        weights=job.weights,
+        earlier_run=job.earlier_run,
+    )
+    progress = loop.resume(run, job.method, writer, execution)
+    checkpoints = loop.Checkpoints(run, progress, writer)
     # A method whose state is more than the global model must run its rounds again.
     reuses_rounds = job.repeats_backbone and progress.state.keys() == {"global"}
     if reuses_rounds:
@@ -172,16 +189,16 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         progress.state, progress.before = {"global": run.backbone}, []
         run.traffic = dict.fromkeys(run.traffic, 0)  # the bytes of setup are already counted for the backbone
     else:
-        rounds.rounds(run, job.name, job.method, checkpoints, execution)
-    answers.answer(run, job.name, job.method, checkpoints, execution)
+        loop.run_rounds(run, job.name, job.method, checkpoints, execution)
+    loop.predict_all(run, job.name, job.method, checkpoints, execution)
     needed = chain.closure(job.method.NEEDS) | ({"backbone"} if reuses_rounds else set())
     inputs = {kind: item for kind in chain.KINDS if kind in needed and (item := job.lineage[kind]) is not None}
     backbone = inputs.get("backbone") if not progress.rows else None
-    reported = progress.facts() if backbone is None else rounds.reported(backbone)
+    reported = progress.facts() if backbone is None else run_request.reported_round(backbone)
     tuned, flags = _write_predictions(job, run, data, progress.joined(), writer)
     _write_rounds(run, data, progress, reported, writer)
     clients = codebook.read(job.source).client_names(len(run.clients))
-    missing = absences.summary([*progress.before, *progress.rows], clients) | absences.befallen(flags, clients)
+    missing = absences.summary([*progress.before, *progress.rows], clients) | absences.names_of_flagged(flags, clients)
     for line in absences.sentences(missing):
         execution.reporter.say(f"{job.name}: {line}")
     # The cost of choosing is a cost of this run.
@@ -207,22 +224,6 @@ def _privacy(
     return guarantee.summary(job.settings, clients, progress.rows, execution.reporter.say)
 
 
-def _prepared(job: _Job, data: partitions.Partition, execution: Execution) -> Run:
-    """Return the run with its samples, lineage, initial weights and earlier choices."""
-    return prepared(
-        data,
-        job.method,
-        job.cfg,
-        job.settings,
-        job.seed,
-        job.lineage,
-        execution,
-        begins_with_weights="weights" in job.spec.request,
-        weights=job.weights,
-        earlier_run=job.earlier_run,
-    )
-
-
 def _write_predictions(
     job: _Job,
     run: Run,
@@ -235,7 +236,7 @@ def _write_predictions(
         {name: values.numpy() for name, values in joined.pop(key, {}).items()} for key in ("tuned", "befell")
     )
     absences.require_finite(run, job.name, flags)
-    splits = {split: answers.with_labels(run, data, split, parts) for split, parts in joined.items()}
+    splits = {split: with_labels(run, data, split, parts) for split, parts in joined.items()}
     predictions.write(writer, predictions.Predictions(splits, tuned, data.new))
     codebook.write(writer, codebook.read(job.source))
     return tuned, flags

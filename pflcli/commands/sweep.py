@@ -34,7 +34,7 @@ from pflcli.knn import capacity as capacities
 from pflcli.knn.grid import Sample, right, tuned
 from pflcli.knn.stores import spread
 from pflcli.methods import knn_per
-from pflcli.training import hardware, rounds
+from pflcli.training import hardware, run_request
 
 TUNED = "tuned"
 
@@ -108,7 +108,7 @@ def sweep(
             f"{backbone.path} was trained with --refit: no validation samples are left to tune lambda on",
             "sweep the embeddings of a backbone that was trained without it",
         )
-    seed = rounds.draws(seed, origin)
+    seed = run_request.seed_of(seed, origin)
     draft = ArtifactSpec(
         "sweep",
         {**config.plain(points), "plot": plot, "seed": seed},

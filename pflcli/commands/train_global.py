@@ -24,8 +24,9 @@ from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.training import absences, hardware, resolved_settings, rounds, state_files
+from pflcli.training import absences, hardware, loop, run_request, state_files
 from pflcli.training import initial_weights as initial
+from pflcli.training.build_run import build_run
 from pflcli.training.checkpoint import Progress
 
 
@@ -51,28 +52,35 @@ def train_global(
     definition = methods.load(method)
     _require_global_model(method, definition)
     cfg = config.build(definition.Config, options or {}, method)
-    training = resolved_settings.settings({}, settings or {}, partition)
-    resolved_settings.require_private(method, definition, training)
-    seed = rounds.draws(seed, partition)
+    training = run_request.resolve_settings({}, settings or {}, partition)
+    run_request.require_private(method, definition, training)
+    seed = run_request.seed_of(seed, partition)
     file = initial.read(weights) if weights is not None else None
     execution = execution.reading(None if file is None else file.path)
-    request = {"method": method, "options": config.plain(cfg), "settings": rounds.requested(training), "seed": seed}
+    request = {
+        "method": method,
+        "options": config.plain(cfg),
+        "settings": run_request.recorded_settings(training),
+        "seed": seed,
+    }
     spec = ArtifactSpec(
         "backbone",
         request if file is None else {**request, "weights": file.digest},
         (partition.as_input("partition", Path(out)),),
-        code={at: sources.code_hash(*at.split("/", 1)) for at in (f"methods/{method}", *rounds.sources_of(training))},
+        code={
+            at: sources.code_hash(*at.split("/", 1)) for at in (f"methods/{method}", *run_request.code_files(training))
+        },
     )
 
     def build(writer: ArtifactWriter) -> Built:
-        run = rounds.prepare(partitions.read(partition), definition, cfg, training, seed, execution)
+        run = build_run(partitions.read(partition), definition, cfg, training, seed, execution)
         if file is not None:
             run.init = initial.begun(file, training, run.init, execution.reporter.say)
             writer.write(initial.INITIAL, bytes(save(state_files.flatten(run.init))))
-        progress = rounds.resumed(run, definition, writer, execution)
+        progress = loop.resume(run, definition, writer, execution)
         if "global" not in progress.state:
             raise UsageError(f"{method} makes no global model", "--method fedavg")
-        rounds.rounds(run, method, definition, rounds.Checkpoints(run, progress, writer), execution, shared=True)
+        loop.run_rounds(run, method, definition, loop.Checkpoints(run, progress, writer), execution, shared=True)
         writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
         writer.write("rounds.csv", csv_file.of_rounds(absences.columns([*progress.before, *progress.rows])))
         codebook.write(writer, names := codebook.read(partition))

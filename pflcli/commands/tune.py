@@ -28,7 +28,7 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings, changed
 from pflcli.training import initial_weights as initial
-from pflcli.training import resolved_settings, rounds
+from pflcli.training import run_request
 
 NAME = "tuning"
 """The folder of the artifact inside ``out``; beside it are the trials and the artifacts that they need."""
@@ -74,7 +74,7 @@ def tune(
     (metric,) = catalogue.chosen([metric])
     _require_defined(metric, source)
     search_space = space(method, search, options, settings, sampler)
-    seed = rounds.draws(seed, source)
+    seed = run_request.seed_of(seed, source)
     initial_weights = initial.read(weights) if isinstance(weights, Path | str) else weights
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     trial_plan = _Trials(
@@ -96,7 +96,7 @@ def _training_settings(source: Artifact, settings: Mapping[str, Any]) -> Setting
     """Return the training settings of all trials; raises UsageError or InputError without validation samples."""
     backbone, partition = ancestor(source, "backbone"), ancestor(source, "partition")
     backbone_settings = {} if backbone is None else backbone.manifest.request["settings"]
-    training = resolved_settings.settings(backbone_settings, settings, partition if backbone is None else None)
+    training = run_request.resolve_settings(backbone_settings, settings, partition if backbone is None else None)
     if training.refit:
         raise UsageError("with --refit no validation samples are left to choose by", "tune without --refit")
     if partition is not None and not partition.manifest.summary.get(running.SPLIT, 1):
@@ -203,12 +203,12 @@ class _Trials:
 
     def spec(self, base: Artifact, request: Mapping[str, Any]) -> ArtifactSpec:
         """Return what identifies the tuning; ``request`` holds its sampler and budget."""
-        code = [f"methods/{self.method}", *rounds.sources_of(self.training)]
+        code = [f"methods/{self.method}", *run_request.code_files(self.training)]
         code += ["methods/fedavg"] if base.path != self.source.path else []
         request = {
             "method": self.method,
             "options": config.plain(self.cfg),
-            "settings": rounds.requested(self.training),
+            "settings": run_request.recorded_settings(self.training),
             "search": {axis.key: axis.plain() for axis in self.search_space.axes},
             **request,
             **({} if self.metric == tables.ACCURACY else {"metric": self.metric}),

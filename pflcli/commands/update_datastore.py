@@ -23,7 +23,7 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
 from pflcli.knn.flat_format import flat_pieces, flat_vectors
-from pflcli.training import rounds
+from pflcli.training import run_request
 
 Policy = Literal["fifo", "concatenate", "fixed"]
 
@@ -78,7 +78,7 @@ def update_datastore(
         raise UsageError(f"--from {first:g} --to {last:g} are not fractions in order", "--from 0 --to 0.5")
     old, new = open_artifact(source, "datastore"), open_artifact(arriving, "embeddings")
     _require_match(old, new)
-    seed = rounds.draws(seed, new)
+    seed = run_request.seed_of(seed, new)
     request = {"index": indexes.EXACT, "policy": policy, "from": first, "to": last, "seed": seed}
     # The embeddings come first: the lineage of the stores leads to the samples from which they were first built.
     inputs = (new.as_input("embeddings", Path(out)), old.as_input("datastore", Path(out)))

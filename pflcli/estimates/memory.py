@@ -11,7 +11,7 @@ from pflcli.engine.federation import SPLITS
 from pflcli.estimates.excerpt import Excerpt
 from pflcli.estimates.rehearsal import NUMBER, Rehearsal
 from pflcli.methods import Method
-from pflcli.training.personal_accuracy import CHUNK
+from pflcli.training.predict import MIN_BATCH
 
 _COPIES = 5
 """Copies of the models of a chunk of clients: start, result, one sorted by steps, gradients, and a mean in float64."""
@@ -54,7 +54,7 @@ def _peak(method: Method, rehearsal: Rehearsal, part: Excerpt, sizes: NDArray[np
     """Return the peak with clients of these ``sizes`` (m, ...) by split, of which a round has ``cohort``."""
     clients, samples = len(sizes), int(sizes.sum())
     compares_all = method.PAIRS_SENT == "models" or method.PAIRS_KEPT >= NUMBER
-    together = clients if compares_all else max(cohort, CHUNK, clients // 100)
+    together = clients if compares_all else max(cohort, MIN_BATCH, clients // 100)
     image = part.federation.x.ndim == 4 and part.federation.in_shape[0] > 1
     answered_share = part.sizes[:, [SPLITS.index(split) for split in rehearsal.splits]].sum() / max(part.sizes.sum(), 1)
     return Peak(

@@ -30,7 +30,8 @@ from pflcli.knn.stores import Stores
 from pflcli.methods import Method
 from pflcli.parameters.row_storage import InMemoryRows
 from pflcli.settings import Settings
-from pflcli.training import answers, personal_accuracy, round_table
+from pflcli.training import loop, personal_accuracy
+from pflcli.training.predict import MIN_BATCH, predicted_splits, with_global
 
 NUMBER = 8
 """Bytes of a number; a method that keeps one per pair compares all clients' models."""
@@ -136,7 +137,7 @@ def rehearse(
         run.backbone = run.initial_model()
     timer, total_written, written = _Timer(executor), 0.0, [0.0]
     run.storage = lambda number: _CountingRows(number, written)
-    state, _ = round_table.begin(run, method)
+    state, _ = loop.set_up(run, method)
     setup = timer.lap().times(part.scale)
     total, history = setup, [state_size.tensor_bytes(state)]
     rounds = settings.rounds if method.has_rounds else 0
@@ -150,7 +151,7 @@ def rehearse(
         state_size.fill(state, run, t, cohort / max(part.participants, 1))
         timer.lap()
         written[0] = 0.0
-        state, _ = round_table.play(run, "", method, state, t)
+        state, _ = loop.play_round(run, "", method, state, t)
         history.append(state_size.tensor_bytes(state))
         selected = run.federation.sizes("train")[run.attendance.selected]
         by_samples = cohort * part.train_samples / selected.sum() if selected.sum() else scale
@@ -239,15 +240,15 @@ def _answering(
     run: Run, method: Method, state: Mapping[str, Any], timer: _Timer, part: Excerpt
 ) -> tuple[Phases, int, tuple[str, ...]]:
     """Return the seconds of all clients' answers, of how many kinds of probabilities they consist, and their splits."""
-    count = min(len(run.clients), max(personal_accuracy.CHUNK, min(len(part.sizes) // 100, _ANSWERING)))
+    count = min(len(run.clients), max(MIN_BATCH, min(len(part.sizes) // 100, _ANSWERING)))
     few = run.clients[np.linspace(0, len(run.clients) - 1, count).round().astype(int)]
     parts = 0
     with run.personalizing():
         timer.lap()
         predictor = method.personalize(run, dict(state), few)
-        splits = tuple(answers.answered_splits(run, predictor))
+        splits = tuple(predicted_splits(run, predictor))
         for split in splits:
-            parts = len(answers.with_global(run, predictor.answer(split), few, split))
+            parts = len(with_global(run, predictor.answer(split), few, split))
     spent = timer.lap()
     own, every = part.federation.sizes("train", "validation", "test")[few].sum(), part.sizes.sum()
     return spent.times(every / max(own, 1), len(part.sizes) / len(few)), parts, splits

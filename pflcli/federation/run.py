@@ -21,7 +21,7 @@ from pflcli.errors import ComputationError, UsageError
 from pflcli.federation.attendance import Attendance
 from pflcli.federation.channel import Aggregator, Channel, UploadStep, WeightedMean
 from pflcli.federation.local_training import LocalTraining
-from pflcli.federation.predictor import Predictor
+from pflcli.federation.predictor import ClientModel, Predictor
 from pflcli.federation.private_mean import PrivateMean
 from pflcli.federation.selection import Selection
 from pflcli.knn.embedded import Embedded
@@ -80,6 +80,8 @@ class Run(Channel, Selection):
     """draws further initial models, by their number from 1"""
     choices: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """values (m,) that clients chose by validation samples in an earlier run, for one that learns from these too"""
+    keeps_models: bool = False
+    """whether ``predictor`` keeps the models of trained parts, so that ``Predictor.model_of`` returns them"""
     _results: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -215,15 +217,29 @@ class Run(Channel, Selection):
         if isinstance(models, ModelTable):
             models = models[clients]
         if not isinstance(models, dict):
-            pieces: dict[str, list[NDArray[np.float32]]] = {split: [] for split in splits}
-            for part in models:
-                for split in splits:
-                    pieces[split].append(self.engine.infer_each(part.clients, part.params, split))
-            return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits)
+            return self._predictor_of_parts(models, splits)
         params = models
-        if is_stacked(params, self.init):
-            return Predictor(lambda split: {"p": self.engine.infer_each(clients, params, split)}, splits)
-        return Predictor(lambda split: {"p": self._shared_model(params, clients, split)}, splits)
+        if not is_stacked(params, self.init):
+            shared = ClientModel((params,))
+            return Predictor(
+                lambda split: {"p": self._shared_model(params, clients, split)}, splits, model_of=lambda client: shared
+            )
+
+        def model_of(client: int) -> ClientModel:
+            return ClientModel((parameters.pick(params, int(np.flatnonzero(clients == client)[0])),))
+
+        return Predictor(lambda split: {"p": self.engine.infer_each(clients, params, split)}, splits, model_of=model_of)
+
+    def _predictor_of_parts(self, parts: Iterable[TrainedClients], splits: tuple[str, ...]) -> Predictor:
+        """Predict by each part's models at once, since a part is gone when the next one is trained."""
+        pieces: dict[str, list[NDArray[np.float32]]] = {split: [] for split in splits}
+        models: dict[int, ClientModel] = {}
+        for part in parts:
+            for split in splits:
+                pieces[split].append(self.engine.infer_each(part.clients, part.params, split))
+            if self.keeps_models:
+                models |= {int(c): ClientModel((parameters.pick(part.params, i),)) for i, c in enumerate(part.clients)}
+        return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits, model_of=models.get)
 
     def _shared_model(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
         return probabilities(self.engine.infer(params, self.federation.rows_of(clients, split))[0])

@@ -18,6 +18,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from pflcli import parameters
+from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import TrainedClients
 
@@ -67,7 +68,13 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
             each = [np.where(np.isfinite(p), np.eye(p.shape[1])[p.argmax(axis=1)], p) for p in each]
         return {"p": np.asarray(np.mean(each, axis=0, dtype=np.float64), dtype=np.float32)}
 
-    return Predictor(answer, predictors[0].splits)
+    def model_of(client: int) -> ClientModel | None:
+        models = [model for predictor in predictors if (model := predictor.model_of(client)) is not None]
+        if run.cfg.pool == "votes" or len(models) < len(predictors):
+            return None
+        return ClientModel(tuple(model.networks[0] for model in models), (1 / len(models),) * len(models))
+
+    return Predictor(answer, predictors[0].splits, model_of=model_of)
 
 
 def ensemble(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterator[TrainedClients]]:

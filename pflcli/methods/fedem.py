@@ -26,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pflcli import parameters
 from pflcli.engine.engine import probabilities
+from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Stacked
 
@@ -88,9 +89,13 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         each = [probabilities(run.engine.infer(parameters.pick(components, k), rows)[0]) for k in range(pi.shape[1])]
         return {"p": sum((pi[owner, k, None] * p for k, p in enumerate(each)), np.zeros_like(each[0]))}
 
-    return Predictor(
-        answer, run.predicted_splits, tuned={f"pi_{k + 1}": pi[:, k].astype(np.float64) for k in range(pi.shape[1])}
-    )
+    def model_of(client: int) -> ClientModel:
+        mixture = pi[np.flatnonzero(clients == client)[0]]
+        networks = tuple(parameters.pick(components, k) for k in range(len(mixture)))
+        return ClientModel(networks, tuple(float(share) for share in mixture))
+
+    tuned = {f"pi_{k + 1}": pi[:, k].astype(np.float64) for k in range(pi.shape[1])}
+    return Predictor(answer, run.predicted_splits, tuned, model_of)
 
 
 def _responsibilities(run: Run, clients: NDArray[np.int64], components: Stacked, shares: Tensor) -> list[Tensor]:

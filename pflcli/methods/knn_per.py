@@ -17,7 +17,7 @@ is the form of the distance-aware adapter of Dai et al. (2023), https://openrevi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -25,11 +25,14 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from pflcli.errors import UnsuitedError
+from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn import voting
+from pflcli.knn.client_store import ClientStore, NeighbourVote, client_store
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.grid import correct_by_client, tuned
 from pflcli.knn.stores import Neighbours, votes
+from pflcli.parameters import Params
 
 KIND = "posthoc"
 NEEDS = ("datastore",)
@@ -93,7 +96,32 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     if run.cfg.vote == "noisy":
         _require_samples(run, clients)
     neighbours = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
-    return interpolated(run, clients, parts, neighbours, chosen_split)
+    predictor, stores, backbone = interpolated(run, clients, parts, neighbours, chosen_split), run.stores, run.backbone
+
+    def model_of(client: int) -> ClientModel | None:
+        assert backbone is not None
+        return client_model(run, predictor, clients, client, backbone, client_store(stores, client))
+
+    return replace(predictor, model_of=model_of)
+
+
+def client_model(
+    run: Run, predictor: Predictor, clients: NDArray[np.int64], client: int, network: Params, store: ClientStore
+) -> ClientModel | None:
+    """Return the network and the store that a client predicts with; None unless its neighbours vote by distance.
+
+    A client with an empty store predicts with the network alone.
+    """
+    if run.cfg.vote != "distance":
+        return None
+    if not len(store.y):
+        return ClientModel((network,))
+    place = np.flatnonzero(clients == client)[0]
+    chosen = {name: float(values[place]) for name, values in predictor.tuned.items()}
+    sigma = chosen["sigma"] if run.cfg.sigma == "auto" else float(run.cfg.sigma)
+    decay = chosen.get("decay", 0.0)
+    vote = NeighbourVote(store, run.cfg.k, chosen["lambda"], sigma, decay, run.cfg.kernel)
+    return ClientModel((network,), neighbours=vote)
 
 
 def interpolated(

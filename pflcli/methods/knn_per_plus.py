@@ -18,13 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli import parameters
+from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
+from pflcli.knn.client_store import ClientStore
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.flat_format import flat_indexes
 from pflcli.knn.stores import Stores
 from pflcli.methods import fedavg_plus, knn_per
 from pflcli.methods.fedavg_plus import Config as FineTuning
 from pflcli.methods.knn_per import Config as Interpolation
+from pflcli.parameters import Params
 
 KIND = "posthoc"
 NEEDS = ("backbone",)
@@ -53,7 +57,10 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     """Fine-tune the backbone on each client, embed its samples with the result, then answer as kNN-Per does."""
     splits = dict.fromkeys(("train", *run.predicted_splits))
     outputs: dict[str, list[tuple[Tensor, Tensor]]] = {split: [] for split in splits}
+    networks: dict[int, Params] = {}
     for part in fedavg_plus.fine_tuned(run, clients):
+        if run.keeps_models:
+            networks |= {int(client): parameters.pick(part.params, i) for i, client in enumerate(part.clients)}
         for split in splits:
             outputs[split] += run.engine.outputs_each(part.clients, part.params, split, features=True)
     parts = {split: _embedded(run, clients, split, outputs[split]) for split in splits}
@@ -65,7 +72,14 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         answers = predictor.answer(split)
         return {"p": answers["p"], "knn": answers["knn"]}
 
-    return Predictor(answer, predictor.splits, predictor.tuned)
+    def model_of(client: int) -> ClientModel | None:
+        if client not in networks:
+            return None
+        first, last = parts["train"].offsets[np.flatnonzero(clients == client)[0] :][:2]
+        store = ClientStore(parts["train"].y[first:last], parts["train"].z[first:last])
+        return knn_per.client_model(run, predictor, clients, client, networks[client], store)
+
+    return Predictor(answer, predictor.splits, predictor.tuned, model_of)
 
 
 def _embedded(run: Run, clients: NDArray[np.int64], split: str, outputs: Sequence[tuple[Tensor, Tensor]]) -> Embedded:

@@ -19,6 +19,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pflcli.engine.engine import probabilities
+from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
 from pflcli.parameters import Params
@@ -67,4 +68,11 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         rows = np.repeat(offsets, np.diff(parts[split].offsets), axis=0)
         return {"p": probabilities(torch.from_numpy(parts[split].logits + rows))}
 
-    return Predictor(answer, run.predicted_splits)
+    def model_of(client: int) -> ClientModel | None:
+        if run.backbone is None or "head.bias" not in run.backbone:
+            return None
+        bias = run.backbone["head.bias"]
+        offset = torch.from_numpy(offsets[np.flatnonzero(clients == client)[0]]).to(bias.device)
+        return ClientModel(({**run.backbone, "head.bias": (bias.double() + offset).to(bias)},))
+
+    return Predictor(answer, run.predicted_splits, model_of=model_of)

@@ -50,7 +50,8 @@ class Answerer:
             return pooled(self.artifact, [source.method for source in self.sources], answers, client)
         if client is None:
             return answering.of_global(self.run, x, execution)
-        return answering.client_answer(self.run, answering.ready(self.run, client, x, execution))
+        by_split, _ = answering.predict_client(self.run, answering.ready(self.run, client, x, execution))
+        return by_split["test"]
 
 
 def opened(artifact: Artifact, weights: Path | str | None = None) -> Answerer:

@@ -19,14 +19,15 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Execution
 from pflcli.engine.engine import probabilities
-from pflcli.errors import ComputationError, InputError
+from pflcli.errors import InputError
+from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
 from pflcli.methods import State
 from pflcli.prediction import embedding, later_clients
 from pflcli.prediction.personalized import Personalized
-from pflcli.training import absences, answers
-from pflcli.training.personal_accuracy import at_a_time
-from pflcli.training.restored_state import restored
+from pflcli.training import absences
+from pflcli.training.predict import client_batches, predict
+from pflcli.training.stored_state import load_state
 
 _TEST = blocks.SPLITS.index("test")
 
@@ -91,42 +92,29 @@ def ready(model: Personalized, client: int, x: NDArray[Any] | None, execution: E
         embedding.with_later_clients(run, model.lineage, data, execution)
     elif run.embeddings is not None and x is not None:
         run.embeddings = embedding.with_queries(run, model.lineage, data, client, execution)
-    state = restored(model.artifact, run, model.method)
+    state = load_state(model.artifact, run, model.method)
     if is_later:
         return Ready(run, state, run.clients[client : client + 1], client)
-    count = at_a_time(run)
-    first = client // count * count
-    return Ready(run, state, run.clients[first : first + count], client)
+    batch = next(clients for clients in client_batches(run) if client in clients)
+    return Ready(run, state, batch, client)
 
 
-def client_answer(model: Personalized, at: Ready) -> Answer:
-    """Return what the client answers for its test samples; raises ComputationError if its method cannot."""
-    return every_split(model, at, ("test",))["test"]
+def predict_client(
+    model: Personalized, at: Ready, splits: Sequence[str] | None = ("test",)
+) -> tuple[dict[str, Answer], ClientModel | None]:
+    """Return what the client predicts, by split, and its model if it has one; see ``Predictor.model_of``.
 
-
-def every_split(model: Personalized, at: Ready, splits: Sequence[str] | None = None) -> dict[str, Answer]:
-    """Return what the client answers, by split: for ``splits``, or for all that ``personalize`` stores."""
-    run = at.run
-    with run.personalizing():
-        try:
-            predictor = model.method.personalize(run, at.state, at.clients)
-        except ComputationError as error:
-            raise ComputationError(f"{model.name}: {error.message}", *error.fix) from None
-        chosen = answers.answered_splits(run, predictor) if splits is None else splits
-        parts = {split: answers.with_global(run, predictor.answer(split), at.clients, split) for split in chosen}
-        checked = absences.checked(run, at.clients, parts)
+    ``splits`` is None for all that ``personalize`` stores. Raises ComputationError if the method cannot predict.
+    """
+    predicted = predict(at.run, model.name, model.method, at.state, at.clients, splits)
     position = int(np.flatnonzero(at.clients == at.client)[0])
-    flags = checked.pop("befell")
-    remarks = tuple(text for kind, text in absences.PERSONAL_MODELS.items() if flags[kind][position])
-    tuned = {name: float(values[position]) for name, values in predictor.tuned.items()}
-    own = {
-        split: slice(*blocks.offsets(run.federation.sizes(split)[at.clients])[position : position + 2])
-        for split in chosen
-    }
-    return {
-        split: Answer({name: values[own[split]] for name, values in by_name.items()}, tuned, remarks)
-        for split, by_name in checked.items()
-    }
+    remarks = tuple(text for kind, text in absences.PERSONAL_MODELS.items() if predicted.flags[kind][position])
+    tuned = {name: float(values[position]) for name, values in predicted.predictor.tuned.items()}
+    answers = {}
+    for split, parts in predicted.parts.items():
+        first, last = blocks.offsets(at.run.federation.sizes(split)[at.clients])[position : position + 2]
+        answers[split] = Answer({name: values[first:last] for name, values in parts.items()}, tuned, remarks)
+    return answers, predicted.predictor.model_of(at.client)
 
 
 def of_global(model: Personalized, x: NDArray[Any], execution: Execution) -> Answer:
@@ -135,7 +123,7 @@ def of_global(model: Personalized, x: NDArray[Any], execution: Execution) -> Ans
     # Any client will do: its personal model is not used.
     data = with_queries(partitions.read(model.partition), 0, x)
     run = model.run(data, execution)
-    shared = run.backbone or restored(model.artifact, run, model.method).get("global")
+    shared = run.backbone or load_state(model.artifact, run, model.method).get("global")
     if not isinstance(shared, Mapping) or shared.keys() != run.init.keys():
         raise InputError(
             f"{model.name} has no global model that could answer for a client that it does not know",

@@ -24,7 +24,8 @@ from pflcli.errors import ComputationError
 from pflcli.federation.run import Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.stores import Stores
-from pflcli.training import resolved_settings, rounds
+from pflcli.training import run_request
+from pflcli.training.build_run import build_run
 
 Outputs = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Representations (n, d) and logits (n, C)."""
@@ -50,12 +51,14 @@ def _opened(lineage: Mapping[str, Artifact | None], data: Partition, execution: 
     assert backbone is not None  # embeddings are made by one
     assert partition is not None
     request, trained_on = backbone.manifest.request, ancestor(backbone, "partition")
-    plan = resolved_settings.settings(request["settings"], {})
+    plan = run_request.resolve_settings(request["settings"], {})
     is_other = trained_on is not None and trained_on.manifest.fingerprint != partition.manifest.fingerprint
     known = partitions.read(trained_on) if trained_on is not None and is_other and plan.normalize == "dataset" else None
     # As extract does, which has no choice of engines.
     execution = replace(execution, engine="auto")
-    run = rounds.prepare(data, methods.load(request["method"]), None, plan, request["seed"], execution, known)
+    run = build_run(
+        data, methods.load(request["method"]), None, plan, request["seed"], execution, normalized_like=known
+    )
     device = run.federation.x.device
     return _Backbone(run, {name: value.to(device) for name, value in tensors(backbone, like=run.init).items()})
 

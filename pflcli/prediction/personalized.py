@@ -25,8 +25,8 @@ from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
-from pflcli.training import resolved_settings
-from pflcli.training.prepared_run import prepared
+from pflcli.training import run_request
+from pflcli.training.build_run import build_run
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Personalized:
 
     def run(self, data: Partition, execution: Execution) -> Run:
         """Return the run on the samples ``data``, with its lineage, initial weights and choices."""
-        return prepared(
+        return build_run(
             data,
             self.method,
             self.cfg,
             self.settings,
             self.seed,
-            self.lineage,
             execution,
+            lineage=self.lineage,
             begins_with_weights=self.begins_with_weights,
             weights=self.weights,
             earlier_run=self.earlier_run,
@@ -105,7 +105,7 @@ def opened(artifact: Artifact, weights: Path | str | None) -> Personalized:
     choices = next((item for item in artifact.manifest.inputs if item.role == "choices"), None)
     try:
         cfg = config.build(method.Config, request["options"], name)
-        settings = resolved_settings.settings(request["settings"], {})
+        settings = run_request.resolve_settings(request["settings"], {})
     except UsageError as error:
         raise InputError(
             f"{artifact.path} was made by another version of pfl: {error.message}", "run its method again"

@@ -14,7 +14,7 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation import pool
 from pflcli.evaluation.learners import BASE, GLOBAL, pooled_answers
 from pflcli.prediction.answering import Answer
-from pflcli.training.restored_state import STATE
+from pflcli.training.stored_state import STATE
 
 
 def pooled(artifact: Artifact, methods: Sequence[str], answers: Sequence[Answer], client: int | None) -> Answer:

@@ -83,12 +83,12 @@ def sentences(facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def checked(
+def replace_nonfinite(
     run: Run, clients: NDArray[np.int64], answers: Mapping[str, Mapping[str, NDArray[np.float32]]]
-) -> dict[str, dict[str, NDArray[Any]]]:
-    """Return the clients' answers by split, with 1 / C in rows that are not finite, and as ``befell`` such clients.
+) -> tuple[dict[str, dict[str, NDArray[Any]]], dict[str, NDArray[np.bool_]]]:
+    """Return the clients' predictions by split, with 1 / C in rows that are not finite, and the flags of such clients.
 
-    The kinds are those of ``PERSONAL_MODELS``.
+    The flags (n,) have the keys of ``PERSONAL_MODELS``.
     """
     overflowed, finite = np.zeros(len(clients), dtype=bool), dict[str, dict[str, NDArray[Any]]]()
     for split, parts in answers.items():
@@ -98,8 +98,7 @@ def checked(
             lost: NDArray[np.bool_] = np.asarray(~np.isfinite(values).all(axis=1))
             overflowed[owner[lost]] = True
             finite[split][name] = np.where(lost[:, None], np.float32(1 / values.shape[1]), values)
-    flags = {"diverged_personalizing": np.isin(clients, list(run.unfit)), "overflowed": overflowed}
-    return {**finite, "befell": flags}
+    return finite, {"diverged_personalizing": np.isin(clients, list(run.unfit)), "overflowed": overflowed}
 
 
 def require_finite(run: Run, method: str, flags: Mapping[str, NDArray[np.bool_]]) -> None:
@@ -113,7 +112,7 @@ def require_finite(run: Run, method: str, flags: Mapping[str, NDArray[np.bool_]]
         )
 
 
-def befallen(flags: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
+def names_of_flagged(flags: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
     """Return the names of the clients that are flagged (m,), by what befell them; nothing where nobody is."""
     return {
         key: [names[client] for client in np.flatnonzero(flag).tolist()] for key, flag in flags.items() if flag.any()

@@ -19,7 +19,9 @@ from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import state_files
 from pflcli.training.best_round import Best
-from pflcli.training.round_table import Row
+
+Row = dict[str, Any]
+"""A row of ``rounds.csv``."""
 
 
 @dataclass

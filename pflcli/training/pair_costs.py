@@ -16,7 +16,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import Artifact
 from pflcli.methods import Method
 from pflcli.settings import Settings
-from pflcli.training import resolved_settings
+from pflcli.training import run_request
 
 MANY = 1000
 """The number of clients from which on it is reported."""
@@ -30,7 +30,7 @@ def remarks(name: str, method: Method, cfg: Any, settings: Settings, partition: 
     lines, pair_content, participants = [], method.PAIRS_SENT, len(partitions.able(partition))
     if pair_content == "models":
         cohort = max(1, round(settings.participation * participants))
-        gigabytes = cohort * participants * resolved_settings.model_bytes(settings, partition) / 1e9
+        gigabytes = cohort * participants * run_request.model_bytes(settings, partition) / 1e9
         lines.append(
             f"{name}: {cohort:,} of {participants:,} clients a round are sent up to {participants:,} models each, "
             f"{gigabytes:,.1f} GB"

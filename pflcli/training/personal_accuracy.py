@@ -17,19 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import parameters
 from pflcli.engine.engine import Engine
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters.model_table import ModelTable
-
-CHUNK = 16
-"""The least number of clients that answer at a time."""
-
-
-def at_a_time(run: Run) -> int:
-    """Return how many clients answer at a time: of many a hundredth, as far as their models may be held at once."""
-    return max(CHUNK, min(len(run.clients) // 100, run.engine.clients_that_fit(parameters.size(run.init))))
+from pflcli.training.predict import client_batches
 
 
 def owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -79,8 +71,7 @@ def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "vali
     clients = clients[run.federation.sizes(split)[clients] > 0]
     right: list[NDArray[np.bool_]] = []
     with run.personalizing(), _measuring(run.engine):
-        for first in range(0, len(clients), count := at_a_time(run)):
-            chunk = clients[first : first + count]
+        for chunk in client_batches(run, clients):
             predictor = method.personalize(run, state, chunk)
             if split not in predictor.splits:
                 break

@@ -24,7 +24,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.errors import InputError, PflError, UsageError
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction import disclosure
-from pflcli.prediction.pieces import pieces
+from pflcli.prediction.standalone_model import standalone_model
 
 ONE = Execution(threads=1)
 BRIEF = {"model": "logistic", "rounds": 1}
@@ -240,7 +240,7 @@ def test_a_class_is_inverted_to_the_picture_that_the_model_knows(tmp_path, monke
 def test_votes_of_a_store_are_inverted_as_they_are_answered(small):
     """The answer through which gradients flow is the one that the client gives."""
     model = answerers.opened(open_artifact(small.knn))
-    parts = pieces(model.run, 1, ONE)
+    parts = standalone_model(model.run, 1, ONE)
     picture = torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]
     with torch.no_grad():
         p = inversion._answer(parts, picture).numpy()

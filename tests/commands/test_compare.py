@@ -29,7 +29,7 @@ from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.methods import local
-from pflcli.training import resolved_settings, rounds
+from pflcli.training import run_request
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 WORDS = ("--model", "mlp", "--rounds", 2, "--participation", 0.5)
@@ -93,7 +93,7 @@ def untrained(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr(rounds, "prepare", refuse)
+    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)
 
 
 def folders(at):
@@ -814,7 +814,7 @@ def test_variants_that_cannot_be(new_folder, methods, message):
 
 def test_variants_stand_beside_all():
     variants = plan.resolve_variants(
-        ["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, resolved_settings.settings({}, {})
+        ["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, run_request.resolve_settings({}, {})
     )
     assert [entrant.name for entrant in variants] == [*registry.names("methods"), "panm@grad"]
     assert (variants[-1].method, variants[-1].options["metric"]) == ("panm", "grad")

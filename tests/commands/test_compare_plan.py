@@ -15,7 +15,6 @@ from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.errors import ComputationError
 from pflcli.methods import ditto
-from pflcli.training import rounds
 
 HOSTILE = 'it\'s a "run" of $HOME `x` & 50'
 FEW = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)
@@ -99,7 +98,7 @@ def test_the_jobs_of_a_script_make_the_table_of_one_command(form, writers, tmp_p
     assert len({line[-1] for line in jobs}) == len(jobs) == 7
     run_all(pfl, jobs)
     assert not (out / "comparison").exists()
-    monkeypatch.setattr(rounds, "prepare", refuse)  # the table needs no further run
+    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)  # the table needs no further run
     run_all(pfl, lines[-1:])
     assert trying.content(out) == trying.content(writers / "one")
     if form == "make":
@@ -154,7 +153,7 @@ def test_what_is_decided_when_it_runs_is_decided_as_one_command_does(line, write
             ran = pfl("compare", writers / "p", "-o", tmp_path / "c", *line, "--only", path)
             assert ran.code == 0, ran.err
             assert ran.out.strip() == str(tmp_path / "c" / path)
-    monkeypatch.setattr(rounds, "prepare", refuse)
+    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)
     assert pfl("compare", writers / "p", "-o", tmp_path / "c", *line).code == 0
     assert trying.content(tmp_path / "c") == trying.content(tmp_path / "one")
 

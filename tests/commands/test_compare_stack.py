@@ -20,7 +20,6 @@ from pflcli.evaluation import pool
 from pflcli.evaluation.metrics import scores
 from pflcli.methods import local
 from pflcli.reporter import SILENT
-from pflcli.training import rounds
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 WORDS = ("--model", "mlp", "--rounds", 2, "--participation", 0.5)
@@ -74,7 +73,7 @@ def untrained(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr(rounds, "prepare", refuse)
+    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)
 
 
 def test_it_is_the_stack_that_pfl_stack_makes(stacked, tmp_path):

@@ -15,7 +15,6 @@ from pflcli.commands.compare import IncompleteError, compare
 from pflcli.commands.partition import partition
 from pflcli.commands.tune import tune
 from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.training import rounds
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)
@@ -56,7 +55,7 @@ def untrained(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr(rounds, "prepare", refuse)
+    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)
 
 
 def manifest(path):

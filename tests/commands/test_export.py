@@ -34,7 +34,7 @@ from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.engine.federation import Federation
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.prediction.exporting import onnx_network, reader
-from pflcli.prediction.pieces import Pieces
+from pflcli.prediction.standalone_model import StandaloneModel
 
 ONE = Execution(threads=1)
 CLASSES = 5
@@ -88,7 +88,7 @@ def test_every_model_gives_the_same_probabilities_as_onnx(name, kind, shape):
     with torch.no_grad():
         expected = torch.softmax(net(data.inputs(slice(0, 3))), dim=1).numpy()
     form = Preprocessing("p", Form(shape, TYPES[kind], CLASSES))
-    pieces = Pieces("local", "a", tuple("abcde"), form, pixels, (net,), (1.0,), None, x, expected)
+    pieces = StandaloneModel("local", "a", tuple("abcde"), form, pixels, (net,), (1.0,), None, x, expected)
     session = onnxruntime.InferenceSession(onnx_network.network(pieces))
     for n in (1, 3):
         p = session.run(["p"], {"x": x[:n].astype(onnx_network.input_dtype(form))})[0]

@@ -21,7 +21,6 @@ from pflcli.commands.tune import tune
 from pflcli.commands.tuning import samplers
 from pflcli.commands.tuning.space import space
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.training import rounds
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)
@@ -69,7 +68,7 @@ def untrained(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr(rounds, "prepare", refuse)
+    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)
 
 
 def search_result(out):

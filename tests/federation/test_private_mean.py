@@ -16,7 +16,7 @@ from pflcli.errors import ComputationError, UnsuitedError
 from pflcli.federation.attendance import Attendance
 from pflcli.federation.private_mean import PrivateMean
 from pflcli.parameters.model_table import ModelTable
-from pflcli.training import round_table
+from pflcli.training import loop
 
 SENDING = [name for name in registry.names("methods") if methods.load(name).KIND in ("server", "peer")]
 COVERED = [name for name in SENDING if not methods.load(name).SENDS_MORE]
@@ -33,9 +33,9 @@ def private(method, *, noise=0.0, clip=0.1, adapts=False, rate=1.0, **settings):
 def played(method, run, rounds=1, state=None, first=0):
     """The state of a run after some rounds, and their rows."""
     definition, rows = methods.load(method), []
-    state = round_table.begin(run, definition)[0] if state is None else state
+    state = loop.set_up(run, definition)[0] if state is None else state
     for t in range(first, first + rounds):
-        state, row = round_table.play(run, method, definition, state, t)
+        state, row = loop.play_round(run, method, definition, state, t)
         rows.append(row)
     return state, rows
 
@@ -67,7 +67,7 @@ def test_one_client_moves_what_the_server_keeps_by_at_most_the_clip(method):
 def test_a_round_without_clients_is_noise_of_the_right_size_everywhere(method):
     run = private(method, noise=2.0, clip=0.3, rate=0.5)
     run.privacy.sample = lambda participants, t: participants[:0]
-    before = shared(round_table.begin(run, methods.load(method))[0])
+    before = shared(loop.set_up(run, methods.load(method))[0])
     state, (row,) = played(method, run)
     noise = shared(state) - before
     assert row["clients"] == row["uploads"] == 0

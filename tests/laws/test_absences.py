@@ -17,8 +17,7 @@ from pflcli.errors import ComputationError
 from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
-from pflcli.training import absences, round_table
-from pflcli.training import rounds as training
+from pflcli.training import absences, loop, run_request
 
 METHODS = registry.names("methods")
 TRAINED = [name for name in METHODS if methods.load(name).has_rounds]
@@ -36,21 +35,21 @@ def play(method, run, spoil=lambda t: None):
     """The state after all rounds, and the rows of rounds.csv; ``spoil`` is called before setup (-1) and each round."""
     code = methods.load(method)
     spoil(-1)
-    state, rows = round_table.begin(run, code)
+    state, rows = loop.set_up(run, code)
     if hasattr(code, "train_round"):
         for t in range(run.settings.rounds):
             spoil(t)
-            state, row = round_table.play(run, method, code, state, t)
+            state, row = loop.play_round(run, method, code, state, t)
             rows.append(row)
     return state, rows
 
 
 def answers(method, run, state):
-    """What the clients answer, by split, and what befell them, as ``personalize`` stores it."""
+    """The clients' predictions by split, and flags of what went wrong with them."""
     with run.personalizing():
         predictor = methods.load(method).personalize(run, state, run.clients)
-        by_split = absences.checked(run, run.clients, {split: predictor.answer(split) for split in predictor.splits})
-    return by_split, by_split.pop("befell")
+        parts = {split: predictor.answer(split) for split in predictor.splits}
+        return absences.replace_nonfinite(run, run.clients, parts)
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
         assert np.isfinite(parts["p"]).all()
         np.testing.assert_allclose(parts["p"].sum(axis=1), 1, atol=1e-5)
     if method in ("local", "fedavg-plus", "knn-per-plus"):
-        assert absences.befallen(befell, [*"abcdefg"])["diverged_personalizing"] == ["g"]
+        assert absences.names_of_flagged(befell, [*"abcdefg"])["diverged_personalizing"] == ["g"]
     silence(BAD, first)
     expected, dropped = play(method, runs[1], lambda t: poison(runs[1], BAD) if t == first else None)
     if method not in TRAINED:
@@ -152,7 +151,7 @@ def test_a_round_without_answers_changes_nothing(method):
         assert (row["bytes_down"] > 0) == (run.kind == "server" and method != "fedproto")
     by_split, _ = answers(method, run, state)
     assert np.isfinite(by_split["test"]["p"]).all()
-    assert round_table.note(rows).startswith("nobody answered")
+    assert loop.describe_last(rows).startswith("nobody answered")
     facts = absences.summary(rows, [*"abcdefg"])
     assert facts == {"dropped": 6, "rounds_unanswered": 2}
     assert absences.sentences(facts) == ["clients dropped out 6 times; 2 rounds of which nobody answered"]
@@ -179,4 +178,4 @@ def test_what_a_user_reads(pfl, tmp_path):
         rows = list(csv.DictReader(file))
     assert sum(int(row["diverged"]) for row in rows) == int(rounds)
     assert sum(int(row["dropped"]) for row in rows) == facts["summary"]["dropped"] > 0
-    assert "dropout" not in training.requested(Settings())
+    assert "dropout" not in run_request.recorded_settings(Settings())

@@ -25,7 +25,7 @@ from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.train_global import train_global
-from pflcli.training import answers, personal_accuracy, round_table, rounds
+from pflcli.training import loop
 
 METHODS = registry.names("methods")
 PACKAGE = str(Path(pflcli.__file__).parent)
@@ -69,15 +69,15 @@ class Lines:
 
     def _call(self, frame, event, arg):
         code = frame.f_code
-        if code is round_table.play.__code__ and frame.f_locals["t"] > 0:
+        if code is loop.play_round.__code__ and frame.f_locals["t"] > 0:
             self.phase = "rounds"
-        elif code is answers.answer.__code__:
+        elif code is loop.predict_all.__code__:
             self.phase = "answers"
-        is_watched = self.phase or code is rounds.rounds.__code__
+        is_watched = self.phase or code is loop.run_rounds.__code__
         return self._line if is_watched and code.co_filename.startswith(PACKAGE) else None
 
     def _line(self, frame, event, arg):
-        if event == "return" and frame.f_code in (rounds.rounds.__code__, answers.answer.__code__):
+        if event == "return" and frame.f_code in (loop.run_rounds.__code__, loop.predict_all.__code__):
             self.phase = ""
         if event == "line" and self.phase:
             place = (self.phase, frame.f_code.co_filename.removeprefix(PACKAGE), frame.f_lineno)
@@ -99,11 +99,11 @@ def check(method, tiny, out, monkeypatch, turns, *, keep_every_round):
 
     Without ``keep_every_round`` a run keeps nothing until it is interrupted.
     """
-    monkeypatch.setattr(personal_accuracy, "CHUNK", 2)
+    monkeypatch.setattr("pflcli.training.predict.MIN_BATCH", 2)
     if keep_every_round:
-        monkeypatch.setattr(rounds, "_SELDOM", 0.0)
+        monkeypatch.setattr(loop, "_MAX_SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     else:
-        monkeypatch.setattr(rounds.Checkpoints, "offer", lambda self: None)
+        monkeypatch.setattr(loop.Checkpoints, "offer", lambda self: None)
     needs = registry.card("methods", method).facts["NEEDS"]
     settings = {} if "backbone" in needs else {**FEW, "dropout": 0.4 * (number(method, "dropout") % 4 == 0)}
 

@@ -25,7 +25,7 @@ from pflcli.evaluation.metrics import neighbourhood
 from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import state_files
-from pflcli.training.restored_state import restored
+from pflcli.training.stored_state import load_state
 
 METHODS = registry.names("methods")
 FEW = {"model": "mlp", "rounds": 3, "participation": 1.0}
@@ -144,7 +144,7 @@ def test_a_client_that_comes_after_the_rounds_is_served_as_one_that_they_left_ou
     expected = worlds.answers(method, beside, worlds.play(method, beside), late)
     files = StateFiles(len(base.clients))
     state_files.keep(worlds.play(method, without), files)
-    actual = worlds.answers(method, afterwards, restored(files, afterwards, code), late)
+    actual = worlds.answers(method, afterwards, load_state(files, afterwards, code), late)
     assert {split: p.tobytes() for split, p in actual.items()} == {split: p.tobytes() for split, p in expected.items()}
 
 

@@ -194,7 +194,7 @@ def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_
 @pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per", "knn-per-plus"])
 def test_interrupted_while_clients_personalize(small, tmp_path, monkeypatch, method):
     """What a client has answered is kept, and only the others answer when the command is typed again."""
-    monkeypatch.setattr("pflcli.training.personal_accuracy.CHUNK", 1)
+    monkeypatch.setattr("pflcli.training.predict.MIN_BATCH", 1)
     options = {} if method == "knn-per" else {"epochs": 1}
 
     def step(out, reporter):

@@ -64,7 +64,8 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
     at = answering.ready(model, 17, own, Execution(threads=1))
     assert set(at.clients) == PAIR
     for client in PAIR:  # the other one answers for its own stored samples
-        answer = answering.client_answer(model, replace(at, client=client))
+        answers, _ = answering.predict_client(model, replace(at, client=client))
+        answer = answers["test"]
         assert answer.parts.keys() == expected.parts.keys()
         for part, values in expected.parts.items():
             rows = values[slice(*expected.offsets[client : client + 2])]

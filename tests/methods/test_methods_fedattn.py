@@ -23,7 +23,7 @@ from pflcli.knn.exact import nearest_others, without_self
 from pflcli.methods import fedattn
 from pflcli.methods.parts import attention, biases
 from pflcli.parameters import adam
-from pflcli.training import round_table, state_files
+from pflcli.training import loop, state_files
 
 LAYERS = {"body.1.bias": 200, "body.3.bias": 200, "head.bias": worlds.CLASSES}
 
@@ -281,7 +281,7 @@ def test_an_upload_that_is_not_finite_is_rejected(form):
     run = with_poison(form)
     state = fedattn.setup(run)
     for t in range(3):
-        state, row = round_table.play(run, "fedattn", methods.load("fedattn"), state, t)
+        state, row = loop.play_round(run, "fedattn", methods.load("fedattn"), state, t)
         assert row["diverged"] == [2]
     assert state["history"]["rejected"].tolist() == [1, 1, 1]
     assert state["z"].written.tolist() == [0, 1, 3, 4, 6]
@@ -292,14 +292,14 @@ def test_a_round_of_rejected_uploads_changes_nothing():
     """It ends a run, but for the form that shows the collapse."""
     run = worlds.run("fedattn", lr=1e30, options={"form": "faithful"})
     before = fedattn.setup(run)
-    after, row = round_table.play(run, "fedattn", methods.load("fedattn"), before, 0)
+    after, row = loop.play_round(run, "fedattn", methods.load("fedattn"), before, 0)
     assert after["history"]["rejected"].tolist() == [3]
     assert worlds.same(after["global"], before["global"])
     assert after["z"].written.tolist() == []
     assert row["diverged"] == run.cohort(0).tolist()
     run = worlds.run("fedattn", lr=1e30)
     with pytest.raises(ComputationError, match="all that trained became non-finite"):
-        round_table.play(run, "fedattn", methods.load("fedattn"), fedattn.setup(run), 0)
+        loop.play_round(run, "fedattn", methods.load("fedattn"), fedattn.setup(run), 0)
 
 
 def logistic_run(**options):

@@ -26,7 +26,7 @@ from pflcli.commands.train_global import train_global
 from pflcli.evaluation.metrics import neighbourhood
 from pflcli.evaluation.simulated_time import Link
 from pflcli.parameters.model_table import ModelTable
-from pflcli.training import personal_accuracy, round_table
+from pflcli.training import loop, personal_accuracy
 
 FACTS = {name: registry.card("methods", name).facts for name in registry.names("methods")}
 METHODS = [name for name, facts in FACTS.items() if "PERSONAL_MODELS" in facts]
@@ -129,7 +129,7 @@ def test_portions_do_not_change_it(monkeypatch):
     run = worlds.run("panm", participation=1.0)
     state = worlds.play("panm", run)
     expected = measured("panm", run, state)
-    monkeypatch.setattr(personal_accuracy, "CHUNK", 2)
+    monkeypatch.setattr("pflcli.training.predict.MIN_BATCH", 2)
     assert measured("panm", run, state) == expected
 
 
@@ -143,8 +143,8 @@ def test_a_round_that_is_due_says_it_and_progress_shows_it(small, tmp_path):
     ]  # fmt: skip
     row = {"loss": 0.5, "validation_accuracy": math.nan}
     last_rows = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
-    assert round_table.note(last_rows) == "loss 0.500, personal accuracy 0.250"
-    assert round_table.note([row]) == "loss 0.500"
+    assert loop.note(last_rows) == "loss 0.500, personal accuracy 0.250"
+    assert loop.note([row]) == "loss 0.500"
 
 
 class Stop:

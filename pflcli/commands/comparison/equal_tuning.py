@@ -29,7 +29,7 @@ from pflcli.commands.tuning import running
 from pflcli.commands.tuning.space import grid_size
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.settings import Settings, changed
-from pflcli.training import resolved_settings
+from pflcli.training import run_request
 from pflcli.training.initial_weights import Weights
 from pflcli.wording import counted
 
@@ -238,7 +238,7 @@ class Tuner:
         return {**user_options, **options}, changed(user_settings, settings)
 
     def _training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return config.plain(resolved_settings.settings({}, settings, self.partition))
+        return config.plain(run_request.resolve_settings({}, settings, self.partition))
 
     def _source(self, kind: str, training: Mapping[str, Any], options: Mapping[str, Any]) -> Artifact:
         """Return the artifact of this ``kind`` that methods are tuned on, which the comparison then uses too."""

@@ -18,7 +18,7 @@ from pflcli.evaluation import summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.reporter import Reporter
 from pflcli.settings import Settings
-from pflcli.training import rounds
+from pflcli.training import run_request
 
 Options = dict[str, Mapping[str, Any]]
 
@@ -161,7 +161,11 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
     except InputError:
         return None
     request = manifest.request
-    if manifest.kind != kind or request["settings"] != rounds.requested(training) or request.get("weights") != weights:
+    if (
+        manifest.kind != kind
+        or request["settings"] != run_request.recorded_settings(training)
+        or request.get("weights") != weights
+    ):
         return None
     try:
         # A method that failed has no results, so it may be requested with other options.

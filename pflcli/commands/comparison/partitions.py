@@ -8,7 +8,7 @@ from pathlib import Path
 from pflcli.artifacts import codebook
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.errors import InputError, UsageError
-from pflcli.training import rounds
+from pflcli.training import run_request
 
 SPLIT = "test"
 """The samples that are scored."""
@@ -23,7 +23,7 @@ def by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict[
         if not artifact.manifest.summary.get(SPLIT, 1):
             raise InputError(f"{artifact.path} has no {SPLIT} samples to score", "--fractions 0.6,0.2,0.2")
     if len(artifacts) == 1:
-        run_seeds = [rounds.draws(None, artifacts[0])] if seeds is None else list(seeds)
+        run_seeds = [run_request.seed_of(None, artifacts[0])] if seeds is None else list(seeds)
         if len({*run_seeds}) < len(run_seeds) or not run_seeds or min(run_seeds) < 0:
             raise UsageError(f"--seeds {','.join(map(str, run_seeds))} are not different numbers", "--seeds 0,1,2")
         return dict.fromkeys(run_seeds, artifacts[0])
@@ -34,7 +34,7 @@ def by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict[
         )
     partitions: dict[int, Artifact] = {}
     for artifact in artifacts:
-        seed = rounds.draws(None, artifact)
+        seed = run_request.seed_of(None, artifact)
         codebook.require_same(artifacts[0], artifact, "classes", "features")
         if seed in partitions:
             raise UsageError(

@@ -115,12 +115,14 @@ class Optuna:
 
 
 def _distribution(axis: Axis) -> Any:
-    import optuna
+    from optuna import distributions
 
     if axis.bounds is None:
-        return optuna.distributions.CategoricalDistribution(axis.values)
-    kind = optuna.distributions.IntDistribution if axis.is_whole else optuna.distributions.FloatDistribution
-    return kind(*axis.bounds, log=axis.is_ratio)
+        return distributions.CategoricalDistribution(axis.values)
+    low, high = axis.bounds
+    if axis.is_whole:
+        return distributions.IntDistribution(int(low), int(high), log=axis.is_ratio)
+    return distributions.FloatDistribution(low, high, log=axis.is_ratio)
 
 
 def _rounded(axis: Axis, value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pflcli.data.formats.table import MISSING
 from pflcli.prediction.exporting import onnx_network
-from pflcli.prediction.pieces import Pieces
+from pflcli.prediction.standalone_model import StandaloneModel
 from pflcli.wording import counted
 
 FORMAT = 1
@@ -26,17 +26,17 @@ class Agreement:
     largest_difference: float
 
 
-def description(pieces: Pieces, version: str, agreement: Agreement | None = None) -> dict[str, Any]:
+def description(model: StandaloneModel, version: str, agreement: Agreement | None = None) -> dict[str, Any]:
     """Return the fields of ``model.json``; docs/commands.md explains them."""
-    prepared, nearby = pieces.preprocessing, pieces.neighbours
+    prepared, nearby = model.preprocessing, model.neighbours
     return {
         "format": FORMAT,
         "pfl": version,
-        "method": pieces.method,
-        "client": pieces.client,
-        "classes": list(pieces.classes),
+        "method": model.method,
+        "client": model.client,
+        "classes": list(model.classes),
         "contains_client_data": nearby is not None,
-        "privacy": privacy(pieces),
+        "privacy": privacy(model),
         "input": {
             "dtype": onnx_network.input_dtype(prepared),
             "shape": list(onnx_network.input_shape(prepared)),
@@ -50,7 +50,7 @@ def description(pieces: Pieces, version: str, agreement: Agreement | None = None
         "median": list(prepared.median),
         "mean": [] if prepared.scale is None else prepared.scale.mean.tolist(),
         "sd": [] if prepared.scale is None else prepared.scale.sd.tolist(),
-        "networks": list(pieces.shares),
+        "networks": list(model.shares),
         "neighbours": nearby
         and {
             "samples": len(nearby.store.y),
@@ -60,16 +60,16 @@ def description(pieces: Pieces, version: str, agreement: Agreement | None = None
             "decay": nearby.decay,
             "kernel": nearby.kernel,
         },
-        "rule": rule(pieces),
+        "rule": rule(model),
         "agreement": agreement and asdict(agreement),
     }
 
 
-def privacy(pieces: Pieces) -> str:
+def privacy(model: StandaloneModel) -> str:
     """Return what of the client's data is in the folder, in words."""
-    if pieces.neighbours is None:
+    if model.neighbours is None:
         return "The folder contains no sample of the client; its network may have learned from them."
-    store = pieces.neighbours.store
+    store = model.neighbours.store
     contain = f"{STORE} contains" if store.index is None else f"{STORE} and {INDEX} contain"
     samples = counted(len(store.y), "training sample")
     return (
@@ -78,17 +78,13 @@ def privacy(pieces: Pieces) -> str:
     )
 
 
-def rule(pieces: Pieces) -> str:
+def rule(model: StandaloneModel) -> str:
     """Return how probabilities are computed, as formulas."""
-    p = (
-        "softmax of the logits"
-        if len(pieces.shares) == 1
-        else "sum of networks[m] * softmax of the logits of network m"
-    )
-    lines = f"network.onnx: {', then '.join([*_steps(pieces), f'p = {p}'])}."
-    if pieces.neighbours is None:
+    p = "softmax of the logits" if len(model.shares) == 1 else "sum of networks[m] * softmax of the logits of network m"
+    lines = f"network.onnx: {', then '.join([*_steps(model), f'p = {p}'])}."
+    if model.neighbours is None:
         return lines
-    distance = "|z - z_i|" if pieces.neighbours.kernel == "euclidean" else "|z - z_i|^2 / dimension of z"
+    distance = "|z - z_i|" if model.neighbours.kernel == "euclidean" else "|z - z_i|^2 / dimension of z"
     return (
         f"{lines} Its second output is the representation z. The answer is w * knn + (1 - w) * p. knn, for each class: "
         f"the sum of exp(-d_i / sigma) over those of the k nearest stored samples i that have this class, divided by "
@@ -96,11 +92,11 @@ def rule(pieces: Pieces) -> str:
     )
 
 
-def _steps(pieces: Pieces) -> list[str]:
+def _steps(model: StandaloneModel) -> list[str]:
     """Return what the graph does before its networks, in words."""
-    prepared = pieces.preprocessing
+    prepared = model.preprocessing
     if prepared.is_images:
-        return ["x / 255", *(["(x - mean) / deviation of each channel"] if pieces.pixels else [])]
+        return ["x / 255", *(["(x - mean) / deviation of each channel"] if model.pixels else [])]
     steps = []
     if prepared.median:
         marks = [column.name for column in prepared.columns if column.gaps]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import UsageError
 from pflcli.models import Net
-from pflcli.prediction.pieces import Pieces
+from pflcli.prediction.standalone_model import StandaloneModel
 
 _OPSET = 17
 """Version of the operators: every onnxruntime from 1.12 has it."""
@@ -32,19 +32,19 @@ def require_packages() -> None:
         )
 
 
-def network(pieces: Pieces) -> bytes:
+def network(model: StandaloneModel) -> bytes:
     """Return the graph: input ``x`` (n, ...), outputs ``p`` (n, C) and, with neighbours, representations ``z`` (n, d).
 
     Missing values, scale, pixels and normalization are part of it; words are not. The exporter is that of TorchScript,
     which needs ``onnx`` alone; PyTorch's newer one needs onnxscript too, and takes seconds.
     """
-    sample = torch.zeros(2, *input_shape(pieces.preprocessing), dtype=_DTYPES[pieces.preprocessing.form.dtype])
-    outputs = ["p", "z"] if pieces.neighbours else ["p"]
+    sample = torch.zeros(2, *input_shape(model.preprocessing), dtype=_DTYPES[model.preprocessing.form.dtype])
+    outputs = ["p", "z"] if model.neighbours else ["p"]
     content: Any = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is to be replaced, and that the number of samples varies
         torch.onnx.export(
-            _Graph(pieces).eval(),
+            _Graph(model).eval(),
             (sample,),
             content,
             dynamo=False,
@@ -75,11 +75,11 @@ def input_shape(preprocessing: Preprocessing) -> tuple[int, ...]:
 class _Graph(nn.Module):
     """Samples as they stand in a file to probabilities, in the operations that the engine uses."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, model: StandaloneModel) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(pieces.networks)
-        self.shares, self.has_store = pieces.shares, pieces.neighbours is not None
-        self.preprocessing, self.pixels = pieces.preprocessing, pieces.pixels
+        self.networks = nn.ModuleList(model.networks)
+        self.shares, self.has_store = model.shares, model.neighbours is not None
+        self.preprocessing, self.pixels = model.preprocessing, model.pixels
 
     def forward(self, x: Tensor) -> Any:
         """Return the probabilities (n, C) and, with a store, the representations (n, d)."""
@@ -113,14 +113,14 @@ class _Graph(nn.Module):
 
     def _with_gaps(self, x: Tensor) -> Tensor:
         """Return features (n, ..., d): behind each column that has gaps, one that is 1 where its value is missing."""
-        pieces, at = [], 0
+        model, at = [], 0
         for column in self.preprocessing.columns:
             width = len(column.features)
-            pieces.append(x[..., at : at + width])
+            model.append(x[..., at : at + width])
             if column.gaps:
-                pieces.append(torch.isnan(x[..., at : at + 1]).double())
+                model.append(torch.isnan(x[..., at : at + 1]).double())
             at += width
-        return torch.cat(pieces, dim=-1) if pieces else x
+        return torch.cat(model, dim=-1) if model else x
 
 
 def _constant(values: tuple[float, ...] | NDArray[np.float64]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training settings before anything is trained: the model is named, and is known to fit the samples."""
+"""What a run is asked for: its training settings, checked against the samples, its seed, and the code behind it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def require_private(name: str, method: Method, settings: Settings) -> None:
         )
 
 
-def settings(base: Mapping[str, Any], changes: Mapping[str, Any], partition: Artifact | None = None) -> Settings:
+def resolve_settings(
+    base: Mapping[str, Any], changes: Mapping[str, Any], partition: Artifact | None = None
+) -> Settings:
     """Return the training settings ``base`` with ``changes``, and with a model in place of ``auto``.
 
     With a ``partition``, the model is one that fits its samples. Raises UsageError for a setting that does not exist,
@@ -70,7 +72,7 @@ def _model_shape(form: partitions.Form) -> tuple[int, ...]:
     return (1, *form.shape) if len(form.shape) == 2 else (form.shape[2], *form.shape[:2])
 
 
-def on_lineage(
+def settings_on_lineage(
     name: str,
     method: Method,
     lineage: Mapping[str, Artifact | None],
@@ -80,7 +82,7 @@ def on_lineage(
     """Return the settings of the backbone with ``changes``; raises UsageError if the backbone then does not fit."""
     backbone, partition = lineage["backbone"], lineage["partition"]
     base = backbone.manifest.request["settings"] if backbone is not None else {}
-    resolved = settings(base, changes, partition if backbone is None else None)
+    resolved = resolve_settings(base, changes, partition if backbone is None else None)
     require_private(name, method, resolved)
     if backbone is None:
         return resolved
@@ -111,3 +113,37 @@ def on_lineage(
             f"pfl train-global PARTITION{' --refit' if resolved.refit else ''} -o DIR, and {name} on that",
         )
     return resolved
+
+
+_ADDED_LATER = {
+    **{"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0},
+    **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip"))},
+}
+"""Settings that were added later, with their defaults, which requests leave out: so older requests still match."""
+
+
+def recorded_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings as a request records them: those that were added later only if they are not the default."""
+    return {
+        key: value
+        for key, value in config.plain(settings).items()
+        if key not in _ADDED_LATER or value != _ADDED_LATER[key]
+    }
+
+
+def code_files(settings: Settings) -> list[str]:
+    """Return the files of the registry, such as models/mlp, that determine how these settings train."""
+    steps = [f"uploads/{step.partition(':')[0]}" for step in settings.upload]
+    rule = settings.aggregator.partition(":")[0]
+    return [f"models/{settings.model}", *steps, *([f"aggregators/{rule}"] if rule != "mean" else [])]
+
+
+def reported_round(artifact: Artifact) -> dict[str, Any]:
+    """Return which round an artifact reports, as its summary says."""
+    summary = artifact.manifest.summary
+    return {"reported": "last round", **{key: summary[key] for key in ("reported", "reported_round") if key in summary}}
+
+
+def seed_of(seed: int | None, source: Artifact) -> int:
+    """Return ``seed``, or that of the source if it is None, so that a chain shares one."""
+    return int(source.manifest.request.get("seed", 0)) if seed is None else seed

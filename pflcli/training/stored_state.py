@@ -21,7 +21,7 @@ STATE = "state.safetensors"
 _IDS = "clients"
 
 
-def restored(artifact: Artifact, run: Run, method: Method) -> State:
+def load_state(artifact: Artifact, run: Run, method: Method) -> State:
     """Return the state that a method had when its clients answered, for the clients of ``run``.
 
     ``run`` may have less clients than the predictions, or more behind them; these have the state that ``setup`` gives

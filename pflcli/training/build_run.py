@@ -1,0 +1,136 @@
+"""Build the run of a method from its samples, settings, lineage, initial weights and earlier choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from pflcli import models, parameters, rng
+from pflcli.artifacts.kinds import datastore, embeddings
+from pflcli.artifacts.kinds.backbone import tensors
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.reader import Artifact
+from pflcli.engine.engine import Engine
+from pflcli.engine.federation import Federation
+from pflcli.engine.normalization import normalized
+from pflcli.federation import aggregators, uploads
+from pflcli.federation.attack import Attack
+from pflcli.federation.channel import LINKS
+from pflcli.federation.privacy import guarantee
+from pflcli.federation.private_mean import FIRST_CLIP, PrivateMean
+from pflcli.federation.run import Run
+from pflcli.knn.stores import Stores
+from pflcli.methods import Method
+from pflcli.settings import Settings
+from pflcli.training import earlier_choices as earlier
+from pflcli.training import hardware
+from pflcli.training import initial_weights as initial
+
+NO_LINEAGE: Mapping[str, Artifact | None] = MappingProxyType({"backbone": None, "embeddings": None, "datastore": None})
+"""The lineage of a run that starts from a partition alone."""
+
+
+def build_run(
+    data: Partition,
+    method: Method,
+    cfg: Any,
+    settings: Settings,
+    seed: int,
+    execution: Execution,
+    *,
+    lineage: Mapping[str, Artifact | None] = NO_LINEAGE,
+    begins_with_weights: bool = False,
+    weights: initial.Weights | None = None,
+    earlier_run: Artifact | None = None,
+    normalized_like: Partition | None = None,
+) -> Run:
+    """Return a run on the samples ``data``, ready for ``loop.run_rounds`` or ``predict.predict``.
+
+    ``lineage`` holds artifacts by kind, None for those that are missing; the backbone, embeddings and datastore are
+    read into the run. Models start from the file ``weights``, or if the run ``begins_with_weights``, from the initial
+    weights of the backbone, or else at random. With ``refit``, choices are those of the predictions ``earlier_run``.
+    Images are normalized like those of the partition ``normalized_like``, by default like those of ``data``.
+    """
+    device = hardware.device(execution.device)
+    threads, jobs = hardware.threads(execution.threads), hardware.jobs(execution.jobs)
+    torch.set_num_threads(threads)
+    federation = _federation(data, device)
+    reference = federation if normalized_like is None else _federation(normalized_like, device)
+    federation = normalized(federation, settings.normalize, reference)
+    federation = federation.refitted() if settings.refit else federation
+    shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
+
+    def draw_model(model_seed: int) -> torch.nn.Module:
+        return models.create(settings.model, shape, data.classes, model_seed, tokens=tokens)
+
+    def draw_parameters(number: int) -> parameters.Params:
+        return _on_device(parameters.of(draw_model(rng.integer(seed, "start", number))), device)
+
+    net = draw_model(seed)
+    cluster = hardware.ray_cluster(execution.executor, execution.ray_address, execution.gpus_per_worker)
+    mode = hardware.engine(execution.engine)
+    engine = Engine(net, federation, seed=seed, threads=threads, mode=mode, jobs=jobs, ray=cluster)
+    init = _on_device(parameters.of(net), device)
+    workers = f"{threads} threads"
+    if jobs or cluster:
+        workers = f"{engine.jobs} {'Ray workers' if cluster else 'processes'}"
+    execution.reporter.detail(f"{settings.model} on {device}, engine mode {engine.mode}, {workers}")
+    engine.explain = lambda strategy: execution.reporter.detail(f"clients train by {strategy}")
+    engine.warn, engine.detail = execution.reporter.say, execution.reporter.detail
+    run = Run(
+        method.KIND,
+        cfg,
+        settings,
+        seed,
+        engine.federation,  # with processes, the samples lie in shared memory, and only there
+        engine,
+        init,
+        draw_model=draw_parameters,
+        uploads=tuple(uploads.load(step) for step in settings.upload),
+        aggregator=aggregators.load(settings.aggregator),
+    )
+    run.privacy = private_mean(run) if settings.dp and LINKS[method.KIND] else None
+    if data.update_factor is not None and data.update_noise is not None:
+        run.attack = Attack(data.update_factor, data.update_noise, seed)
+    _read_lineage(run, lineage)
+    backbone = lineage["backbone"]
+    if backbone is not None and begins_with_weights:
+        run.init = _on_device(tensors(backbone, initial.INITIAL, run.init), run.federation.x.device)
+    elif weights is not None:
+        run.init = initial.begun(weights, settings, run.init, execution.reporter.say)
+    if earlier_run is not None:
+        run.choices = earlier.read(earlier_run, method.choices(cfg))
+    return run
+
+
+def private_mean(run: Run) -> PrivateMean:
+    """Return the differentially private mean of a run, as its settings say."""
+    noise, _ = guarantee.plan(settings := run.settings)
+    clip, clients = settings.first_clip, len(run.federation.participants)
+    return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, run.rng)
+
+
+def _federation(data: Partition, device: str) -> Federation:
+    return Federation.of(np.asarray(data.x), data.y, data.offsets, data.classes, device, data.new, data.cluster)
+
+
+def _on_device(params: Mapping[str, torch.Tensor], device: str | torch.device) -> parameters.Params:
+    return {name: value.to(device) for name, value in params.items()}
+
+
+def _read_lineage(run: Run, lineage: Mapping[str, Artifact | None]) -> None:
+    """Read the backbone, the embeddings and the datastore of a lineage into the run, as far as it has them."""
+    if lineage["backbone"] is not None:
+        run.backbone = _on_device(tensors(lineage["backbone"], like=run.init), run.federation.x.device)
+    if lineage["embeddings"] is not None:
+        run.embeddings = embeddings.read(lineage["embeddings"])
+    if lineage["datastore"] is not None:
+        assert run.embeddings is not None  # a datastore is built from embeddings
+        packed = datastore.read_stores(lineage["datastore"], run.federation.classes, run.embeddings["train"].z.shape[1])
+        run.arrived = datastore.arrived(lineage["datastore"])
+        run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)

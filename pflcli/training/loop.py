@@ -1,0 +1,286 @@
+"""The loop over the rounds of a method: set up or resume, play a round, checkpoint.
+
+``train-global`` and ``personalize`` share it. A round is a transaction: an interruption or a failure leaves the state
+as it was after the last complete round.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pflcli.artifacts.make import Execution
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.errors import ComputationError, InputError, LostWorkerError, UnsuitedError
+from pflcli.federation.attendance import Attendance, Diverged, Unanswered, client_list
+from pflcli.federation.run import Run
+from pflcli.methods import Method
+from pflcli.reporter import report_within
+from pflcli.training import absences, personal_accuracy, state_files
+from pflcli.training.best_round import better
+from pflcli.training.checkpoint import Progress, Row, pack, unpack
+from pflcli.training.predict import client_batches, predict
+
+State = dict[str, Any]
+
+
+def run_rounds(
+    run: Run,
+    name: str,
+    method: Method,
+    checkpoints: Checkpoints,
+    execution: Execution,
+    *,
+    shared: bool = False,
+) -> None:
+    """Run the rounds that are left of a method, if it has any, from the progress of ``checkpoints`` and into it.
+
+    With ``shared`` only the global model is asked for, and the best round is that of its accuracy.
+    """
+    if not method.has_rounds:
+        return
+    progress = checkpoints.progress
+    completed = len(progress.rows)
+    with (
+        report_within(execution.reporter, run.engine, name, run.settings.rounds, completed) as advance,
+        checkpoints.on_interruption(),
+    ):
+        for t in range(completed, run.settings.rounds):
+            with checkpoints.round():
+                progress.state, row = play_round(run, name, method, progress.state, t)
+                if run.settings.report == "best":
+                    progress.best = better(progress.best, progress.state, row, shared=shared)
+                progress.rows.append(row)
+            advance(1, describe_last(progress.rows))
+            checkpoints.offer()
+    if progress.best is not None:
+        execution.reporter.say(
+            f"{name}: best round by validation: {progress.best.round} ({progress.best.accuracy:.4f})"
+        )
+    elif run.settings.report == "best":
+        execution.reporter.say(f"{name}: no round has a validation accuracy; the last one is reported")
+
+
+def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution) -> Progress:
+    """Return where an unfinished run of this request stopped, or the beginning."""
+    saved = work.saved()
+    run.storage = lambda number: work.rows(number, empty=saved is None)
+    if saved is None:
+        try:
+            return Progress(*set_up(run, method))
+        except InputError as error:  # a method opens no files: what it refuses are the data
+            raise UnsuitedError(error.message, *error.fix) from None
+    progress, run.traffic, mode = unpack(saved, work, run)
+    if run.privacy is not None and progress.rows:
+        run.privacy.resume(len(progress.rows) - 1, progress.rows[-1])
+    if mode != run.engine.mode:
+        # Modes of the engine agree to float tolerance only: a resumed run keeps its mode, and gives the same bytes.
+        run.engine.mode = mode
+        execution.reporter.say(f"the engine stays in mode {mode}, in which this run began")
+    if progress.answered_clients:
+        execution.reporter.say(f"resuming after {progress.answered_clients} of {len(run.clients)} clients")
+    else:
+        execution.reporter.say(f"resuming after round {len(progress.rows)} of {run.settings.rounds}")
+    return progress
+
+
+_CHECKPOINT_COST_FACTOR, _MAX_SECONDS_BETWEEN_CHECKPOINTS = 20, 10.0
+"""A checkpoint is due after this many times the seconds that the last one took, or after so many seconds."""
+
+
+class Checkpoints:
+    """Keeps a run's progress on disk, as it is between rounds and between clients' answers."""
+
+    def __init__(self, run: Run, progress: Progress, work: ArtifactWriter) -> None:
+        self.progress = progress
+        self._run, self._work = run, work
+        self._cost, self._last, self._kept = 0.0, time.monotonic(), self._mark()
+        self._whole = True
+
+    def _mark(self) -> tuple[int, int]:
+        return len(self.progress.rows), self.progress.answered_clients
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Run a round as a transaction: broken off by whatever, it leaves what the last whole round has left."""
+        run, progress, traffic = self._run, self.progress, dict(self._run.traffic)
+        state, best, count = progress.state, progress.best, len(progress.rows)
+        marks = [(table, table.mark()) for table in state_files.tables(state).values()]
+        # Interrupted a second time while a round is undone, a run keeps the checkpoint that it has.
+        self._whole = False
+        try:
+            yield
+        except BaseException:
+            for table, mark in marks:
+                table.undo(mark)
+            progress.state, progress.best, run.traffic = state, best, traffic
+            del progress.rows[count:]
+            self._whole = True
+            raise
+        self._whole = True
+        for _, mark in marks:
+            mark.models.release()
+
+    def offer(self) -> None:
+        """Write a checkpoint if it is due."""
+        if time.monotonic() - self._last >= min(_CHECKPOINT_COST_FACTOR * self._cost, _MAX_SECONDS_BETWEEN_CHECKPOINTS):
+            self._write()
+
+    def _write(self) -> None:
+        began = time.monotonic()
+        tables = state_files.tables(self.progress.state)
+        for table in tables.values():
+            table.storage.sync()
+        self._work.checkpoint(pack(self._run, self.progress))
+        for table in tables.values():
+            table.keep()
+        self._last, self._kept = time.monotonic(), self._mark()
+        self._cost = self._last - began
+
+    @contextmanager
+    def on_interruption(self) -> Iterator[None]:
+        """Write a checkpoint if the block is interrupted, or a worker process is, and there is something new."""
+        try:
+            yield
+        except (KeyboardInterrupt, LostWorkerError):
+            if self._whole and self._kept != self._mark():
+                self._write()
+            raise
+
+
+def set_up(run: Run, method: Method) -> tuple[dict[str, Any], list[Row]]:
+    """Return the state before the first round, and row 0 if ``setup`` sent something."""
+    began, before, run.attendance = time.monotonic(), dict(run.traffic), Attendance()
+    state = method.setup(run)
+    spent = time.monotonic() - began
+    if run.traffic == before:
+        return state, []
+    return state, [_describe_round(run, method, state, -1, before, spent)]
+
+
+def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple[Any, Row]:
+    """Run round ``t``, from 0, and return the state after it and its row.
+
+    Raises ComputationError if the method does, or if the training of all clients that answer diverges.
+    """
+    began, before = time.monotonic(), dict(run.traffic)
+    try:
+        state = _play_without_absent(run, method, state, t)
+    except ComputationError as error:
+        raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
+    row = _describe_round(run, method, state, t, before, time.monotonic() - began)
+    return state, row if run.privacy is None else {**row, **run.privacy.end_round()}
+
+
+def _play_without_absent(run: Run, method: Method, state: State, t: int) -> State:
+    """Return the state after the clients that answer have played a round; if nobody does, the state as it is.
+
+    Where a client's training diverges the round is undone and played again without it, so that all others end as if it
+    had dropped out. Raises ComputationError if that leaves nobody who trains.
+    """
+    run.attendance = attendance = Attendance(t=t)
+    before, fix = dict(run.traffic), tuple[str, ...]()
+    # With differential privacy a round takes place whoever answers: that it did not would tell of single clients.
+    while run.privacy is not None or not (attendance.diverged and attendance.unanswered):
+        if run.privacy is not None:
+            run.privacy.begin_round(t)
+        run.losses.clear()
+        run.trained.clear()
+        run.left_out.clear()
+        try:
+            with state_files.undone_on_failure(state, run):
+                after: State = method.train_round(run, state, t)
+            if run.trained or not attendance.diverged or run.privacy is not None:
+                return after
+            break
+        except Unanswered:
+            run.traffic = {**before, "down": run.traffic["down"]}  # the bytes sent down count all the same
+            return _with_records_extended(state)
+        except Diverged as error:
+            run.traffic, fix = dict(before), error.fix
+            if attendance.diverged.issuperset(error.clients):
+                raise
+            attendance.diverged.update(error.clients)
+    clients = client_list(sorted(attendance.diverged))
+    raise ComputationError(f"the parameters of all that trained became non-finite: {clients}", *fix)
+
+
+def _with_records_extended(state: State) -> State:
+    """Return the state after a round that nobody answered: nothing changes, but records by round have no gap.
+
+    These are the ``graph`` of neighbours, which stay; the ``attention`` of clients, 0 of those that sat the round out;
+    and the ``history`` of what was measured, nan. Records that have not begun stay empty.
+    """
+    records: State = {}
+    if "graph" in state:
+        records["graph"] = torch.cat([state["graph"], state["graph"][-1:]])
+    if "first" in state.get("attention", {}):  # FedAttn keeps weights under this name
+        records["attention"] = {key: _append(values, 0.0) for key, values in state["attention"].items()}
+    if "history" in state:
+        records["history"] = {key: _append(values, math.nan) for key, values in state["history"].items()}
+    return {**state, **records}
+
+
+def _append(records: torch.Tensor, value: float) -> torch.Tensor:
+    """Return records (r, ...) of rounds with one more, all ``value``; none if there are none before it."""
+    return torch.cat([records, torch.full_like(records[-1:], value)])
+
+
+def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mapping[str, int], spent: float) -> Row:
+    """Return the row of a round that took ``spent`` seconds; measuring costs the method nothing."""
+    weight = sum(weight for _, weight in run.losses)
+    loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else math.nan
+    shared = state.get("global") if run.settings.is_due(t, run.settings.eval_every) else None
+    return {
+        "round": t + 1,
+        "clients": len(run.trained) if t >= 0 else len(run.federation.participants),  # all of whom setup concerns
+        "lr": run.settings.lr_at(t) if t >= 0 else math.nan,
+        "loss": loss,
+        "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
+        **personal_accuracy.column(run, method, state, t),
+        **personal_accuracy.tested(run, method, state, t),
+        **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
+        **absences.of_round(run.attendance, run.left_out),
+        "seconds": round(spent, 4),
+    }
+
+
+def describe_last(rows: Sequence[Row]) -> str:
+    """Return a note on the last round for the progress bar: its loss or absences, and the latest accuracies."""
+    last = rows[-1]
+    text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "nobody answered"
+    text += f", {len(last['diverged'])} diverged" if last.get("diverged") else ""
+    for kind in ("validation", "personal"):
+        measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
+        text += f", {kind} accuracy {measured[-1]:.3f}" if measured else ""
+    return text
+
+
+def predict_all(run: Run, name: str, method: Method, checkpoints: Checkpoints, execution: Execution) -> None:
+    """Predict for all clients that have not predicted yet, and add the predictions to the progress."""
+    progress = checkpoints.progress
+    completed, total = progress.answered_clients, len(run.clients)
+    with (
+        report_within(execution.reporter, run.engine, name, total, completed) as advance,
+        checkpoints.on_interruption(),
+    ):
+        for clients in client_batches(run, first=completed):
+            predicted = predict(run, name, method, progress.reported, clients)
+            answers: dict[str, Mapping[str, Any]] = {
+                **predicted.parts,
+                "befell": predicted.flags,
+                "tuned": predicted.predictor.tuned,
+            }
+            # One append, so that an interruption leaves all predictions of these clients or none.
+            progress.answers.append((len(clients), _tensors(answers)))
+            advance(len(clients), "")
+            checkpoints.offer()
+
+
+def _tensors(arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    return {key: {name: torch.from_numpy(values) for name, values in parts.items()} for key, parts in arrays.items()}

@@ -1,0 +1,106 @@
+"""Predict with the models of clients, once the rounds of a method are over: the one place that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pflcli import parameters
+from pflcli.artifacts import blocks
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import predictions
+from pflcli.engine.engine import probabilities
+from pflcli.errors import ComputationError
+from pflcli.federation.predictor import Predictor
+from pflcli.federation.run import Run
+from pflcli.methods import Method, State
+from pflcli.training import absences
+
+MIN_BATCH = 16
+"""The least number of clients that predict together."""
+
+Parts = dict[str, NDArray[np.float32]]
+"""Probabilities ``p`` (n, C), and parts that explain them, by name."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The predictions of some ``clients`` (n,): ``parts`` by split, and flags (n,) of what went wrong with a client.
+
+    The flags have the keys of ``absences.PERSONAL_MODELS``.
+    """
+
+    clients: NDArray[np.int64]
+    predictor: Predictor
+    parts: dict[str, Parts]
+    flags: dict[str, NDArray[np.bool_]]
+
+
+def predict(
+    run: Run,
+    name: str,
+    method: Method,
+    state: State,
+    clients: NDArray[np.int64],
+    splits: Sequence[str] | None = None,
+) -> Predicted:
+    """Personalize ``clients`` and predict their samples, for ``splits`` or for all that ``personalize`` stores.
+
+    Rows of probabilities that are not finite become 1 / C. Nothing may be sent. Raises ComputationError, with the
+    method's ``name``, if it cannot predict.
+    """
+    with run.personalizing():
+        try:
+            predictor = method.personalize(run, state, clients)
+        except ComputationError as error:
+            raise ComputationError(f"{name}: {error.message}", *error.fix) from None
+        chosen = predicted_splits(run, predictor) if splits is None else splits
+        parts = {split: with_global(run, predictor.answer(split), clients, split) for split in chosen}
+        finite, flags = absences.replace_nonfinite(run, clients, parts)
+    return Predicted(clients, predictor, finite, flags)
+
+
+def client_batches(run: Run, clients: NDArray[np.int64] | None = None, first: int = 0) -> Iterator[NDArray[np.int64]]:
+    """Cut ``clients``, by default all, from number ``first`` on into those that predict together.
+
+    The bits of a sum depend on what it is computed beside, so whatever repeats a prediction uses the same batches.
+    """
+    chosen, count = run.clients if clients is None else clients, batch_size(run)
+    return (chosen[begin : begin + count] for begin in range(first, len(chosen), count))
+
+
+def batch_size(run: Run) -> int:
+    """Return how many clients predict together: of many a hundredth, as far as their models fit into memory."""
+    return max(MIN_BATCH, min(len(run.clients) // 100, run.engine.clients_that_fit(parameters.size(run.init))))
+
+
+def predicted_splits(run: Run, predictor: Predictor) -> list[str]:
+    """Return the splits that are predicted; with ``refit``, validation samples were trained on and are left out."""
+    return [split for split in predictor.splits if split != "validation" or not run.settings.refit]
+
+
+def with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> dict[str, Any]:
+    """Add the predictions of the backbone, so that ``evaluate`` can tell which clients are better off than with it."""
+    if run.backbone is None or "global" in parts:
+        return dict(parts)
+    if run.embeddings is not None:
+        return {**parts, "global": probabilities(torch.from_numpy(run.embeddings[split].take(clients).logits))}
+    return {**parts, "global": run.predictor(clients, run.backbone).answer(split)["p"]}
+
+
+def with_labels(
+    run: Run, data: partitions.Partition, split: str, parts: Mapping[str, torch.Tensor]
+) -> predictions.SplitPredictions:
+    """Return the predictions of all clients on a split, with their labels and sample ids."""
+    rows = run.federation.rows_of(run.clients, split)
+    return predictions.SplitPredictions(
+        parts={name: values.numpy() for name, values in parts.items()},
+        y=data.y[rows],
+        sample=data.sample[rows],
+        offsets=blocks.offsets(run.federation.sizes(split)),
+    )
