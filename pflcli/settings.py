@@ -36,6 +36,8 @@ class Settings:
     """add noise of this many clips to the sum of updates instead of --dp-epsilon (noise multiplier)"""
     dp_clip: str | None = None
     """clip each client's update to this L2 norm before noise is added, or to their median: adaptive, the default"""
+    dp_seed: int | None = None
+    """draw noise and cohorts from this seed instead of a secret of the run, to repeat it; never release such a run"""
     epochs: Annotated[int, Ge(1)] = 1
     """train each selected client for this many local epochs per round"""
     steps: Annotated[int, Ge(0)] = 0
@@ -79,15 +81,13 @@ class Settings:
 
     def _check_dp(self) -> None:
         if self.dp_epsilon is not None and self.dp_noise is not None:
-            raise ValueError(f"dp_epsilon={self.dp_epsilon:g} and dp_noise={self.dp_noise:g}: one follows; give one")
-        if not self.dp and (self.dp_clip is not None or self.dp_delta is not None):
-            raise ValueError("dp_clip and dp_delta say nothing alone: give dp_epsilon or dp_noise, too")
+            raise ValueError("give dp_epsilon or dp_noise, not both: each determines the other")
+        if not self.dp and not (self.dp_clip is self.dp_delta is self.dp_seed is None):
+            raise ValueError("dp_clip, dp_delta and dp_seed have no effect without dp_epsilon or dp_noise")
         if self.dp_delta is None and (self.dp_epsilon or self.dp_noise):
             raise ValueError("epsilon holds except with a probability: give dp_delta, such as 1e-5")
         if self.dp and self.aggregator != "mean":
-            raise ValueError(
-                f"aggregator={self.aggregator} and differential privacy exclude each other: noise fits a mean"
-            )
+            raise ValueError(f"differential privacy requires aggregator=mean, not {self.aggregator}")
         try:
             clip = self.first_clip
         except ValueError:

@@ -97,7 +97,18 @@ def _changes(old: Manifest, spec: ArtifactSpec) -> list[str]:
     lines += [f"the code of {name} has changed" for name in sorted(shared) if old.code[name] != spec.code[name]]
     if not lines and old.code.keys() != spec.code.keys():
         lines = [f"it was made before the code of {name} was recorded" for name in sorted({*spec.code} - shared)]
-    return lines or [f"schema: {old.schema} -> {kinds.schemas()[spec.kind]}"]
+    schema = kinds.schemas()[spec.kind]
+    if not lines and old.schema != schema:
+        lines = [f"schema: {old.schema} -> {schema}"]
+    return lines or _input_changes(old, spec)
+
+
+def _input_changes(old: Manifest, spec: ArtifactSpec) -> list[str]:
+    """Return how inputs of the same role differ, one by one: which are new or gone, or that their order differs."""
+    before, after = ([f"{item.role} {item.fingerprint[:12]}" for item in each.inputs] for each in (old, spec))
+    gone, new = (sorted(set(one) - set(other)) for one, other in ((before, after), (after, before)))
+    lines = [f"input {item} is no longer used" for item in gone] + [f"input {item} is new" for item in new]
+    return lines or [f"order of the inputs: {', '.join(before)} -> {', '.join(after)}"]
 
 
 def _cleans_up(out: Path, spec: ArtifactSpec) -> bool:

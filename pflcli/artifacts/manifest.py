@@ -229,7 +229,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         before, after = old.get(key), new.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             lines += differences(before, after, f"{prefix}{key}.")
-        elif before != after:
+        elif json.dumps(before, sort_keys=True) != json.dumps(after, sort_keys=True):  # 1 and 1.0 are different here
             lines.append(f"{prefix}{key}: {_shortened(before)} -> {_shortened(after)}")
     return lines
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -146,6 +146,22 @@ class ArtifactWriter:
         """Write an HDF5 file of these arrays, by ``group/name``, and attributes."""
         with self.h5(name) as file:
             h5_file.fill(file, arrays, attrs)
+
+    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """Return the content of a file that must survive an interruption: that of the unfinished run, or ``make()``.
+
+        The file is part of the artifact.
+        """
+        self._require_lock()
+        path = self.folder / name
+        try:
+            content = path.read_bytes() if path.is_file() else make()
+            if not path.is_file():
+                _replace(path, path.with_name(f"{name}.tmp"), content)
+        except OSError as error:
+            raise disk.write_error(f"cannot write {path}", self.folder, error) from None
+        self._files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        return content
 
     def rows(self, number: int, *, empty: bool) -> RowFile:
         """Return the row file of table ``number``, which is stored beside the checkpoint and removed with it."""

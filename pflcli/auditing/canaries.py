@@ -10,13 +10,14 @@ many that nobody sent.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import config, methods
+from pflcli import config, methods, rng
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Execution
 from pflcli.errors import InputError, UsageError
@@ -120,6 +121,8 @@ def audited(answerer: Answerer, count: int, execution: Execution) -> dict[str, A
             f"the rounds behind {answerer.artifact.path} had no differential privacy that canaries could audit",
             "pfl personalize fedavg PARTITION -o DIR --dp-epsilon 2 --dp-delta 1e-5",
         )
+    # The models of these rounds are not released, so that a seed may determine the noise: audits can be repeated.
+    mean.rng = partial(rng.generator, rng.integer(trained.run.seed, "privacy", "audit"))
     canary_mean = CanaryMean(mean, count)
     trained.run.privacy = canary_mean
     play(trained.run, trained.name, trained.method, execution)

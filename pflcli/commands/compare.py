@@ -22,6 +22,7 @@ from pflcli.commands.comparison.plan import (
     ALL,
     BACKBONE,
     planned_steps,
+    private_runs,
     require_folder,
     resolve_variants,
 )
@@ -29,6 +30,7 @@ from pflcli.commands.comparison.steps import Step, Variant
 from pflcli.errors import ComputationError, UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, stack_references, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
+from pflcli.federation.privacy import guarantee
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
@@ -139,6 +141,11 @@ def compare(
     stacking.announce(request["methods"], execution.reporter, pending=any(step.is_ahead for step in steps))
     draft = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
     extends = "" if existing is None else existing.addition(draft)
+    privacy = guarantee.composition(
+        [*private_runs(steps, variants, training), *tuned.private_trials(variants, training)]
+    )
+    if privacy:
+        execution.reporter.say(guarantee.composition_sentence(privacy))
     parts.require_free(steps, execution)
     preview = make(out / NAME, draft, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
     if execution.dry_run or preview.decision == Decision.UP_TO_DATE:
@@ -149,13 +156,14 @@ def compare(
         estimate.announce(out, execution.reporter)
         rows = estimate.beside([*tuned.plan(out, variants, ()), *parts.rows(steps)])
         todo = parts.jobs(out, steps, tuned, variants)
-        return replace(outcome, summary={"plan": rows, "jobs": todo, **estimate.facts()})
+        facts = {**({"privacy": privacy} if privacy else {}), **estimate.facts()}
+        return replace(outcome, summary={"plan": rows, "jobs": todo, **facts})
     results = runner.run(steps, execution, every=ALL in methods)
     if not results.predictions:
         raise runner.nothing_to_compare(results)
     if baseline == BACKBONE and all(variant.name != BACKBONE for variant in variants):
         execution.reporter.say(f"gains are against {BACKBONE}, which is not compared: --methods {BACKBONE},...")
-    outcome = _tabulate(request, tuned, results, out, extends, execution)
+    outcome = _tabulate(request, tuned, results, out, extends, privacy, execution)
     if results.failed:
         raise IncompleteError(outcome, *runner.failure_report(results))
     return outcome
@@ -230,6 +238,7 @@ def _tabulate(
     results: runner.Results,
     out: Path,
     extends: str,
+    privacy: Mapping[str, Any],
     execution: Execution,
 ) -> Outcome:
     """Write the comparison of all predictions that the steps made."""
@@ -259,7 +268,8 @@ def _tabulate(
         remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in failed_seeds.items()]
         scoring.write(work, sorted(scores, key=lambda item: place[item.label]), metrics, NAME, remarks)
         best = metrics["methods"][0]["label"]
-        return Built({"methods": len(place), "predictions": len(scores), "best": best, "failed": failed_seeds}, {})
+        facts = {"methods": len(place), "predictions": len(scores), "best": best, "failed": failed_seeds}
+        return Built({**facts, **({"privacy": dict(privacy)} if privacy else {})}, {})
 
     if extends and manifests.is_artifact(out / NAME) and manifests.read(out / NAME).fingerprint == draft.fingerprint:
         extends = ""  # the runs that would have been added failed again

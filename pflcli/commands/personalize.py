@@ -29,7 +29,7 @@ from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
-from pflcli.training import absences, hardware, loop, pair_costs, run_request, state_files
+from pflcli.training import absences, dp_secret, hardware, loop, pair_costs, run_request, state_files
 from pflcli.training import earlier_choices as earlier
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
@@ -176,6 +176,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         begins_with_weights="weights" in job.spec.request,
         weights=job.weights,
         earlier_run=job.earlier_run,
+        noise_seed=dp_secret.noise_seed(job.settings, job.spec, partition, writer),
     )
     progress = loop.resume(run, job.method, writer, execution)
     checkpoints = loop.Checkpoints(run, progress, writer)

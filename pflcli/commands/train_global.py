@@ -24,7 +24,7 @@ from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.training import absences, hardware, loop, run_request, state_files
+from pflcli.training import absences, dp_secret, hardware, loop, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
 from pflcli.training.checkpoint import Progress
@@ -73,7 +73,8 @@ def train_global(
     )
 
     def build(writer: ArtifactWriter) -> Built:
-        run = build_run(partitions.read(partition), definition, cfg, training, seed, execution)
+        noise_seed = dp_secret.noise_seed(training, spec, partition, writer)
+        run = build_run(partitions.read(partition), definition, cfg, training, seed, execution, noise_seed=noise_seed)
         if file is not None:
             run.init = initial.begun(file, training, run.init, execution.reporter.say)
             writer.write(initial.INITIAL, bytes(save(state_files.flatten(run.init))))

@@ -25,6 +25,8 @@ from pflcli.commands.tuning.samplers import Grid, Sampler
 from pflcli.commands.tuning.space import Point, Space, folder, space, words
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue
+from pflcli.federation.channel import LINKS
+from pflcli.federation.privacy import guarantee
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings, changed
 from pflcli.training import initial_weights as initial
@@ -88,8 +90,11 @@ def tune(
 
     announcement = _announcement(method, point_sampler.count, search_space, planned)
     build = partial(trial_plan.build, point_sampler, minutes, execution)
-    outcome = make(out / NAME, spec, execution, build, extends=_growth(out / NAME, spec), ahead=[announcement])
-    return replace(outcome, summary={"plan": planned}) if execution.dry_run else outcome
+    privacy = trial_plan.privacy(base, point_sampler.count)
+    ahead = [announcement, *([guarantee.composition_sentence(privacy)] if privacy else [])]
+    outcome = make(out / NAME, spec, execution, build, extends=_growth(out / NAME, spec), ahead=ahead)
+    facts = {"privacy": privacy} if privacy else {}
+    return replace(outcome, summary={"plan": planned, **facts}) if execution.dry_run else outcome
 
 
 def _training_settings(source: Artifact, settings: Mapping[str, Any]) -> Settings:
@@ -144,6 +149,13 @@ class _Trials:
         cfg, training = config.plain(self.cfg), config.plain(self.training)
         return {key: cfg[key] for key in self.options}, {key: training[key] for key in self.settings}
 
+    def privacy(self, base: Artifact, trials: int) -> dict[str, Any]:
+        """Return what at most ``trials`` trials, and a backbone if one is made, spend together, if they are private."""
+        method = methods.load(self.method)
+        own_rounds = method.has_rounds and not method.NEEDS and bool(LINKS[method.KIND])
+        makes_backbone = ancestor(base, "backbone") is not None and ancestor(self.source, "backbone") is None
+        return guarantee.composition([self.training] * (trials * own_rounds + makes_backbone))
+
     def base(self, execution: Execution) -> Artifact:
         """Return the artifact that trials start from: ``source``, or the last of those that are made in ``out``."""
         needed = chain.closure(methods.load(self.method).NEEDS)
@@ -187,6 +199,8 @@ class _Trials:
             "validation_accuracy": best.accuracy,
             "bottom_decile": best.bottom_decile,
         }
+        if privacy := self.privacy(self.base(replace(execution, dry_run=True, reporter=SILENT)), len(trials)):
+            summary["privacy"] = privacy
         return Built(summary, {"seconds_trials": round(sum(item.seconds for item in trials), 3)})
 
     def planned(self, point_sampler: Grid, base: Artifact, execution: Execution) -> list[dict[str, Any]]:

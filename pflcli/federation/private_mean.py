@@ -43,7 +43,8 @@ Row = dict[str, Any]
 class PrivateMean:
     """The aggregator of a run with differential privacy; it remembers its clip from round to round.
 
-    ``noise`` is the multiplier z, ``rate`` is q, ``clients`` is n, ``rng`` the run's keyed generator.
+    ``noise`` is the multiplier z, ``rate`` is q, ``clients`` is n. ``rng`` is a keyed generator whose seed no other run
+    has, since noise that two runs share cancels in their difference.
     """
 
     noise: float

@@ -57,7 +57,9 @@ class Config:
     """add this multiple of the mean variance to the variances"""
     temperature: Annotated[float, Gt(0)] | None = None
     """divide log-likelihoods by this; none lets each client choose from grid by validation log-loss"""
-    grid: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)] = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)
+    grid: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)] = (
+        *(1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 200.0),
+    )
     """choose the temperature from these values; ties go to the first"""
 
 

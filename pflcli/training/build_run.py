@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -48,13 +50,15 @@ def build_run(
     weights: initial.Weights | None = None,
     earlier_run: Artifact | None = None,
     normalized_like: Partition | None = None,
+    noise_seed: int | None = None,
 ) -> Run:
     """Return a run on the samples ``data``, ready for ``loop.run_rounds`` or ``predict.predict``.
 
     ``lineage`` holds artifacts by kind, None for those that are missing; the backbone, embeddings and datastore are
     read into the run. Models start from the file ``weights``, or if the run ``begins_with_weights``, from the initial
     weights of the backbone, or else at random. With ``refit``, choices are those of the predictions ``earlier_run``.
-    Images are normalized like those of the partition ``normalized_like``, by default like those of ``data``.
+    Images are normalized like those of the partition ``normalized_like``, by default like those of ``data``. With
+    differential privacy, noise and cohorts follow from ``noise_seed``, see ``dp_secret``; without one, they are new.
     """
     device = hardware.device(execution.device)
     threads, jobs = hardware.threads(execution.threads), hardware.jobs(execution.jobs)
@@ -94,7 +98,8 @@ def build_run(
         uploads=tuple(uploads.load(step) for step in settings.upload),
         aggregator=aggregators.load(settings.aggregator),
     )
-    run.privacy = private_mean(run) if settings.dp and LINKS[method.KIND] else None
+    if settings.dp and LINKS[method.KIND]:
+        run.privacy = private_mean(run, secrets.randbits(256) if noise_seed is None else noise_seed)
     if data.update_factor is not None and data.update_noise is not None:
         run.attack = Attack(data.update_factor, data.update_noise, seed)
     _read_lineage(run, lineage)
@@ -108,11 +113,12 @@ def build_run(
     return run
 
 
-def private_mean(run: Run) -> PrivateMean:
+def private_mean(run: Run, noise_seed: int) -> PrivateMean:
     """Return the differentially private mean of a run, as its settings say."""
     noise, _ = guarantee.plan(settings := run.settings)
     clip, clients = settings.first_clip, len(run.federation.participants)
-    return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, run.rng)
+    draws = partial(rng.generator, noise_seed)
+    return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, draws)
 
 
 def _federation(data: Partition, device: str) -> Federation:

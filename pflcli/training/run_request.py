@@ -17,7 +17,7 @@ from pflcli.federation import aggregators, uploads
 from pflcli.methods import Method
 from pflcli.settings import AUTO, Settings, changed
 
-_PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip")
+_PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
 
 def require_private(name: str, method: Method, settings: Settings) -> None:
@@ -117,7 +117,7 @@ def settings_on_lineage(
 
 _ADDED_LATER = {
     **{"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0},
-    **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip"))},
+    **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed"))},
 }
 """Settings that were added later, with their defaults, which requests leave out: so older requests still match."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from scipy import stats
 
 import worlds
-from pflcli import methods, parameters, registry
+from pflcli import methods, parameters, registry, rng
 from pflcli.errors import ComputationError, UnsuitedError
 from pflcli.federation.attendance import Attendance
 from pflcli.federation.private_mean import PrivateMean
@@ -167,6 +168,20 @@ def test_clients_that_diverge_or_drop_out_only_lower_the_sum():
     assert parameters.finite(parameters.stack([state["global"]])).all()
     run = private("fedavg", noise=0.1, rate=1.0, dropout=0.99)
     assert played("fedavg", run)[1][0]["uploads"] < PARTICIPANTS
+
+
+def test_noise_differs_between_rounds_tensors_and_seeds():
+    """Noise that two rounds, tensors or runs shared would cancel in their difference."""
+
+    def draw(seed, t, name):
+        mean = PrivateMean(1.0, 1.0, False, 1.0, PARTICIPANTS, partial(rng.generator, seed))
+        mean.begin_round(t)
+        return mean.begin({name: torch.zeros(2000)}).noise(name, torch.zeros(2000)).numpy()
+
+    first = draw(1, 0, "w")
+    np.testing.assert_array_equal(first, draw(1, 0, "w"))
+    for other in (draw(1, 1, "w"), draw(1, 0, "b"), draw(2, 0, "w")):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.1
 
 
 def test_integers_are_refused_and_so_is_a_round_without_noise():

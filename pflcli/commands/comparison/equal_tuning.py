@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pflcli import config
+from pflcli import config, methods
 from pflcli.artifacts import chain
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
@@ -28,6 +28,7 @@ from pflcli.commands.tune import tune
 from pflcli.commands.tuning import running
 from pflcli.commands.tuning.space import grid_size
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.federation.channel import LINKS
 from pflcli.settings import Settings, changed
 from pflcli.training import run_request
 from pflcli.training.initial_weights import Weights
@@ -137,6 +138,17 @@ class Tuned:
     def request(self) -> dict[str, Any]:
         """The budget's part of the request of the comparison."""
         return {} if self.budget is None else {"tune": {"trials": self.budget.trials, "seed": self.budget.seed}}
+
+    def private_trials(self, variants: Sequence[Variant], training: Settings) -> list[Settings]:
+        """Return the settings of each trial with differentially private rounds of its own."""
+        own_rounds = {variant.name for variant in variants if variant.source == "partition"} | {BACKBONE}
+        runs: list[Settings] = []
+        for name, choice in self.choices.items():
+            method = methods.load(method_name(name)) if name in own_rounds else None
+            if method is not None and method.has_rounds and LINKS[method.KIND]:
+                _, changes = divided(name, {**self.options.get(name, {}), **(choice.values or {})})
+                runs += choice.trials * [config.build(Settings, changed(config.plain(training), changes), name)]
+        return runs
 
     @property
     def announcement(self) -> str:

@@ -24,6 +24,7 @@ from pflcli.commands.comparison.chain_steps import Act, shared_artifacts
 from pflcli.commands.comparison.steps import CHOOSING, NOT_NEEDED, Step, Variant, is_stack, method_name
 from pflcli.commands.personalize import personalize
 from pflcli.errors import ConflictError, UsageError, closest
+from pflcli.federation.channel import LINKS
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings, changed
 from pflcli.training.initial_weights import Weights
@@ -189,6 +190,22 @@ def _steps(
         for variant in variants
     ]
     return [*shared_steps[:last], *method_steps]
+
+
+def private_runs(steps: Sequence[Step], variants: Sequence[Variant], training: Settings) -> list[Settings]:
+    """Return the settings of each step whose own rounds are differentially private.
+
+    A method that adapts a private backbone releases nothing more about its clients to others, and is not among them.
+    """
+    by_name = {variant.name: variant for variant in variants}
+    runs = []
+    for step in steps:
+        name = step.name.removeprefix(f"{CHOOSING} ")
+        if name == "backbone" and step.decision != NOT_NEEDED:
+            runs.append(training)
+        elif name in by_name and step.rounds and LINKS[methods.load(by_name[name].method).KIND]:
+            runs.append(config.build(Settings, changed(config.plain(training), by_name[name].settings), name))
+    return [settings for settings in runs if settings.dp]
 
 
 def _planned(partition: Artifact, steps: Sequence[Step]) -> list[Step]:

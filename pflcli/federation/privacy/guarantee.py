@@ -16,6 +16,8 @@ NOT_COVERED = (
     "the number of clients, and how pixels and features were standardized",
 )
 """What epsilon does not cover."""
+_FROM_SECRET = "a secret of this run, drawn from the operating system; the file that holds it must not be released"
+_FROM_SEED = "dp_seed: anyone who knows the seed can subtract the noise, so this run must not be released"
 
 
 def plan(settings: Settings) -> tuple[float, float]:
@@ -30,6 +32,30 @@ def plan(settings: Settings) -> tuple[float, float]:
         assert delta is not None  # which ``Settings`` requires
         noise = accounting.noise(settings.dp_epsilon, rate, rounds, delta)
     return noise, math.inf if delta is None or not noise else accounting.epsilon(noise, rate, rounds, delta)
+
+
+def composition(runs: Sequence[Settings]) -> dict[str, Any]:
+    """Return what several private ``runs`` on the same clients spend together; nothing for fewer than two.
+
+    Epsilons and deltas add up (basic composition), whatever the settings and however later runs were chosen by the
+    results of earlier ones. Epsilon is None if a run has no noise.
+    """
+    private = [settings for settings in runs if settings.dp]
+    if len(private) < 2:
+        return {}
+    epsilon = sum(plan(settings)[1] for settings in private)
+    delta = sum(settings.dp_delta or 0.0 for settings in private)
+    return {"runs": len(private), "epsilon": None if math.isinf(epsilon) else epsilon, "delta": delta}
+
+
+def composition_sentence(total: Mapping[str, Any]) -> str:
+    """Return the facts of ``composition`` in one sentence."""
+    if total["epsilon"] is None:
+        return f"differential privacy: {total['runs']} runs on the same clients, some of them without noise"
+    return (
+        f"differential privacy: {total['runs']} private runs on the same clients spend together at most epsilon "
+        f"{_number(total['epsilon'])} at delta {total['delta']:g}, if all of their models are released"
+    )
 
 
 def ahead(settings: Settings, participants: Callable[[], Sized]) -> Iterator[str]:
@@ -70,7 +96,7 @@ def facts(settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]]) -
         "delta": settings.dp_delta,
         "accountant": accounting.NAME if noise else None,
         "accountant_version": accounting.accountant_version() if noise else None,
-        "random_numbers": "a seeded generator, for experiments and not for deployment",
+        "random_numbers": _FROM_SECRET if settings.dp_seed is None else _FROM_SEED,
         "not_covered": list(NOT_COVERED),
     }
 
@@ -95,6 +121,7 @@ def sentence(guarantee: Mapping[str, Any]) -> str:
         f"for the models that the server sends (noise multiplier {guarantee['noise']:g}, {guarantee['rounds']} rounds, "
         "Poisson sampling, one client added or removed); it does not cover what clients keep and answer, what is "
         "measured, nor tuning"
+        + ("" if guarantee["random_numbers"] != _FROM_SEED else f". WARNING: the noise follows from {_FROM_SEED}")
     )
 
 
