@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ _OBJECTS = 500_000
 
 def run() -> None:
     """Run as the process ``pfl``: an interruption ends it at once, without waiting for threads that train clients."""
+    _open_closed_streams()
     sys.unraisablehook = _raise_again
     gc.set_threshold(_OBJECTS)  # by default these searches take a third of the time that PyTorch takes to import
     try:
@@ -43,6 +45,20 @@ def run() -> None:
         os._exit(_INTERRUPTED)
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, as daemons close them.
+
+    Python has None in place of such a stream, and the next file that is opened would get its number.
+    """
+    for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
 def main(args: list[str] | None = None) -> None:
     """Run ``pfl``; never returns."""
     if sys.platform == "win32":
@@ -55,6 +71,11 @@ def main(args: list[str] | None = None) -> None:
 
     if args is None and completion.VARIABLE in os.environ:
         sys.exit(completion.answer(app))
+    try:
+        Path.cwd()
+    except OSError:  # libraries of PyTorch end the process without a message
+        console.fail("the current folder no longer exists", "cd to another folder")
+        sys.exit(3)
     # Idle OpenMP threads that spin slow down small FAISS searches beside torch; read when either is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -149,6 +170,9 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, OSError) and error.strerror:
         name = f"{error.filename}: " if error.filename else ""
         console.fail(f"{name}{error.strerror}")
+        return 3
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib, until Python 3.12
+        console.fail(f"a link leads back to itself: {str(error).partition(' from ')[2]}", "choose another path")
         return 3
     lack = out_of_memory(error)
     if lack is not None:

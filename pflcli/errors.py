@@ -70,6 +70,10 @@ def closest(word: str, known: Iterable[str]) -> str:
 def out_of_memory(error: BaseException) -> ComputationError | None:
     """Return the error for a lack of memory, on whatever device; None if ``error`` is something else."""
     # PyTorch raises RuntimeErrors: "... can't allocate memory" of a CPU, "CUDA out of memory" of a GPU.
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+    text = str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
         return ComputationError("out of memory", "fewer --threads, a smaller --batch-size or a smaller --model")
+    # Libraries that do not fit into the address space cannot be loaded.
+    if isinstance(error, OSError | ImportError) and ("shared object" in text or "failed to map segment" in text):
+        return ComputationError(f"cannot load a library: {text}", "allow more memory, such as by: ulimit -v unlimited")
     return None

@@ -72,7 +72,12 @@ class Card:
 
 def folder(group: str) -> Path:
     """Return the folder whose files make up ``group``."""
-    return ROOT / _PARENTS.get(group, "") / group
+    return ROOT.joinpath(*package(group).split("."))
+
+
+def package(group: str) -> str:
+    """Return the package of ``group`` below ``pflcli``, such as ``data.schemes``."""
+    return f"{_PARENTS[group]}.{group}" if group in _PARENTS else group
 
 
 def names(group: str) -> list[str]:
