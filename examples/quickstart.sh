@@ -7,9 +7,9 @@ set -euo pipefail
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 runs=${1:-$home/runs/quickstart}
 
-if [ ! -x "$home/.venv/bin/pfl" ] || ! "$home/.venv/bin/python" -c "import altair, vl_convert" 2> /dev/null; then
+if [ ! -x "$home/.venv/bin/pfl" ]; then
   "${PYTHON:-python3}" -m venv "$home/.venv"
-  "$home/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$home[report]"
+  "$home/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$home"
 fi
 PATH="$home/.venv/bin:$PATH"
 

@@ -202,7 +202,8 @@ def hostile(tmp_path_factory) -> Any:
 @pytest.fixture
 def without_vega(monkeypatch) -> None:
     """Leave out of pages the script that draws charts and the pictures in their place, which take seconds to make."""
-    from pflcli.evaluation.page import bundle
+    from pflcli.evaluation.charts import vega
+    from pflcli.evaluation.page import charts
 
-    monkeypatch.setattr(bundle, "javascript", lambda: "/* Vega */")
-    monkeypatch.setattr(bundle, "still", lambda spec, is_wide: "data:image/png;base64,AA==")
+    monkeypatch.setattr(vega, "javascript", lambda: "/* Vega */")
+    monkeypatch.setattr(charts, "still", lambda chart: "data:image/png;base64,AA==")

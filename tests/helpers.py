@@ -98,3 +98,13 @@ def shuffle_test_labels(source, out):
     assert open_artifact(out).manifest.fingerprint == manifest.fingerprint
     assert partitions.read(open_artifact(out)).y.tobytes() != data.y.tobytes()
     return out
+
+
+def chart_rows(node):
+    """Return all rows of data in a Vega-Lite specification."""
+    if isinstance(node, list):
+        return [row for item in node for row in chart_rows(item)]
+    if not isinstance(node, dict):
+        return []
+    own = node["data"]["values"] if "data" in node else []
+    return own + [row for key, item in node.items() if key != "data" for row in chart_rows(item)]

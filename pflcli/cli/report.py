@@ -35,9 +35,9 @@ def command(
     quiet: shared.Quiet = False,
     verbose: shared.Verbose = False,
 ) -> None:
-    r"""Write one page that explains a comparison: the answer, a sortable table, linked charts, and how to repeat it.
+    """Write one page that explains a comparison: the answer, a sortable table, linked charts, and how to repeat it.
 
-    The page fetches nothing, and can be sent as it is. It needs an extra: pip install 'pflcli\[report]'.
+    The page fetches nothing, and can be sent as it is.
 
     Examples:
         pfl report runs/c/comparison -o report.html

@@ -23,7 +23,8 @@ def command(
         Path | None,
         typer.Option(
             "--plot",
-            help="Draw the classes of each client of a partition, or attention, neighbours or history in predictions.",
+            help="Draw the artifact: classes of each client, attention, neighbours or history of a method, or the "
+            "figure of an evaluation, comparison, sweep or audit. The suffix is the format: .png, .svg or .pdf.",
             metavar="FILE.png",
             show_default=False,
         ),
@@ -53,6 +54,7 @@ def command(
     Examples:
         pfl show runs/knn-per --lineage --verify
         pfl show runs/p --plot clients.png
+        pfl show runs/c/comparison --plot accuracy.pdf
     """
     from pflcli.artifacts.reader import open_artifact
     from pflcli.cli.lineage import tree

@@ -22,10 +22,12 @@ from pflcli.auditing import canaries as canary_training
 from pflcli.auditing.attacks import Exposure
 from pflcli.auditing.inversion import Inverted
 from pflcli.errors import UsageError
+from pflcli.evaluation import figures
+from pflcli.evaluation.charts import attacks as attack_charts
+from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate
 from pflcli.evaluation.presentation import audits
-from pflcli.evaluation.presentation import exposure as pictures
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction import disclosure, personalized
 from pflcli.prediction.answerer import Answerer
@@ -219,8 +221,8 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     areas = [[area.value, area.low, area.high] for _, area in ranked]
     curves = {item.attack: membership.curve(item.scores, result.member) for item in result.exposures}
     labels = [names[item.client] for item, _ in ranked]
-    drawing = pictures.picture(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
-    work.write(artifact_kind.PICTURE, drawing)
+    chart = attack_charts.roc(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
+    figures.write(work, artifact_kind.FIGURE, chart)
 
 
 def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[Inverted], names: Sequence[str]) -> None:
@@ -241,8 +243,9 @@ def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[In
     ]
     heading = ["client", "name", "class", "samples", "certainty", "recognized_as", "correlation"]
     work.write(artifact_kind.CLASSES, csv_file.rounded(heading, rows))
-    drawing = pictures.classes(np.stack([item.pictures for item in images]), [names[i.client] for i in images], classes)
-    work.write("classes.png", drawing)
+    pictures = np.stack([item.pictures for item in images])
+    chart = attack_charts.classes(pictures, [names[item.client] for item in images], classes)
+    work.write("classes.png", vega.render(chart))
 
 
 def _rates(rates: Sequence[Rate | None]) -> dict[str, float | None]:

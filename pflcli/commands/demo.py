@@ -10,8 +10,6 @@ from pflcli.artifacts.make import Execution, Outcome
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.report import report
-from pflcli.errors import UsageError
-from pflcli.evaluation.page import bundle
 
 METHODS = ("fedavg", "local", "fedavg-plus", "knn-per")
 SETTINGS: Mapping[str, Any] = {"model": "mlp", "rounds": 100, "participation": 0.2, "batch_size": 10, "lr": 0.1}
@@ -21,9 +19,9 @@ SETTINGS: Mapping[str, Any] = {"model": "mlp", "rounds": 100, "participation": 0
 def demo(out: Path | str, *, execution: Execution | None = None) -> Outcome:
     """Compare four methods on the handwriting of 60 people, in the folder ``out``; return the comparison.
 
-    ``out/partition`` has the samples, ``out/seed-0`` a run per method, ``out/comparison`` the table and the picture,
-    and ``out/report.html`` the page of ``report`` if the extra ``pflcli[report]`` is installed. A dry run that would
-    make the partition returns that alone. Raises ConflictError for artifacts of another request in ``out``.
+    ``out/partition`` contains the samples, ``out/seed-0`` a run per method, ``out/comparison`` the table and the
+    picture; ``out/report.html`` is the page of ``report``. A dry run that would make the partition returns that alone.
+    Raises ConflictError for artifacts of another request in ``out``.
     """
     out, execution = Path(out), execution or Execution()
     partitioned = partition("writers", out / "partition", execution=execution)
@@ -35,10 +33,5 @@ def demo(out: Path | str, *, execution: Execution | None = None) -> Outcome:
     say = execution.reporter.say
     say(f"table:   {outcome.path / 'table.md'}")
     say(f"picture: {outcome.path / 'accuracy.png'}")
-    try:
-        bundle.require()
-    except UsageError as error:
-        say(f"page:    {', '.join(error.fix)} adds one")
-    else:
-        say(f"page:    {report([outcome.path], out / 'report.html', force=execution.force).path}")
+    say(f"page:    {report([outcome.path], out / 'report.html', force=execution.force).path}")
     return outcome

@@ -23,7 +23,7 @@ _PACKAGES = (
     "scikit-learn",
     "typer",
     "rich",
-    "matplotlib",
+    "vl-convert-python",
 )
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from pflcli.artifacts import placement
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import UsageError
-from pflcli.evaluation.page import bundle, content, data, html, lineage, repeat, runs, sentences, writing
+from pflcli.evaluation.charts import vega
+from pflcli.evaluation.page import charts as page_charts
+from pflcli.evaluation.page import content, data, html, lineage, repeat, runs, sentences, writing
 from pflcli.evaluation.page.audits import Audit
 from pflcli.reporter import SILENT, Reporter
 
@@ -27,12 +29,11 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     """Write the page ``out`` of comparisons or evaluations, and its numbers into the folder ``NAME_data`` beside it.
 
     Audits among the ``sources`` have a part of their own at the end. A page that ``pfl report`` wrote earlier is
-    replaced, another file only with ``force``. Raises UsageError without the extra ``pflcli[report]``, without a
-    comparison, or for a name of a page that is none, InputError for damaged artifacts, ConflictError where something
+    replaced, another file only with ``force``. Raises UsageError without a comparison, or if ``out`` is not
+    the name of a page, InputError for damaged artifacts, ConflictError where something
     else stands.
     """
     out = Path(out)
-    bundle.require()
     if not sources:
         raise UsageError("nothing to report", "pfl report COMPARISON... -o report.html")
     opened = [open_artifact(source, *content.KINDS, "audit") for source in sources]
@@ -46,17 +47,14 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     writing.require_place(out, force=force)
     for artifact in opened:
         placement.require_outside(artifact.path, [out, writing.data_folder(out)])
-    from pflcli.evaluation.page import run_charts
-    from pflcli.evaluation.page.parts import Chart
-
     comparisons = [content.read(artifact) for artifact in artifacts]
     lineages = [lineage.trace(artifact) for artifact in artifacts]
     added = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
-    charts = [run_charts.of(*pair) for pair in zip(comparisons, added, strict=True)]
+    charts = [page_charts.draw(*pair) for pair in zip(comparisons, added, strict=True)]
     with reporter.progress("charts", sum(map(len, charts))) as advance:
 
-        def picture(chart: Chart) -> str:
-            url = bundle.still(chart.spec, is_wide=chart.is_wide)
+        def picture(chart: page_charts.Chart) -> str:
+            url = page_charts.still(chart)
             advance(1, chart.title)
             return url
 
@@ -66,6 +64,6 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
             )
             for comparison, drawn, made_from, run in zip(comparisons, charts, lineages, added, strict=True)
         ]
-    page = html.page(sections, shown_audits, bundle.javascript(), writing.data_folder(out).name)
+    page = html.page(sections, shown_audits, vega.javascript(), writing.data_folder(out).name)
     writing.write(out, page, data.files(sections, added, shown_audits))
     return Page(out, writing.data_folder(out), [sentences.answer(section.content)[0] for section in sections])

@@ -11,7 +11,8 @@ from pflcli.artifacts import verification
 from pflcli.artifacts.kinds import audit, evaluation
 from pflcli.artifacts.reader import Artifact, follow, open_artifact
 from pflcli.errors import InputError, UsageError
-from pflcli.evaluation import artifact_plots
+from pflcli.evaluation import artifact_plots, figures
+from pflcli.evaluation.charts import vega
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,27 @@ def trace(path: Path | str, *, verify: bool = False) -> Lineage:
 
 
 def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
-    """Draw the artifact at ``path`` into the PNG file ``out``, which is replaced if it exists.
+    """Draw the artifact at ``path`` into the file ``out``, which is replaced if it exists; its suffix is the format.
 
-    Of a partition that is who holds what; of predictions the attention, that of some ``rounds`` if they are given, the
-    neighbours or the history that the method kept. Raises UsageError if ``out`` is no name of a PNG or the method kept
-    none, InputError if ``path`` is another kind of artifact or ``out`` not writable.
+    A partition is drawn as the samples of each client by class; predictions as the attention (of some ``rounds`` if
+    they are given), the neighbours or the history that the method stored; an evaluation, a comparison, a sweep or an
+    audit as the figure that it contains. Raises UsageError if ``out`` has another suffix than .png, .svg or .pdf or
+    if there is nothing to draw, InputError if ``path`` is another kind of artifact or ``out`` is not writable.
     """
     out = Path(out)
-    if out.suffix.lower() != ".png":
+    form = out.suffix.lower().removeprefix(".")
+    if form not in vega.FORMATS:
         name = out.with_suffix(".png") if out.name else "FILE.png"
-        raise UsageError(f"{out} is not the name of a PNG file", f"--plot {name}")
-    artifact = open_artifact(path, "partition", "predictions")
-    if rounds and artifact.kind == "partition":
-        raise UsageError(f"{artifact.path} is a partition, which has no rounds")
-    picture = (
-        artifact_plots.partition(artifact)
-        if artifact.kind == "partition"
-        else artifact_plots.predictions(artifact, rounds)
-    )
-    _write(out, picture)
+        raise UsageError(f"{out} is not the name of a PNG, SVG or PDF file", f"--plot {name}")
+    artifact = open_artifact(path, "partition", "predictions", *figures.KINDS)
+    if rounds and artifact.kind != "predictions":
+        raise UsageError(f"--plot-rounds needs predictions; {artifact.path} is a {artifact.kind} without rounds")
+    if artifact.kind in figures.KINDS:
+        _write(out, figures.render(artifact, form))
+    elif artifact.kind == "partition":
+        _write(out, vega.render(artifact_plots.partition(artifact), form))
+    else:
+        _write(out, vega.render(artifact_plots.predictions(artifact, rounds), form))
 
 
 def attention(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:

@@ -28,8 +28,9 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UsageError, closest
+from pflcli.evaluation import figures
+from pflcli.evaluation.charts import curves
 from pflcli.evaluation.metrics import catalogue, scores
-from pflcli.evaluation.presentation import curves
 from pflcli.knn import capacity as capacities
 from pflcli.knn.grid import Sample, right, tuned
 from pflcli.knn.stores import spread
@@ -131,7 +132,7 @@ def sweep(
         work.write("metrics.json", (json.dumps(_metrics(counts, rows), indent=1) + "\n").encode())
         work.write("table.csv", csv_file.rounded(rows[0], (row.values() for row in rows)))
         work.write("clients.csv", _clients(counts, points, new, codebook.read(origin)))
-        work.write("sweep.png", curves.sweep(rows, points.axes, plot))
+        figures.write(work, "sweep", curves.sweep(rows, points.axes, plot))
         return Built(_best(rows, execution), {"threads": threads})
 
     return make(out, draft, execution, build)

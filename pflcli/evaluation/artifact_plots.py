@@ -1,4 +1,4 @@
-"""Pictures of a partition, and of what the last state of a method records of its rounds."""
+"""Charts of a partition, and of what the last state of a method records of its rounds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import UsageError
+from pflcli.evaluation.charts.curves import collapse
+from pflcli.evaluation.charts.matrices import attention, holdings, neighbours
+from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import neighbourhood
 from pflcli.evaluation.metrics.attention import pairs
-from pflcli.evaluation.presentation.attention import attention
-from pflcli.evaluation.presentation.collapse import collapse
-from pflcli.evaluation.presentation.holdings import holdings
-from pflcli.evaluation.presentation.neighbours import neighbours
 from pflcli.methods.parts import ham_records
 
 
-def partition(artifact: Artifact) -> bytes:
-    """Return a PNG of the samples that each client has, by class."""
+def partition(artifact: Artifact) -> Spec:
+    """Return a chart of the samples that each client has, by class."""
     data, request = partitions.read(artifact), artifact.manifest.request
     options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
     known, clients = codebook.read(artifact), len(data.names)
@@ -33,8 +32,8 @@ def partition(artifact: Artifact) -> bytes:
     return holdings(data.label_counts, title, data.cluster, data.new, _names(known, clients), known.classes)
 
 
-def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
-    """Return a PNG of the attention, the collapse or the neighbours that the state of a method holds.
+def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
+    """Return a chart of the attention, the collapse or the neighbours that the state of a method holds.
 
     The attention is each client's last, or that of the rounds ``chosen``. Raises UsageError if the state has none of
     these or lacks such a round, InputError if it is damaged or the partition does not exist any more.

@@ -17,9 +17,19 @@ from pflcli.artifacts.kinds import evaluation, predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UsageError, closest
-from pflcli.evaluation import client_identity, convergence, definitions, simulated_time, summary, time_to_target
+from pflcli.evaluation import (
+    client_identity,
+    convergence,
+    definitions,
+    figures,
+    simulated_time,
+    summary,
+    time_to_target,
+)
+from pflcli.evaluation.charts import clients as client_charts
+from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import catalogue, scores
-from pflcli.evaluation.presentation import conclusion, pictures, tables
+from pflcli.evaluation.presentation import conclusion, tables
 from pflcli.evaluation.simulated_time import Link
 from pflcli.evaluation.summary import Scored
 
@@ -93,7 +103,7 @@ def write(
     """Write ``metrics.json``, ``clients.csv``, tables, and a picture named by the metric that ranks methods."""
     work.write(evaluation.METRICS, (json.dumps(_json(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _client_table(scored, metrics["split"]))
-    work.write(f"{scored[0].metric_names[0]}.png", _picture(scored, metrics))
+    figures.write(work, scored[0].metric_names[0], _picture(scored, metrics))
     lines = "".join(f"\n{line}\n" for line in (*conclusion.notes(metrics), *remarks))
     work.write("table.md", (tables.of(metrics, kind).markdown() + lines).encode())
     work.write("table.csv", csv_file.rounded(*tables.numbers(metrics)))
@@ -201,7 +211,7 @@ def _float(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> bytes:
+def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
     groups, metric = _groups(scored), catalogue.METRICS[scored[0].metric_names[0]]
     seeds = max(len(items) for items in groups.values())
     heading = metric.heading[:1].upper() + metric.heading[1:]
@@ -210,7 +220,7 @@ def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> bytes:
     if few is not None:
         names, score = few
         title = f"{heading} by client, {metrics['split']} split{over and f', mean of {seeds} seeds'}"
-        return pictures.by_client(names, score, metrics["baseline"], title, metric)
+        return client_charts.by_client(names, score, metrics["baseline"], title, metric)
     counts = {item.seed: len(item.n) for item in scored}
 
     def joined(by_seed: Mapping[int, NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -222,7 +232,7 @@ def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> bytes:
     if reference == "global":
         score = {"global": joined(_baselines(scored)), **score}
     title = f"{heading} by client, {metrics['split']} split{over}"
-    return pictures.ranked(score, reference, title, metric)
+    return client_charts.ranked(score, reference, title, metric)
 
 
 def _baselines(scored: Sequence[Scored]) -> dict[int, NDArray[np.float64]]:
@@ -243,7 +253,9 @@ def _by_name(
         {number: item.samples for number, item in numbered.items()},
     )
     identities = [*known.values()]
-    if len(identities[0]) >= pictures.FEW or any(not np.array_equal(identities[0], other) for other in identities[1:]):
+    if len(identities[0]) >= client_charts.FEW or any(
+        not np.array_equal(identities[0], other) for other in identities[1:]
+    ):
         return None
     names = client_identity.names(items[0].artifact) or [f"client {client}" for client in range(len(identities[0]))]
     score = {label: _mean([item.score for item in group]) for label, group in groups.items()}

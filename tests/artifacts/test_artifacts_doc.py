@@ -226,6 +226,9 @@ def examine_file(kind, path, is_new):
             metrics = table(TOP["metrics.json"], "metric")
             for column in set(cells.columns) - set(rows):
                 assert column in metrics or re.sub(BELONGING, "", column) in metrics, f"{where}: {column}"
+    elif path.name.endswith(".vl.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        assert {"layer", "hconcat"} & {*content}, f"{where} is no Vega-Lite specification"
     elif path.suffix == ".json":
         content = json.loads(path.read_text(encoding="utf-8"))
         check(where, content, below(kind, path.name), is_new)

@@ -9,7 +9,6 @@ import pytest
 import helpers
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands import demo
-from pflcli.errors import UsageError
 
 QUICKSTART = (helpers.ROOT.parent / "examples" / "quickstart.sh").read_text(encoding="utf-8")
 
@@ -27,11 +26,7 @@ def test_its_methods_and_settings_are_those_of_the_quickstart(monkeypatch):
     assert re.search(r"for method in (.*);", QUICKSTART)[1].split() == [*demo.METHODS]
 
 
-def test_it_compares_and_says_where_the_results_are(pfl, tmp_path, monkeypatch):
-    def refuse():
-        raise UsageError("pfl report needs altair, which is not installed", "pip install 'pflcli[report]'")
-
-    monkeypatch.setattr(demo.bundle, "require", refuse)
+def test_it_compares_and_says_where_the_results_are(pfl, tmp_path, without_vega):
     out = tmp_path / "demo"
     plan = pfl("demo", "-o", out, "-n")
     assert (plan.code, out.exists()) == (0, False)
@@ -43,7 +38,8 @@ def test_it_compares_and_says_where_the_results_are(pfl, tmp_path, monkeypatch):
         assert (out / "comparison" / name).is_file()
     output = "".join(result.err.split())
     assert "accuracy.png" in output
-    assert "pipinstall'pflcli[report]'addsone" in output
+    assert "report.html" in output
+    assert (out / "report.html").is_file()
     assert open_artifact(out / "partition").manifest.summary["clients"] == 60
     again = pfl("demo", "-o", out, "--json")
     assert again.code == 0

@@ -232,9 +232,9 @@ def test_a_picture_of_who_holds_what(pfl, tmp_path, line, clients):
 
 
 def test_what_cannot_be_drawn(small, tmp_path):
-    with pytest.raises(UsageError, match="not the name of a PNG"):
-        plot(small.p, tmp_path / "p.pdf")
-    with pytest.raises(InputError, match="holds a backbone, but this command needs a partition or predictions"):
+    with pytest.raises(UsageError, match="not the name of a PNG, SVG or PDF file"):
+        plot(small.p, tmp_path / "p.gif")
+    with pytest.raises(InputError, match="holds a backbone, but this command needs a partition"):
         plot(small.b, tmp_path / "b.png")
     with pytest.raises(InputError, match="cannot write"):
         plot(small.p, tmp_path / "nowhere" / "p.png")

@@ -6,7 +6,6 @@ import base64
 import csv
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ from pflcli.artifacts import single_file
 from pflcli.commands.audit import audit
 from pflcli.commands.report import report
 from pflcli.errors import ConflictError, InputError, UsageError
-
-pytest.importorskip("altair")
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -110,14 +107,6 @@ def test_the_wrong_kind_and_the_same_twice_are_refused(small, tmp_path):
         report([audit(small.fedavg, tmp_path / "audit").path], tmp_path / "report.html")
     with pytest.raises(UsageError, match="given twice"):
         report([small.ev, small.root / "." / "ev"], tmp_path / "report.html")
-
-
-def test_the_missing_extra_is_named_with_what_to_type(small, tmp_path, monkeypatch, pfl):
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    result = pfl("report", small.ev, "-o", tmp_path / "report.html")
-    assert result.code == 2
-    assert "pip install 'pflcli[report]'" in result.err
-    assert names(tmp_path) == []
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_shown(small, tmp_path):

@@ -203,7 +203,6 @@ def test_the_map_has_a_line_for_every_package_and_no_other():
     mapped = re.findall(r"^\| `(pflcli/\S+)` \|", ARCHITECTURE.split("## What is where")[1], flags=re.M)
     packages = [f"pflcli/{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")]
     assert mapped == sorted([*packages, *(f"pflcli/{path.name}" for path in PACKAGE.glob("*.py"))])
-    assert len(ARCHITECTURE.splitlines()) <= 150
 
 
 def test_every_place_on_the_map_exists():

@@ -20,8 +20,10 @@ from pflcli.cli import shared
 from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
 from pflcli.evaluation import scoring
+from pflcli.evaluation.charts import clients as pictures
+from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.presentation import pictures, tables
+from pflcli.evaluation.presentation import tables
 
 RANKING = [metric.name for metric in catalogue.METRICS.values() if metric.ranks]
 
@@ -163,7 +165,7 @@ DEGENERATE = {
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_every_metric_is_defined_or_counted_as_not_defined(tmp_path, monkeypatch, case):
     """A law of the catalogue: nobody is scored 0 for want of samples, and whoever is left out is counted."""
-    monkeypatch.setattr(pictures, "by_client", lambda *args: b"")  # drawn below, once
+    monkeypatch.setattr(pictures, "by_client", lambda *args: {**vega.data([]), "mark": "point"})  # drawn below, once
     sizes, y = DEGENERATE[case]
     draw = np.random.default_rng(0)
     artifacts = [
@@ -218,10 +220,11 @@ def test_pictures_are_of_the_metric(tmp_path, monkeypatch):
     evaluate(artifacts, tmp_path / "e", metrics=["auroc"])
     assert drawn == [("AUROC by client, test split", "auroc", {"fedavg": [0.75, 1.0], "other": [1.0, 0.5]})]
     empty = {"fedavg": np.zeros(0), "other": np.zeros(0)}
-    assert draw([], empty, "fedavg", "title", catalogue.METRICS["auroc"]).startswith(b"\x89PNG")
+    assert vega.render(draw([], empty, "fedavg", "title", catalogue.METRICS["auroc"])).startswith(b"\x89PNG")
     for name in ("auroc", "brier_score"):
         values = {"fedavg": np.asarray([0.2, math.nan] * 15), "other": np.asarray([0.4, math.nan] * 15)}
-        assert pictures.ranked(values, "fedavg", "title", catalogue.METRICS[name]).startswith(b"\x89PNG")
+        spec = pictures.ranked(values, "fedavg", "title", catalogue.METRICS[name])
+        assert len(vega.render(spec)) > 10_000
 
 
 def test_seen_and_unseen_clients_by_hand(tmp_path):

@@ -100,7 +100,7 @@ def place() -> Iterator[Path]:
 PACKAGES = (
     *("cli", "commands", "training", "prediction", "auditing", "artifacts.kinds", "methods", "models"),
     *("data.preparation", "data.schemes", "data.formats", "data.datasets"),
-    *("evaluation", "evaluation.presentation", "evaluation.page"),
+    *("evaluation", "evaluation.presentation", "evaluation.charts", "evaluation.page"),
 )
 """What commands import before they compute."""
 
@@ -111,7 +111,7 @@ def warm() -> None:
         code = importlib.import_module(f"pflcli.{package}")
         for module in pkgutil.iter_modules(code.__path__):
             importlib.import_module(f"{code.__name__}.{module.name}")
-    for name in ("faiss", "matplotlib.figure", "matplotlib.backends.backend_agg", "pandas", "h5py", "rich.progress"):
+    for name in ("faiss", "pandas", "h5py", "rich.progress", "vl_convert"):
         importlib.import_module(name)
     typer.main.get_command = functools.cache(typer.main.get_command)
     output = io.StringIO()

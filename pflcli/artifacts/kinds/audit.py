@@ -2,7 +2,8 @@
 
 ``audit.json``: a row for each attack, with what the attacker sees, and warnings. ``table.csv``: the same as a table.
 ``clients.csv``: a row for each attack and client, the most exposed clients first. ``audit.png``: the ROC curves of the
-attacks and the clients. If classes were inverted, ``classes.csv`` with a row for each picture, and ``classes.png``.
+attacks and the clients; ``audit.vl.json``: its Vega-Lite specification. If classes were inverted, ``classes.csv`` with
+a row for each picture, and ``classes.png``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MADE_BY = "pfl audit PREDICTIONS -o DIR"
 
 AUDIT = "audit.json"
 TABLE, CLIENTS, CLASSES = "table.csv", "clients.csv", "classes.csv"
-PICTURE = "audit.png"
+FIGURE = "audit"
+PICTURE = f"{FIGURE}.png"
 
 
 def read(artifact: Artifact) -> dict[str, Any]:

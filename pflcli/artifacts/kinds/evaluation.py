@@ -3,7 +3,7 @@
 ``metrics.json``: a row for each method with all its metrics, a conclusion in one sentence, and warnings.
 ``clients.csv``: a row for each method, seed and client. ``table.csv`` and ``table.md``: the metrics as tables, in the
 units of ``metrics.json`` and for people. ``accuracy.png``: accuracies by client; with ``--metric
-auroc``, ``auroc.png``.
+auroc``, ``auroc.png``. ``accuracy.vl.json``: the Vega-Lite specification of the picture.
 """
 
 from __future__ import annotations

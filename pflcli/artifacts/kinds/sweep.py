@@ -1,7 +1,8 @@
 """A sweep: the accuracy of kNN-Per at every point of a grid of options.
 
 ``metrics.json`` and ``table.csv``: a row for each point and each lambda. ``clients.csv``: the lambda that each client
-chose at each point, and its accuracy with it. ``sweep.png``: accuracy along one axis.
+chose at each point, and its accuracy with it. ``sweep.png``: accuracy along one axis;
+``sweep.vl.json``: its Vega-Lite specification.
 """
 
 from __future__ import annotations

@@ -1,113 +1,293 @@
-"""The charts of a comparison as Vega-Lite specifications: its clients, and what they chose."""
+"""The charts of a page: linked to each other by the method and the client that a reader highlights.
+
+Every chart has the parameters ``method`` and ``client``, null or the name of what is highlighted; the page's script
+sets them in all charts at once. Names are data and never part of an expression.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.evaluation.page import colours
-from pflcli.evaluation.page.content import Content
-from pflcli.evaluation.page.cost_chart import cost
-from pflcli.evaluation.page.parts import (
-    FADED,
-    FEW,
-    HEIGHT,
-    IS_CLIENT,
-    ROW,
-    Chart,
-    Row,
-    data,
-    finished,
-    heading,
-    method_colour,
-    method_dash,
-    opacity,
-    percent_axis,
-    scale_of,
-    thickness,
-)
+from pflcli.evaluation.charts import clients as client_charts
+from pflcli.evaluation.charts import vega
+from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
+from pflcli.evaluation.page.content import Content, value
+from pflcli.evaluation.page.runs import Holdings, Relation, Runs
 from pflcli.evaluation.page.sentences import over
 from pflcli.wording import counted
 
-_QUANTILES = 200
-"""Beyond so many clients a curve goes through quantiles."""
 ROW_PER_CLIENT = 40
 """Up to so many clients are a row each, with their names."""
 
-BETTER, WORSE = colours.LIGHT[0], colours.LIGHT[1]
+_FEW_CLIENTS = 10
+"""Up to so many clients the bottom decile is the worst client."""
+_FEW_METHODS = 12
+"""Up to so many methods are named beside their points."""
+_ROW = 20
+"""Pixels of a row of a chart that has one per client or class."""
+_HEIGHT = 320
+"""Pixels of a chart."""
+_WIDTH, _WIDE = 560, 1150
+"""Pixels of a picture that stands in for a chart, and for one as wide as the page."""
+_MAX_SVG_BYTES = 100_000
+"""A larger SVG becomes a PNG."""
+
+_BETTER, _WORSE, _GRAPH = LIGHT[0], LIGHT[1], LIGHT[6]
+_IS_METHOD = "method != null && datum.method == method"
+_IS_CLIENT = "client != null && datum.client == client"
+_FADED = "method == null || datum.method == method"
+_CLIENT_FADED = "client == null || datum.client == client"
 
 
-def of(content: Content) -> list[Chart]:
-    """Return the charts of clients' scores, and of what they cost."""
+@dataclass(frozen=True)
+class Chart:
+    """A chart: its title, what it shows in words (also for those who do not see it), and its specification."""
+
+    key: str
+    title: str
+    caption: str
+    spec: Spec
+    is_wide: bool = False
+    """whether it takes the whole width of the page"""
+
+
+def draw(content: Content, runs: Runs) -> list[Chart]:
+    """Return all charts of a comparison, in the order of the page."""
     charts: list[Chart | None] = [_ranked(content)]
     if content.clients.baseline is not None:
-        charts += [cost(content), _dumbbell(content)]
+        charts += [_cost(content), _dumbbell(content)]
+    if runs.curves:
+        charts.append(_learning(content, runs))
+    charts += _tuned(content)
+    if runs.holdings is not None:
+        charts.append(_holdings(runs.holdings))
+    charts += [_relation(relation, place) for place, relation in enumerate(runs.relations)]
     return [chart for chart in charts if chart is not None]
 
 
-def _ranked(content: Content) -> Chart:
-    clients, lower = content.clients, content.metric.lower_is_better
-    lines: list[Row] = []
-    dots: list[Row] = []
-    for label in content.methods:
-        scores = clients.scores[label]
-        scored = np.flatnonzero(~np.isnan(scores))
-        ranked = scored[np.argsort(-scores[scored] if lower else scores[scored], kind="stable")]
-        share = 100 * (np.arange(len(ranked)) + 0.5) / max(len(ranked), 1)
-        places = np.linspace(0, len(ranked) - 1, min(len(ranked), _QUANTILES + 1)).round().astype(int)
-        lines += [{"method": label, "share": share[i], "score": scores[ranked[i]]} for i in places]
-        rank = dict(zip(ranked.tolist(), share.tolist(), strict=True))
-        dots += [
-            {"method": label, "client": clients.names[client], "share": rank[client], "score": scores[client]}
-            for client in clients.drawn.tolist()
-            if client in rank
-        ]
-    axes = {
-        "x": alt.X("share:Q", title="clients, worst served first (%)", scale=alt.Scale(domain=[0, 100])),
-        "y": alt.Y(
-            "score:Q",
-            title=heading(content),
-            axis=percent_axis(content),
-            scale=scale_of([row["score"] for row in lines], content),
-        ),
+def still(chart: Chart) -> str:
+    """Return a chart on white as a data URL: as SVG, or as PNG where an SVG would be large."""
+    sized = {**chart.spec, "width": _WIDE if chart.is_wide else _WIDTH, "background": "white"}
+    svg = vega.render(sized, "svg")
+    if len(svg) <= _MAX_SVG_BYTES:
+        return vega.url("image/svg+xml", svg)
+    return vega.url("image/png", vega.render(sized, "png", scale=1.0))
+
+
+def _finish(spec: Spec, height: int = _HEIGHT, **parameters: Any) -> Spec:
+    """Return the specification of a chart as wide as its place on the page."""
+    values = {"method": None, "client": None, **parameters}
+    sized = {
+        **spec,
+        "width": "container",
+        "height": height,
+        "params": [{"name": name, "value": value} for name, value in values.items()],
+        "config": {"view": {"stroke": None}},
+        "autosize": {"type": "fit", "contains": "padding", "resize": True},
     }
-    tips = [alt.Tooltip("method:N"), alt.Tooltip("share:Q", format=".0f"), alt.Tooltip("score:Q", format=".3f")]
-    curve = (
-        alt.Chart(data(lines))
-        .mark_line(clip=True)
-        .encode(
-            **axes,
-            color=method_colour(content),
-            strokeDash=method_dash(content),
-            strokeWidth=thickness(),
-            opacity=opacity(),
-            order=alt.Order("share:Q"),
-            tooltip=tips,
-        )
+    return vega.finish(sized)
+
+
+def _thickness(usual: float = 1.6) -> Spec:
+    """Return the encoding of a line's width: wider where its method is highlighted."""
+    return {"condition": {"test": _IS_METHOD, "value": 3.5}, "value": usual}
+
+
+def _opacity(test: str = _FADED, faded: float = 0.15) -> Spec:
+    """Return the encoding of opacity: what is not highlighted fades."""
+    return {"condition": {"test": test, "value": 1.0}, "value": faded}
+
+
+def _tip(field: str, form: str = "", title: str = "") -> Spec:
+    """Return a line of the text beside the pointer: a number in a format, or a name."""
+    more = {**({"format": form} if form else {}), **({"title": title} if title else {})}
+    return channel(field, "quantitative" if form else "nominal", **more)
+
+
+def _ranked(content: Content) -> Chart:
+    clients, methods, baseline, metric = content.clients, content.methods, content.baseline, content.metric
+    tips = [_tip("method"), _tip("share", ".0f"), _tip("score", ".3f")]
+    lines = client_charts.curves(
+        clients.scores,
+        methods,
+        baseline,
+        metric,
+        strokeWidth=_thickness(),
+        opacity=_opacity(),
+        tooltip=tips,
     )
-    dot = (
-        alt.Chart(data(dots))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(**axes, color=method_colour(content), tooltip=[alt.Tooltip("client:N"), *tips])
-        .transform_filter(IS_CLIENT)
-    )
+    axes = {axis: lines["encoding"][axis] for axis in ("x", "y")}
+    axes["y"]["title"] = metric.heading
+    dots: list[Row] = []
+    for label in methods:
+        ranked, share = client_charts.rank(clients.scores[label], metric)
+        places = dict(zip(ranked.tolist(), share.tolist(), strict=True))
+        dots += [
+            {
+                "method": label,
+                "client": clients.names[client],
+                "share": places[client],
+                "score": clients.scores[label][client],
+            }
+            for client in clients.drawn.tolist()
+            if client in places
+        ]
+    dot = {
+        **vega.data(dots),
+        "transform": [{"filter": _IS_CLIENT}],
+        "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+        "encoding": {**axes, "color": vega.method_colour(methods, baseline), "tooltip": [_tip("client"), *tips]},
+    }
     count = len(clients.names)
-    rule = alt.Chart(data([{"share": 10}])).mark_rule(strokeDash=[3, 3], opacity=0.5).encode(x="share:Q")
-    decile = " The dashed line marks the bottom decile: a tenth of the clients lie left of it." if count > FEW else ""
-    thinned = f" Curves go through {_QUANTILES + 1} quantiles." if count > _QUANTILES else ""
+    decile = [{**vega.level(10, "x", strokeDash=[3, 3], opacity=0.5)}] * (count > _FEW_CLIENTS)
+    marked = " The dashed line marks the bottom decile: a tenth of the clients lie left of it." if decile else ""
+    thinned = f" Curves go through {vega.QUANTILES + 1} quantiles." if count > vega.QUANTILES else ""
     caption = (
-        f"Each method's {counted(count, 'client')}, ranked by {heading(content)} from the worst served (left) to the "
-        f"best; every line is sorted by itself.{decile}{thinned}"
+        f"Each method's {counted(count, 'client')}, ranked by {metric.heading} from the worst served (left) to the "
+        f"best; every line is sorted by itself.{marked}{thinned}"
     )
-    return Chart("ranked", "All clients, ranked", caption, finished(alt.layer(*[rule] * (count > FEW), curve, dot)))
+    return Chart("ranked", "All clients, ranked", caption, _finish({"layer": [*decile, lines, dot]}))
+
+
+def _cost(content: Content) -> Chart | None:
+    """Return what each method gains and sends; None where fewer than two methods have a gain."""
+    scale = 100 if content.metric.percent else 1
+    rows: list[Row] = []
+    for row in content.rows:
+        gain = row["metrics"].get("gain", {})
+        megabytes = value(row, "megabytes")
+        if gain.get("value") is None or math.isnan(megabytes):
+            continue
+        low, high = gain.get("interval") or (gain["value"], gain["value"])
+        rows.append(
+            {
+                "method": row["label"],
+                "MB": megabytes,
+                "gain": scale * gain["value"],
+                "low": scale * low,
+                "high": scale * high,
+                "seconds": value(row, "seconds"),
+            }
+        )
+    if len(rows) < 2:
+        return None
+    unit = " (points)" if content.metric.percent else ""
+    ends = [0.0, *(row[key] for row in rows for key in ("low", "high"))]
+    room = 0.05 * (max(ends) - min(ends)) or 1.0
+    scale_y: Spec = {"domain": [float(f"{min(ends) - room:.4g}"), float(f"{max(ends) + room:.4g}")], "nice": False}
+    y: Spec = {"title": f"gain over {over(content)}{unit}, 95 % interval", "scale": scale_y}
+    constant = 10 ** math.floor(math.log10(min((row["MB"] for row in rows if row["MB"] > 0), default=1.0)))
+    scale_x, ticks = _logarithmic([row["MB"] for row in rows], constant)
+    form = ",.0f" if ticks[1] >= 1 else ",.4~f"
+    axis = {"values": ticks, "format": form, "grid": False, "labelOverlap": "greedy"}
+    base: Spec = {
+        "x": channel("drawn", title="MB sent, all rounds and links", scale=scale_x, axis=axis),
+        "color": vega.method_colour(content.methods, content.baseline),
+        "opacity": _opacity(),
+        "tooltip": [
+            _tip("method"),
+            *(_tip(name, ".2f") for name in ("gain", "low", "high")),
+            *(_tip(name, ".4~g") for name in ("MB", "seconds")),
+        ],
+    }
+    few = len(rows) <= _FEW_METHODS
+    zero = {**vega.level(0, "y", strokeDash=[3, 3], opacity=0.6)}
+    zero["encoding"] = {"y": channel("level", **y)}
+    names: list[Spec] = [
+        {
+            "transform": [{"filter": f"datum.side == '{side}'" if few else f"datum.side == '{side}' && {_IS_METHOD}"}],
+            "mark": {"type": "text", "align": align, "dx": dx, "fontSize": 11},
+            "encoding": {
+                **base,
+                "x": {**base["x"], "field": "edge"},
+                "y": channel("gain", **y),
+                "text": {"field": "method"},
+            },
+        }
+        for side, align, dx in (("right", "left", 9), ("left", "right", -9))
+    ]
+    points = {
+        **vega.data(_labelled(_dodged(rows, constant))),
+        "layer": [
+            {
+                "mark": {"type": "rule"},
+                "encoding": {
+                    **base,
+                    "y": channel("low", **y),
+                    "y2": {"field": "high"},
+                    "strokeWidth": _thickness(1.5),
+                },
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 90},
+                "encoding": {**base, "y": channel("gain", **y)},
+            },
+            *names,
+        ],
+    }
+    caption = (
+        f"What each method gains over {over(content)}, and what it sends for it. Upper left is best. Bars are 95 % "
+        "intervals; the horizontal axis is logarithmic, with nothing sent at its left end, and methods "
+        "that send the same stand side by side." + ("" if few else " Highlight a method to see its name.")
+    )
+    return Chart("cost", "Gain against bytes", caption, _finish({"layer": [zero, points]}))
+
+
+def _logarithmic(numbers: Sequence[float], constant: float) -> tuple[Spec, list[float]]:
+    """Return a scale that is logarithmic beyond a ``constant`` and begins at 0, with room at both ends, and its ticks.
+
+    Ticks are 0, 1, 2, 5, 10 and so on.
+    """
+    width = math.log1p(max(numbers) / constant) or 1.0
+    ticks = [factor * 10.0**power for power in range(-6, 10) for factor in (1, 2, 5)]
+    domain = [-constant * math.expm1(0.12 * width), constant * math.expm1(1.28 * width)]
+    scale = {
+        "type": "symlog",
+        "constant": constant,
+        "domain": [float(f"{end:.4g}") for end in domain],
+        "nice": False,
+    }
+    return scale, [0, *(tick for tick in ticks if constant <= tick <= domain[1])]
+
+
+def _dodged(rows: list[Row], constant: float) -> list[Row]:
+    """Give every method the place at which it is drawn: those that send the same stand side by side, as a group."""
+    width = math.log1p(max(row["MB"] for row in rows) / constant) or 1.0
+    drawn: list[Row] = []
+    for row in rows:
+        same = [other for other in rows if math.isclose(other["MB"], row["MB"], rel_tol=0.01, abs_tol=0.01 * constant)]
+        shift = min(0.015, 0.06 / len(same)) * width * (same.index(row) - (len(same) - 1) / 2)
+        place = math.log1p(row["MB"] / constant) + shift
+        position = math.copysign(constant * math.expm1(abs(place)), place)
+        drawn.append({**row, "drawn": position, "group": rows.index(same[0])})
+    return drawn
+
+
+def _labelled(rows: list[Row]) -> list[Row]:
+    """Say where a method's name stands: right of its group, or left of it where a near neighbour's stands right."""
+    near = 0.05 * (max(row["high"] for row in rows) - min(row["low"] for row in rows))
+    labelled: list[Row] = []
+    for row in sorted(rows, key=lambda row: -row["gain"]):
+        group = [other for other in rows if other["group"] == row["group"]]
+        neighbours = [
+            other["side"]
+            for other in labelled
+            if other["group"] == row["group"] and abs(other["gain"] - row["gain"]) < near
+        ]
+        side = "left" if neighbours.count("right") > neighbours.count("left") else "right"
+        edge = (max if side == "right" else min)(other["drawn"] for other in group)
+        labelled.append({**row, "side": side, "edge": edge})
+    return labelled
 
 
 def _dumbbell(content: Content) -> Chart | None:
-    clients, baseline, sign = content.clients, content.clients.baseline, -1 if content.metric.lower_is_better else 1
+    clients, baseline, sign = content.clients, content.clients.baseline, client_charts.sign(content.metric)
     assert baseline is not None
     rows: list[Row] = []
     for label in content.methods:
@@ -130,74 +310,112 @@ def _dumbbell(content: Content) -> Chart | None:
     if not rows:
         return None
     few = len(clients.drawn) <= ROW_PER_CLIENT
-    numbers = [row[key] for row in rows for key in ("score", "baseline")]
-    score_axis = {"axis": percent_axis(content), "scale": scale_of(numbers, content)}
-    layers = _dumbbell_layers(rows, content, few, score_axis)
-    drawn_clients = (
+    shown = (
         f"{len(clients.drawn)} of {len(clients.names)} clients, at even distances in that order" * clients.is_thinned
     )
     caption = (
         f"One {'row' if few else 'column'} per client, the worst served by {over(content)} first. The grey mark is "
         f"{over(content)}; the line leads to the method, blue where it gains and orange where it loses. Highlight "
-        f"another method to see its gains.{f' Shown: {drawn_clients}.' if drawn_clients else ''}"
+        f"another method to see its gains.{f' Shown: {shown}.' if shown else ''}"
     )
-    height = ROW * len(clients.drawn) + 60 if few else HEIGHT
-    spec = finished(layers, height, fallback=content.chosen, reference=content.baseline or "")
+    height = _ROW * len(clients.drawn) + 60 if few else _HEIGHT
+    spec = _finish(
+        _dumbbell_layers(rows, content, few), height, fallback=content.chosen, reference=content.baseline or ""
+    )
     return Chart("dumbbell", "Each client, before and after", caption, spec, is_wide=True)
 
 
-def _dumbbell_layers(rows: list[Row], content: Content, few: bool, score_axis: dict[str, Any]) -> alt.LayerChart:
-    title = f"{heading(content)}: {over(content)} (grey) and the method"
-    order = alt.EncodingSortField(field="place", order="ascending")
-    along: dict[str, Any]
+def _dumbbell_layers(rows: list[Row], content: Content, few: bool) -> Spec:
+    """Return a line per client from the baseline's score to the method's; ``few`` clients are rows, many columns."""
+    numbers = [row[key] for row in rows for key in ("score", "baseline")]
+    score = {
+        "title": f"{content.metric.heading}: {over(content)} (grey) and the method",
+        "axis": vega.axis_of(content.metric),
+        "scale": vega.scale_of(numbers, content.metric),
+    }
+    count = len(content.clients.drawn)
     if few:
-        client: Any = alt.Y("client:N", sort=order, title=None, axis=alt.Axis(labelLimit=140))
-        along = {"y": client}
-        ends = {"x": alt.X("baseline:Q", title=title, **score_axis), "x2": alt.X2("score:Q")}
-        points = [{"x": alt.X(f"{key}:Q", title=title, **score_axis)} for key in ("baseline", "score")]
+        order = {"field": "place", "order": "ascending"}
+        client = {"y": channel("client", "nominal", sort=order, title=None, axis={"labelLimit": 140})}
     else:
-        ends_at = alt.Scale(domain=[-0.5, len(content.clients.drawn) - 0.5], nice=False)
-        client = alt.X(
-            "place:Q",
-            scale=ends_at,
-            title="clients, worst served first",
-            axis=alt.Axis(labels=False, ticks=False, grid=False),
-        )
-        along = {"x": client}
-        ends = {"y": alt.Y("baseline:Q", title=title, **score_axis), "y2": alt.Y2("score:Q")}
-        points = [{"y": alt.Y(f"{key}:Q", title=title, **score_axis)} for key in ("baseline", "score")]
-    tips = [
-        alt.Tooltip("client:N"),
-        alt.Tooltip("method:N"),
-        alt.Tooltip("baseline:Q", format=".3f"),
-        alt.Tooltip("score:Q", format=".3f"),
-        alt.Tooltip("gain:Q", format="+.3f"),
-        alt.Tooltip("n:Q", title="samples", format=".0f"),
+        ends = {"domain": [-0.5, count - 0.5], "nice": False}
+        axis = {"labels": False, "ticks": False, "grid": False}
+        client = {"x": channel("place", scale=ends, title="clients, worst served first", axis=axis)}
+    across = "x" if few else "y"
+    shared = {
+        **client,
+        "opacity": _opacity(_CLIENT_FADED, 0.2),
+        "tooltip": [
+            *(_tip("client"), _tip("method"), _tip("baseline", ".3f"), _tip("score", ".3f"), _tip("gain", "+.3f")),
+            _tip("n", ".0f", "samples"),
+        ],
+    }
+    colour = {"color": {"condition": {"test": "datum.gain >= 0", "value": _BETTER}, "value": _WORSE}}
+    column = f"width / {count}"  # pixels of a client
+    tick = {
+        "type": "tick",
+        "thickness": 3,
+        "size": 12 if few else {"expr": f"min(8, 0.75 * {column})"},
+        "orient": "vertical" if few else "horizontal",
+        "color": GREY,
+    }
+    return {
+        **vega.data(rows),
+        "transform": [{"filter": "datum.method == (method == null || method == reference ? fallback : method)"}],
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 2.5 if few else {"expr": f"min(2.5, 0.6 * {column})"}},
+                "encoding": {
+                    **shared,
+                    **colour,
+                    across: channel("baseline", **score),
+                    f"{across}2": {"field": "score"},
+                },
+            },
+            {"mark": tick, "encoding": {**shared, across: channel("baseline", **score)}},
+            {
+                "mark": {
+                    "type": "point",
+                    "filled": True,
+                    "size": 60 if few else {"expr": f"min(30, pow(0.8 * {column}, 2))"},
+                },
+                "encoding": {**shared, **colour, across: channel("score", **score)},
+            },
+        ],
+    }
+
+
+def _learning(content: Content, runs: Runs) -> Chart:
+    rows: list[Row] = [
+        {"method": label, "round": number, "accuracy": accuracy}
+        for label, points in runs.curves.items()
+        for number, accuracy in points
     ]
-    colour = alt.condition("datum.gain >= 0", alt.value(BETTER), alt.value(WORSE))
-    fade = opacity("client == null || datum.client == client", 0.2)
-    base = alt.Chart(data(rows)).transform_filter(
-        "datum.method == (method == null || method == reference ? fallback : method)"
+    spec = {
+        **vega.data(rows),
+        "mark": {"type": "line", "point": all(len(points) < 30 for points in runs.curves.values())},
+        "encoding": {
+            "x": channel("round", title="round"),
+            "y": channel("accuracy", title="validation accuracy", axis={"format": ".0%"}, scale={"zero": False}),
+            "color": vega.method_colour(content.methods, content.baseline),
+            "strokeDash": vega.method_dash(content.methods, content.baseline),
+            "strokeWidth": _thickness(),
+            "opacity": _opacity(),
+            "tooltip": [_tip("method"), _tip("round", "d"), _tip("accuracy", ".3f")],
+        },
+    }
+    absent = [label for label in content.methods if label not in runs.curves]
+    without_rounds = f" Without rounds of their own: {', '.join(absent)}." if absent else ""
+    caption = (
+        "Validation accuracy after each measured round: of the clients' own models where a method has them, otherwise "
+        f"of the global model. Means over seeds.{without_rounds}"
     )
-    column = f"width / {len(content.clients.drawn)}"  # pixels of a client
-    line = base.mark_rule(strokeWidth=2.5 if few else alt.ExprRef(f"min(2.5, 0.6 * {column})")).encode(
-        **along, **ends, color=colour, opacity=fade, tooltip=tips
-    )
-    tick = base.mark_tick(
-        thickness=3,
-        size=12 if few else alt.ExprRef(f"min(8, 0.75 * {column})"),
-        orient="vertical" if few else "horizontal",
-        color=colours.GREY,
-    ).encode(**along, **points[0], opacity=fade, tooltip=tips)
-    dot = base.mark_point(filled=True, size=60 if few else alt.ExprRef(f"min(30, pow(0.8 * {column}, 2))")).encode(
-        **along, **points[1], color=colour, opacity=fade, tooltip=tips
-    )
-    return alt.layer(line, tick, dot)
+    return Chart("curves", "Learning curves", caption, _finish(spec))
 
 
-def tuned(content: Content) -> list[Chart]:
+def _tuned(content: Content) -> list[Chart]:
     """Return a chart for each value that clients chose by validation samples, such as lambda."""
-    clients, sign = content.clients, -1 if content.metric.lower_is_better else 1
+    clients, sign = content.clients, client_charts.sign(content.metric)
     charts: list[Chart] = []
     for name in dict.fromkeys(name for _, name in clients.tuned):
         rows: list[Row] = []
@@ -208,29 +426,27 @@ def tuned(content: Content) -> list[Chart]:
             continue
         is_gain = clients.baseline is not None
         unit = " (points)" if content.metric.percent else ""
-        title = f"gain over {over(content)}{unit}" if is_gain else heading(content)
-        chart = (
-            alt.Chart(data(rows))
-            .mark_point(filled=True, size=60)
-            .encode(
-                x=alt.X("value:Q", title=name),
-                y=alt.Y("outcome:Q", title=title),
-                color=method_colour(content),
-                opacity=opacity(f"({FADED}) && (client == null || datum.client == client)", 0.12),
-                tooltip=[
-                    alt.Tooltip("client:N"),
-                    alt.Tooltip("method:N"),
-                    alt.Tooltip("value:Q", title=name, format=".3~g"),
-                    alt.Tooltip("outcome:Q", title=title, format=".2f"),
+        title = f"gain over {over(content)}{unit}" if is_gain else content.metric.heading
+        spec = {
+            **vega.data(rows),
+            "mark": {"type": "point", "filled": True, "size": 60},
+            "encoding": {
+                "x": channel("value", title=name),
+                "y": channel("outcome", title=title),
+                "color": vega.method_colour(content.methods, content.baseline),
+                "opacity": _opacity(f"({_FADED}) && ({_CLIENT_FADED})", 0.12),
+                "tooltip": [
+                    *(_tip("client"), _tip("method")),
+                    *(_tip("value", ".3~g", name), _tip("outcome", ".2f", title)),
                 ],
-            )
-        )
+            },
+        }
         methods = ", ".join(label for label, other in clients.tuned if other == name)
         over_seeds = "; means over seeds" if len(content.seeds) > 1 else ""
         caption = (
             f"Each client's {name}, chosen by its validation samples under {methods}, and what came of it{over_seeds}."
         )
-        charts.append(Chart(f"tuned-{len(charts)}", f"What clients chose: {name}", caption, finished(chart, 260)))
+        charts.append(Chart(f"tuned-{len(charts)}", f"What clients chose: {name}", caption, _finish(spec, 260)))
     return charts
 
 
@@ -245,3 +461,70 @@ def _tuned_rows(
         for client in drawn.tolist()
         if not (math.isnan(values[client]) or math.isnan(outcome[client]))
     ]
+
+
+def _holdings(holdings: Holdings) -> Chart:
+    rows: list[Row] = [
+        {"client": client, "class": name, "samples": int(count)}
+        for client, counts in zip(holdings.clients, holdings.counts, strict=True)
+        for name, count in zip(holdings.classes, counts, strict=True)
+        if count
+    ]
+    few = len(holdings.clients) <= ROW_PER_CLIENT
+    title = None if few else "clients, in the order of the pictures above"
+    axis = {"labelLimit": 140, "labels": few, "ticks": few}
+    classes = channel("class", "nominal", sort=holdings.classes, title="class")
+    clients = channel("client", "nominal", sort=holdings.clients, title=title, axis=axis)
+    spec = {
+        **vega.data(rows),
+        "mark": {"type": "rect"},
+        "encoding": {
+            "x": classes if few else clients,
+            "y": clients if few else classes,
+            "color": channel("samples", scale={"type": "sqrt", "scheme": "viridis"}, title="samples"),
+            "opacity": _opacity(_CLIENT_FADED),
+            "tooltip": [_tip("client"), _tip("class"), _tip("samples", "d")],
+        },
+    }
+    thinned = len(holdings.clients) < holdings.total
+    thinning = f" Shown: {len(holdings.clients)} of {holdings.total} clients." if thinned else ""
+    caption = (
+        f"How many samples of each class every client holds; empty fields are classes that it does not have.{thinning}"
+    )
+    rows_down = len(holdings.clients if few else holdings.classes)
+    height = min(_ROW * rows_down, 420) + 60
+    return Chart("holdings", "Samples of each client by class", caption, _finish(spec, height), is_wide=True)
+
+
+def _relation(relation: Relation, place: int) -> Chart:
+    names, weights = relation.clients, relation.weights
+    rows: list[Row] = [
+        {"method": relation.method, "client": names[i], "other": names[j], "weight": float(weights[i, j])}
+        for i, j in np.argwhere(weights > 0).tolist()
+    ]
+    few = len(names) <= ROW_PER_CLIENT
+    axis: Spec = {"labelLimit": 90} if few else {"labels": False, "ticks": False}
+    is_graph = bool(np.isin(weights, (0, 1)).all())
+    shared = {"sort": names, "axis": axis, "scale": {"domain": names}}
+    attention = channel("weight", scale={"scheme": "viridis"}, title="attention")
+    spec = {
+        **vega.data(rows),
+        "mark": {"type": "rect"},
+        "encoding": {
+            "x": channel("other", "nominal", title="other client", **shared),
+            "y": channel("client", "nominal", title="client", **shared),
+            "color": {"value": _GRAPH} if is_graph else attention,
+            "opacity": _opacity(f"{_CLIENT_FADED} || datum.other == client"),
+            "tooltip": [_tip("client"), _tip("other"), _tip("weight", ".3~g")],
+        },
+    }
+    words = {
+        "attention": "How much attention each client (row) pays to each other (column) in its last round",
+        "neighbours": "The neighbours (columns) of each client (row) after the last round",
+        "cluster": "Clients that are given the same model",
+    }
+    thinning = f" Shown: {len(names)} of {relation.total} clients." if len(names) < relation.total else ""
+    caption = f"{words[relation.title]}, under {relation.method}, of the first seed.{thinning}"
+    title = {"attention": "Attention", "neighbours": "Neighbours", "cluster": "Clusters"}[relation.title]
+    height = max(_HEIGHT, min(480, 14 * len(names)))
+    return Chart(f"relation-{place}", f"{title}: {relation.method}", caption, _finish(spec, height))

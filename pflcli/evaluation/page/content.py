@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact, ancestor, follow
 from pflcli.errors import InputError
+from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.metric import Metric
 
@@ -27,15 +28,15 @@ KINDS = ("comparison", "evaluation")
 MOST = 200
 """Up to so many clients each is drawn; of more, so many at even distances, and curves go through as many quantiles."""
 
-UNUSABLE = "__proto__"
-"""A name that cannot be a key in JavaScript."""
-
 _FIXED = {"method", "seed", "client", "name", "unseen", "gain"}
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The m clients of a comparison; scores are means over the seeds under which the same client occurs."""
+    """The m clients of a comparison, with the names that charts show.
+
+    Scores are means over the seeds under which the same client occurs.
+    """
 
     names: list[str]
     keys: list[tuple[int, int]]
@@ -178,9 +179,9 @@ def _clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str, is_o
     if seeds > 1 and not is_one_partition:
         words += ", seed " + table["seed"].astype(int).astype(str)
     name = table["name"].fillna("") if "name" in table else pd.Series("", table.index)
-    table = table.assign(who=name.where(name != "", words))
-    # Namesakes within a seed are told apart by their numbers, and Vega loses rows whose key is this word of JavaScript.
-    unclear = table.duplicated(["method", "seed", "who"], keep=False) | (table["who"] == UNUSABLE)
+    table = table.assign(who=name.where(name != "", words).map(vega.text))
+    # Numbers tell clients of the same name apart.
+    unclear = table.duplicated(["method", "seed", "who"], keep=False)
     table["who"] = table["who"].where(~unclear, table["who"] + " (" + words + ")")
     table = table[table[f"n_{metrics['split']}"] > 0]
     order = {name: place for place, name in enumerate(dict.fromkeys(table["who"]))}

@@ -14,12 +14,13 @@ from typing import Any
 
 from pflcli import __version__, registry
 from pflcli.errors import PflError
+from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.page import audits, colours, sentences
+from pflcli.evaluation.page import audits, sentences
 from pflcli.evaluation.page.audits import Audit
+from pflcli.evaluation.page.charts import Chart
 from pflcli.evaluation.page.content import Content
 from pflcli.evaluation.page.lineage import HEADINGS, Lineage
-from pflcli.evaluation.page.parts import Chart
 from pflcli.evaluation.presentation import tables
 from pflcli.wording import counted
 
@@ -62,7 +63,7 @@ class Section:
 def page(sections: Sequence[Section], shown_audits: Sequence[Audit], javascript: str, data_folder: str) -> str:
     """Return the HTML; ``javascript`` draws the charts, ``data_folder`` is the folder of CSV and JSON beside it."""
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    data = {"dark": colours.on_dark(), "sections": [_data(section) for section in sections]}
+    data = {"dark": vega.on_dark(), "sections": [_data(section) for section in sections]}
     several = len(sections) > 1
     titles = [section.title if several else section.dataset for section in sections]
     body = "".join(_section(section, number, several) for number, section in enumerate(sections))
@@ -106,7 +107,13 @@ def _hash(text: str) -> str:
 def _data(section: Section) -> dict[str, Any]:
     content = section.content
     specs = {chart.key: chart.spec for chart in section.charts}
-    return {"baseline": content.baseline, "chosen": content.chosen, "specs": specs}
+    baseline = None if content.baseline is None else vega.text(content.baseline)
+    return {"baseline": baseline, "chosen": vega.text(content.chosen), "specs": specs}
+
+
+def _key(label: str) -> str:
+    """Return the label of a method as its charts have it, as the value of an attribute."""
+    return escape(vega.text(label))
 
 
 def _contents(parts: Mapping[str, str]) -> str:
@@ -170,9 +177,9 @@ def _learned(content: Content) -> str:
 def _tools(content: Content, number: int) -> str:
     """Return the legend, whose entries highlight a method, and the choice of a client to highlight."""
     chips = "".join(
-        f'<button type="button" class="chip" aria-pressed="false" data-method="{escape(label)}">'
+        f'<button type="button" class="chip" aria-pressed="false" data-method="{_key(label)}">'
         f"{_swatch(colour, dash)}{escape(label)}</button>"
-        for label, (colour, dash) in colours.style(content.methods, content.baseline).items()
+        for label, (colour, dash) in vega.styles(content.methods, content.baseline).items()
     )
     clients = content.clients
     names = [escape(clients.names[client]) for client in clients.drawn]
@@ -186,7 +193,7 @@ def _tools(content: Content, number: int) -> str:
 
 def _swatch(colour: str, dash: Sequence[int]) -> str:
     dashes = f' stroke-dasharray="{" ".join(str(length / 2) for length in dash)}"' if dash else ""
-    number = colours.LIGHT.index(colour) if colour in colours.LIGHT else "b"
+    number = vega.LIGHT.index(colour) if colour in vega.LIGHT else "b"
     return (
         f'<svg viewBox="0 0 16 6" aria-hidden="true"><line class="m{number}" x1="0" y1="3" x2="16" y2="3" '
         f'stroke-width="3"{dashes}/></svg>'
@@ -204,11 +211,11 @@ def _table(content: Content, number: int) -> str:
     for row in table.rows:
         label, *cells = row
         mark = ' class="best"' if label == best else ""
-        name = f'<button type="button" data-method="{escape(label)}">{escape(label)}</button>'
+        name = f'<button type="button" data-method="{_key(label)}">{escape(label)}</button>'
         name += " (baseline)" if label == content.baseline else ""
         numbers = "".join(f'<td data-value="{_number(cell)}">{escape(cell)}</td>' for cell in cells)
         first = f'<th scope="row" data-value="{escape(label)}">{name}</th>'
-        lines.append(f'<tr{mark} data-method="{escape(label)}">{first}{numbers}</tr>\n')
+        lines.append(f'<tr{mark} data-method="{_key(label)}">{first}{numbers}</tr>\n')
     region = f'<div class="scroll" role="region" aria-label="All methods: {escape(content.title)}" tabindex="0">'
     body = f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody>"
     return f'{region}<table class="sortable">{body}</table></div>\n'

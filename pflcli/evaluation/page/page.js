@@ -66,7 +66,7 @@
       const place = figure.querySelector(".chart");
       views.get(figure)?.finalize();
       // The interpreter (ast) evaluates expressions without eval, which the page's security policy forbids.
-      const options = { actions: false, ast: true, defaultStyle: false, renderer: "canvas", config: theme(), tooltip: showTip };
+      const options = { mode: "vega-lite", actions: false, ast: true, defaultStyle: false, renderer: "canvas", config: theme(), tooltip: showTip };
       const spec = structuredClone(content.specs[figure.dataset.chart]); // Vega marks the rows that it reads
       const { view } = await vegaEmbed(place, dark.matches ? coloured(spec) : spec, options);
       views.set(figure, view);

@@ -11,9 +11,10 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
+from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import neighbourhood
 from pflcli.evaluation.metrics.attention import of_last_round
-from pflcli.evaluation.page.content import MOST, UNUSABLE, Content
+from pflcli.evaluation.page.content import MOST, Content
 from pflcli.evaluation.page.lineage import Lineage
 
 _POINTS = 100
@@ -149,10 +150,8 @@ def _holdings(artifact: Artifact, content: Content) -> Holdings:
     most = max(1, min(MOST, _FIELDS // max(counts.shape[1], 1)))
     drawn = [order[i] for i in np.linspace(0, len(order) - 1, min(len(order), most)).round().astype(int)]
     all_names = book.client_names(len(counts))
-    names = [clients.names[place[number]] if number in place else all_names[number] for number in drawn]
-    classes = [
-        f"class {i}: {name}" if name == UNUSABLE else name for i, name in enumerate(book.class_names(counts.shape[1]))
-    ]
+    names = [clients.names[place[number]] if number in place else vega.text(all_names[number]) for number in drawn]
+    classes = [vega.text(name) for name in book.class_names(counts.shape[1])]
     return Holdings(names, classes, counts[drawn], len(counts))
 
 

@@ -15,9 +15,9 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
+from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.metrics import heterogeneity, scores
 from pflcli.evaluation.metrics.attention import by_round, pairs
-from pflcli.evaluation.presentation import pictures
 
 
 def test_mean_by_client_with_empty_clients_anywhere():

@@ -16,7 +16,7 @@ from pflcli.evaluation.presentation import conclusion
 
 HOSTILE = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "]]>", "</script>", "<!--", "' || 1 || '",
-    "a&amp;b", "\u2028", "${x}", "#0072B2", "constructor", "__proto__",
+    "a&amp;b", "\u2028", "${x}", "#0072B2", "constructor", "__proto__", "\x00\x1b[31m", "\ufffe",
 )  # fmt: skip
 """Names that are markup, code or colours elsewhere."""
 

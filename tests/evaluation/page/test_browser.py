@@ -7,9 +7,8 @@ import pytest
 import synthetic
 
 from pflcli.commands.report import report
-from pflcli.evaluation.page import bundle
+from pflcli.evaluation.page import charts
 
-pytest.importorskip("altair")
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no Chromium is installed")
 
 CHIP = "[...document.querySelectorAll('.chip')].find((chip) => chip.dataset.method === {})"
@@ -18,7 +17,7 @@ COLUMN = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) =>
 
 def test_it_draws_links_and_sorts_without_a_request_or_an_error(hostile, tmp_path, monkeypatch):
     page = tmp_path / "report.html"
-    monkeypatch.setattr(bundle, "still", lambda spec, is_wide: "data:image/png;base64,AA==")  # they take seconds
+    monkeypatch.setattr(charts, "still", lambda chart: "data:image/png;base64,AA==")  # they take seconds
     report([hostile.path], page)
     with browser.browser() as tab:
         tab.open(page, 1280, 3000)

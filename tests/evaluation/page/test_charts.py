@@ -9,27 +9,23 @@ import re
 import pytest
 import synthetic
 
+from helpers import chart_rows as rows
 from pflcli.artifacts.reader import open_artifact
-from pflcli.evaluation.page import bundle, colours, content, lineage, run_charts, runs
-
-pytest.importorskip("altair")
+from pflcli.evaluation.charts import vega
+from pflcli.evaluation.page import charts, content, lineage, runs
 
 
 def drawn(artifact):
     comparison = content.read(artifact)
-    charted = run_charts.of(comparison, runs.read(comparison, lineage.trace(artifact)))
+    charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
     return comparison, {chart.key: chart for chart in charted}
-
-
-def rows(spec):
-    return [row for values in spec["datasets"].values() for row in values]
 
 
 def expressions(node, key=""):
     """Every text of a specification in which an expression stands."""
     if isinstance(node, dict):
         for name, item in node.items():
-            if name not in ("datasets", "values"):
+            if name not in ("data", "values"):
                 yield from expressions(item, name)
     elif isinstance(node, list):
         for item in node:
@@ -78,7 +74,7 @@ def test_a_specification_is_json_and_the_same_again(compared):
 
 def test_a_picture_that_stands_in_is_an_svg_without_foreign_addresses(hostile):
     _, charted = drawn(hostile)
-    url = bundle.still(charted["cost"].spec)
+    url = charts.still(charted["cost"])
     assert url.startswith("data:image/svg+xml;base64,")
     svg = base64.b64decode(url.partition(",")[2]).decode()
     assert "&lt;b&gt;knn&lt;/b&gt;" in svg
@@ -94,12 +90,12 @@ def luminance(colour):
 
 def test_colours_stand_out_from_their_background():
     """Graphics need a contrast of 3 to 1 (WCAG 2.2, 1.4.11)."""
-    for background, names in ((colours.PAPER, colours.on_dark()), (colours.NIGHT, colours.on_dark().values())):
+    for background, names in ((vega.PAPER, vega.on_dark()), (vega.NIGHT, vega.on_dark().values())):
         for colour in names:
             light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= 3, colour
 
 
 def test_each_of_40_methods_has_a_style_of_its_own():
-    styles = colours.style([f"m{number}" for number in range(40)], None)
+    styles = vega.styles([f"m{number}" for number in range(40)], None)
     assert len({*styles.values()}) == 40

@@ -11,10 +11,10 @@ from html.parser import HTMLParser
 import pytest
 import synthetic
 
+from helpers import chart_rows
 from pflcli.commands.report import report
+from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import html
-
-pytest.importorskip("altair")
 
 
 class Page(HTMLParser):
@@ -57,9 +57,9 @@ def test_hostile_names_are_text(written, hostile):
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
     data = json.loads(page.inside["script"][0])
     assert "<" not in page.inside["script"][0]
-    names = {row["client"] for spec in data["sections"][0]["specs"].values() for values in spec["datasets"].values()
-             for row in values if "client" in row}  # fmt: skip
-    hostile_names = {"__proto__ (client 11)" if name == "__proto__" else name for name in synthetic.HOSTILE}
+    specs = data["sections"][0]["specs"]
+    names = {row["client"] for spec in specs.values() for row in chart_rows(spec) if "client" in row}
+    hostile_names = {vega.text(name) for name in synthetic.HOSTILE}
     assert names == hostile_names
     options = [attributes["value"] for attributes in page.all("option")]
     assert {*options} == {"", *hostile_names}
@@ -115,7 +115,5 @@ def test_json_in_a_page_cannot_end_its_script():
 
 
 def test_colours_of_the_style_are_those_of_the_charts():
-    from pflcli.evaluation.page import colours
-
     style = (html._FOLDER / "page.css").read_text()
-    assert re.findall(r"\.m\d \{ stroke: (#\w+)", style) == [*colours.LIGHT, *colours.DARK]
+    assert re.findall(r"\.m\d \{ stroke: (#\w+)", style) == [*vega.LIGHT, *vega.DARK]

@@ -1,0 +1,247 @@
+"""Charts of accuracy, or of another score, by client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pflcli.evaluation.charts import vega
+from pflcli.evaluation.charts.vega import GREY, Row, Scores, Spec, channel
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics.metric import Metric
+
+FEW = 20
+"""With fewer clients each is shown by name."""
+ACCURACY = catalogue.METRICS["accuracy"]
+
+_SHAPES = ("circle", "triangle-up", "square", "diamond")
+"""Shapes of the first eight methods, of the second eight, and so on."""
+_PANEL = 440
+"""Pixels of the lines, and of all small panels together."""
+_MAX_DOTS = 6000
+"""Greatest number of dots in all small panels together."""
+
+
+def sign(metric: Metric) -> int:
+    """Return what to multiply scores by so that more is better."""
+    return -1 if metric.lower_is_better else 1
+
+
+def by_client(
+    names: Sequence[str],
+    scores: Mapping[str, Scores],
+    baseline: str | None,
+    title: str,
+    metric: Metric = ACCURACY,
+) -> Spec:
+    """Return a row per client, with a dot per method and a line to it from the baseline.
+
+    ``names`` (m,) are those of the clients, ``scores`` maps a method to their scores (m,) by the ``metric``, nan where
+    unknown. The client with the best score under the baseline, or on average, is the first row.
+    """
+    table = np.stack(list(scores.values()))
+    known = ~np.isnan(table)
+    means = np.where(known, table, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    base = scores.get(baseline) if baseline is not None else None
+    reference = np.where(known.any(axis=0), means, np.nan) if base is None else base
+    order = np.argsort(np.nan_to_num(sign(metric) * reference, nan=-np.inf), kind="stable")
+    methods = [name for name in scores if name != baseline]
+    spread = np.linspace(0.3, -0.3, len(methods)) if len(methods) > 1 else np.zeros(len(methods))
+    dots: list[Row] = [
+        {"method": name, "score": scores[name][client], "row": row + offset, "base": reference[client]}
+        for name, offset in zip(methods, spread.tolist(), strict=True)
+        for row, client in enumerate(order.tolist())
+    ]
+    height = round(len(names) * max(12 * len(methods), 25) + 12)
+    rows = {
+        "scale": {"domain": [-0.6, len(names) - 0.4], "nice": False},
+        "axis": {"values": [*range(len(names))], "labelExpr": "clients[datum.value]", "grid": False, "ticks": False},
+    }
+    across = channel(
+        "score",
+        title=f"test {metric.heading}",
+        axis=vega.axis_of(metric),
+        scale=vega.scale_of(table.ravel().tolist(), metric),
+    )
+    domain = [*methods, *([baseline] if base is not None else [])]
+    legend = vega.legend_below(map(str, domain), _PANEL, symbolOpacity=1, symbolSize=60)
+    colour = vega.method_colour([str(name) for name in domain], baseline, legend)
+    shapes = [_SHAPES[place // len(vega.LIGHT) % len(_SHAPES)] for place in range(len(methods))]
+    shape = {**colour, "scale": {"domain": domain, "range": [*shapes, "stroke"][: len(domain)]}}
+    y = channel("row", title=None, **rows)
+    layers: list[Spec] = []
+    if base is not None:
+        layers.append(
+            {
+                "mark": {"type": "rule", "opacity": 0.6, "strokeWidth": 1.2},
+                "encoding": {"x": across, "x2": {"field": "base"}, "y": y, "color": colour},
+            }
+        )
+        marks = [{"score": base[client], "from": row - 0.4, "to": row + 0.4} for row, client in enumerate(order)]
+        layers.append(
+            {
+                **vega.data(marks),
+                "mark": {"type": "rule", "color": GREY, "strokeWidth": 2.5},
+                "encoding": {"x": across, "y": {**y, "field": "from"}, "y2": {"field": "to"}},
+            }
+        )
+    layers.append(
+        {
+            "mark": {"type": "point", "filled": True, "size": 45, "opacity": 1},
+            "encoding": {"x": across, "y": y, "color": colour, "shape": shape},
+        }
+    )
+    labels = [vega.short(names[client]) for client in order]
+    params = [{"name": "clients", "value": labels}]
+    spec = {"params": params, "width": _PANEL, "height": height, **vega.data(dots), "layer": layers}
+    return vega.figure(spec, title)
+
+
+def ranked(scores: Mapping[str, Scores], baseline: str | None, title: str, metric: Metric = ACCURACY) -> Spec:
+    """Return a line per method through its clients ranked by score, and panels of the clients that each method helps.
+
+    ``scores`` maps a method to its clients' scores (m,) by the ``metric``. Left, each line is sorted by itself, so that
+    its left end shows the worst-served clients. Right, a panel per method with each client's gain over ``baseline``.
+    """
+    reference = scores.get(baseline) if baseline is not None else None
+    others = [name for name in scores if name != baseline]
+    legend = vega.legend_below(scores, _PANEL, symbolType="stroke", symbolStrokeWidth=2, symbolSize=250)
+    lines = {
+        "title": title,
+        "width": _PANEL,
+        "height": 300,
+        "layer": [
+            vega.level(10, "x", color="#bbbbbb"),
+            {
+                **vega.data([{"share": 11, "label": "bottom decile"}]),
+                "mark": {"type": "text", "align": "left", "baseline": "top", "color": GREY, "dy": 3},
+                "encoding": {"x": channel("share"), "y": {"value": 0}, "text": {"field": "label"}},
+            },
+            curves(scores, [*scores], baseline, metric, legend),
+        ],
+    }
+    if reference is None or not others:
+        return vega.figure(lines)
+    columns = min(math.ceil(math.sqrt(len(others))), 5)
+    return vega.figure({"hconcat": [lines, _gains(scores, str(baseline), columns, metric)], "spacing": 40})
+
+
+def curves(
+    scores: Mapping[str, Scores],
+    methods: Sequence[str],
+    baseline: str | None,
+    metric: Metric,
+    legend: Spec | None = None,
+    **encoding: Any,
+) -> Spec:
+    """Return a layer with a line per method: its clients' scores, from the worst served to the best.
+
+    Of many clients the lines go through quantiles. ``encoding`` replaces or adds channels.
+    """
+    rows: list[Row] = []
+    for label in methods:
+        known, share = rank(scores[label], metric)
+        values = scores[label][known]
+        places = np.linspace(0, len(known) - 1, min(len(known), vega.QUANTILES + 1)).round().astype(int)
+        rows += [{"method": label, "share": share[i], "score": values[i]} for i in places]
+    return {
+        **vega.data(rows),
+        "mark": {"type": "line", "clip": True},
+        "encoding": {
+            **ranks([row["score"] for row in rows], metric),
+            "color": vega.method_colour(methods, baseline, legend),
+            "strokeDash": vega.method_dash(methods, baseline, legend),
+            "strokeWidth": {"value": 1.8},
+            "order": channel("share"),
+            **encoding,
+        },
+    }
+
+
+def ranks(values: Sequence[float], metric: Metric) -> Spec:
+    """Return the axes of ranked clients with these scores."""
+    across = channel("share", title="clients, worst served first (%)", scale={"domain": [0, 100]})
+    scale = vega.scale_of(values, metric)
+    return {
+        "x": across,
+        "y": channel("score", title=f"test {metric.heading}", axis=vega.axis_of(metric), scale=scale),
+    }
+
+
+def rank(values: Scores, metric: Metric) -> tuple[Any, Scores]:
+    """Return the clients with a score from the worst served to the best, and the share of clients at each, in %."""
+    known = np.flatnonzero(~np.isnan(values))
+    known = known[np.argsort(sign(metric) * values[known], kind="stable")]
+    return known, 100 * (np.arange(len(known)) + 0.5) / max(len(known), 1)
+
+
+def _gains(scores: Mapping[str, Scores], baseline: str, columns: int, metric: Metric) -> Spec:
+    """Return a panel per method, with a dot for each client: its gain against its score under the baseline."""
+    reference = scores[baseline]
+    others = [name for name in scores if name != baseline]
+    factor = (100 if metric.percent else 1) * sign(metric)
+    gains = {name: factor * (scores[name] - reference) for name in others}
+    colours = vega.styles([*scores], baseline)
+    most = max(_MAX_DOTS // len(others), 1)
+    count, rows = len(reference), math.ceil(len(others) / columns)
+    drawn = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+    every = np.concatenate([*gains.values()])
+    ends = [0.0, *every[np.isfinite(every)].tolist()]
+    room = 0.05 * (max(ends) - min(ends)) or 1.0
+    x_scale = vega.scale_of(reference.tolist(), metric)
+    y_scale = {"domain": [round(min(ends) - room, 3), round(max(ends) + room, 3)], "nice": False}
+    order = np.argsort(np.nan_to_num(reference, nan=np.inf), kind="stable")[drawn]
+    last = len(others) - columns
+    panels = []
+    for place, name in enumerate(others):
+        known = gains[name][~np.isnan(gains[name])]
+        better, worse = (100 * float(np.mean(side)) if len(known) else 0.0 for side in (known > 0, known < 0))
+        dots: list[Row] = [
+            {"base": reference[client], "gain": gains[name][client]}
+            for client in order.tolist()
+            if not math.isnan(gains[name][client])
+        ]
+        # Axes have labels on the outer panels only.
+        left, bottom = (
+            {} if outer else {"labels": False, "ticks": False} for outer in (not place % columns, place > last - 1)
+        )
+        x_axis = vega.axis_of(metric, tickCount=4, labelOverlap="greedy", labelSeparation=8, **bottom)
+        panels.append(
+            {
+                "title": {"text": [vega.short(name), f"↑ {better:.0f} % ↓ {worse:.0f} %"], "fontSize": 10, "offset": 4},
+                "width": (_PANEL - 14 * (columns - 1)) / columns,
+                "height": max((330 - 46 * rows) / rows, 50),
+                "layer": [
+                    vega.level(0, "y", color=GREY, strokeDash=[4, 3]),
+                    {
+                        **vega.data(dots),
+                        "mark": {
+                            "type": "point",
+                            "filled": True,
+                            "size": 16 if len(dots) <= 100 else 5,
+                            "opacity": 0.6,
+                            "color": colours[name][0],
+                        },
+                        "encoding": {
+                            "x": channel("base", title=None, axis=x_axis, scale=x_scale),
+                            "y": channel("gain", title=None, axis={"tickCount": 4, **left}, scale=y_scale),
+                        },
+                    },
+                ],
+            }
+        )
+    unit = " (points)" if metric.percent else ""
+    thinned = f"; {len(drawn)} of {count} are drawn" if len(drawn) < count else ""
+    return {
+        "title": {
+            "text": f"Gain{unit} of each client over {baseline}, by its {metric.heading} under {baseline}",
+            "subtitle": f"a dot per client and seed: ↑ better off, ↓ worse off{thinned}",
+            "fontSize": 12,
+        },
+        "concat": panels,
+        "columns": columns,
+        "spacing": {"column": 14, "row": 12},
+    }

@@ -1,0 +1,590 @@
+"""Charts with a row or a column per client: its samples by class, its neighbours, its attention to others.
+
+Matrices are drawn as one image each, a cell per pair, so that thousands of clients cost no more than a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.evaluation.charts import vega
+from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
+from pflcli.evaluation.metrics.attention import of_last_round
+
+Array = NDArray[np.floating[Any]]
+Graph = NDArray[np.bool_]
+
+SLOTS = ("own", "attended", "global")
+"""The models among which the second layer of attention chooses."""
+
+_BLUES = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
+_VIRIDIS = ("#fde725", "#5ec962", "#21918c", "#3b528b", "#440154")
+_NOTHING = "#dddddd"
+"""The colour of cells without a value, such as the diagonal."""
+_WITHIN, _ACROSS, _NEW = "#888888", "#D55E00", "#C04F00"
+"""Colours of neighbours within a group and across groups, and of clients that join later."""
+_GROUPS = tuple(colour for colour in LIGHT if colour != _NEW)
+_SHAPES = ("circle", "triangle-up", "square", "diamond")
+
+_SIDE = 300
+"""Pixels of a square panel."""
+_MAX_CELLS = 1000
+"""Greatest number of cells along a side; with more clients one cell stands for several."""
+_MAX_BUBBLES = 120
+"""Up to so many clients are drawn as bubbles; more as a heat map."""
+_MAX_GRAPH = 60
+"""Up to so many clients are also drawn as a graph."""
+_WORDS = 5
+"""Up to so many groups are labelled with the word ``group``."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of clients in a chart: ``place`` (m,) are their ids, group after group of ``sizes`` (k,).
+
+    ``names`` (k,) are names of the groups, ``clients`` (m,) names of the clients by id; both may be empty.
+    """
+
+    place: NDArray[np.intp]
+    sizes: NDArray[np.int64]
+    names: tuple[str, ...]
+    clients: tuple[str, ...] = ()
+
+    @classmethod
+    def by_group(cls, clients: int, cluster: NDArray[np.int64] | None, names: Sequence[str] = ()) -> Order:
+        """Order clients, called ``names``, by ``cluster`` (m,) where it is known, otherwise by number, as one group."""
+        known = tuple(vega.short(name) for name in names)
+        if cluster is None:
+            return cls(np.arange(clients), np.asarray([clients]), (), known)
+        groups, sizes = np.unique(cluster, return_counts=True)
+        return cls(np.argsort(cluster, kind="stable"), sizes, tuple(map(str, groups)), known)
+
+    @property
+    def group(self) -> NDArray[np.int64]:
+        """The place of each client's group, in the chart's order (m,)."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @property
+    def borders(self) -> NDArray[np.float64]:
+        """The edges of groups along an axis, with those of the chart (k + 1,)."""
+        return np.concatenate([[-0.5], np.cumsum(self.sizes) - 0.5])
+
+    def ticks(self, title: str) -> tuple[str, list[float], list[str]]:
+        """Return the title of an axis of clients, the places of its labels, and the labels."""
+        if self.names:
+            few = len(self.names) <= _WORDS
+            places = np.cumsum(self.sizes) - self.sizes / 2 - 0.5
+            labels = [f"group {name}" if few else name for name in self.names]
+            return title if few else f"{title}, by group", places.tolist(), labels
+        count = len(self.place)
+        if self.clients and count <= vega.MAX_NAMED:
+            return title, [*range(count)], [self.clients[client] for client in self.place]
+        step = 1 if count <= 12 else 5 if count <= 40 else max(10, 10 ** (len(str(count)) - 2))
+        return title, [*range(0, count, step)], [str(place) for place in range(0, count, step)]
+
+
+def place_axis(key: str, ticks: tuple[str, list[float], list[str]], count: int, **axis: Any) -> tuple[Spec, Spec]:
+    """Return the parameter that holds an axis's labels, named ``key``, and the encoding of places along the axis."""
+    title, places, labels = ticks
+    parameter = {"name": key, "value": labels}
+    looked_up = f"{key}[indexof({places}, datum.value)]"
+    options = {"values": places, "labelExpr": looked_up, "grid": False, "labelLimit": 130, **axis}
+    scale = {"domain": [-0.5, count - 0.5], "nice": False, "zero": False}
+    return parameter, {"type": "quantitative", "title": title, "axis": options, "scale": scale}
+
+
+def _image(colours: NDArray[np.uint8], x: Spec, y: Spec, width: int = _SIDE, height: int = _SIDE) -> Spec:
+    """Return a layer with a cell per entry of ``colours`` (rows, columns, 3), the first row on top.
+
+    It fills a panel of this ``width`` and ``height``.
+    """
+    pixels = colours
+    for axis, side in enumerate((height, width)):  # an image with more pixels than the picture keeps sharp edges
+        pixels = np.repeat(pixels, -(-3 * side // pixels.shape[axis]), axis=axis)
+    low, high = x["scale"]["domain"]
+    top, bottom = sorted(y["scale"]["domain"])
+    cell = {"x": low, "x2": high, "y": top, "y2": bottom, "url": vega.png_url(pixels)}
+    return {
+        "data": {"values": [cell]},
+        "mark": {"type": "image", "aspect": False},
+        "encoding": {
+            "x": {"field": "x", **x},
+            "x2": {"field": "x2"},
+            "y": {"field": "y", **y},
+            "y2": {"field": "y2"},
+            "url": {"field": "url"},
+        },
+    }
+
+
+def _rgb(colours: Sequence[str]) -> NDArray[np.float64]:
+    return np.asarray([[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in colours], np.float64)
+
+
+def _coloured(values: Array, stops: Sequence[str], most: float, nothing: str) -> NDArray[np.uint8]:
+    """Return the colours (rows, columns, 3) of ``values`` from 0 to ``most``; those of nan are ``nothing``."""
+    share = np.clip(np.nan_to_num(values) / (most or 1.0), 0, 1)
+    table = _rgb(stops)
+    at = np.linspace(0, 1, len(stops))
+    colours = np.stack([np.interp(share, at, table[:, part]) for part in range(3)], axis=-1)
+    colours[np.isnan(values)] = _rgb([nothing])[0]
+    return colours.round().astype(np.uint8)
+
+
+def _colour_bar(stops: Sequence[str], most: float, length: int, **more: Any) -> Spec:
+    """Return an invisible layer whose legend is the scale of colours."""
+    scale = {"domain": [0, most], "range": [*stops], "interpolate": "rgb", **more.pop("scale", {})}
+    legend = {"title": None, "gradientLength": length, **more}
+    return {
+        "data": {"values": [{"value": 0}, {"value": most}]},
+        "mark": {"type": "point", "opacity": 0},
+        "encoding": {"color": channel("value", scale=scale, legend=legend)},
+    }
+
+
+def _borders(borders: Array, axis: str) -> Spec:
+    mark = {"type": "rule", "color": "black", "strokeWidth": 0.9}
+    return {**vega.data({"at": place} for place in borders), "mark": mark, "encoding": {axis: channel("at")}}
+
+
+def _joined(
+    panels: Sequence[tuple[list[Spec], Spec]], title: str, direction: str = "hconcat", spacing: int = 30
+) -> Spec:
+    """Return panels, each with its parameters, as one picture; their colours and legends are their own."""
+    params = [parameter for own, _ in panels for parameter in own]
+    resolve = {"scale": dict.fromkeys(("color", "shape", "strokeDash", "size"), "independent")}
+    views = [{**spec, "resolve": resolve} if "layer" in spec else spec for _, spec in panels]
+    return vega.figure({"params": params, direction: views, "spacing": spacing, "resolve": resolve}, title)
+
+
+# Samples by client and class
+
+
+def holdings(
+    counts: NDArray[np.int64],
+    title: str,
+    cluster: NDArray[np.int64] | None = None,
+    new: NDArray[np.bool_] | None = None,
+    names: Sequence[str] = (),
+    classes: Sequence[str] = (),
+) -> Spec:
+    """Return each client's number of samples, above its samples of each class.
+
+    ``counts`` (m, C): samples by client and class. Few clients stand in their order, many by their most frequent class,
+    those of a ``cluster`` (m,) together. Clients that are ``new`` (m,) have another colour. Few clients and classes are
+    called by their ``names`` (m,) and ``classes`` (C,).
+    """
+    clients, labels = counts.shape
+    few = clients <= _MAX_BUBBLES
+    order = _order(counts, cluster, by_class=not few)
+    counts = counts[order]
+    late = np.zeros(clients, dtype=np.bool_) if new is None else new[order]
+    width = int(np.clip(110 + 8 * clients, 380, 1000))
+    height = int(np.clip(18 * labels, 170, 650))
+    sorting = "" if few else ", by most frequent class"
+    borders: NDArray[np.float64] = np.empty(0)
+    if cluster is not None:
+        sizes = np.bincount(cluster)
+        borders = np.asarray(np.cumsum(sizes)[:-1] - 0.5, np.float64)
+        middles = (np.cumsum(sizes) - sizes / 2 - 0.5).tolist()
+        ticks = f"{clients} clients, by group{sorting.replace(', by', ' and')}", middles, [*map(str, range(len(sizes)))]
+    else:
+        known = Order.by_group(clients, None, names)
+        ticks = known.ticks("client" if few else f"{clients} clients{sorting}")
+    across, x = place_axis("clients", ticks, clients, labelOverlap=True)
+    class_order = Order.by_group(labels, None, classes)
+    down, y = place_axis("classes", class_order.ticks("class"), labels, labelOverlap=True)
+    y["scale"] = {**y["scale"], "domain": [labels - 0.5, -0.5]}
+    plain = {**x, "title": None, "axis": {**x["axis"], "labels": False}}
+    widest = min(width / clients, height / labels)
+    layers = _bubbles(counts, late, x, y, widest) if few else _heat(counts, x, y, width, height)
+    if len(borders):
+        layers.append(_borders(borders, "x"))
+    above = {"width": width, "height": 90, **_sizes(counts.sum(axis=1), late, plain)}
+    below = {"width": width, "height": height, "layer": layers}
+    return _joined([([across], above), ([down], below)], title, "vconcat", 8)
+
+
+def _order(counts: NDArray[np.int64], cluster: NDArray[np.int64] | None, *, by_class: bool) -> NDArray[np.intp]:
+    """Return the ids of clients (m,) from left to right."""
+    keys = [np.arange(len(counts))]
+    if by_class:
+        share = counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)
+        keys += [-share, counts.argmax(axis=1)]
+    if cluster is not None:
+        keys.append(cluster)
+    return np.lexsort(keys)
+
+
+def _sizes(totals: NDArray[np.int64], late: NDArray[np.bool_], x: Spec) -> Spec:
+    """Return each client's number of samples, ``totals`` (m,)."""
+    kinds = ("trains the global model", "new: joins later")
+    gap = 0.4 if len(totals) <= _MAX_BUBBLES else 0.5
+    rows: list[Row] = [
+        {"from": place - gap, "to": place + gap, "samples": int(total), "kind": kinds[int(is_late)]}
+        for place, (total, is_late) in enumerate(zip(totals, late, strict=True))
+    ]
+    scale = {"domain": [*kinds], "range": [LIGHT[0], _NEW]}
+    legend = {"orient": "top-right", "title": None, "offset": -18, "direction": "horizontal"} if late.any() else None
+    return {
+        **vega.data(rows),
+        "mark": {"type": "rect"},
+        "encoding": {
+            "x": {"field": "from", **x},
+            "x2": {"field": "to"},
+            "y": channel(
+                "samples", axis={"tickCount": 4}, scale={"domain": [0, 1.05 * max(int(totals.max(initial=1)), 1)]}
+            ),
+            "y2": {"datum": 0},
+            "color": channel("kind", "nominal", scale=scale, legend=legend),
+        },
+    }
+
+
+def _bubbles(counts: NDArray[np.int64], late: NDArray[np.bool_], x: Spec, y: Spec, widest: float) -> list[Spec]:
+    """Return a bubble for each client and class, its area the number of samples; ``widest`` in pixels."""
+    most = max(int(counts.max(initial=0)), 1)
+    rows: list[Row] = [
+        {"client": client, "class": label, "samples": int(counts[client, label]), "late": bool(late[client])}
+        for client, label in np.argwhere(counts).tolist()
+    ]
+    area = 0.785 * (0.95 * min(widest, 17.0)) ** 2
+    size = {"domain": [0, most], "range": [0, area]}
+    note = {"label": f"largest bubble: {most} samples"}
+    return [
+        {
+            **vega.data(rows),
+            "mark": {"type": "circle", "opacity": 0.75},
+            "encoding": {
+                "x": {"field": "client", **x},
+                "y": {"field": "class", **y},
+                "size": channel("samples", scale=size, legend=None),
+                "color": {"condition": {"test": "datum.late", "value": _NEW}, "value": LIGHT[0]},
+            },
+        },
+        {
+            **vega.data([note]),
+            "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -4, "fontSize": 11},
+            "encoding": {"x": {"value": "width"}, "y": {"value": 0}, "text": {"field": "label"}},
+        },
+    ]
+
+
+def _heat(counts: NDArray[np.int64], x: Spec, y: Spec, width: int, height: int) -> list[Spec]:
+    """Return a cell for each client and class, white where there is no sample; colours follow the square root."""
+    most = max(int(counts.max(initial=0)), 1)
+    step = -(-len(counts) // (2 * _MAX_CELLS))
+    samples = np.maximum.reduceat(counts, np.arange(0, len(counts), step))
+    roots = np.where(samples > 0, np.sqrt(samples), np.nan).T
+    values = sorted({round(most * share**2) for share in (0, 0.25, 0.5, 0.75, 1)})
+    bar = _colour_bar(_VIRIDIS, most, height, scale={"type": "sqrt"}, title="samples", values=values)
+    return [_image(_coloured(roots, _VIRIDIS, float(np.sqrt(most)), "#ffffff"), x, y, width, height), bar]
+
+
+# Attention
+
+
+def attention(
+    first: Array,
+    second: Array,
+    rounds: NDArray[np.int64],
+    title: str,
+    cluster: NDArray[np.int64] | None = None,
+    names: Sequence[str] = (),
+    *,
+    apart: bool = False,
+) -> Spec:
+    """Return each client's attention to others (layer 1) and to the three models (layer 2), and means by round.
+
+    ``first`` (r, m, m) and ``second`` (r, m, 3) hold a row for each client and round, 0 where it took no part;
+    ``rounds`` (r,) are their numbers; of one alone there are no means. The matrices show each client's last attention,
+    clients of a true ``cluster`` (m,) together; few of them are called by their ``names`` (m,).
+    With ``apart`` every round has matrices of its own, below one another, and there are no means.
+    """
+    order = Order.by_group(first.shape[1], cluster, names)
+    took = second.sum(axis=2) > 0
+    if apart:
+        rows: list[tuple[list[Spec], Spec]] = []
+        for place, number in enumerate(rounds.tolist()):
+            one = slice(place, place + 1)
+            params, views = _layers(first[one], second[one], took[one], order, f"round {number}, ", str(place))
+            rows.append((params, {"hconcat": views, "spacing": 30}))
+        return _joined(rows, title, "vconcat")
+    params, views = _layers(first, second, took, order, "", "")
+    if len(rounds) > 1:
+        views.append(_means(first, second, took, rounds, cluster))
+    note = "; grey clients took no part" if not took.any(axis=0).all() else ""
+    return _joined([(params, views[0]), *(([], view) for view in views[1:])], title + note)
+
+
+def _layers(
+    first: Array, second: Array, took: NDArray[np.bool_], order: Order, words: str, key: str
+) -> tuple[list[Spec], list[Spec]]:
+    """Return the matrices of both layers, and the parameters of their axes, whose names end with ``key``."""
+    count = len(order.place)
+    others = of_last_round(first, took)[order.place][:, order.place]
+    others = np.where(others > 0, others, np.nan)
+    slots = of_last_round(second, took)[order.place]
+    along, x = place_axis(f"others{key}", order.ticks("other client"), count, labelOverlap=True)
+    down, y = place_axis(f"clients{key}", order.ticks("client"), count)
+    y["scale"] = {**y["scale"], "domain": [count - 0.5, -0.5]}
+    across, z = place_axis(f"slots{key}", ("", [0, 1, 2], [*SLOTS]), len(SLOTS), labelAngle=-30)
+    most = float(np.nanmax(others, initial=0)) or 1.0
+    resolve = {"scale": {"color": "independent"}}
+    panels = [
+        {
+            "title": f"{words}layer 1: attention to other clients",
+            "width": _SIDE,
+            "height": _SIDE,
+            "layer": [
+                _image(_coloured(others, _BLUES, most, _NOTHING), x, y),
+                _colour_bar(_BLUES, most, _SIDE),
+                _borders(order.borders, "x"),
+                _borders(order.borders, "y"),
+            ],
+        },
+        {
+            "title": "layer 2: models mixed",
+            "width": 130,
+            "height": _SIDE,
+            "layer": [
+                _image(_coloured(slots, _BLUES, 1.0, _NOTHING), z, {**y, "title": None}),
+                _colour_bar(_BLUES, 1.0, _SIDE),
+                _borders(order.borders, "y"),
+                _borders(np.arange(len(SLOTS) + 1) - 0.5, "x"),
+            ],
+        },
+    ]
+    return [along, down, across], [{**panel, "resolve": resolve} for panel in panels]
+
+
+def _means(
+    first: Array,
+    second: Array,
+    took: NDArray[np.bool_],
+    rounds: NDArray[np.int64],
+    cluster: NDArray[np.int64] | None,
+) -> Spec:
+    """Return means over the clients of each round."""
+    count = took.sum(axis=1)
+    weight = np.where(count > 0, count, np.nan)
+    mean = second.sum(axis=1) / weight[:, None]
+    kinds = [f"layer 2: {name}" for name in SLOTS]
+    curves = {kind: mean[:, place] for place, kind in enumerate(kinds)}
+    colours, dashes = [*LIGHT[: len(SLOTS)]], [[1, 0]] * len(SLOTS)
+    if cluster is not None:
+        same: NDArray[np.bool_] = cluster[:, None] == cluster
+        np.fill_diagonal(same, False)
+        curves["layer 1: to its own group"] = (first * same).sum(axis=2).sum(axis=1) / weight
+        even = float(same.sum(axis=1).mean() / max(len(cluster) - 1, 1))
+        curves["layer 1, if it were even"] = np.where(count > 0, even, np.nan)
+        colours, dashes = [*colours, "#000000", GREY], [*dashes, [6, 3], [2, 2]]
+    spec = by_round(rounds, curves, colours, dashes, "attention", [0, 1])
+    return {"title": "mean over clients", "width": 330, "height": _SIDE, **spec}
+
+
+def by_round(
+    rounds: Sequence[int] | NDArray[np.int64],
+    curves: Mapping[str, Array],
+    colours: Sequence[str],
+    dashes: Sequence[Sequence[int]],
+    title: str,
+    domain: Sequence[float] | None = None,
+    **legend: Any,
+) -> Spec:
+    """Return a line per curve over the rounds; nan leaves a gap, and rounds without any value at the ends are cut."""
+    known = np.flatnonzero(~np.isnan(np.stack([*curves.values()])).all(axis=0))
+    span = slice(known[0], known[-1] + 1) if len(known) else slice(0, 0)
+    numbers = [int(number) for number in rounds[span]]
+    rows: list[Row] = [
+        {"round": number, "value": value, "curve": name}
+        for name, values in curves.items()
+        for number, value in zip(numbers, values[span].tolist(), strict=True)
+    ]
+    options = {"title": None, "symbolType": "stroke", "symbolSize": 300, "symbolStrokeWidth": 2, **legend}
+    by_curve = channel("curve", "nominal", legend=options)
+    scale = {"domain": [*curves], "range": [*colours]}
+    dash = {"domain": [*curves], "range": [[*lengths] for lengths in dashes]}
+    limits = {} if domain is None else {"domain": [*domain], "nice": False}
+    return {
+        **vega.data(rows),
+        "mark": {"type": "line", "point": {"size": 22} if len(numbers) <= 30 else False, "strokeWidth": 1.8},
+        "encoding": {
+            "x": channel(
+                "round", axis={"tickMinStep": 1, "format": "d"}, scale={"zero": False, "nice": False, "padding": 8}
+            ),
+            "y": channel("value", title=title, scale=limits, axis={"tickCount": 6}),
+            "color": {**by_curve, "scale": scale},
+            "strokeDash": {**by_curve, "scale": dash},
+        },
+    }
+
+
+# Neighbours
+
+
+def neighbours(
+    last: Graph,
+    rows: Sequence[dict[str, float]],
+    title: str,
+    cluster: NDArray[np.int64] | None = None,
+    names: Sequence[str] = (),
+) -> Spec:
+    """Return the neighbours in the ``last`` round (m, m), a row per client, and curves of the ``rows`` by round.
+
+    Few clients are also drawn as a graph, and labelled by their ``names`` (m,). Clients of a true ``cluster`` (m,) are
+    side by side, and neighbours across clusters have a colour of their own. There are no curves of a single row.
+    """
+    order = Order.by_group(len(last), cluster, names)
+    graph = last[np.ix_(order.place, order.place)]
+    params, matrix = _pairs(graph, order)
+    panels: list[tuple[list[Spec], Spec]] = [(params, matrix)]
+    if len(graph) <= _MAX_GRAPH:
+        panels.append(([], _circle(graph, order)))
+    if len(rows) > 1:
+        panels.append(([], _by_round(rows, known=cluster is not None)))
+    return _joined(panels, title)
+
+
+def _across(order: Order) -> Graph:
+    """Return for each pair of clients, in the chart's order, whether their groups differ (m, m)."""
+    return np.asarray(order.group[:, None] != order.group)
+
+
+def kinds_of_pairs(graph: Graph, order: Order) -> NDArray[np.uint8]:
+    """Return a cell per pair of clients: 0 without an edge, 1 within a group, 2 across groups.
+
+    Of many clients a cell stands for several, and shows the rarest kind in it.
+    """
+    count = len(graph)
+    step = -(-count // _MAX_CELLS)
+    kinds = graph.astype(np.uint8) + (graph & _across(order))
+    for axis in (0, 1):
+        kinds = np.maximum.reduceat(kinds, np.arange(0, count, step), axis=axis)
+    return kinds
+
+
+def _pairs(graph: Graph, order: Order) -> tuple[list[Spec], Spec]:
+    """Return the matrix of neighbours and the parameters of its axes."""
+    count = len(graph)
+    kinds = kinds_of_pairs(graph, order)
+    step = -(-count // len(kinds))
+    colours = _rgb(["#ffffff", _WITHIN, _ACROSS])[kinds].astype(np.uint8)
+    across, x = place_axis("neighbours", order.ticks("neighbour"), count, labelOverlap=True)
+    down, y = place_axis("clients", order.ticks("client"), count, labelOverlap=True)
+    y["scale"] = {**y["scale"], "domain": [count - 0.5, -0.5]}
+    layers = [_image(colours, x, y), _borders(order.borders, "x"), _borders(order.borders, "y")]
+    if order.names:
+        words = ["same group", "another group"]
+        scale = {"domain": words, "range": [_WITHIN, _ACROSS]}
+        legend = {
+            "title": None,
+            "orient": "bottom",
+            "direction": "horizontal",
+            "symbolType": "square",
+            "symbolOpacity": 1,
+        }
+        layers.append(
+            {
+                **vega.data({"kind": word} for word in words),
+                "mark": {"type": "point", "opacity": 0, "filled": True},
+                "encoding": {"color": channel("kind", "nominal", scale=scale, legend=legend)},
+            }
+        )
+    note = f" (a point: {step} x {step} clients)" * (step > 1)
+    panel = {"title": f"neighbours of each client{note}", "width": _SIDE, "height": _SIDE, "layer": layers}
+    return [across, down], panel
+
+
+def _circle(graph: Graph, order: Order) -> Spec:
+    """Return clients on a circle, with space between groups, and a line between neighbours."""
+    at = on_circle(order)
+    joined = np.triu(graph | graph.T)
+    apart = _across(order)
+    edges: list[Row] = [
+        {"x": at[i, 0], "y": at[i, 1], "x2": at[j, 0], "y2": at[j, 1], "across": bool(apart[i, j])}
+        # A line that crosses groups lies above the others, of which there may be many.
+        for i, j in sorted(np.argwhere(joined).tolist(), key=lambda pair: bool(apart[pair[0], pair[1]]))
+    ]
+    count = len(graph)
+    has_names = order.clients and count <= vega.MAX_NAMED
+    nodes: list[Row] = [
+        {
+            "x": at[place, 0],
+            "y": at[place, 1],
+            "label_x": 1.11 * at[place, 0],
+            "label_y": 1.11 * at[place, 1],
+            "group": f"group {order.names[order.group[place]]}" if order.names else "client",
+            "label": order.clients[client] if has_names else str(client),
+        }
+        for place, client in enumerate(order.place.tolist())
+    ]
+    domain = [f"group {name}" for name in order.names] or ["client"]
+    colours = [_GROUPS[place % len(_GROUPS)] for place in range(len(domain))]
+    shapes = [_SHAPES[place // len(_GROUPS) % len(_SHAPES)] for place in range(len(domain))]
+    legend = vega.legend_below(domain[:20], _SIDE, symbolSize=60, symbolOpacity=1) if order.names else None
+    group = channel("group", "nominal", legend=legend)
+    side = {"scale": {"domain": [-1.25, 1.25], "nice": False}, "axis": None}
+    small = count > 30
+    return {
+        "title": "neighbours, in either direction",
+        "width": _SIDE,
+        "height": _SIDE,
+        "layer": [
+            {
+                **vega.data(edges),
+                "mark": {"type": "rule", "strokeWidth": 0.9, "opacity": 0.6},
+                "encoding": {
+                    "x": channel("x", **side),
+                    "y": channel("y", **side),
+                    "x2": {"field": "x2"},
+                    "y2": {"field": "y2"},
+                    "color": {"condition": {"test": "datum.across", "value": _ACROSS}, "value": _WITHIN},
+                },
+            },
+            {
+                **vega.data(nodes),
+                "mark": {"type": "point", "filled": True, "opacity": 1, "size": 40 if small else 70},
+                "encoding": {
+                    "x": channel("x", **side),
+                    "y": channel("y", **side),
+                    "color": {**group, "scale": {"domain": domain, "range": colours}},
+                    "shape": {**group, "scale": {"domain": domain, "range": shapes}},
+                },
+            },
+            {
+                **vega.data(nodes),
+                "mark": {"type": "text", "fontSize": 8 if small else 10, "color": "#444444"},
+                "encoding": {
+                    "x": channel("label_x", **side),
+                    "y": channel("label_y", **side),
+                    "text": {"field": "label"},
+                },
+            },
+        ],
+    }
+
+
+def on_circle(order: Order) -> NDArray[np.float64]:
+    """Return the place of each client (m, 2) on a circle of radius 1, with a gap between groups."""
+    count, gap = len(order.place), 1.0 if len(order.sizes) > 1 else 0.0
+    turn = 2 * np.pi * (np.arange(count) + gap * order.group) / (count + gap * len(order.sizes))
+    return np.stack([np.sin(turn), np.cos(turn)], axis=1)
+
+
+def _by_round(rows: Sequence[dict[str, float]], *, known: bool) -> Spec:
+    """Return precision and recall by round, or the number of neighbours where the true clusters are not known."""
+    keys = ("precision", "recall") if known else ("neighbours",)
+    values = {key: np.asarray([row[key] for row in rows], np.float64) for key in keys}
+    colours = (LIGHT[0], LIGHT[2]) if known else ("#000000",)
+    numbers = [int(row["round"]) for row in rows]
+    below = {"orient": "bottom", "direction": "horizontal"} if known else {"disable": True}
+    title = "mean over clients" if known else "neighbours of a client, mean"
+    spec = by_round(numbers, values, colours, [[1, 0]] * len(keys), title, [0, 1] if known else None, **below)
+    heading = "neighbours against true groups" if known else "number of neighbours"
+    return {"title": heading, "width": 330, "height": _SIDE, **spec}

@@ -1,0 +1,222 @@
+"""What all charts share: how names enter them, data, encodings, colours of methods, and how they are rendered.
+
+A chart is a Vega-Lite specification, a dictionary of JSON values. ``vl-convert`` renders it without a browser or a
+display, and contains the JavaScript that draws it on a page. Every specification passes ``finish``.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.evaluation.metrics.metric import Metric
+
+Spec = dict[str, Any]
+Row = dict[str, Any]
+Scores = NDArray[np.float64]
+
+FORMATS = ("png", "svg", "pdf")
+"""What a specification can be rendered as."""
+
+LIGHT = ("#0072B2", "#C04F00", "#00805E", "#A8487F", "#8F6A00", "#5B4FBF", "#3A7D1F", "#B3344C")
+"""Colours on white, each with a contrast of at least 3 to 1."""
+DARK = ("#56B4E9", "#FF9142", "#2BC79A", "#E79BC4", "#F0C14B", "#A99BFF", "#8FD16B", "#FF8A9B")
+"""The same eight on a dark background, in the same order."""
+GREY, GREY_ON_DARK = "#666666", "#A6A6A6"
+"""The colour of the baseline."""
+PAPER, NIGHT = "#ffffff", "#15181d"
+"""The light and the dark background."""
+DASHES = ((), (6, 3), (2, 2), (8, 2, 2, 2), (12, 4))
+"""Dashes of the first eight methods, of the second eight, and so on."""
+
+QUANTILES = 200
+"""A curve of more clients than this goes through quantiles."""
+MAX_NAMED = 30
+"""Greatest number of clients or classes whose names label an axis."""
+
+_SCALE = 2.0
+"""Pixels of a PNG for each pixel of the specification."""
+_CONFIG: Spec = {
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "title": {"fontWeight": "normal", "fontSize": 13},
+    "axis": {"titleFontWeight": "normal", "titleFontSize": 12, "labelFontSize": 11, "gridColor": "#e6e6e6"},
+    "legend": {"titleFontWeight": "normal", "titleFontSize": 11, "labelFontSize": 11, "labelLimit": 400},
+}
+_PROPERTIES = {
+    *("__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__", "constructor"),
+    *("hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString", "toString", "valueOf"),
+}
+"""Properties of every object in JavaScript, where Vega finds a function instead of nothing."""
+
+
+def text(name: str) -> str:
+    """Return a name as charts show it: characters that cannot be drawn as escapes, such as ``\\x00``.
+
+    A control character ends the process that renders it, and a name like ``constructor`` breaks the chart: such a
+    name gets a no-break space at its end.
+    """
+    if not name.isprintable():
+        name = "".join(
+            letter
+            if letter.isprintable() or unicodedata.category(letter) == "Zs"
+            else letter.encode("unicode_escape").decode()
+            for letter in name
+        )
+    return f"{name}\u00a0" if name in _PROPERTIES else name
+
+
+def short(name: str) -> str:
+    """Return a name that fits beside an axis."""
+    return name if len(name) <= 16 else f"{name[:15]}…"
+
+
+def _clean(node: Any) -> Any:
+    """Return a part of a specification with every string, in data, titles and scales, passed through ``text``."""
+    if isinstance(node, str):
+        return text(node)
+    if isinstance(node, Mapping):
+        return {key: _clean(item) for key, item in node.items()}
+    return [_clean(item) for item in node] if isinstance(node, list | tuple) else node
+
+
+def finish(spec: Spec) -> Spec:
+    """Return a specification that is safe to render: every string has passed ``text``."""
+    finished: Spec = _clean(spec)
+    return finished
+
+
+def figure(spec: Spec, title: str = "") -> Spec:
+    """Return a finished picture on white, with a ``title`` above all its panels."""
+    over = {"title": {"text": title, "anchor": "middle", "fontSize": 14}} if title else {}
+    return finish({**over, **spec, "background": "white", "padding": 8, "config": _CONFIG})
+
+
+def render(spec: Spec, form: str = "png", scale: float = _SCALE) -> bytes:
+    """Return a specification as ``png``, ``svg`` or ``pdf``; nothing is fetched."""
+    import vl_convert
+
+    # As text: vl-convert sorts the keys of dictionaries.
+    source = json.dumps(finish(spec), allow_nan=False)
+    if form == "svg":
+        svg: str = vl_convert.vegalite_to_svg(source, allowed_base_urls=[])
+        return svg.encode()
+    if form == "pdf":
+        pdf: bytes = vl_convert.vegalite_to_pdf(source, allowed_base_urls=[])
+        return pdf
+    png: bytes = vl_convert.vegalite_to_png(source, scale=scale, allowed_base_urls=[])
+    return png
+
+
+@cache
+def javascript() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script, from the installed vl-convert; it fetches nothing."""
+    import vl_convert
+
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return script.replace("</script", "<\\/script")
+
+
+def stored(spec: Spec) -> bytes:
+    """Return a specification as the content of a file."""
+    return (json.dumps(spec, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n").encode()
+
+
+def data(rows: Iterable[Row]) -> Spec:
+    """Return rows as data of a chart, numbers rounded to four decimal places, or six digits from 100 on."""
+    return {"data": {"values": [{key: _rounded(cell) for key, cell in row.items()} for row in rows]}}
+
+
+def _rounded(cell: Any) -> Any:
+    if not isinstance(cell, float | np.floating):
+        return cell.item() if isinstance(cell, np.generic) else cell
+    number = float(cell)
+    if not math.isfinite(number):
+        return None
+    return round(number, 4) if abs(number) < 100 else float(f"{number:.6g}")
+
+
+def channel(field: str, kind: str = "quantitative", /, **more: Any) -> Spec:
+    """Return the encoding of a field; ``kind`` is a Vega-Lite type."""
+    return {"field": field, "type": kind, **more}
+
+
+def axis_of(metric: Metric, **more: Any) -> Spec:
+    """Return the axis of a score."""
+    return {"format": ".0%" if metric.percent else ".3~g", **more}
+
+
+def scale_of(numbers: Sequence[float], metric: Metric) -> Spec:
+    """Return the scale of scores, as wide as they are with some room; nan does not count."""
+    finite = [float(number) for number in numbers if math.isfinite(number)]
+    if not finite:
+        return {}
+    low, high = min(finite), max(finite)
+    room = 0.05 * (high - low) or 0.05
+    low, high = low - room, high + room
+    if metric.percent:
+        low, high = max(low, 0.0), min(high, 1.0)
+    return {"domain": [round(low, 3), round(high, 3)], "nice": False, "zero": False}
+
+
+def styles(methods: Sequence[str], baseline: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the colour on white and the dashes of each method; the baseline is grey and dashed."""
+    compared = [label for label in methods if label != baseline]
+    by_method = {
+        label: (LIGHT[place % len(LIGHT)], DASHES[place // len(LIGHT) % len(DASHES)])
+        for place, label in enumerate(compared)
+    }
+    return {label: by_method.get(label, (GREY, (8, 3))) for label in methods}
+
+
+def method_colour(methods: Sequence[str], baseline: str | None, legend: Spec | None = None) -> Spec:
+    """Return the encoding of methods by colour."""
+    chosen = styles(methods, baseline)
+    scale = {"domain": [*chosen], "range": [colour for colour, _ in chosen.values()]}
+    return channel("method", "nominal", scale=scale, legend=legend)
+
+
+def method_dash(methods: Sequence[str], baseline: str | None, legend: Spec | None = None) -> Spec:
+    """Return the encoding of methods by dashes, for lines."""
+    chosen = styles(methods, baseline)
+    scale = {"domain": [*chosen], "range": [list(dash) or [1, 0] for _, dash in chosen.values()]}
+    return channel("method", "nominal", scale=scale, legend=legend)
+
+
+def on_dark() -> dict[str, str]:
+    """Return the colour that replaces each on a dark background."""
+    return {**dict(zip(LIGHT, DARK, strict=True)), GREY: GREY_ON_DARK}
+
+
+def legend_below(labels: Iterable[str], width: float, **more: Any) -> Spec:
+    """Return a legend below a panel, in as many columns as fit into its ``width``."""
+    widest = max(map(len, labels), default=1)
+    return {"orient": "bottom", "title": None, "columns": max(1, int(width / (6.2 * widest + 32))), **more}
+
+
+def level(value: float, axis: str, **mark: Any) -> Spec:
+    """Return a line across a panel at a value of ``x`` or ``y``."""
+    return {**data([{"level": value}]), "mark": {"type": "rule", **mark}, "encoding": {axis: channel("level")}}
+
+
+def png_url(pixels: NDArray[np.uint8]) -> str:
+    """Return an image, (h, w, 3) or (h, w, 4), as a data URL of a PNG."""
+    from PIL import Image
+
+    memory = io.BytesIO()
+    Image.fromarray(pixels).save(memory, "PNG")
+    return url("image/png", memory.getvalue())
+
+
+def url(media_type: str, content: bytes) -> str:
+    """Return a data URL."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
