@@ -185,8 +185,8 @@ def test_dots_of_many_clients_are_thinned_and_the_title_says_so():
     rng = np.random.default_rng(0)
     spec = clients.ranked({f"m{place}": rng.random(1000) for place in range(31)}, "m0", "Accuracy")
     dots = [row for row in chart_rows(spec) if "base" in row]
-    assert len(dots) == 30 * 200
-    assert "200 of 1000 are drawn" in json.dumps(spec)
+    assert len(dots) == 30 * 100
+    assert "100 of 1000 are drawn" in json.dumps(spec)
 
 
 def test_without_a_baseline_there_are_lines_alone():

@@ -153,7 +153,7 @@ def of(
     return needs
 
 
-_PICTURE = 40e6
+_PICTURE = 120e6
 """Bytes of what draws the picture of a comparison, which a dry run does not load."""
 
 

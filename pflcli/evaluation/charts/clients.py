@@ -21,7 +21,7 @@ _SHAPES = ("circle", "triangle-up", "square", "diamond")
 """Shapes of the first eight methods, of the second eight, and so on."""
 _PANEL = 440
 """Pixels of the lines, and of all small panels together."""
-_MAX_DOTS = 6000
+_MAX_DOTS = 3000
 """Greatest number of dots in all small panels together."""
 
 
@@ -126,6 +126,8 @@ def ranked(scores: Mapping[str, Scores], baseline: str | None, title: str, metri
     if reference is None or not others:
         return vega.figure(lines)
     columns = min(math.ceil(math.sqrt(len(others))), 5)
+    rows = math.ceil(len(others) / columns)
+    lines["height"] = max(300, round(rows * (_gain_height(rows) + 38) - 20))  # as high as all panels beside it
     return vega.figure({"hconcat": [lines, _gains(scores, str(baseline), columns, metric)], "spacing": 40})
 
 
@@ -178,6 +180,11 @@ def rank(values: Scores, metric: Metric) -> tuple[Any, Scores]:
     return known, 100 * (np.arange(len(known)) + 0.5) / max(len(known), 1)
 
 
+def _gain_height(rows: int) -> float:
+    """Return the pixels of a panel of gains, of which ``rows`` lie below one another."""
+    return max((330 - 46 * rows) / rows, 50)
+
+
 def _gains(scores: Mapping[str, Scores], baseline: str, columns: int, metric: Metric) -> Spec:
     """Return a panel per method, with a dot for each client: its gain against its score under the baseline."""
     reference = scores[baseline]
@@ -213,7 +220,7 @@ def _gains(scores: Mapping[str, Scores], baseline: str, columns: int, metric: Me
             {
                 "title": {"text": [vega.short(name), f"↑ {better:.0f} % ↓ {worse:.0f} %"], "fontSize": 10, "offset": 4},
                 "width": (_PANEL - 14 * (columns - 1)) / columns,
-                "height": max((330 - 46 * rows) / rows, 50),
+                "height": _gain_height(rows),
                 "layer": [
                     vega.level(0, "y", color=GREY, strokeDash=[4, 3]),
                     {

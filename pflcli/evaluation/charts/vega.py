@@ -43,7 +43,7 @@ QUANTILES = 200
 MAX_NAMED = 30
 """Greatest number of clients or classes whose names label an axis."""
 
-_SCALE = 2.0
+_SCALE = 1.6
 """Pixels of a PNG for each pixel of the specification."""
 _CONFIG: Spec = {
     "font": "sans-serif",
