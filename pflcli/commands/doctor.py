@@ -45,6 +45,7 @@ def doctor() -> list[dict[str, Any]]:
         "compiled loops": _kernels,
         "FAISS beside torch": _faiss,
         "HDF5": _hdf5,
+        "charts": _charts,
     }.items():
         checks.append(_checked(name, probe))
     return checks
@@ -99,6 +100,15 @@ def _faiss() -> str:
     if nearest != [0, 1, 2]:
         raise RuntimeError(f"the nearest of three points are wrong: {nearest} instead of [0, 1, 2]")
     return "search is exact"
+
+
+def _charts() -> str:
+    from pflcli.evaluation.charts import vega
+
+    png = vega.render(vega.figure({**vega.data([{"x": 1.0}]), "mark": "point"}, "a title"))
+    if not png.startswith(b"\x89PNG"):
+        raise RuntimeError("vl-convert has not drawn a PNG")
+    return "are drawn without a display"
 
 
 def _hdf5() -> str:
