@@ -150,12 +150,3 @@ def test_charts_are_drawn_from_numbers_alone():
                 assert name.startswith(("pflcli.evaluation.charts", "pflcli.evaluation.metrics")), (
                     f"{path.name} imports {name}"
                 )
-
-
-def test_charts_are_drawn_from_numbers_alone():
-    for path in (ROOT / "evaluation" / "charts").glob("*.py"):
-        for name in imports(ast.parse(path.read_text())):
-            if name.startswith("pflcli."):
-                assert name.startswith(("pflcli.evaluation.charts", "pflcli.evaluation.metrics")), (
-                    f"{path.name} imports {name}"
-                )
