@@ -125,6 +125,8 @@ def _parsed(artifact: Artifact) -> Codebook:
                 is_valid = all(isinstance(value, str) for value in entries)
             if not is_valid:
                 raise ValueError(f"{key} has a value of the wrong type")
+        if len(lists["mean"]) != len(lists["sd"]):
+            raise ValueError(f"it has {len(lists['mean'])} means and {len(lists['sd'])} deviations")
         clients, names = artifact.manifest.summary.get("clients"), len(lists["clients"])
         if clients is not None and names not in (0, clients):
             raise ValueError(f"it names {names} clients, of {clients}")

@@ -42,3 +42,25 @@ def of_rounds(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 def _without_nan(value: Any) -> Any:
     return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def without_formulas(file: bytes) -> bytes:
+    """Return a CSV file in which no cell is a formula to a spreadsheet: such a cell gets an apostrophe in front.
+
+    Spreadsheets take cells that begin with =, +, -, @, a tab or a carriage return for formulas. Numbers stay as they
+    are.
+    """
+    rows = list(csv.reader(io.StringIO(file.decode("utf-8"), newline="")))
+    memory = io.StringIO(newline="")
+    csv.writer(memory, lineterminator="\n").writerows([[_without_formula(cell) for cell in row] for row in rows])
+    return memory.getvalue().encode("utf-8")
+
+
+def _without_formula(cell: str) -> str:
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell

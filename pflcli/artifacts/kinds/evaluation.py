@@ -25,6 +25,8 @@ SCHEMA = 1
 MADE_BY = "pfl evaluate PREDICTIONS... -o DIR"
 
 METRICS = "metrics.json"
+_COSTS = ("MB", "s", "bytes")
+"""Units of metrics that cannot be negative."""
 
 
 def read(artifact: Artifact) -> dict[str, Any]:
@@ -32,6 +34,10 @@ def read(artifact: Artifact) -> dict[str, Any]:
     content = artifact.json(METRICS)
     with artifact.parsing(METRICS):
         _schema().validate_python(content, strict=True)  # tables and sentences are made of these
+        for row in content["methods"]:
+            for name, metric in row["metrics"].items():
+                if metric.get("unit") in _COSTS and (metric["value"] or 0) < 0:
+                    raise ValueError(f"{name} of {row['label']} is negative")
     metrics: dict[str, Any] = content
     return metrics
 

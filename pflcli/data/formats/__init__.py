@@ -115,6 +115,11 @@ def text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
     return np.asarray(words, dtype=np.str_)
 
 
+def is_storable(name: str) -> bool:
+    """Return whether a name can be written to every file: it has no NUL and no lone half of a surrogate pair."""
+    return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def spelled(words: NDArray[np.str_]) -> NDArray[np.str_]:
     """Return words (n,), whole numbers without a fraction if all of them are numbers: 1.0 and 01 are 1."""
     values = [word for word in np.unique(words).tolist() if word]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Column, Like, Raw, given_split, in_time, is_number, ordered, spelled
+from pflcli.data.formats import Column, Like, Raw, given_split, in_time, is_number, is_storable, ordered, spelled
 from pflcli.errors import InputError, UsageError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -54,6 +54,7 @@ def cleaned(
         raise UsageError("--standardize is for features; pixels are scaled to [0, 1] anyway", "leave it out")
     if not pictures and x.dtype not in (np.float32, np.float64):
         x = x.astype(np.float64)
+    _require_storable(raw, name)
     lost = _gaps(raw, x, missing)
     rows = np.flatnonzero(~lost)
     if not len(rows):
@@ -93,6 +94,22 @@ def cleaned(
         group,
         "order" in raw.beside,
     )
+
+
+def _require_storable(raw: Raw, name: str) -> None:
+    """Raise InputError for names of clients, classes or columns that no file can hold: see ``is_storable``."""
+    by_role = {"label": raw.label, **({} if raw.owner is None else {"client": raw.owner})}
+    for role, names in by_role.items():
+        unusable = [each for each in np.unique(names).tolist() if not is_storable(each)]
+        if unusable:
+            row = int(np.flatnonzero(names == unusable[0])[0])
+            raise InputError(f"{raw.place(row, role, ())}: the name {unusable[0]!a} cannot be stored", _RENAME)
+    for each in [column.name for column in raw.columns] + list(raw.classes or ()):
+        if not is_storable(each):
+            raise InputError(f"{name}: the name {each!a} cannot be stored", _RENAME)
+
+
+_RENAME = "rename it: NUL and halves of surrogate pairs are not text"
 
 
 def _split(raw: Raw, rows: NDArray[np.int64], name: str) -> NDArray[np.int8] | None:

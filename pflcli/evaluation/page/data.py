@@ -35,6 +35,7 @@ def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Seque
             content[f"{number}-rounds.csv"] = csv_file.content(["method", "round", "validation_accuracy"], rows)
     for number, item in enumerate(shown_audits, 1):
         content |= {f"audit-{number}-{name}": text for name, text in item.files.items()}
+    content = {name: csv_file.without_formulas(text) for name, text in content.items()}  # all of them are CSV
     index = {
         "generator": f"pfl report {__version__}",
         "files": sorted(content),
