@@ -245,16 +245,11 @@ def test_text_can_be_drawn_and_told_apart():
     assert vega.text("\x00") == "\\x00"
 
 
-def test_a_specification_fetches_nothing(tmp_path):
-    secret = tmp_path / "secret.csv"
-    secret.write_text("a\n5\n")
-    for url in (str(secret), secret.as_uri(), "http://127.0.0.1:9/x.csv"):
-        spec = {"data": {"url": url}, "mark": "text", "encoding": {"text": {"field": "a"}}}
-        try:
-            svg = vega.render(spec, "svg")
-        except ValueError:
-            continue
-        assert b">5<" not in svg
+def test_a_specification_fetches_nothing():
+    """A specification that somebody else wrote may name an address."""
+    spec = {"data": {"url": "http://127.0.0.1:9/a.csv"}, "mark": "text", "encoding": {"text": {"field": "a"}}}
+    with pytest.raises(ValueError, match="not allowed"):
+        vega.render(spec, "svg")
 
 
 def test_clients_stand_by_group():
