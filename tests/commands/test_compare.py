@@ -120,7 +120,7 @@ def test_every_run_is_an_ordinary_artifact(small, finished, tmp_path):
         "comparison", "seed-0/backbone", "seed-0/fedavg", "seed-0/local", "seed-1/backbone", "seed-1/fedavg",
         "seed-1/local",
     ]  # fmt: skip
-    assert show(finished / "comparison", lineage=True, verify=True)["verified"] == 5
+    assert show(finished / "comparison", lineage=True, verify=True)["verified"] == 6
     train_global(small.p, tmp_path / "b", settings=FEW, seed=1)
     personalize("fedavg", tmp_path / "b", tmp_path / "fedavg", seed=1)
     personalize("local", small.p, tmp_path / "local", settings=FEW, seed=1)

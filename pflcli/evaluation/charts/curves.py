@@ -19,6 +19,8 @@ _USUAL = {"capacity": 1.0, "k": 10.0, "sigma": 1.0}
 """The value of each axis that the chart does not show, or the swept value nearest to it."""
 _MAX_LINES = 8
 """So many lines can be told apart; of more, evenly spaced ones are drawn."""
+_REMARK = {"anchor": "end", "fontSize": 11, "offset": 4}
+"""The place of a remark above a panel."""
 _VIRIDIS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#d8c81a")
 
 
@@ -67,27 +69,18 @@ def collapse(history: Mapping[str, Array], rounds: NDArray[np.int64], title: str
             },
         }
         panels.append({"width": 480, "height": 160, "layer": [line]})
-    panels[0]["layer"] += [
-        vega.level(1, "y", color=GREY, strokeDash=[5, 4]),
-        _words("dashed: 1; above it, biases grow", "right", 6),
-    ]
+    panels[0]["layer"].append(vega.level(1, "y", color=GREY, strokeDash=[5, 4]))
+    panels[0]["title"] = {"text": "dashed: 1; above it, biases grow", **_REMARK}
     if len(lost := rounds[history["rejected"] > 0]):
-        panels[2]["layer"] += [
+        panels[2]["title"] = {"text": "\u00d7 uploads rejected", **_REMARK}
+        panels[2]["layer"].append(
             {
                 **vega.data({"round": int(number), "value": 0.0} for number in lost),
                 "mark": {"type": "point", "shape": "M-.5,-.5L.5,.5M.5,-.5L-.5,.5", "color": "black", "size": 40},
                 "encoding": {"x": channel("round"), "y": channel("value")},
-            },
-            _words("✕ uploads rejected", "right", 6),
-        ]
+            }
+        )
     return vega.figure({"vconcat": panels, "spacing": 16}, title)
-
-
-def _words(words: str, align: str, y: float) -> Spec:
-    """Return a remark at the upper right of a panel."""
-    mark = {"type": "text", "align": align, "baseline": "top", "color": "#333333", "fontSize": 11}
-    position = {"x": {"value": "width"}, "y": {"value": y}}
-    return {**vega.data([{"label": words}]), "mark": mark, "encoding": {**position, "text": {"field": "label"}}}
 
 
 def sweep(rows: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[float]], along: str) -> Spec:
