@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import __version__
-from pflcli.artifacts import disk, placement
+from pflcli.artifacts import disk, placement, plain_output
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
@@ -81,10 +81,8 @@ def export(
     if number is None:
         raise unknown(str(artifact.path), "client", client, names)
     parts = standalone_model(personalized.opened(artifact, weights), number, execution)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        try:
-            partial.mkdir()
+        with plain_output.folder(path, FILES) as partial:
             for name, content in _contents(parts).items():
                 _write(partial / name, content)
             agreement = _agreement(parts, partial)
@@ -93,8 +91,6 @@ def export(
             files = {item.name: item.stat().st_size for item in sorted(partial.iterdir())}
             _require_replaceable(path, force=execution.force)
             _move(partial, path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise disk.write_error(f"cannot write {path}", path.parent, error) from None
     _report(path, parts, agreement, files, execution)

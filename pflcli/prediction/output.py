@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import csv_file, disk, single_file
+from pflcli.artifacts import csv_file, disk, plain_output
 from pflcli.artifacts import manifest as manifests
 from pflcli.errors import ConflictError, InputError, UsageError
 
@@ -126,6 +126,6 @@ def write(out: Path, content: bytes, *, force: bool) -> None:
     """Write a file in one step, so that nobody reads a part of it; raises as ``require_writable`` and if that fails."""
     require_writable(out, force=force)
     try:
-        single_file.replace(out, content)
+        plain_output.replace(out, content)
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(content)) from None

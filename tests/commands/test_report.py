@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import error_text
-from pflcli.artifacts import single_file
+from pflcli.artifacts import plain_output
 from pflcli.commands.audit import audit
 from pflcli.commands.report import report
 from pflcli.errors import ConflictError, InputError, UsageError
@@ -127,7 +127,7 @@ def test_a_write_that_fails_leaves_the_old_page(small, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("written", [1, 2])
 def test_a_page_can_be_written_after_a_write_that_failed(small, tmp_path, monkeypatch, written):
-    replace, paths = single_file.replace, []
+    replace, paths = plain_output.replace, []
 
     def full(path, content):
         if len(paths) == written:
@@ -136,7 +136,7 @@ def test_a_page_can_be_written_after_a_write_that_failed(small, tmp_path, monkey
         replace(path, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(single_file, "replace", full)
+        patched.setattr(plain_output, "replace", full)
         with pytest.raises(InputError, match="No space left"):
             report([small.ev], tmp_path / "report.html")
     report([small.ev], tmp_path / "report.html")

@@ -10,6 +10,7 @@ new. Worker processes are forks, too. ``cold`` kills real processes, from the mo
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import random
@@ -53,9 +54,23 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "stack": ("stack", "IN/knn", "IN/fedavg"),
     "compare": ("compare", "IN/p", "--methods", "fedavg,local,knn-per,stack", *FEW),
     "tune": ("tune", "local", "IN/p", *FEW, "--search", "training.epochs=1,2"),
+    "audit": ("audit", "IN/fedavg"),
+    "new-client": ("new-client", "IN/fedavg", "IN/data.npz", "--name", "late"),
+    "predict": ("predict", "IN/fedavg", "IN/data.npz", "--client", "client-0000", "--force"),
+    "export": ("export", "IN/knn", "--client", "client-0000", "--force"),
+    "report": ("report", "IN/ev"),
     "cold train-global": ("train-global", "IN/p", *FEW),
     "compare --jobs 2": ("compare", "IN/p", "--methods", "fedavg,ditto,stack", *FEW, "--jobs", 2),
 }
+WITHOUT_KILLS = {
+    "demo": "it is compare on a small dataset",
+    "show": "it prints",
+    "list": "it prints",
+    "doctor": "it prints",
+}
+"""Commands that are not killed here, each with the reason."""
+OUTPUTS = {"predict": "out.csv", "report": "out.html"}
+"""Names of outputs that are not artifacts; others are called ``out``."""
 OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
@@ -126,7 +141,8 @@ class Tries:
 
     def __init__(self, name: str, root: Path, draw: random.Random) -> None:
         self.tally = Tally(name)
-        self.words = [str(word).replace("IN/", str(root / "in") + "/") for word in COMMANDS[name]] + ["-o", "out"]
+        self.words = [str(word).replace("IN/", str(root / "in") + "/") for word in COMMANDS[name]]
+        self.words += ["-o", OUTPUTS.get(self.words[0], "out")]
         self.draw, self.root = draw, root / name.replace(" ", "_")
         self.operations, self.cold = Operations(), name.startswith("cold")
         self.early = 0
@@ -136,14 +152,15 @@ class Tries:
         if ended.code:
             raise SystemExit(f"{name}: {ended}")
         self.count = self.operations.count
-        self.expected, self.standing = self._artifacts(self.whole), {}
+        self.expected, self.standing = self._outputs(self.whole), {}
+        self.names = sorted(path.name for path in self.whole.iterdir())
         self.seconds = [ended.seconds]
         self.old: Path | None = None
-        if "--force" in self.words:
+        if name.endswith("--force"):
             self.old = self.root / "old"
             self.old.mkdir()
             trying.pfl(["import", root / "in" / "data.npz", "--client", "none", "-o", "out"], self.old)
-            self.standing = self._artifacts(self.old)
+            self.standing = self._outputs(self.old)
 
     def _run(self, folder: Path) -> trying.Ended:
         return self._command(folder).end(120)
@@ -156,12 +173,19 @@ class Tries:
         os.execv(sys.executable, [sys.executable, "-m", "pflcli", *self.words])
 
     @staticmethod
-    def _artifacts(folder: Path) -> dict[str, dict[str, str]]:
-        """Return the content of all artifacts at the output or below, unfinished ones left out."""
-        return {
+    def _outputs(folder: Path) -> dict[str, dict[str, str]]:
+        """Return the content of all artifacts at the output or below, and of other outputs; without unfinished ones."""
+        artifacts = {
             str(path.parent.relative_to(folder)): trying.content(path.parent)
             for path in folder.rglob("manifest.json")
             if not trying.leftovers(folder) or not any(".partial" in part or ".replaced" in part for part in path.parts)
+        }
+        # A file takes its place in one step, a page after the files of its folder.
+        others = [path for path in folder.rglob("*") if path.is_file() and not artifacts]
+        return artifacts | {
+            str(path.relative_to(folder)): {"": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for path in others
+            if not any(map(trying.is_leftover, (path, *path.parents)))
         }
 
     def once(self, number: int) -> int:
@@ -180,9 +204,9 @@ class Tries:
             self.tally.fault("tracebacks", f"typed again, {ended}")
         elif ended.code:
             self.tally.fault("broken", f"typed again, {ended}")
-        elif self._artifacts(folder) != self.expected:
+        elif self._outputs(folder) != self.expected:
             self.tally.fault("silent", f"{folder} differs from {self.whole}")
-        elif trying.leftovers(folder) or sorted(path.name for path in folder.iterdir()) != ["out"]:
+        elif trying.leftovers(folder) or sorted(path.name for path in folder.iterdir()) != self.names:
             self.tally.fault("broken", f"{trying.leftovers(folder)} is left in {folder}")
         if faults == self.tally.faults:
             shutil.rmtree(folder)
@@ -219,7 +243,7 @@ class Tries:
             self.tally.fault("broken", where)
         if not trying.wait_for_end(command.pid):
             self.tally.fault("broken", f"a worker process outlives {where}")
-        for name, content in self._artifacts(folder).items():
+        for name, content in self._outputs(folder).items():
             if content not in (self.expected.get(name), self.standing.get(name)):
                 self.tally.fault("broken", f"{name} is neither old nor new: {where}")
         if self.old and not (folder / "out" / "manifest.json").is_file():

@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import federations
+import kills
 import numpy as np
 import pytest
 import soak
+import typer.main
+
+from pflcli.cli import app
 
 FOLDER = Path(__file__).parent
 
@@ -22,11 +26,19 @@ def test_generated_federations(tmp_path):
     assert tally, tally.faults
 
 
-def test_kills_of_a_command():
-    program = [sys.executable, FOLDER / "kills.py", "2", "--only", "evaluate"]
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+def test_kills_of_a_command(command):
+    program = [sys.executable, FOLDER / "kills.py", "2", "--only", command]
     ended = subprocess.run([*map(str, program)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert re.search(r"\| evaluate \| [2-6] \| 0 \|", ended.stdout)
+    assert re.search(rf"\| {command} \| [2-6] \| 0 \|", ended.stdout)
+
+
+def test_every_command_is_killed_or_says_why_not():
+    commands = set(typer.main.get_command(app).commands)
+    killed = {words[0] for words in kills.COMMANDS.values()}
+    assert killed | set(kills.WITHOUT_KILLS) == commands
+    assert not killed & set(kills.WITHOUT_KILLS)
 
 
 def test_memory_that_is_never_freed_is_growth_and_a_jump_is_none():

@@ -296,8 +296,13 @@ def _timeless(value: object) -> object:
 
 def leftovers(folder: Path) -> list[str]:
     """Return what a writer has left beside its output or in it."""
-    known = re.compile(r".*(\.partial(\.lock(\.\w+)?)?|\.replaced-\d+|\.tmp|draft\.json|checkpoint)")
-    return [str(path.relative_to(folder)) for path in folder.rglob("*") if known.fullmatch(path.name)]
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if is_leftover(path)]
+
+
+def is_leftover(path: Path) -> bool:
+    """Return whether a path has a name that a writer uses until its output is complete."""
+    names = r".*(\.partial(\.lock(\.\w+)?)?|\.replaced-\d+|\.tmp|draft\.json|checkpoint)"
+    return re.fullmatch(names, path.name) is not None
 
 
 def inputs(root: Path) -> None:
@@ -316,6 +321,7 @@ def inputs(root: Path) -> None:
         ("build-datastore", "e", "-o", "d"),
         ("personalize", "knn-per", "d", "-o", "knn"),
         ("personalize", "fedavg", "p", "-o", "fedavg", *few),
+        ("evaluate", "knn", "fedavg", "-o", "ev"),
     ):
         ended = pfl(words, root)
         if ended.code:

@@ -22,7 +22,7 @@ NAMES = [
         "$(touch PWN)",
         "a,b\n'c'",
     ),
-    *("\x1b[31mred", "\x01", "\x7f", "\ufffe", "\u202eleft", "<script>alert(1)</script>", "n" * 255, " ", "日本", "🙂"),
+    *("\x1b[31mred", "\x01", "\x7f", "\ufffe", "\u202eleft", "<script>alert(1)</script>", "n" * 255, "日本", "🙂"),
 ]
 CLASSES = ["constructor", "\x1btoString"]
 QUICK = ("--model", "logistic", "--rounds", "1", "--threads", "1")

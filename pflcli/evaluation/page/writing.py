@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from pflcli.artifacts import disk, single_file
+from pflcli.artifacts import disk, plain_output
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation.page import data, html
 
@@ -53,10 +53,10 @@ def write(out: Path, page: str, files: Mapping[str, bytes]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in sorted(files, key=lambda name: name != data.INDEX):  # first what says that the folder is pfl's
-            single_file.replace(folder / name, files[name])
+            plain_output.replace(folder / name, files[name])
         for name in earlier - {*files}:
             (folder / name).unlink(missing_ok=True)
-        single_file.replace(out, page.encode(errors="replace"))  # names of folders may be no UTF-8
+        plain_output.replace(out, page.encode(errors="replace"))  # names of folders may be no UTF-8
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(page)) from None
 

@@ -1,0 +1,62 @@
+"""Outputs that are no artifacts: files and folders that take their place in one step.
+
+The rule is that of artifacts. An output is written to ``OUT.partial``, while the lock ``OUT.partial.lock`` is held, and
+renamed to ``OUT``. A killed writer leaves the old output or the new one, never a mixture, and nothing under any other
+name: the next run of the command replaces ``OUT.partial``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pflcli.artifacts import locks, placement
+from pflcli.errors import ConflictError
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file, in place of the one that exists.
+
+    Raises OSError, and the old file then stays; ConflictError if another process writes it, or if the name that is
+    needed meanwhile belongs to a folder.
+    """
+    lock, partial = locks.acquire(path), placement.partial(path)
+    try:
+        if partial.is_dir():
+            raise ConflictError(f"{partial} is a folder, and pfl needs this name to write {path}", "move it away")
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            if not partial.is_dir():
+                partial.unlink(missing_ok=True)
+        lock.release()
+
+
+@contextmanager
+def folder(out: Path, names: set[str]) -> Iterator[Path]:
+    """Yield an empty folder ``OUT.partial`` to fill with files of these ``names``; remove it if it is not moved.
+
+    Raises ConflictError if another process writes ``out``, or if the folder has files that a killed writer of these
+    names cannot have left.
+    """
+    lock, partial = locks.acquire(out), placement.partial(out)
+    try:
+        if os.path.lexists(partial):
+            known = partial.is_dir() and not partial.is_symlink() and {item.name for item in partial.iterdir()} <= names
+            if not known:
+                raise ConflictError(f"{partial} exists, and pfl needs this name to write {out}", "move it away")
+            shutil.rmtree(partial)
+        partial.mkdir()
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        lock.release()
