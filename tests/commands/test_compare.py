@@ -265,8 +265,8 @@ def test_the_methods_of_a_table_need_not_be_listed_again(folder, tree):
     before = tree(folder)
     reporter = Listener()
     pair(folder, ["fedavg-plus"], (0,), execution=Execution(reporter=reporter))
-    assert reporter.said[0] == f"{folder}/comparison also holds fedavg, local, fedavg@slow, which stay"
-    assert "replace: adds fedavg-plus" in reporter.said
+    assert all(text in reporter.said[0] for text in (f"{folder}/comparison", "fedavg, local, fedavg@slow"))
+    assert any("adds fedavg-plus" in line for line in reporter.said)
     seeds = {m["label"]: m["seeds"] for m in metrics(folder)["methods"]}
     assert seeds == {name: [0, 1] for name in [*PAIR, "fedavg@slow", "fedavg-plus"]}
     pair(folder, ["local"], (2,))
@@ -555,7 +555,7 @@ def test_a_dry_run_touches_nothing(pfl, folder, tree, untrained):
     ran = pfl(*line)
     assert (ran.code, ran.out) == (0, f"{folder}/comparison\n")
     decision, needs, *table = ran.err.splitlines()
-    assert decision == f"would make comparison {folder}/comparison (replace: adds knn-per, seed 2)"
+    assert all(text in decision for text in (f"comparison {folder}/comparison", "replace", "adds knn-per, seed 2"))
     assert needs.startswith("needs about ")
     assert table[0].endswith("\tprocessor seconds\tMB of disk")
     assert ["\t".join(line.split("\t")[:4]) for line in table] == [

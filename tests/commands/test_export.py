@@ -374,5 +374,5 @@ def test_what_cannot_be_exported_is_named(small, clinic, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_network.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as refused:
         export(clinic / "m", tmp_path / "x", client="B", execution=ONE)
-    assert refused.value.message == "pfl export needs onnx and onnxruntime, which are not installed"
+    assert "onnx and onnxruntime" in refused.value.message
     assert refused.value.fix == ("pip install 'pflcli[export]'",)

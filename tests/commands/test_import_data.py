@@ -274,9 +274,8 @@ def import_notes(pfl, path, tmp_path, *words):
 
 def test_the_summary(pfl, write_file, tmp_path):
     err = import_notes(pfl, write_file(PLAIN), tmp_path)
-    assert "3 samples of 2 classes, 2 features, 2 clients with 1 / 1.5 / 2 samples (min / median / max)\n" in err
-    assert "classes: no 2, yes 1\n" in err
-    assert "features: a, b\n" in err
+    for fact in ("3 samples", "2 classes", "2 features", "2 clients", "1 / 1.5 / 2", "no 2, yes 1", "a, b"):
+        assert fact in err
     assert import_notes(pfl, write_file(PLAIN), tmp_path, "-f", "-q") == ""
 
 

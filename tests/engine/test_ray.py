@@ -56,14 +56,16 @@ def test_ray_gives_the_bytes_of_threads_and_one_sum_comes_back(ray, capfd):
     engine, notes, warnings = run.engine, [], []
     engine.detail, engine.warn = notes.append, warnings.append
     assert worlds.same(play("fedavg", run), expected)
-    assert notes == ["one sum of models comes from all workers"]
+    assert len(notes) == 1
+    assert "sum of models" in notes[0]
     # In float64, the sum of a round takes twice the bytes of a model in float32, whatever the number of clients.
     assert engine.executor.received_bytes == 2 * run.settings.rounds * parameters.size(run.init)
 
     run = a_run("apfl")
     run.engine, before = engine, engine.executor.received_bytes
     assert worlds.same(play("apfl", run), play("apfl", a_run("apfl")))
-    assert notes[1:] == ["the model of each client comes from its worker, as the method needs it"]
+    assert len(notes) == 2
+    assert "model of each client" in notes[1]
     assert engine.executor.received_bytes - before >= run.settings.rounds * CLIENTS * parameters.size(run.init)
 
     first, last = engine.executor._workers

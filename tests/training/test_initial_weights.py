@@ -82,7 +82,8 @@ def test_a_head_that_does_not_fit_starts_anew(tmp_path, misfit):
     actual = begun("mobilenet-v2", tmp_path / "w.pth", say=lines.append).state_dict()
     own = models.create("mobilenet-v2", SHAPE, 4, seed=0).state_dict()
     stored_head = "9 classes" if misfit == "other classes" else "no head"
-    assert lines == [f"the head starts anew: {tmp_path / 'w.pth'} has {stored_head}, the data 4 classes"]
+    (line,) = lines
+    assert all(fact in line for fact in ("head", str(tmp_path / "w.pth"), stored_head, "4 classes"))
     assert torch.equal(actual["head.weight"], own["head.weight"])
     assert torch.equal(actual["body.0.0.0.weight"], net.features[0][0].weight)
 
