@@ -85,10 +85,11 @@ def markdown(experiments: Mapping[str, Table]) -> str:
     lines = [
         "# The papers' settings",
         "",
-        "What the recipes of `examples/papers` run with `--paper` and, in the last column, without it. Made from",
-        "`examples/papers/settings.toml`, which the recipes read (`python examples/papers/settings.py",
-        "examples/papers/settings.toml > docs/settings.md`); a test holds all three together. What has no source is",
-        "chosen here, because the paper does not give it. At the small size all is chosen here.",
+        "The settings that the recipes in `examples/papers` use with `--paper` and, in the last column, without it.",
+        "*Chosen here* marks settings that the paper does not give. All settings of the small size are chosen here.",
+        "",
+        "This page is generated from `examples/papers/settings.toml`, which the recipes read: `python",
+        "examples/papers/settings.py examples/papers/settings.toml > docs/settings.md`. A test compares them.",
     ]
     for name, experiment in experiments.items():
         paper, _, experiment_name = name.partition(".")

@@ -197,7 +197,7 @@ def examine(folder, is_new):
     check(where, manifest, table(TOP["manifest.json"], "key"), is_new)
     assert set(manifest["files"]) | {"manifest.json"} == {path.name for path in folder.iterdir()}
     check(where, [*manifest["files"], "manifest.json"], table(TOP[kind], "file"), is_new)
-    common = table(TOP["manifest.json"].split("decide what")[1], "key")
+    common = table(TOP["manifest.json"].split("depend on the kind")[1], "key")
     keys = [f"{group}.{key}" for group in ("request", "summary", "made") for key in manifest[group]]
     check(where, keys, {**common, **below(kind, "manifest.json")}, is_new)
     roles = {item["role"] for item in manifest["inputs"]}
