@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "compare": ("compare", "IN/p", "--methods", "fedavg,local,knn-per,stack", *FEW),
     "tune": ("tune", "local", "IN/p", *FEW, "--search", "training.epochs=1,2"),
     "audit": ("audit", "IN/fedavg"),
-    "new-client": ("new-client", "IN/fedavg", "IN/data.npz", "--name", "late"),
+    "new-client": ("new-client", "IN/fedavg", "IN/data.npz", "--client", "late"),
     "predict": ("predict", "IN/fedavg", "IN/data.npz", "--client", "client-0000", "--force"),
     "export": ("export", "IN/knn", "--client", "client-0000", "--force"),
     "report": ("report", "IN/ev"),
