@@ -218,6 +218,9 @@ def test_every_place_on_the_map_exists():
             PACKAGE / "engine" / real,
             PACKAGE / "methods" / real,
             PACKAGE / "commands" / real,
+            PACKAGE / "data" / real,
+            PACKAGE / "evaluation" / real,
+            PACKAGE / "federation" / real,
             ROOT / "tests" / real,
         ]
         assert any(spot.exists() for spot in spots), f"docs/architecture.md: {name} does not exist"
