@@ -42,8 +42,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from pflcli import models
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.make import Execution
 from pflcli.engine import engine
+from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import fedavg
 from pflcli.training import run_request

@@ -20,9 +20,9 @@ import torch
 import pflcli
 from pflcli import methods, registry
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import PflError
+from pflcli.execution import Execution
 
 HOUR, PUBLISHED_ROUNDS = 3600, 2000
 PROBABILITY, ACCURACY = 0.02, 0.005

@@ -28,13 +28,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import pflcli
 from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import tables
 from pflcli.engine.allocator import keep_freed_memory
 from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
 from pflcli.engine.networks import CompiledNetwork
 from pflcli.errors import PflError
+from pflcli.execution import Execution
 from pflcli.methods import pfedgp
 from pflcli.settings import Settings
 from pflcli.training import loop

@@ -82,7 +82,7 @@ class Settings:
     def _check_dp(self) -> None:
         if self.dp_epsilon is not None and self.dp_noise is not None:
             raise ValueError("give dp_epsilon or dp_noise, not both: each determines the other")
-        if not self.dp and not (self.dp_clip is self.dp_delta is self.dp_seed is None):
+        if not self.dp and any(value is not None for value in (self.dp_clip, self.dp_delta, self.dp_seed)):
             raise ValueError("dp_clip, dp_delta and dp_seed have no effect without dp_epsilon or dp_noise")
         if self.dp_delta is None and (self.dp_epsilon or self.dp_noise):
             raise ValueError("epsilon holds except with a probability: give dp_delta, such as 1e-5")

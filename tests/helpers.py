@@ -12,9 +12,10 @@ import numpy as np
 import pflcli
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Built, Execution, make
+from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
+from pflcli.execution import Execution
 
 FORCE = Execution(force=True)
 

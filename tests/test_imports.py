@@ -41,24 +41,47 @@ ALLOWED = {
     "evaluation.page": BASE
     | {"artifacts", "evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "data.preparation": BASE | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "knn"},
+    "execution": {"artifacts"},
     "training": BASE
-    | {"config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
+    | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
     | {"federation.aggregators", "federation.privacy", "federation.uploads"},
     "estimates": BASE
-    | {"artifacts", "engine", "federation", "knn", "methods", "models", "parameters", "training"}
+    | {"execution", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters", "training"}
     | {"federation.aggregators", "federation.uploads"},
     "prediction": BASE
-    | {"config", "sources", "artifacts", "data.formats", "data.preparation", "models", "parameters", "engine", "knn"}
+    | {
+        "execution",
+        "config",
+        "sources",
+        "artifacts",
+        "data.formats",
+        "data.preparation",
+        "models",
+        "parameters",
+        "engine",
+        "knn",
+    }
     | {"federation", "methods", "training", "evaluation"},
     "auditing": BASE
-    | {"config", "artifacts", "models", "parameters", "engine", "federation", "federation.privacy", "methods"}
+    | {
+        "execution",
+        "config",
+        "artifacts",
+        "models",
+        "parameters",
+        "engine",
+        "federation",
+        "federation.privacy",
+        "methods",
+    }
     | {"knn", "training", "evaluation", "evaluation.metrics", "prediction"},
     "commands": BASE
-    | {"config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
+    | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "training", "estimates", "prediction", "auditing"}
     | {"federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"},
-    "cli": BASE | {"config", "commands", "artifacts", "prediction", "evaluation", "evaluation.presentation"},
+    "cli": BASE
+    | {"execution", "config", "commands", "artifacts", "prediction", "evaluation", "evaluation.presentation"},
     "__main__": {"cli", "errors"},
     "__init__": {"commands"},
 }

@@ -17,10 +17,11 @@ import torch
 from helpers import FORCE, build, listing, spec
 from pflcli import foreign
 from pflcli.artifacts import placement
-from pflcli.artifacts.make import Execution, make
+from pflcli.artifacts.make import make
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import allocator
 from pflcli.engine.executors.shared_memory import Arena, attach
+from pflcli.execution import Execution
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,10 +9,10 @@ import pytest
 
 from helpers import ROOT, imports
 from pflcli import registry, sources
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands import build_datastore, personalize, sweep, train_global
 from pflcli.errors import ConflictError
+from pflcli.execution import Execution
 
 METHODS = registry.names("methods")
 CODE = '''"""A method."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.make import Execution
+from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import fedavg
 from pflcli.training import run_request

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pflcli.artifacts import disk, placement
 from pflcli.artifacts import manifest as manifests
@@ -52,28 +52,17 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Execution:
-    """How any artifact is made; none of this changes a result."""
+class Making:
+    """How an artifact is made; none of this changes it. ``pflcli.execution.Execution`` adds where runs compute."""
 
     force: bool = False
     dry_run: bool = False
-    device: str = "auto"
-    engine: str = "auto"
-    threads: int = 0
-    jobs: int = 0
-    executor: str = "local"
-    ray_address: str = ""
-    gpus_per_worker: float = 0.0
     reporter: Reporter = SILENT
     reads: tuple[Path, ...] = ()
     """files and folders that the command reads besides its input artifacts"""
 
-    def locally(self) -> Execution:
-        """Return this execution without Ray."""
-        return replace(self, executor="local", ray_address="", gpus_per_worker=0.0)
-
-    def reading(self, *paths: Path | str | None) -> Execution:
-        """Return this execution with further ``reads``."""
+    def reading(self, *paths: Path | str | None) -> Self:
+        """Return a copy with further ``reads``."""
         return replace(self, reads=(*self.reads, *(Path(path) for path in paths if path is not None)))
 
 
@@ -93,7 +82,7 @@ Build = Callable[[ArtifactWriter], Built]
 def make(
     out: Path | str,
     spec: ArtifactSpec,
-    execution: Execution,
+    execution: Making,
     build: Build,
     *,
     extends: str = "",
@@ -137,7 +126,7 @@ def make(
     return Outcome(out, spec.kind, decision, spec.fingerprint, summary, dict(spec.request))
 
 
-def _write(out: Path, spec: ArtifactSpec, execution: Execution, build: Build, *, force: bool) -> dict[str, Any]:
+def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, force: bool) -> dict[str, Any]:
     """Write the artifact, or finish one that a killed writer has left complete; return its summary."""
     began = _processor_seconds()
     with ArtifactWriter(out, spec, force=force, reporter=execution.reporter) as writer:
@@ -146,8 +135,7 @@ def _write(out: Path, spec: ArtifactSpec, execution: Execution, build: Build, *,
             writer.finish(writer.complete)
             return writer.complete.summary
         summary, circumstances = build(writer)
-        if execution.jobs or execution.executor != "local":
-            gc.collect()  # ends workers that nothing refers to any more, so that their seconds count
+        gc.collect()  # ends worker processes that nothing refers to any more, so that their seconds count
         processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
         versions = {"pfl": version("pflcli"), "python": platform.python_version()}
         writer.commit(summary, {**versions, **circumstances, **processor})

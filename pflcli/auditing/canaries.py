@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from pflcli import config, methods, rng
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Execution
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import canaries
+from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.private_mean import PrivateMean, Release
 from pflcli.federation.run import Run

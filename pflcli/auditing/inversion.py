@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.make import Execution
 from pflcli.auditing import black_box
 from pflcli.errors import InputError
+from pflcli.execution import Execution
 from pflcli.knn.client_store import NeighbourVote
 from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.disclosure import Disclosure

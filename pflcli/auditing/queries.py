@@ -18,10 +18,10 @@ from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError
 from pflcli.evaluation.metrics import membership
+from pflcli.execution import Execution
 from pflcli.prediction import embedding
 from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.answering import Answer

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.auditing import attacks, queries
 from pflcli.auditing.queries import Queries
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics.membership import Mask, Scores
+from pflcli.execution import Execution
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.disclosure import Disclosure

@@ -11,7 +11,8 @@ from pflcli import config
 from pflcli.cli import completion, shared
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 
 _Index = Annotated[

@@ -14,7 +14,8 @@ from pflcli.cli import completion, console, shared, training
 from pflcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 
 class Command(shared.Command):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from pflcli.cli import console, shared
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 
 @shared.makes_artifact("device", "threads", "engine", "jobs")

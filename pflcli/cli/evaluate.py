@@ -10,7 +10,8 @@ import typer
 from pflcli.cli import completion, console, shared
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 
 @shared.makes_artifact()

@@ -48,8 +48,8 @@ def command(
         pfl export runs/knn-per --client w0012 -o model
         pfl export runs/fedavg --client w0012 -o model --force
     """
-    from pflcli.artifacts.make import Execution
     from pflcli.commands.export import export
+    from pflcli.execution import Execution
 
     reporter = console.Console(quiet=quiet, verbose=verbose)
     exported = export(

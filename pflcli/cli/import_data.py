@@ -10,7 +10,8 @@ import typer
 from pflcli.cli import completion, samples, shared
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 _STANDARDIZE = ("federation", "client")
 _TRUTHS: dict[str | None, str | None] = {"true": "federation", "false": None}

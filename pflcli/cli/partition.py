@@ -12,7 +12,8 @@ from pflcli.cli import completion, samples, shared
 from pflcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 
 @shared.makes_artifact()

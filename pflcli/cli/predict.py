@@ -105,8 +105,8 @@ def command(
         pfl predict runs/knn-per digits.npz --client w0012 -o answers.csv
         pfl predict runs/knn-per digits.npz --client w0012 --answers label
     """
-    from pflcli.artifacts.make import Execution
     from pflcli.commands.predict import predict
+    from pflcli.execution import Execution
     from pflcli.prediction import output
 
     reporter = console.Console(quiet=quiet, verbose=verbose)

@@ -18,7 +18,8 @@ from pflcli.cli.hardware_options import Device, Engine, Executor, GpusPerWorker,
 from pflcli.errors import UsageError, closest
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 
 EXAMPLES = "\nExamples:\n"
@@ -274,6 +275,6 @@ def show_parameters(command: Callable[..., Any], parameters: Sequence[inspect.Pa
 
 def _execution(*, config_file: Path | None, quiet: bool, verbose: bool, **choices: Any) -> Execution:
     """Return how to make an artifact, with the console as reporter."""
-    from pflcli.artifacts.make import Execution
+    from pflcli.execution import Execution
 
     return Execution(**choices, reporter=console.Console(quiet=quiet, verbose=verbose)).reading(config_file)

@@ -12,7 +12,8 @@ from pflcli import config
 from pflcli.cli import completion, shared, training
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 
 @training.options()

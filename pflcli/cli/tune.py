@@ -13,7 +13,8 @@ from pflcli.cli import completion, console, shared, training
 from pflcli.wording import as_typed
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution, Outcome
+    from pflcli.artifacts.make import Outcome
+    from pflcli.execution import Execution
 
 _Out = Annotated[
     Path,

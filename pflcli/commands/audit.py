@@ -13,7 +13,7 @@ import numpy as np
 
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import audit as artifact_kind
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -28,6 +28,7 @@ from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate
 from pflcli.evaluation.presentation import audits
+from pflcli.execution import Execution
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction import disclosure, personalized
 from pflcli.prediction.answerer import Answerer

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from pflcli import sources
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
+from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
 from pflcli.knn.flat_format import flat_pieces

@@ -10,7 +10,7 @@ from typing import Any
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import partition as partition_kind
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -30,6 +30,7 @@ from pflcli.commands.comparison.steps import Step, Variant
 from pflcli.errors import ComputationError, UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, stack_references, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
+from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts.make import Execution, Outcome
+from pflcli.artifacts.make import Outcome
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.report import report
+from pflcli.execution import Execution
 
 METHODS = ("fedavg", "local", "fedavg-plus", "knn-per")
 SETTINGS: Mapping[str, Any] = {"model": "mlp", "rounds": 100, "participation": 0.2, "batch_size": 10, "lr": 0.1}

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import blocks, codebook
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
+from pflcli.execution import Execution
 
 
 def evaluate(

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from pflcli import __version__
 from pflcli.artifacts import disk, placement, plain_output
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.data.formats import unknown
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
 from pflcli.evaluation.learners import STACK
+from pflcli.execution import Execution
 from pflcli.foreign import size
 from pflcli.prediction import personalized
 from pflcli.prediction.exporting import description, onnx_network

@@ -14,11 +14,12 @@ from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import tensors
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
+from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.parameters import Params
 from pflcli.reporter import Advance

@@ -15,7 +15,7 @@ from pflcli.artifacts import blocks, codebook, disk, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.kinds import dataset as datasets
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -26,6 +26,7 @@ from pflcli.data.preparation.detect import form
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.source import Source
 from pflcli.errors import ConflictError, InputError, UsageError, closest
+from pflcli.execution import Execution
 from pflcli.wording import counted, listed
 
 MISSING = ("error", "drop", "median")

@@ -17,7 +17,7 @@ from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -29,6 +29,7 @@ from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.source import Source
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.evaluation.learners import STACK
+from pflcli.execution import Execution
 from pflcli.foreign import require_short
 from pflcli.prediction import answering, later_clients, personalized
 from pflcli.prediction.answering import Answer, Ready

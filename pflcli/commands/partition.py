@@ -15,7 +15,7 @@ from pflcli import config, foreign, rng, sources
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as artifact
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -28,6 +28,7 @@ from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import heterogeneity
+from pflcli.execution import Execution
 from pflcli.wording import counted
 
 FRACTIONS = (0.6, 0.2, 0.2)

@@ -16,7 +16,7 @@ from pflcli import config, methods, parameters, sources
 from pflcli.artifacts import chain, codebook, csv_file
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -24,6 +24,7 @@ from pflcli.errors import UsageError
 from pflcli.evaluation.metrics.attention import by_round as attention_by_round
 from pflcli.evaluation.metrics.neighbourhood import adjacency
 from pflcli.evaluation.metrics.neighbourhood import by_round as neighbours_by_round
+from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import Run

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.data.formats import arrays
 from pflcli.data.preparation.queries import Source
 from pflcli.errors import UsageError, closest
+from pflcli.execution import Execution
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction import disclosure, output, personalized
 from pflcli.prediction.answerer import Answerer

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from pflcli import sources as code
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import backbone, predictions
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.evaluation import pool, stack_references
 from pflcli.evaluation.learners import BASE, GLOBAL, STACK, VOTES, pooled_answers
+from pflcli.execution import Execution
 from pflcli.training import state_files
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")

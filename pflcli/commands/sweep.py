@@ -23,7 +23,7 @@ from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -31,6 +31,7 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import curves
 from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn.grid import Sample, right, tuned
 from pflcli.knn.stores import spread

@@ -14,12 +14,13 @@ from pflcli import config, methods, sources
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence
+from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import Run

@@ -13,7 +13,7 @@ from pflcli.artifacts import chain, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Built, Execution, Outcome, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -25,6 +25,7 @@ from pflcli.commands.tuning.samplers import Grid, Sampler
 from pflcli.commands.tuning.space import Point, Space, folder, space, words
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue
+from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.reporter import SILENT

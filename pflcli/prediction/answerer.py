@@ -8,9 +8,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.evaluation.learners import STACK
+from pflcli.execution import Execution
 from pflcli.prediction import answering, personalized
 from pflcli.prediction.answering import Answer
 from pflcli.prediction.personalized import Personalized

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.make import Execution
 from pflcli.engine.engine import probabilities
 from pflcli.errors import InputError
+from pflcli.execution import Execution
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
 from pflcli.methods import State

@@ -17,10 +17,10 @@ from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.kinds.datastore import build_store
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.engine.executors.threads import BATCH
 from pflcli.errors import ComputationError
+from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.stores import Stores

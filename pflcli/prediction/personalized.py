@@ -16,11 +16,11 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, ancestor, follow
 from pflcli.data.preparation import preprocessing
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import GoneError, InputError, UsageError
+from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings

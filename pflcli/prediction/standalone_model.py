@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pflcli import models, parameters
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.make import Execution
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import InputError
+from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.knn.client_store import NeighbourVote
 from pflcli.models import Net

@@ -15,11 +15,11 @@ from pflcli import models, parameters, rng
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.normalization import normalized
+from pflcli.execution import Execution
 from pflcli.federation import aggregators, uploads
 from pflcli.federation.attack import Attack
 from pflcli.federation.channel import LINKS

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pflcli.errors import UsageError, closest
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Execution
     from pflcli.engine.engine import Engine
     from pflcli.engine.executors.ray_runtime import RayCluster
+    from pflcli.execution import Execution
 
 
 def threads(count: int) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import ComputationError, InputError, LostWorkerError, UnsuitedError
+from pflcli.execution import Execution
 from pflcli.federation.attendance import Attendance, Diverged, Unanswered, client_list
 from pflcli.federation.run import Run
 from pflcli.methods import Method

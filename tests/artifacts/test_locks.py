@@ -16,9 +16,10 @@ import pytest
 from helpers import FORCE, ROOT, build, listing, spec
 from pflcli.artifacts import locks
 from pflcli.artifacts.decision import Decision
-from pflcli.artifacts.make import Execution, make
+from pflcli.artifacts.make import make
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import ConflictError
+from pflcli.execution import Execution
 
 WRITE = """
 import sys, time

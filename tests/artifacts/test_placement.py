@@ -13,10 +13,11 @@ import pytest
 from helpers import FORCE, build, error_text, kill, listing, spec
 from pflcli.artifacts import drafts, placement, writer
 from pflcli.artifacts.decision import Decision, decide
-from pflcli.artifacts.make import Execution, make
+from pflcli.artifacts.make import make
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.execution import Execution
 from pflcli.reporter import SILENT
 
 

@@ -18,7 +18,7 @@ from helpers import FORCE, build, error_text, kill, listing, spec
 from pflcli.artifacts import kinds, writer
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.kinds import partition as artifact
-from pflcli.artifacts.make import Execution, make
+from pflcli.artifacts.make import make
 from pflcli.artifacts.manifest import ArtifactSpec, Input
 from pflcli.artifacts.reader import ancestor, follow, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -28,6 +28,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ComputationError, ConflictError, InputError, PflError, UsageError
+from pflcli.execution import Execution
 
 # What a request means for the output that it names
 

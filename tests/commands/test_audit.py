@@ -14,7 +14,6 @@ from helpers import error_text
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.auditing import attacks, black_box, inversion, queries
 from pflcli.commands.audit import audit
@@ -22,6 +21,7 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.errors import InputError, PflError, UsageError
+from pflcli.execution import Execution
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction import disclosure
 from pflcli.prediction.standalone_model import standalone_model

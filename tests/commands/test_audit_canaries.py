@@ -11,7 +11,6 @@ import torch
 from helpers import error_text
 from pflcli import rng
 from pflcli.artifacts.kinds import audit as audits
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.auditing.canaries import CanaryMean, facts
 from pflcli.commands.audit import audit
@@ -19,6 +18,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError, UsageError
+from pflcli.execution import Execution
 from pflcli.federation.privacy import accounting
 from pflcli.federation.private_mean import PrivateMean, Release
 

@@ -16,7 +16,6 @@ import pytest
 from pflcli import registry
 from pflcli.artifacts import drafts
 from pflcli.artifacts.kinds.evaluation import read
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError, compare
@@ -28,6 +27,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.execution import Execution
 from pflcli.methods import local
 from pflcli.training import run_request
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pflcli.artifacts.make import Execution
 from pflcli.commands.compare import compare
 from pflcli.commands.comparison.needs import Needs
 from pflcli.commands.partition import partition
@@ -14,6 +13,7 @@ from pflcli.estimates import machine
 from pflcli.estimates.costs import Cost
 from pflcli.estimates.memory import Peak
 from pflcli.estimates.rehearsal import Phases
+from pflcli.execution import Execution
 from pflcli.reporter import NullReporter
 from pflcli.wording import duration
 

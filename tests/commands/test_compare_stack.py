@@ -10,7 +10,6 @@ import pytest
 from pflcli import registry
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.evaluation import read
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError, compare
 from pflcli.commands.partition import partition
@@ -18,6 +17,7 @@ from pflcli.commands.stack import stack
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import pool
 from pflcli.evaluation.metrics import scores
+from pflcli.execution import Execution
 from pflcli.methods import local
 from pflcli.reporter import SILENT
 

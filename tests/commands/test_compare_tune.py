@@ -9,12 +9,12 @@ import pytest
 
 from helpers import shuffle_test_labels
 from pflcli.artifacts.kinds import evaluation, tuning
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError, compare
 from pflcli.commands.partition import partition
 from pflcli.commands.tune import tune
 from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.execution import Execution
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)

@@ -20,7 +20,6 @@ from pflcli import models, registry
 from pflcli.artifacts import disk
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Form
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands import export as exports
 from pflcli.commands.build_datastore import build_datastore
@@ -33,6 +32,7 @@ from pflcli.commands.predict import predict
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.engine.federation import Federation
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.execution import Execution
 from pflcli.prediction.exporting import onnx_network, reader
 from pflcli.prediction.standalone_model import StandaloneModel
 

@@ -12,12 +12,12 @@ import pytest
 
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.data.preparation import within_client
 from pflcli.errors import InputError, UsageError
+from pflcli.execution import Execution
 
 COLUMNS = {"client": "ward", "label": "ill"}
 SCHEMES = {

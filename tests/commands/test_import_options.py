@@ -11,13 +11,13 @@ import pytest
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError, UsageError
+from pflcli.execution import Execution
 
 COLUMNS = {"client": "hospital", "label": "ill"}
 

@@ -13,7 +13,7 @@ from helpers import error_text
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Built, Execution, make
+from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
@@ -27,6 +27,7 @@ from pflcli.commands.predict import predict
 from pflcli.commands.stack import stack
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError, PflError, UsageError
+from pflcli.execution import Execution
 
 BRIEF = {"model": "mlp", "rounds": 2, "participation": 0.5}
 ONE = Execution(threads=1)

@@ -18,7 +18,6 @@ from helpers import error_text
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
@@ -26,6 +25,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.commands.stack import stack
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.execution import Execution
 from pflcli.prediction import output
 
 COLUMNS = ("hospital", "age", "smokes", "pressure", "outcome")

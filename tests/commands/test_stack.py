@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from helpers import error_text
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import evaluation, predictions
-from pflcli.artifacts.make import Execution, make
+from pflcli.artifacts.make import make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.evaluate import evaluate
@@ -19,6 +19,7 @@ from pflcli.commands.show import show
 from pflcli.commands.stack import stack
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import pool
+from pflcli.execution import Execution
 from pflcli.reporter import SILENT
 
 CLASSES, CLIENTS = 3, 8

@@ -11,10 +11,10 @@ import torch
 from helpers import error_text
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.errors import InputError
+from pflcli.execution import Execution
 from pflcli.prediction import personalized, standalone_model
 from pflcli.prediction.standalone_model import standalone_model as make_standalone
 

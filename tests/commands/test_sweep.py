@@ -91,7 +91,7 @@ def test_what_is_typed_twice_or_in_disorder_is_one_grid(small, swept, tmp_path):
 
 
 def test_threads_change_nothing(small, swept, tmp_path):
-    from pflcli.artifacts.make import Execution
+    from pflcli.execution import Execution
 
     sweep(small.e, tmp_path / "s", grid=GRID, execution=Execution(threads=3))
     for name in open_artifact(swept).manifest.files:

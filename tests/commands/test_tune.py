@@ -13,7 +13,6 @@ import pytest
 
 from helpers import same, shuffle_test_labels
 from pflcli.artifacts.kinds import predictions, tuning
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
@@ -21,6 +20,7 @@ from pflcli.commands.tune import tune
 from pflcli.commands.tuning import samplers
 from pflcli.commands.tuning.space import space
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.execution import Execution
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)

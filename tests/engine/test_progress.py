@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from pflcli import reporter
-from pflcli.artifacts.make import Execution
 from pflcli.commands.personalize import personalize
+from pflcli.execution import Execution
 
 
 class Log:

@@ -10,7 +10,6 @@ import shutil
 import pytest
 
 from pflcli.artifacts.kinds.evaluation import read
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -21,6 +20,7 @@ from pflcli.commands.train_global import train_global
 from pflcli.errors import ConflictError, UsageError
 from pflcli.evaluation import simulated_time, time_to_target
 from pflcli.evaluation.presentation import tables
+from pflcli.execution import Execution
 
 HEAD = "round,clients,lr,loss,validation_accuracy,personal_accuracy,bytes_up,bytes_down,bytes_peer,seconds\n"
 OWN = HEAD + "1,2,0.1,1,0.9,,1000000,2000000,0,1.5\n2,2,0.1,1,,0.7,1000000,2000000,500000,2\n3,2,0.1,1,,0.8,0,0,9,4\n"

@@ -18,13 +18,13 @@ import torch
 import pflcli
 from helpers import same
 from pflcli import registry
-from pflcli.artifacts.make import Execution
 from pflcli.commands import personalize
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.train_global import train_global
+from pflcli.execution import Execution
 from pflcli.training import loop
 
 METHODS = registry.names("methods")

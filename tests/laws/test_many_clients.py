@@ -10,7 +10,6 @@ import pytest
 
 import worlds
 from pflcli import methods, registry
-from pflcli.artifacts.make import Execution
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
 from pflcli.commands.extract import extract
@@ -19,6 +18,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.engine.federation import Federation
+from pflcli.execution import Execution
 from pflcli.reporter import NullReporter
 from pflcli.training import pair_costs, state_files
 

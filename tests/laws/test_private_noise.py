@@ -18,11 +18,11 @@ from pflcli import methods, models, registry
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds import backbone
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
+from pflcli.execution import Execution
 from pflcli.federation.private_mean import PrivateMean, Release
 from pflcli.settings import Settings
 from pflcli.training import dp_secret

@@ -10,10 +10,11 @@ import pytest
 
 from helpers import build, spec
 from originals import write_idx
-from pflcli.artifacts.make import Execution, make
+from pflcli.artifacts.make import make
 from pflcli.cli import app
 from pflcli.commands.personalize import personalize
 from pflcli.errors import ConflictError
+from pflcli.execution import Execution
 
 MODEL = ("--model", "mlp", "--rounds", "1")
 COMMANDS = {

@@ -17,11 +17,11 @@ import torch
 
 from helpers import rows, same
 from pflcli import parameters
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ConflictError, InputError, LostWorkerError
+from pflcli.execution import Execution
 
 ROUNDS = 250
 """Enough that a run does not end between its first checkpoint and the signal; the tests notice if it does."""

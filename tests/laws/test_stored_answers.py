@@ -13,7 +13,6 @@ import pytest
 from pflcli import methods, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.auditing import queries
 from pflcli.commands.build_datastore import build_datastore
@@ -23,6 +22,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError
+from pflcli.execution import Execution
 from pflcli.prediction import answering, personalized
 from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.exporting import reader

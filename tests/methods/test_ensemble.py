@@ -8,12 +8,12 @@ import torch
 
 import worlds
 from pflcli import parameters
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.auditing import inversion
 from pflcli.commands.personalize import personalize
 from pflcli.engine.engine import probabilities
 from pflcli.errors import InputError, UsageError
+from pflcli.execution import Execution
 from pflcli.methods import fedavg_plus
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction.pieces import pieces

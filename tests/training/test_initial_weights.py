@@ -13,12 +13,12 @@ from torch import nn
 
 from pflcli import models, parameters
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.execution import Execution
 from pflcli.training import initial_weights as initial
 from pflcli.vision import torchvision
 

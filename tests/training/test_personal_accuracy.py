@@ -16,7 +16,6 @@ import worlds
 from pflcli import methods, parameters, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
@@ -25,6 +24,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.evaluation.metrics import neighbourhood
 from pflcli.evaluation.simulated_time import Link
+from pflcli.execution import Execution
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import loop, personal_accuracy
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts.make import Execution, Outcome
+from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.train_global import train_global
+from pflcli.execution import Execution
 from pflcli.training.initial_weights import Weights
 
 Act = Callable[[Sequence[Artifact], Execution], Outcome]

@@ -18,7 +18,7 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.kinds import tuning as tunings
-from pflcli.artifacts.make import Execution, Outcome
+from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands.comparison.chain_steps import shared_artifacts
 from pflcli.commands.comparison.existing import option_values
@@ -28,6 +28,7 @@ from pflcli.commands.tune import tune
 from pflcli.commands.tuning import running
 from pflcli.commands.tuning.space import grid_size
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
 from pflcli.settings import Settings, changed
 from pflcli.training import run_request

@@ -12,7 +12,6 @@ import torch
 from pflcli import config, methods, models
 from pflcli.artifacts import disk
 from pflcli.artifacts.decision import Decision
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact
 from pflcli.commands.comparison.plan import BACKBONE
 from pflcli.commands.comparison.steps import CHOOSING, NOT_NEEDED, Step, Variant
@@ -22,6 +21,7 @@ from pflcli.estimates.costs import Cost
 from pflcli.estimates.excerpt import Excerpt, excerpt
 from pflcli.estimates.rehearsal import rehearse
 from pflcli.estimates.sampled_executor import Rates
+from pflcli.execution import Execution
 from pflcli.foreign import size
 from pflcli.reporter import SILENT, Reporter
 from pflcli.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 from pflcli.artifacts import chain, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
-from pflcli.artifacts.make import Execution, Outcome
+from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands.comparison import runner
 from pflcli.commands.comparison.equal_tuning import FOLDER, Tuned, Tuner
@@ -18,6 +18,7 @@ from pflcli.commands.comparison.plan import BACKBONE
 from pflcli.commands.comparison.steps import CHOOSING, NOT_NEEDED, Step, Variant
 from pflcli.commands.tune import NAME as TUNING
 from pflcli.errors import ComputationError, InputError, UnsuitedError, UsageError, closest
+from pflcli.execution import Execution
 from pflcli.reporter import SILENT
 
 

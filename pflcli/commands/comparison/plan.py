@@ -17,13 +17,14 @@ from typing import Any
 from pflcli import config, methods, registry
 from pflcli.artifacts import chain
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.make import Execution, Outcome
+from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, expected_artifact
 from pflcli.commands.comparison import stacking
 from pflcli.commands.comparison.chain_steps import Act, shared_artifacts
 from pflcli.commands.comparison.steps import CHOOSING, NOT_NEEDED, Step, Variant, is_stack, method_name
 from pflcli.commands.personalize import personalize
 from pflcli.errors import ConflictError, UsageError, closest
+from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings, changed

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pflcli.artifacts import placement
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands.comparison import side_by_side
 from pflcli.commands.comparison.progress import OverallProgress
 from pflcli.commands.comparison.steps import CHOOSING, Step
 from pflcli.errors import ComputationError, ConflictError, InputError, PflError, UnsuitedError, out_of_memory
+from pflcli.execution import Execution
 from pflcli.wording import counted
 
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts.make import Execution
 from pflcli.commands.comparison.progress import OverallProgress
 from pflcli.commands.comparison.steps import Step
 from pflcli.engine.executors import ray_runtime
 from pflcli.errors import LostWorkerError, PflError
+from pflcli.execution import Execution
 from pflcli.reporter import Advance
 from pflcli.training import hardware
 

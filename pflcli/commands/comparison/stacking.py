@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods
-from pflcli.artifacts.make import Execution, Outcome
+from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact
 from pflcli.commands import stack
 from pflcli.commands.comparison.chain_steps import Act
 from pflcli.commands.comparison.steps import Step, Variant, is_stack
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation.learners import BASE
+from pflcli.execution import Execution
 from pflcli.reporter import Reporter
 from pflcli.settings import Settings
 from pflcli.wording import counted

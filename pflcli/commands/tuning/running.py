@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Execution, Outcome
+from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
 from pflcli.commands.comparison import chain_steps, runner
 from pflcli.commands.comparison.progress import OverallProgress
@@ -22,6 +22,7 @@ from pflcli.commands.tuning.samplers import Sampler
 from pflcli.commands.tuning.space import Point, words
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.execution import Execution
 from pflcli.reporter import SILENT
 
 SPLIT = "validation"

@@ -8,11 +8,12 @@ import json
 
 import numpy as np
 
-from pflcli.artifacts.make import Built, Execution, make
+from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.evaluation.metrics import gains, scores
 from pflcli.evaluation.presentation import conclusion
+from pflcli.execution import Execution
 
 HOSTILE = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "]]>", "</script>", "<!--", "' || 1 || '",

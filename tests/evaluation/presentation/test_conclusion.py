@@ -9,7 +9,6 @@ import resource
 import numpy as np
 import pytest
 
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
@@ -17,6 +16,7 @@ from pflcli.evaluation import convergence, summary
 from pflcli.evaluation.presentation import conclusion as words
 from pflcli.evaluation.presentation import tables
 from pflcli.evaluation.presentation.conclusion import notes
+from pflcli.execution import Execution
 
 
 def conclusion(methods, baseline):
