@@ -31,8 +31,8 @@ _SHARED_WITH_CONTENTS = ("engine.",)
 def code_hash(group: str, name: str) -> str:
     """Return the SHA-256 of a file of the registry and of what it imports outside ``SHARED``.
 
-    Imports, docstrings, comments, layout, the names of modules, and a method's ``GRID`` and ``SENDS_MORE`` do not
-    change it.
+    Imports, docstrings, comments, layout, the names of modules, and a method's ``GRID``, ``RECORDS`` and ``SENDS_MORE``
+    do not change it.
     """
     return _hash([registry.path(group, name)])
 
@@ -91,7 +91,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
     return (name.partition(".")[2] for name in names if name.partition(".")[0] == "pflcli")
 
 
-_WORDS = ("GRID", "SENDS_MORE")
+_WORDS = ("GRID", "RECORDS", "SENDS_MORE")
 
 
 class _Strip(ast.NodeTransformer):

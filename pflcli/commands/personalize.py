@@ -198,7 +198,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     backbone = inputs.get("backbone") if not progress.rows else None
     reported = progress.facts() if backbone is None else run_request.reported_round(backbone)
     tuned, flags = _write_predictions(job, run, data, progress.joined(), writer)
-    _write_rounds(run, data, progress, reported, writer)
+    _write_rounds(job, run, data, progress, reported, writer)
     clients = codebook.read(job.source).client_names(len(run.clients))
     missing = absences.summary([*progress.before, *progress.rows], clients) | absences.names_of_flagged(flags, clients)
     for line in absences.sentences(missing):
@@ -245,19 +245,25 @@ def _write_predictions(
 
 
 def _write_rounds(
-    run: Run, data: partitions.Partition, progress: Progress, reported: Mapping[str, Any], writer: ArtifactWriter
+    job: _Job,
+    run: Run,
+    data: partitions.Partition,
+    progress: Progress,
+    reported: Mapping[str, Any],
+    writer: ArtifactWriter,
 ) -> None:
-    """Write the state, and tables by round: costs and losses, and neighbours and attention if the method has them."""
+    """Write the state, and tables by round: costs and losses, and the ``RECORDS`` of the method."""
     state, rows = progress.reported, progress.rows
     state_files.keep(state, writer)
     if progress.before or rows:
         writer.write("rounds.csv", csv_file.of_rounds(absences.columns([*progress.before, *rows])))
     last = reported.get("reported_round", len(rows))
-    if count := len(state.get("graph", ())):
+    records = job.method.RECORDS
+    if "graph" in records and (count := len(state["graph"])):
         graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
         matches = neighbours_by_round(graphs, data.cluster, run.federation.participants, last - count + 1)
         writer.write("neighbours.csv", csv_file.of_rounds(matches))
-    if len(attention := state.get("attention", {}).get("first", ())):
+    if "attention" in records and len(attention := state["attention"]["first"]):
         first, second = attention.cpu().numpy(), state["attention"]["second"].cpu().numpy()
         numbers = range(last - len(first) + 1, last + 1)
         means = attention_by_round(first, second, numbers, data.cluster)

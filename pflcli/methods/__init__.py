@@ -71,6 +71,11 @@ class Method(Protocol):
     ADAPTS: bool = False
     """whether clients adapt after the rounds, so that what they would answer earlier takes all of ``personalize``"""
 
+    RECORDS: tuple[Literal["graph", "attention", "history", "cluster"], ...] = ()
+    """what the state records under these keys, for charts and tables: ``graph`` the packed neighbours of each round,
+    ``attention`` the weights ``first`` (r, m, m) and ``second`` (r, m, layers), ``history`` numbers (r,) by name,
+    ``cluster`` the cluster of each client (m,), -1 for none"""
+
     PAIRS_KEPT: float = 0
     """bytes that it keeps for each pair of clients, for those that grow with the square of the clients"""
     PAIRS_SENT: str = ""

@@ -49,6 +49,7 @@ PERSONAL_MODELS = "z"
 SENDS_MORE = "biases and representations"
 PAPER = "FedAttn"
 YEAR = 2022
+RECORDS = ("history",)
 
 _CLIP = 1.0
 """Largest norm of the attention's gradient, if guarded."""

@@ -48,6 +48,7 @@ PAIRS_SENT = "models"
 SENDS_MORE = "models, which other clients receive"
 PAPER = "FedHAM"
 YEAR = 2023
+RECORDS = ("attention", "history")
 
 _PATIENCE = 5
 """Rounds without a lower training loss that end the warm-up, unless its length is given."""

@@ -26,6 +26,7 @@ PAIRS_KEPT = 0.125  # whom each has met last
 SENDS_MORE = "models to each other"
 PAPER = "Gossip learning"
 YEAR = 2019
+RECORDS = ("graph",)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ ADAPTS = True
 SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "IFCA"
 YEAR = 2020
+RECORDS = ("cluster",)
 GRID = {"k": (2, 3, 4, 6)}
 
 State = dict[str, Any]

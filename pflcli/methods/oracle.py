@@ -23,6 +23,7 @@ PERSONAL_MODELS = "cluster"
 SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "PANM, upper bound"
 YEAR = 2022
+RECORDS = ("cluster",)
 
 State = dict[str, Any]
 

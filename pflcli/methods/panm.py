@@ -38,6 +38,7 @@ PAIRS_KEPT = 1  # who has whom
 SENDS_MORE = "models to each other"
 PAPER = "PANM"
 YEAR = 2022
+RECORDS = ("graph",)
 
 Array = NDArray[np.float64]
 

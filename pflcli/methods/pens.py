@@ -28,6 +28,7 @@ PAIRS_KEPT = 0.125  # who has whom
 SENDS_MORE = "models to each other"
 PAPER = "PENS"
 YEAR = 2021
+RECORDS = ("graph",)
 
 _TRIED = 512
 """Samples at most on which a client tries others' models, the same for all of a round."""

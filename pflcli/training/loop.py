@@ -200,7 +200,7 @@ def _play_without_absent(run: Run, method: Method, state: State, t: int) -> Stat
             break
         except Unanswered:
             run.traffic = {**before, "down": run.traffic["down"]}  # the bytes sent down count all the same
-            return _with_records_extended(state)
+            return _with_records_extended(method, state)
         except Diverged as error:
             run.traffic, fix = dict(before), error.fix
             if attendance.diverged.issuperset(error.clients):
@@ -210,18 +210,17 @@ def _play_without_absent(run: Run, method: Method, state: State, t: int) -> Stat
     raise ComputationError(f"the parameters of all that trained became non-finite: {clients}", *fix)
 
 
-def _with_records_extended(state: State) -> State:
-    """Return the state after a round that nobody answered: nothing changes, but records by round have no gap.
+def _with_records_extended(method: Method, state: State) -> State:
+    """Return the state after a round in which no client answered: the ``RECORDS`` of the method get one more round.
 
-    These are the ``graph`` of neighbours, which stay; the ``attention`` of clients, 0 of those that sat the round out;
-    and the ``history`` of what was measured, nan. Records that have not begun stay empty.
+    Neighbours stay the same, attention is 0 and what was measured is nan. Records that have not begun stay empty.
     """
     records: State = {}
-    if "graph" in state:
+    if "graph" in method.RECORDS:
         records["graph"] = torch.cat([state["graph"], state["graph"][-1:]])
-    if "first" in state.get("attention", {}):  # FedAttn keeps weights under this name
+    if "attention" in method.RECORDS:
         records["attention"] = {key: _append(values, 0.0) for key, values in state["attention"].items()}
-    if "history" in state:
+    if "history" in method.RECORDS:
         records["history"] = {key: _append(values, math.nan) for key, values in state["history"].items()}
     return {**state, **records}
 

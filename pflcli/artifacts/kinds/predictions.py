@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import registry
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds._wording import count, word
 from pflcli.artifacts.manifest import Manifest
@@ -183,17 +184,28 @@ def new(artifact: Artifact) -> NDArray[np.bool_] | None:
 
 
 def state(artifact: Artifact, choices: Iterable[tuple[str, ...]]) -> dict[str, NDArray[Any]]:
-    """Read arrays of the method's last state: the first of ``choices``, by their names, of which it has all, or none.
+    """Read arrays that the method recorded in its last state: the first of ``choices``, by names, of which it has all.
+
+    What a method records is declared in its ``RECORDS``. Returns nothing if it has none of the choices.
 
     Raises InputError if the file is damaged.
     """
     from safetensors import safe_open
 
+    recorded = _records(str(artifact.manifest.request["method"]))
+    choices = [names for names in choices if all(name.partition("/")[0] in recorded for name in names)]
     artifact.check(_STATE)
     with artifact.parsing(_STATE), safe_open(artifact.path / _STATE, "numpy") as file:
         existing = {*file.keys()}
         names = next((names for names in choices if existing.issuperset(names)), ())
         return {name: file.get_tensor(name) for name in names}
+
+
+def _records(method: str) -> tuple[str, ...]:
+    """Return the ``RECORDS`` of a method; nothing for a stack, or a method that this version does not have."""
+    if method not in registry.names("methods"):
+        return ()
+    return tuple(registry.card("methods", method).facts.get("RECORDS", ()))
 
 
 def _check_clients(file: Any, artifact: Artifact, arrays: Mapping[str, NDArray[Any]]) -> None:
