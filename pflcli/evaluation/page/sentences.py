@@ -71,10 +71,14 @@ def _gain(content: Content, label: str) -> str:
             f"{label} serves {people} {amount(gain['value'], metric)} better than {over(content)}{measure}"
             f"{_interval(gain, metric)}."
         )
-    return (
-        f"No method is shown to be better than {over(content)}{measure}. "
-        f"The best score is that of {label}: {amount(gain['value'], metric)} {word}{_interval(gain, metric)}."
-    )
+    compared = content.metrics.get("conclusion", {}).get("compared", 1)
+    known = {"interval", "p_corrected"} <= gain.keys()  # tables of old versions lack them
+    doubt = conclusion.doubt(gain, compared) if known else "no method is shown to be better"
+    if gain["value"] < 0 and compared > 1:
+        first = f"{label} has the best score of the methods compared, but it is"
+    else:
+        first = f"{label} is"
+    return f"{first} {amount(gain['value'], metric)} {word} than {over(content)}{measure}{_interval(gain, metric)}; {doubt}."
 
 
 def _without_baseline(content: Content) -> str:

@@ -1,4 +1,4 @@
-"""The conclusion of a table in one sentence: which method is shown to be better than the baseline, if any is."""
+"""The conclusion of a table in one sentence: the best method's gain over the baseline, and whether it is shown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def conclusion(methods: Sequence[Mapping[str, Any]], baseline: str | None, metri
     if over is None:
         result["sentence"] = "no gain is known: the baseline was not compared"
     elif not by_sign[1]:
-        result["sentence"] = f"no method is shown to be better than {over}{by}{_highest(known, entry)}"
+        result["sentence"] = _without_better(known, over, by, entry)
     else:
         sign = -1 if entry.lower_is_better else 1
         best = max(by_sign[1], key=lambda label: sign * known[label]["metrics"][metric]["value"])
@@ -62,11 +62,35 @@ def _points(gain: Mapping[str, Any], entry: Metric) -> str:
     return f"{100 * gain['value']:+.1f} points [{low:.1f}, {high:.1f}]"
 
 
-def _highest(known: Mapping[str, Mapping[str, Any]], entry: Metric) -> str:
+def _without_better(known: Mapping[str, Mapping[str, Any]], over: str, by: str, entry: Metric) -> str:
+    """Return the sentence for a table in which no method is shown to be better: first the estimate, then the doubt."""
     if not known:
-        return ""
+        return f"no method was compared with {over}{by}"
     label = max(known, key=lambda label: known[label]["metrics"]["gain"]["value"])
-    return f"; the highest gain is that of {label}, {_points(known[label]['metrics']['gain'], entry)}"
+    gain, points = known[label]["metrics"]["gain"], _points(known[label]["metrics"]["gain"], entry)
+    if gain["value"] > 0:
+        first = f"{label} has the highest gain over {over}{by}, {points}"
+    elif gain["value"] == 0:
+        first = f"no method scores better than {over}{by}; {label} has the same score, {points}"
+    elif len(known) == 1:
+        first = f"{label} scores worse than {over}{by}, {points}"
+    else:
+        first = f"all {len(known)} methods score worse than {over}{by}; {label} loses least, {points}"
+    return f"{first}; {doubt(gain, len(known))}"
+
+
+def doubt(gain: Mapping[str, Any], compared: int) -> str:
+    """Return why a gain is not shown to be above 0, or that it is shown to be below: a clause without a full stop."""
+    low, high = gain["interval"]
+    p = gain["p_corrected"]
+    if math.isnan(low) or math.isnan(high):
+        return "too few observations for an interval, so this is not a significant difference"
+    if low <= 0 <= high:
+        return "the interval includes 0, so this is not a significant difference"
+    if p < _RISK:
+        return f"this difference is significant (p = {p:.2g})"
+    correction = f" after Holm's correction for {compared} methods" if compared > 1 else ""
+    return f"the interval excludes 0, but the difference is not significant{correction} (p = {p:.2g})"
 
 
 def _best(method: Mapping[str, Any], baseline: str, compared: int, better: int, entry: Metric) -> str:

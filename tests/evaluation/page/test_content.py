@@ -119,5 +119,17 @@ def test_numbers_are_short(number, text):
 
 def test_no_method_is_called_better_that_is_not_shown_to_be(tmp_path):
     comparison = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
-    comparison.metrics["conclusion"].update(best=None, better=[])
-    assert sentences.answer(comparison)[0].startswith("No method is shown to be better than fedavg.")
+    comparison.metrics["conclusion"].update(best=None, better=[], compared=1)
+    gain = comparison.row("local")["metrics"]["gain"]
+    gain.update(value=0.246, interval=[0.112, 0.379], p_corrected=0.08)
+    answer = sentences.answer(comparison)[0]
+    assert answer.startswith("local is 24.6 points better than fedavg")
+    assert answer.endswith("; the interval excludes 0, but the difference is not significant (p = 0.08).")
+    gain.update(value=-0.1, interval=[-0.3, 0.1], p_corrected=0.3)
+    answer = sentences.answer(comparison)[0]
+    assert answer.startswith("local is 10.0 points worse than fedavg")
+    assert answer.endswith("; the interval includes 0, so this is not a significant difference.")
+    comparison.metrics["conclusion"]["compared"] = 2
+    assert sentences.answer(comparison)[0].startswith(
+        "local has the best score of the methods compared, but it is 10.0 points worse than fedavg"
+    )

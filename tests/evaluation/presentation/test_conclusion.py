@@ -70,7 +70,8 @@ def test_one_of_many_may_be_luck():
     assert conclusion([BASE, lucky], "fedavg")["best"] == "lucky"
     actual = conclusion([*methods, lucky], "fedavg")
     assert actual["sentence"] == (
-        "no method is shown to be better than fedavg; the highest gain is that of lucky, +10.0 points [1.0, 19.0]"
+        "lucky has the highest gain over fedavg, +10.0 points [1.0, 19.0]; the interval excludes 0, but the difference "
+        "is not significant after Holm's correction for 20 methods (p = 0.6)"
     )
     assert actual["best"] is None
 
@@ -82,7 +83,43 @@ def test_what_is_said_of_many_clients_and_of_no_baseline():
     )
     assert "over the global model;" in conclusion([many], "global")["sentence"]
     assert conclusion([BASE], None)["sentence"] == "no gain is known: the baseline was not compared"
-    assert conclusion([BASE], "fedavg")["sentence"] == "no method is shown to be better than fedavg"
+    assert conclusion([BASE], "fedavg")["sentence"] == "no method was compared with fedavg"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (
+            [("a", 0.02, [-0.01, 0.05], 0.2), ("b", -0.1, [-0.2, -0.01], 0.01)],
+            "a has the highest gain over fedavg, +2.0 points [-1.0, 5.0]; the interval includes 0, so this is not a "
+            "significant difference",
+        ),
+        (
+            [("local", -0.116, [-0.2, -0.03], 0.01)],
+            "local scores worse than fedavg, -11.6 points [-20.0, -3.0]; this difference is significant (p = 0.01)",
+        ),
+        (
+            [("local", -0.116, [-0.25, 0.02], 0.1), ("b", -0.2, [-0.3, -0.1], 0.001)],
+            "all 2 methods score worse than fedavg; local loses least, -11.6 points [-25.0, 2.0]; the interval "
+            "includes 0, so this is not a significant difference",
+        ),
+        (
+            [("same", 0.0, [0.0, 0.0], 1.0)],
+            "no method scores better than fedavg; same has the same score, +0.0 points [0.0, 0.0]; the interval "
+            "includes 0, so this is not a significant difference",
+        ),
+        (
+            [("stack", 0.246, [0.112, 0.379], 0.08)],
+            "stack has the highest gain over fedavg, +24.6 points [11.2, 37.9]; the interval excludes 0, but the "
+            "difference is not significant (p = 0.08)",
+        ),
+    ],
+)
+def test_without_a_better_method_the_estimate_comes_first(rows, expected):
+    methods = [BASE, *(row(label, 0.8 + gain, gain, interval, p) for label, gain, interval, p in rows)]
+    actual = conclusion(methods, "fedavg")
+    assert actual["sentence"] == expected
+    assert actual["best"] is None
 
 
 def test_notes_explain_marks_and_one_seed():
