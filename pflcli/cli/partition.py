@@ -21,7 +21,7 @@ def command(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="Partition this dataset: a name of `pfl list datasets`, or the path of an imported one.",
+            help="Partition this dataset: a name of `pfl list datasets`, or the folder that `pfl import -o` made.",
             metavar="DATASET",
             autocompletion=completion.datasets,
         ),

@@ -255,13 +255,19 @@ def _remark(summary: dict[str, Any], remarks: Sequence[str], execution: Executio
 
 
 def artifact(dataset: str) -> Artifact | None:
-    """Open the imported dataset that stands where a dataset's name may; None if it is a name, not a path.
+    """Open the imported dataset that stands where a dataset's name may; None for the name of a dataset that comes with pfl.
 
-    Raises InputError for a path at which there is none.
+    Raises UsageError if neither a dataset nor a folder has this name, InputError for a folder without a dataset.
     """
     exists = Path(dataset).exists() or any(placement.interrupted(Path(dataset)))
-    if dataset in registry.names("datasets") or not ("/" in dataset or exists):
+    if dataset in registry.names("datasets"):
         return None
+    if not exists and "/" not in dataset:
+        raise UsageError(
+            f"unknown dataset '{dataset}', and there is no folder of this name",
+            closest(dataset, registry.names("datasets")),
+            "name a dataset (pfl list datasets) or the folder of an imported one (pfl import DATA ... -o DIR)",
+        )
     if Path(dataset).is_file() and Path(dataset).name != manifests.NAME:
         raise InputError(
             f"{dataset} is a file, to be imported first",

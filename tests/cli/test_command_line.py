@@ -518,7 +518,7 @@ WRONG = {
     "an unknown dataset far from any": (
         "partition zzz -o {out}",
         2,
-        "unknown dataset 'zzz'",
+        "unknown dataset 'zzz', and there is no folder of this name",
         "choose from: air-quality, cifar10",
     ),
     "an unknown option far from any": (f"{W} --zzz", 2, "unknown option '--zzz'", "pfl partition --help"),
