@@ -37,6 +37,8 @@ def command(
     target: shared.Target = None,
     link: shared.Link = None,
     metric: shared.Metrics = None,
+    method: shared.ChosenMethod = None,
+    seed: shared.ChosenSeed = None,
     quiet: shared.Quiet = False,
 ) -> Outcome:
     """Score predictions for each client and over all clients, methods and seeds.
@@ -56,6 +58,8 @@ def command(
         target=target,
         link=link,
         metrics=["accuracy"] if metric is None else shared.words(metric),
+        method=method,
+        seed=seed,
         execution=execution,
     )
     if not quiet and not execution.dry_run:

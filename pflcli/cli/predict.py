@@ -90,6 +90,8 @@ def command(
     delimiter: samples.Delimiter = None,
     weights: Weights = None,
     answers: Answers = None,
+    method: shared.ChosenMethod = None,
+    seed: shared.ChosenSeed = None,
     device: hardware_options.Device = "auto",
     threads: hardware_options.Threads = 0,
     engine: hardware_options.Engine = "auto",
@@ -121,6 +123,8 @@ def command(
         delimiter=delimiter,
         weights=weights,
         answers=answers,
+        method=method,
+        seed=seed,
         execution=Execution(force=force, device=device, engine=engine, threads=threads, reporter=reporter),
     )
     if as_json:

@@ -133,6 +133,21 @@ Set = Annotated[
         autocompletion=completion.assignments,
     ),
 ]
+ChosenMethod = Annotated[
+    str | None,
+    typer.Option(
+        help="Take the predictions of this method from a folder of `pfl compare`.",
+        metavar="NAME",
+        show_default="all",
+        autocompletion=completion.names("methods"),
+    ),
+]
+ChosenSeed = Annotated[
+    int | None,
+    typer.Option(
+        help="Take the predictions of this seed from a folder of `pfl compare`.", metavar="N", show_default="all"
+    ),
+]
 Baseline = Annotated[
     str, typer.Option(help="Measure gains against this method.", autocompletion=completion.names("methods"))
 ]

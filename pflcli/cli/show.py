@@ -56,7 +56,7 @@ def command(
         pfl show runs/p --plot clients.png
         pfl show runs/c/comparison --plot accuracy.pdf
     """
-    from pflcli.artifacts.reader import open_artifact
+    from pflcli.artifacts.chosen import open_one
     from pflcli.cli.lineage import tree
     from pflcli.commands import show
     from pflcli.evaluation.presentation import tables
@@ -76,8 +76,8 @@ def command(
     elif in_words:
         console.lines(text)
     elif facts["kind"] in tables.KINDS and not verify:
-        console.scores(open_artifact(path), to_stderr=False)
+        console.scores(open_one(path), to_stderr=False)
     elif facts["kind"] == "audit" and not verify:
-        console.attacks(open_artifact(path), to_stderr=False)
+        console.attacks(open_one(path), to_stderr=False)
     else:
         console.facts(facts)

@@ -35,6 +35,8 @@ def command(
     own: Annotated[
         bool, typer.Option("--own", help="Let each client have exponents of its own, near the common ones.")
     ] = False,
+    method: shared.ChosenMethod = None,
+    seed: shared.ChosenSeed = None,
 ) -> Outcome:
     """Pool the stored predictions of several methods into one, with exponents learned on validation samples.
 
@@ -44,4 +46,4 @@ def command(
     """
     from pflcli.commands.stack import stack
 
-    return stack(sources, out, gate=gate, own=own, execution=execution)
+    return stack(sources, out, gate=gate, own=own, method=method, seed=seed, execution=execution)

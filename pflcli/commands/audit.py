@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import audit as artifact_kind
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -73,7 +74,7 @@ def audit(
         raise UsageError(f"--invert {invert} is negative", "--invert 3")
     canary_training.check(canaries)
     disclosed = disclosure.load(answers)
-    artifact = open_artifact(source, "predictions")
+    artifact = open_one(source, "predictions")
     compared = [open_artifact(path, "predictions") for path in references]
     answerer = answerers.opened(artifact, weights)
     reference_answerers = _opened_references(answerer, compared, weights)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import blocks, codebook
+from pflcli.artifacts.chosen import open_all
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
@@ -26,10 +26,13 @@ def evaluate(
     target: float | None = None,
     link: str | None = None,
     metrics: Sequence[str] = catalogue.DEFAULT,
+    method: str | None = None,
+    seed: int | None = None,
     execution: Execution | None = None,
 ) -> Outcome:
     """Score predictions; the same method under several seeds becomes one row, with its spread.
 
+    ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
     Gains are measured against ``baseline`` for the same partition and seed, or, where it was not given, against the
     backbone's own answers stored beside the method's. ``target`` is a validation accuracy: the table then says how long
     each method took (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s, adds how long rounds would take behind it
@@ -43,7 +46,7 @@ def evaluate(
     speeds = None if link is None else simulated_time.Link.of(link)
     if split not in blocks.SPLITS:
         raise UsageError(f"unknown split '{split}'", closest(split, blocks.SPLITS))
-    artifacts = [open_artifact(source, "predictions") for source in sources]
+    artifacts = [item for source in sources for item in open_all(source, "predictions", method=method, seed=seed)]
     if not artifacts:
         raise UsageError("nothing to evaluate", "pfl evaluate PREDICTIONS... -o DIR")
     twice = {a.manifest.fingerprint: a.path for a in artifacts}

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from pflcli import __version__
 from pflcli.artifacts import disk, placement, plain_output
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts.reader import Artifact
 from pflcli.data.formats import unknown
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
@@ -67,7 +68,7 @@ def export(
     """
     execution = execution or Execution()
     onnx_network.require_packages()
-    artifact, path = open_artifact(source, "predictions"), Path(out)
+    artifact, path = open_one(source, "predictions"), Path(out)
     if path.name in ("", ".."):  # such as ".": files are written beside the folder first, under its name
         path = path.resolve()
     _require_replaceable(path, force=execution.force)

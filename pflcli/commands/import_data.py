@@ -255,7 +255,7 @@ def _remark(summary: dict[str, Any], remarks: Sequence[str], execution: Executio
 
 
 def artifact(dataset: str) -> Artifact | None:
-    """Open the imported dataset that stands where a dataset's name may; None for the name of a dataset that comes with pfl.
+    """Open the imported dataset in a folder; None for the name of a dataset that comes with pfl.
 
     Raises UsageError if neither a dataset nor a folder has this name, InputError for a folder without a dataset.
     """

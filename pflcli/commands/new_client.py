@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from pflcli import sources
 from pflcli.artifacts import codebook
 from pflcli.artifacts.blocks import SPLITS
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.preparation import arrivals, deal
@@ -67,7 +68,7 @@ def new_client(
     neither the method nor its run can serve a client that was not there.
     """
     execution = (execution or Execution()).reading(data, weights)
-    artifact = open_artifact(source, "predictions")
+    artifact = open_one(source, "predictions")
     _check(artifact, client)
     if fractions is not None:
         deal.check_fractions(fractions)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts.reader import Artifact
 from pflcli.data.formats import arrays
 from pflcli.data.preparation.queries import Source
 from pflcli.errors import UsageError, closest
@@ -35,6 +36,8 @@ def predict(
     delimiter: str | None = None,
     weights: Path | str | None = None,
     answers: str | None = None,
+    method: str | None = None,
+    seed: int | None = None,
     execution: Execution | None = None,
 ) -> Predicted:
     """Answer the samples of ``data`` as a client of the predictions ``source`` answers its own.
@@ -45,6 +48,7 @@ def predict(
     samples get the stored answers, to the bit where device and engine are those of ``source``. A client that is not
     known is answered by the global model. With ``out`` (.csv, .jsonl or .npz) the answers are written to that file;
     ``form`` is that of what is printed. ``weights`` is the file with which a run began that has no backbone.
+    ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
     ``answers`` says how much of an answer leaves: ``full`` probabilities, ``rounded:1`` or the ``label``; without it
     the parts that explain the answer are with it.
 
@@ -59,7 +63,7 @@ def predict(
         raise UsageError(f"unknown --layout '{layout}'", closest(layout, arrays.LAYOUTS))
     if path is not None:
         output.require_writable(path, force=execution.force, inputs=[data, *([] if weights is None else [weights])])
-    artifact = open_artifact(source, "predictions")
+    artifact = open_one(source, "predictions", method=method, seed=seed)
     answerer = answerers.opened(artifact, weights)
     number = personalized.number_of(client, personalized.client_names(artifact))
     partition, book = answerer.partition, codebook.read(artifact)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflcli.artifacts import placement
-from pflcli.artifacts.reader import open_artifact
+from pflcli.artifacts.chosen import open_one
 from pflcli.errors import UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import charts as page_charts
@@ -36,7 +36,7 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     out = Path(out)
     if not sources:
         raise UsageError("nothing to report", "pfl report COMPARISON... -o report.html")
-    opened = [open_artifact(source, *content.KINDS, "audit") for source in sources]
+    opened = [open_one(source, *content.KINDS, "audit") for source in sources]
     paths = [artifact.path.resolve() for artifact in opened]
     if len({*paths}) < len(paths):
         raise UsageError("the same artifact is given twice")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import verification
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import audit, evaluation
 from pflcli.artifacts.reader import Artifact, follow, open_artifact
 from pflcli.errors import InputError, UsageError
@@ -31,7 +32,7 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
     """
     if lineage:
         return _nested(trace(path, verify=verify), verify=verify)
-    artifact = open_artifact(path)
+    artifact = open_one(path)
     if verify:
         verification.verify(artifact)
     facts = _facts(artifact, verify=verify)
@@ -58,7 +59,7 @@ def trace(path: Path | str, *, verify: bool = False) -> Lineage:
             known[place] = Lineage(artifact, tuple(walk(item) for item in inputs))
         return known[place]
 
-    return walk(open_artifact(path))
+    return walk(open_one(path))
 
 
 def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from pflcli import sources as code
 from pflcli.artifacts import codebook
+from pflcli.artifacts.chosen import open_all
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.evaluation import pool, stack_references
@@ -36,11 +37,15 @@ def stack(
     *,
     gate: bool = True,
     own: bool = False,
+    method: str | None = None,
+    seed: int | None = None,
     execution: Execution | None = None,
 ) -> Outcome:
     """Pool the predictions of several methods, with one exponent per method learned on validation samples.
 
-    ``sources`` are predictions of one partition and seed. Of kNN-Per, the votes of the neighbours are pooled, because
+    ``sources`` are predictions of one partition and seed. ``method`` and ``seed`` choose among the
+    predictions in a folder of ``compare``.
+    Of kNN-Per, the votes of the neighbours are pooled, because
     the lambda of its predictions was tuned on the same validation samples. The global model is pooled too if an input
     stores its predictions. With ``gate``, a client keeps the global model unless the pool has a lower held-out
     log-loss for it. With ``own``, each client has its own exponents, shrunk towards the common ones
@@ -50,17 +55,19 @@ def stack(
     samples, inputs for different samples, and a ``gate`` without a global model.
     """
     execution = execution or Execution()
-    artifacts = sorted((open_artifact(source, "predictions") for source in sources), key=_order)
+    artifacts = sorted(
+        (item for source in sources for item in open_all(source, "predictions", method=method, seed=seed)), key=_order
+    )
     _check(artifacts)
-    seed = int(artifacts[0].manifest.request["seed"])
+    run_seed = int(artifacts[0].manifest.request["seed"])
     options = {"gate": gate, "own": own}
     draft = ArtifactSpec(
         "predictions",
-        {"method": STACK, "options": options, "settings": {}, "seed": seed},
+        {"method": STACK, "options": options, "settings": {}, "seed": run_seed},
         tuple(artifact.as_input("pooled", Path(out)) for artifact in artifacts),
         code={STACK: code.module_hash("evaluation.pool")},
     )
-    return make(out, draft, execution, lambda work: _build(work, artifacts, seed, execution, gate=gate, own=own))
+    return make(out, draft, execution, lambda work: _build(work, artifacts, run_seed, execution, gate=gate, own=own))
 
 
 def _build(

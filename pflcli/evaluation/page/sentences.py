@@ -78,7 +78,10 @@ def _gain(content: Content, label: str) -> str:
         first = f"{label} has the best score of the methods compared, but it is"
     else:
         first = f"{label} is"
-    return f"{first} {amount(gain['value'], metric)} {word} than {over(content)}{measure}{_interval(gain, metric)}; {doubt}."
+    return (
+        f"{first} {amount(gain['value'], metric)} {word} than {over(content)}{measure}"
+        f"{_interval(gain, metric)}; {doubt}."
+    )
 
 
 def _without_baseline(content: Content) -> str:

@@ -1,0 +1,85 @@
+"""Find the artifact that a user means by a folder: the folder itself, or the output folder of compare or tune."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.kinds import tuning
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.errors import InputError, UsageError
+from pflcli.wording import listed
+
+_RESULTS = ("comparison", "tuning")
+"""The folder inside ``compare -o`` and ``tune -o`` that holds their result, which is also the kind of the result."""
+
+
+def open_one(
+    path: Path | str | Artifact, *allowed: str, method: str | None = None, seed: int | None = None
+) -> Artifact:
+    """Open the one artifact that ``path`` names; raises UsageError, with the choices, if there are several."""
+    found = open_all(path, *allowed, method=method, seed=seed)
+    if len(found) > 1:
+        choices = listed([str(item.path) for item in found], most=5)
+        raise UsageError(f"{path} holds {len(found)} predictions, but one is needed", f"choose one of {choices}")
+    return found[0]
+
+
+def open_all(
+    path: Path | str | Artifact, *allowed: str, method: str | None = None, seed: int | None = None
+) -> list[Artifact]:
+    """Open the artifacts that ``path`` names.
+
+    ``path`` is an artifact, or the folder given to ``compare -o`` or ``tune -o``. Such a folder stands for its
+    comparison or tuning if the command takes that kind; otherwise for the predictions of the comparison, or of the best
+    trial of the tuning. ``method`` (a method, or the name of its folder) and ``seed`` select among predictions. Raises
+    UsageError if none is left, InputError if there is no artifact or one of another kind.
+    """
+    folder = None if isinstance(path, Artifact) else Path(path)
+    result = None if folder is None or manifests.is_artifact(folder) else _result(folder)
+    if folder is None or result is None:
+        found = [open_artifact(path, *allowed)]
+    elif not allowed or result.name in allowed:
+        found = [open_artifact(result, *allowed)]
+    elif "predictions" in allowed:
+        found = _predictions(folder, result)
+    else:
+        found = [open_artifact(result, *allowed)]  # raises: says what the command needs
+    if method is None and seed is None:
+        return found
+    left = [item for item in found if _is_of(item, method, seed)]
+    if not left:
+        wanted = " and ".join(
+            words for words in (method and f"--method {method}", None if seed is None else f"--seed {seed}") if words
+        )
+        choices = listed([f"{item.path} (seed {item.manifest.request.get('seed')})" for item in found], most=5)
+        raise UsageError(f"{path} has no predictions of {wanted}", f"it holds {choices}")
+    return left
+
+
+def _result(folder: Path) -> Path | None:
+    """Return the comparison or tuning directly inside a folder, or None."""
+    if (folder / manifests.NAME).exists():
+        return None
+    return next((folder / name for name in _RESULTS if manifests.is_artifact(folder / name)), None)
+
+
+def _predictions(folder: Path, result: Path) -> list[Artifact]:
+    """Open the predictions that a comparison was made of, or those of the best trial of a tuning."""
+    artifact = open_artifact(result)
+    if artifact.kind == "tuning":
+        content = tuning.read(artifact)
+        best = next(trial["path"] for trial in content["trials"] if trial["trial"] == content["best"])
+        paths = [Path(best) if Path(best).is_absolute() else result / best]
+    else:
+        paths = [result / item.path for item in artifact.manifest.inputs if item.kind == "predictions"]
+    if not paths:
+        raise InputError(f"{folder} holds no predictions")
+    return [open_artifact(Path(os.path.normpath(path)), "predictions") for path in paths]
+
+
+def _is_of(artifact: Artifact, method: str | None, seed: int | None) -> bool:
+    request = artifact.manifest.request
+    has_method = method is None or method in (request.get("method"), artifact.path.name)
+    return has_method and (seed is None or request.get("seed") == seed)
