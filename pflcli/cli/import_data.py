@@ -53,6 +53,13 @@ def command(
         ),
     ] = None,
     label: samples.Label = None,
+    classes: Annotated[
+        bool,
+        typer.Option(
+            "--classes",
+            help="Take each distinct integer of the label as a class, even if there are many with few samples each.",
+        ),
+    ] = False,
     features: Annotated[
         str | None,
         typer.Option(
@@ -141,6 +148,7 @@ def command(
         out,
         client=client,
         label=label,
+        classes=classes,
         features=features,
         categorical=categorical,
         missing=missing,

@@ -43,6 +43,7 @@ def import_data(
     *,
     client: str | None = None,
     label: str | None = None,
+    classes: bool = False,
     features: str | Sequence[str] | None = None,
     categorical: str | Sequence[str] | None = None,
     missing: str | None = None,
@@ -61,7 +62,8 @@ def import_data(
     A table (CSV, TSV, Parquet) needs the names of its ``client`` and ``label`` columns; ``client="none"`` where nobody
     holds the samples yet. ``features`` are columns, as a sequence or parted by commas; without it, all other columns of
     numbers or of few words. Each word of a column becomes a feature of 0 and 1, and so does each number in a
-    ``categorical`` column; "none" leaves words out. NPZ and HDF5 hold arrays ``x``, ``y``, ``owner`` and perhaps
+    ``categorical`` column; "none" leaves words out. ``classes`` declares that the integers of the label are
+    classes even if there are many with few samples each. NPZ and HDF5 hold arrays ``x``, ``y``, ``owner`` and perhaps
     ``classes`` (names), or those named here; ``layout`` says where the channels of series and images stand. Images lie
     at ``CLIENT/LABEL/``; ``resize`` makes them squares of so many pixels.
 
@@ -83,13 +85,15 @@ def import_data(
     earlier = None if like is None else earlier_dataset.old(like)
     standardize_by = "federation" if standardize is True else standardize or ""
     _check_choices(missing, layout, standardize_by, earlier)
+    if classes and earlier is not None:
+        raise UsageError("--like gives the classes, so --classes has no use", "leave out --classes")
     options = dict(resize=resize, delimiter=delimiter, layout=layout)
     columns = {"features": _columns(features), "categorical": _columns(categorical)}
     source = _source(path, Roles(client, label, split_column, group, order), options, columns, earlier)
     if earlier is not None:
         missing, standardize_by = missing or earlier.missing, earlier.standardize
     _require_outside(path, Path(out))
-    conversion = Conversion(source, missing or "error", standardize_by, earlier)
+    conversion = Conversion(source, missing or "error", standardize_by, earlier, classes)
     build = partial(conversion.build, execution=execution)
     outcome = make(out, ArtifactSpec("dataset", conversion.request()), execution, build)
     return _tried(outcome, conversion, execution) if outcome.decision.startswith("dry run") else outcome
@@ -138,12 +142,16 @@ def _check_choices(missing: str | None, layout: str | None, standardize_by: str,
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a source becomes a dataset: treatment of ``missing`` values, and samples that standardize the features."""
+    """How a source becomes a dataset: treatment of ``missing`` values, and samples that standardize the features.
+
+    With ``integers_are_classes``, a label of many distinct integers is accepted.
+    """
 
     source: Source
     missing: str
     standardize_by: str
     earlier: Earlier | None
+    integers_are_classes: bool = False
 
     def request(self) -> dict[str, Any]:
         """Return what identifies the dataset: the content of the source, and all options."""
@@ -163,6 +171,7 @@ class Conversion:
             **({} if source.layout is None else {"layout": source.layout}),
             **{"split_column" if role == "split" else role: name for role, name in source.roles.beside.items()},
             **({} if self.earlier is None else {"like": self.earlier.digest}),
+            **({"classes": True} if self.integers_are_classes else {}),
         }
 
     def build(self, writer: ArtifactWriter, *, execution: Execution) -> Built:
@@ -177,7 +186,12 @@ class Conversion:
         source, earlier = self.source, self.earlier
         raw = source.read(execution.reporter)
         clean = cleaning.cleaned(
-            raw, source.path.name, missing=self.missing, standardize=bool(self.standardize_by), like=source.like
+            raw,
+            source.path.name,
+            missing=self.missing,
+            standardize=bool(self.standardize_by),
+            like=source.like,
+            integers_are_classes=self.integers_are_classes or source.form == "images",
         )
         dataset = datasets.Dataset(
             clean.x,

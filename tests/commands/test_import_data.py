@@ -25,6 +25,7 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.errors import InputError, PflError, UsageError
 from pflcli.execution import Execution
+from pflcli.evaluation.page import lineage, repeat
 
 PLAIN = "who,class,a,b\nann,yes,1.5,-2\nbob,no,0.1,3e2\nann,no,7,0\n"
 COLUMNS = {"client": "who", "label": "class"}
@@ -544,6 +545,54 @@ def test_series_are_standardized_by_channel(tmp_path, take):
     train = x[stored.sample[: stored.offsets[1]]]
     np.testing.assert_allclose(known.mean, train.mean(axis=(0, 1)))
     np.testing.assert_allclose(stored.x, (x[stored.sample] - known.mean) / train.std(axis=(0, 1)), atol=1e-5)
+
+
+# Integers: classes or a quantity
+
+
+def progressions(distinct, samples):
+    """Return a table with a label of ``distinct`` integers."""
+    return "who,class,a\n" + "".join(f"c{row % 2},{25 + row % distinct},{row}.5\n" for row in range(samples))
+
+
+@pytest.mark.parametrize(("distinct", "samples"), [(214, 442), (21, 209)])
+def test_many_distinct_integers_look_like_a_quantity(pfl, write_file, tmp_path, distinct, samples):
+    path, out = write_file(progressions(distinct, samples)), tmp_path / "d"
+    ran = pfl(*line(path, out))
+    assert (ran.code, out.exists()) == (3, False)
+    assert "column 'class'" in ran.err
+    assert f"{distinct} distinct integers in {samples} samples" in ran.err
+    assert "if each integer is a class: --classes" in ran.err
+    ran = pfl(*line(path, out, "--classes"))
+    assert ran.code == 0, ran.err
+    artifact = open_artifact(out)
+    assert (len(datasets.read(artifact).classes), artifact.manifest.request["classes"]) == (distinct, True)
+    (repeated,) = repeat.lines(lineage.trace(artifact))
+    assert " --classes " in repeated
+    ran = pfl("import", path, "--like", out, "-o", tmp_path / "newer")
+    assert ran.code == 0, ran.err
+    ran = pfl("import", path, "--like", out, "--classes", "-o", tmp_path / "newest")
+    assert (ran.code, "leave out --classes" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(("distinct", "samples"), [(20, 40), (21, 210)])
+def test_few_integers_or_many_samples_of_each_are_classes(write_file, tmp_path, take, distinct, samples):
+    assert len(take(write_file(progressions(distinct, samples)), **COLUMNS).classes) == distinct
+    assert "classes" not in open_artifact(tmp_path / "out").manifest.request
+
+
+def test_declared_classes_and_words_may_be_many(tmp_path, take, write_file):
+    x, y = DRAW.normal(size=(60, 2)), np.arange(60) % 30
+    names = np.asarray([str(number) for number in range(30)])
+    assert len(take(npz(tmp_path / "named.npz", x=x, y=y, owner=np.arange(60) % 3, classes=names)).classes) == 30
+    refused(
+        npz(tmp_path / "d.npz", x=x, y=y, owner=np.arange(60) % 3), ["30 distinct integers in 60"], tmp_path / "new"
+    )
+    words = "who,class,a\n" + "".join(f"c{row % 2},w{row % 30},{row}.5\n" for row in range(60))
+    assert len(take(write_file(words), **COLUMNS).classes) == 30
+    for number in range(22):
+        image(tmp_path / "album" / "ann" / str(number) / "1.png", GREY)
+    assert len(take(tmp_path / "album").classes) == 22
 
 
 # Folders of images

@@ -13,6 +13,8 @@ from pflcli.data.formats import Column, Like, Raw, given_split, in_time, is_numb
 from pflcli.errors import InputError, UsageError
 
 _LARGEST = float(np.finfo(np.float32).max)
+_MOST_INTEGERS, _FEWEST_SAMPLES = 20, 10
+"""A target of more distinct integers than this, with fewer samples of each on average, is taken for a quantity."""
 _EXACT = 2**24
 """Up to here float32 tells all integers apart."""
 
@@ -38,13 +40,20 @@ class Clean:
 
 
 def cleaned(
-    raw: Raw, name: str, *, missing: str = "error", standardize: bool = False, like: Like | None = None
+    raw: Raw,
+    name: str,
+    *,
+    missing: str = "error",
+    standardize: bool = False,
+    like: Like | None = None,
+    integers_are_classes: bool = False,
 ) -> Clean:
     """Check ``raw``, called ``name`` in errors, and return it with classes as numbers.
 
     ``missing``: "error" refuses a missing value, "drop" leaves its sample out, "median" leaves it to be filled in, with
     one more feature per column that says where it was missing. Features are float32, or float64 where they are still to
     be filled in or, with ``standardize``, brought to one scale. Classes and columns are those of ``like``, if given.
+    ``integers_are_classes``: see ``classes_of``.
     Raises InputError that says where the first bad value stands.
     """
     raw.require_same_length(name)
@@ -63,7 +72,7 @@ def cleaned(
         times = raw.beside["order"][rows]
         rows = rows[in_time.sorted_rows(times, lambda at: raw.place(int(rows[at]), "order", ()))]
     bounded(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
-    y, classes = classes_of(raw, rows, like)
+    y, classes = classes_of(raw, rows, like, integers_are_classes=integers_are_classes)
     split, group = _split(raw, rows, name), _group(raw, rows)
     remarks = [*raw.remarks, *_losses(raw, x, lost)]
     if len(rows) < len(x) or "order" in raw.beside:
@@ -236,11 +245,15 @@ def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
             )
 
 
-def classes_of(raw: Raw, rows: NDArray[np.int64], like: Like | None) -> tuple[NDArray[np.int64], list[str]]:
+def classes_of(
+    raw: Raw, rows: NDArray[np.int64], like: Like | None, *, integers_are_classes: bool = False
+) -> tuple[NDArray[np.int64], list[str]]:
     """Return labels 0..C-1 (n,) of ``rows`` and the names of classes: of ``like``, else of the file, else in order.
 
     1 and 1.0 are the same class. Raises InputError for fractions, for a class that is not known, and where there is but
-    one class, which is enough for data that are like others.
+    one class, which is enough for data that are like others. Raises it also for more than 20 distinct integers with
+    fewer than 10 samples each on average, which look like a quantity; not with ``integers_are_classes``, nor where
+    ``like`` or the file declares the classes.
     """
     words = spelled(raw.label[rows])
 
@@ -265,6 +278,8 @@ def classes_of(raw: Raw, rows: NDArray[np.int64], like: Like | None) -> tuple[ND
                 f"{place(bad)}: {words[np.argmax(bad)]} is a quantity, and pfl learns classes",
                 "cut it into classes first, such as low and high",
             )
+        if not integers_are_classes:
+            _require_few_integers(classes, len(words), place(np.ones(len(words), np.bool_)))
     bad = ~np.isin(words, classes)
     if bad.any():
         raise InputError(
@@ -279,6 +294,22 @@ def classes_of(raw: Raw, rows: NDArray[np.int64], like: Like | None) -> tuple[ND
         )
     order = {word: number for number, word in enumerate(classes)}
     return np.asarray([order[word] for word in words.tolist()], dtype=np.int64), classes
+
+
+def _require_few_integers(classes: list[str], samples: int, place: str) -> None:
+    """Raise InputError if the target looks like a quantity: many distinct integers with few samples each.
+
+    ``place`` is where the first of them stands.
+    """
+    if len(classes) <= _MOST_INTEGERS or samples >= _FEWEST_SAMPLES * len(classes):
+        return
+    if all(is_number(word) for word in classes):
+        raise InputError(
+            f"{place}: the label has {len(classes)} distinct integers in {samples} samples, which looks like a "
+            "quantity, and pfl learns classes",
+            "cut it into classes first, such as low and high",
+            "if each integer is a class: --classes",
+        )
 
 
 def _counters(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:

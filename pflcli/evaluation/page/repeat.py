@@ -66,6 +66,8 @@ def _import(artifact: Artifact, inputs: list[str], lineage: Lineage) -> list[str
         value = request.get(key)
         if value is not None and (key, value) != ("categorical", "words"):  # the default, which no option stands for
             words += [_flag(key), _word(value)]
+    if request.get("classes"):
+        words.append("--classes")
     if request.get("missing", "error") != "error":
         words += ["--missing", str(request["missing"])]
     if request.get("standardize"):
