@@ -85,6 +85,7 @@ def command(
     target: shared.Target = None,
     link: shared.Link = None,
     metric: shared.Metrics = None,
+    positive: shared.Positive = None,
     tune: shared.Tune = None,
     only: Annotated[
         str | None,
@@ -131,6 +132,7 @@ def command(
             target=target,
             link=link,
             metrics=None if metric is None else shared.words(metric),
+            positive=positive,
             tune=tune,
             only=None if only is None else shared.words(only),
             execution=execution,

@@ -189,6 +189,14 @@ Metrics = Annotated[
         autocompletion=completion.listed(completion.words(*completion.METRICS)),
     ),
 ]
+Positive = Annotated[
+    str | None,
+    typer.Option(
+        help="Take this one of two classes as the positive class of sensitivity, specificity and average_precision.",
+        metavar="CLASS",
+        show_default="the last",
+    ),
+]
 Metric = Annotated[
     str,
     typer.Option(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pflcli.artifacts import codebook
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import partition as partition_kind
@@ -62,6 +63,7 @@ def compare(
     target: float | None = None,
     link: str | None = None,
     metrics: Sequence[str] | None = None,
+    positive: str | None = None,
     tune: int | None = None,
     only: Sequence[str] | None = None,
     execution: Execution | None = None,
@@ -77,11 +79,12 @@ def compare(
     Gains are measured against the method ``baseline``. ``target`` is a validation accuracy from 0 to 1; the table says
     how long each method takes to reach it. ``link`` is the network for which the time of a round is simulated. The
     first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
-    gains, conclusion and picture; the others are computed too. With ``tune``, what ``options`` and ``settings`` leave
-    open is first chosen for each method among so many trials, by that metric on validation samples. With ``only``,
-    just these artifacts are made, named by their folders inside ``out`` (``seed-0/ditto``), and no table; what they
-    need must be there. A dry run lists them all, and what each needs, as ``summary["jobs"]``; if it has a reporter, it
-    also estimates the seconds, memory and disk that the runs take, as ``summary["needs"]``.
+    gains, conclusion and picture; the others are computed too. ``positive`` names which of two classes is the positive
+    one of sensitivity, specificity and average precision, the last without it. With ``tune``, what ``options`` and
+    ``settings`` leave open is first chosen for each method among so many trials, by that metric on validation samples.
+    With ``only``, just these artifacts are made, named by their folders inside ``out`` (``seed-0/ditto``), and no
+    table; what they need must be there. A dry run lists them all, and what each needs, as ``summary["jobs"]``; if it
+    has a reporter, it also estimates the seconds, memory and disk that the runs take, as ``summary["needs"]``.
 
     Raises UsageError for an invalid request, ConflictError before anything is made if an artifact of another request
     is in the way, and IncompleteError, with the comparison of the other runs, if a run fails.
@@ -90,8 +93,13 @@ def compare(
     out = Path(out)
     require_folder(out)
     time_to_target.check(target)
-    table = TableOptions(target, link, None if metrics is None else catalogue.chosen(metrics))
+    table = TableOptions(target, link, None if metrics is None else catalogue.chosen(metrics), positive)
     partitions = by_seed(sources, seeds)
+    if tune is not None and positive is not None and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].of_positive:
+        raise UsageError(
+            "--tune chooses by the last class as the positive one, so --positive cannot be given with it",
+            "choose by another metric, such as --metric auroc, or leave out --positive",
+        )
     initial_weights = None if weights is None else initial.read(weights)
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     partition = next(iter(partitions.values()))
@@ -177,19 +185,23 @@ class TableOptions:
     target: float | None
     link: str | None
     metrics: tuple[str, ...] | None
+    positive: str | None
 
     def joined(self, existing: ExistingComparison) -> TableOptions:
         """Return these options, with those of an ``existing`` comparison in place of None."""
         request = existing.artifact.manifest.request
         target = request.get("target") if self.target is None else self.target
         metrics = existing.metrics if self.metrics is None else self.metrics
-        return TableOptions(target, self.link or request.get("link"), metrics)
+        return TableOptions(target, self.link or request.get("link"), metrics, self.positive or request.get("positive"))
 
     def request(self, baseline: str, partitions: Mapping[int, Artifact]) -> dict[str, Any]:
-        """Return the table's part of the request; raises UsageError for an invalid link or metric."""
+        """Return the table's part of the request; raises UsageError for an invalid link, metric or positive class."""
         metrics = self.metrics or catalogue.DEFAULT
-        if metrics != catalogue.DEFAULT:
-            catalogue.require_classes(metrics, partition_kind.form(next(iter(partitions.values()))).classes)
+        if metrics != catalogue.DEFAULT or self.positive is not None:
+            partition = next(iter(partitions.values()))
+            classes = partition_kind.form(partition).classes
+            catalogue.require_classes(metrics, classes)
+            catalogue.positive_class(self.positive, codebook.read(partition).class_names(classes))
         return {
             "split": SPLIT,
             "baseline": baseline,
@@ -197,6 +209,7 @@ class TableOptions:
             **({} if self.target is None else {"target": self.target}),
             **({} if self.link is None else {"link": str(simulated_time.Link.of(self.link))}),
             **({} if metrics == catalogue.DEFAULT else {"metric": list(metrics)}),
+            **({} if self.positive is None else {"positive": self.positive}),
         }
 
 
@@ -258,7 +271,7 @@ def _tabulate(
     metric_names = tuple(request.get("metric", catalogue.DEFAULT))
 
     def build(work: ArtifactWriter) -> Built:
-        scores = scoring.score(artifacts, SPLIT, baseline, labels, metric_names)
+        scores = scoring.score(artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"))
         metrics = {**scoring.metrics(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
         pools = stacking.pools(suitable)
         if beside := stack_references.references(scores, pools):

@@ -26,6 +26,7 @@ def evaluate(
     target: float | None = None,
     link: str | None = None,
     metrics: Sequence[str] = catalogue.DEFAULT,
+    positive: str | None = None,
     method: str | None = None,
     seed: int | None = None,
     execution: Execution | None = None,
@@ -37,8 +38,9 @@ def evaluate(
     backbone's own answers stored beside the method's. ``target`` is a validation accuracy: the table then says how long
     each method took (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s, adds how long rounds would take behind it
     (``simulated_time``). Methods are ranked by the first of ``metrics``, of which gains, conclusion and picture are
-    then made; the others are computed too. Raises UsageError for an unknown split, baseline or metric, a metric that is
-    not defined for these classes, or a target or link that is none.
+    then made; the others are computed too. ``positive`` names which of two classes is the positive one of
+    sensitivity, specificity and average precision, the last without it. Raises UsageError for an unknown split,
+    baseline, metric or class, a metric that is not defined for these classes, or a target or link that is none.
     """
     execution = execution or Execution()
     time_to_target.check(target)
@@ -58,6 +60,7 @@ def evaluate(
     request |= {} if target is None else {"target": target}
     request |= {} if speeds is None else {"link": str(speeds)}
     request |= {} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}
+    request |= {} if positive is None else {"positive": positive}
     draft = ArtifactSpec(
         "evaluation",
         request,
@@ -65,7 +68,7 @@ def evaluate(
     )
 
     def build(work: ArtifactWriter) -> Built:
-        scored = scoring.score(artifacts, split, baseline, metric_names=metric_names)
+        scored = scoring.score(artifacts, split, baseline, metric_names=metric_names, positive=positive)
         table = scoring.metrics(scored, split, baseline, target, speeds)
         scoring.write(work, scored, table, "evaluation")
         best = max(table["methods"], key=lambda method: summary.rank(method, metric_names))

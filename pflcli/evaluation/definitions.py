@@ -7,16 +7,20 @@ from typing import Any
 
 from pflcli.evaluation.metrics import catalogue
 
-_OF_POSITIVE = {"average_precision", "sensitivity", "specificity"}
 _ONE_AGAINST_REST = {"auroc", "average_precision"}
 
 
-def remarks(methods: Sequence[Mapping[str, Any]], metrics: Sequence[str], classes: Sequence[str]) -> list[str]:
-    """Return sentences on the chosen ``metrics``, from the rows of ``methods`` and the names of all classes."""
+def remarks(
+    methods: Sequence[Mapping[str, Any]], metrics: Sequence[str], classes: Sequence[str], positive: int = 1
+) -> list[str]:
+    """Return sentences on the chosen ``metrics``, from the rows of ``methods`` and the names of all classes.
+
+    Of two classes, ``positive`` is the positive one.
+    """
     lines = []
     entries = [catalogue.METRICS[name] for name in metrics]
-    if len(classes) == 2 and _OF_POSITIVE & {*metrics}:
-        lines.append(f"the positive class is {classes[1]}")
+    if len(classes) == 2 and any(metric.of_positive is not None for metric in entries):
+        lines.append(f"the positive class is {classes[positive]}")
     against = [metric.heading for metric in entries if metric.name in _ONE_AGAINST_REST]
     if len(classes) > 2 and against:
         lines.append(f"{' and '.join(against)}: mean over the classes that a client has, each against all others")

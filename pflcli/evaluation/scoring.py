@@ -40,15 +40,18 @@ def score(
     baseline: str,
     labels: Sequence[str] | None = None,
     metric_names: tuple[str, ...] = catalogue.DEFAULT,
+    positive: str | None = None,
 ) -> list[Scored]:
     """Score predictions, by the metrics ``metric_names`` too, and pair each with its baseline.
 
+    ``positive`` is the name of the positive class, the second of two without it.
+
     Predictions with the same label are of one method, one seed each; without ``labels`` these follow from the requests.
     Raises UsageError if the baseline is not FedAvg and not among them, or if a metric is not defined for so many
-    classes, InputError if there are no samples to score.
+    classes, or if there is no class ``positive``; InputError if there are no samples to score.
     """
     labelled = _labels(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
-    return _paired([_score(artifact, label, split, metric_names) for artifact, label in labelled], baseline)
+    return _paired([_score(artifact, label, split, metric_names, positive) for artifact, label in labelled], baseline)
 
 
 def metrics(
@@ -77,7 +80,7 @@ def metrics(
             method["metrics"] |= simulated_time.metrics([item.artifact for item in items], link, target)
     summary.correct(table["methods"], table["baseline"])
     table["conclusion"] = conclusion.conclusion(table["methods"], table["baseline"], metric_names[0])
-    remarks = definitions.remarks(table["methods"], metric_names, _classes(scored[0]))
+    remarks = definitions.remarks(table["methods"], metric_names, _classes(scored[0]), scored[0].positive)
     table |= {"definitions": remarks} if remarks else {}
     table["warnings"] = convergence.warnings({label: [i.artifact for i in items] for label, items in groups.items()})
     return table
@@ -136,7 +139,9 @@ def _short(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _score(artifact: Artifact, label: str, split: str, metric_names: tuple[str, ...]) -> Scored:
+def _score(
+    artifact: Artifact, label: str, split: str, metric_names: tuple[str, ...], positive_name: str | None
+) -> Scored:
     answers = predictions.read(artifact, split)
     p, y, bounds = answers.parts["p"], answers.y, answers.offsets
     if not len(y):
@@ -146,11 +151,22 @@ def _score(artifact: Artifact, label: str, split: str, metric_names: tuple[str, 
         )
     catalogue.require_classes(metric_names, p.shape[1])
     right = scores.correct(p, y)
-    client = {metric.name: metric.by_client(p, y, bounds) for metric in catalogue.per_client(metric_names)}
+    positive = catalogue.positive_class(positive_name, codebook.read(artifact).class_names(p.shape[1]))
+    client = {metric.name: metric.by_client(p, y, bounds, positive) for metric in catalogue.per_client(metric_names)}
     seed = int(artifact.manifest.request["seed"])
     new = predictions.new(artifact)
     return Scored(
-        label, seed, artifact, answers, right, np.diff(bounds), client, predictions.tuned(artifact), new, metric_names
+        label,
+        seed,
+        artifact,
+        answers,
+        right,
+        np.diff(bounds),
+        client,
+        predictions.tuned(artifact),
+        new,
+        metric_names,
+        positive,
     )
 
 
@@ -167,7 +183,7 @@ def _paired(scored: list[Scored], baseline: str) -> list[Scored]:
             paired.append(replace(item, baseline_right=twins[0].right, baseline=twins[0].score))
         elif "global" in item.answers.parts:
             p, y, offsets = item.answers.parts["global"], item.answers.y, item.answers.offsets
-            score = catalogue.METRICS[item.metric_names[0]].by_client(p, y, offsets)
+            score = catalogue.METRICS[item.metric_names[0]].by_client(p, y, offsets, item.positive)
             paired.append(replace(item, baseline_right=scores.correct(p, y), baseline=score))
         else:
             paired.append(item)

@@ -92,7 +92,9 @@ def _validation_score(item: Scored) -> float:
     """Return how well a run answers validation samples, more is better."""
     metric, split = _metric(item), predictions.read(item.artifact, "validation")
     p, y, offsets = split.parts["p"], split.y, split.offsets
-    value = metric.of_run({metric.name: metric.by_client(p, y, offsets)}, np.diff(offsets), p, y)
+    value = metric.of_run(
+        {metric.name: metric.by_client(p, y, offsets, item.positive)}, np.diff(offsets), p, y, item.positive
+    )
     return -math.inf if math.isnan(value) else -value if metric.lower_is_better else value
 
 
@@ -100,8 +102,8 @@ def _values(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:
     """Return the value and the bottom decile of predictions ``p`` (n, C) of the samples of ``item``."""
     metric, y = _metric(item), item.answers.y
     decile = catalogue.METRICS[catalogue.part(metric.name, "bottom_decile")]
-    by_client = {metric.name: metric.by_client(p, y, item.answers.offsets)}
-    return {entry.name: entry.of_run(by_client, item.n, p, y) for entry in (metric, decile)}
+    by_client = {metric.name: metric.by_client(p, y, item.answers.offsets, item.positive)}
+    return {entry.name: entry.of_run(by_client, item.n, p, y, item.positive) for entry in (metric, decile)}
 
 
 def _records(values: Sequence[Mapping[str, float]], item: Scored) -> dict[str, dict[str, Any]]:

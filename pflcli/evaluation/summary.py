@@ -38,6 +38,8 @@ class Scored:
     new: NDArray[np.bool_] | None = None
     metric_names: tuple[str, ...] = catalogue.DEFAULT
     """the metrics that ``--metric`` names; methods are ranked by the first, and gains are of it"""
+    positive: int = 1
+    """which of two classes is the positive one"""
     baseline_right: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
     """the baseline's score by client, (m,)"""
@@ -122,7 +124,9 @@ def _scores(metrics: _Row, items: Sequence[Scored]) -> None:
     count = sum(int((item.n > 0).sum()) for item in items)
     samples = sum(int(item.n.sum()) for item in items)
     for metric in catalogue.from_answers(items[0].metric_names):
-        values = [metric.of_run(item.client, item.n, item.answers.parts["p"], item.answers.y) for item in items]
+        values = [
+            metric.of_run(item.client, item.n, item.answers.parts["p"], item.answers.y, item.positive) for item in items
+        ]
         if metric.optional:
             known = [item.client[metric.score or metric.name] for item in items]
             metrics.add(metric.name, _defined(known), values, of=count)

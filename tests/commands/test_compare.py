@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pflcli import registry
-from pflcli.artifacts import drafts
+from pflcli.artifacts import codebook, drafts
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
@@ -27,6 +27,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.evaluation.page import lineage, repeat
 from pflcli.execution import Execution
 from pflcli.methods import local
 from pflcli.training import run_request
@@ -818,3 +819,33 @@ def test_variants_stand_beside_all():
     )
     assert [entrant.name for entrant in variants] == [*registry.names("methods"), "panm@grad"]
     assert (variants[-1].method, variants[-1].options["metric"]) == ("panm", "grad")
+
+
+def test_a_positive_class_is_added_to_a_comparison(pfl, tmp_path):
+    """The patients are trained once; each class then has its own sensitivity, which is the other's specificity."""
+    at, out = tmp_path / "p", tmp_path / "c"
+    assert pfl("partition", "heart-disease", "-o", at).code == 0
+    words = ("compare", at, "-o", out, "--methods", "fedavg", "--model", "logistic", "--rounds", 3)
+    metric = ("--metric", "sensitivity,specificity")
+    assert pfl(*words, *metric).code == 0
+
+    def values():
+        row = metrics(out)["methods"][0]["metrics"]
+        return [[row[f"{name}{part}"]["value"] for part in ("", "_mean")] for name in ("sensitivity", "specificity")]
+
+    classes = codebook.read(open_artifact(at)).class_names(2)
+    before = values()
+    assert before[0] != before[1]
+    ran = pfl(*words, *metric, "--positive", classes[0])
+    assert ran.code == 0, ran.err
+    assert f"positive class {classes[0]}" in ran.err
+    assert values() == before[::-1]
+    assert f"the positive class is {classes[0]}" in metrics(out)["definitions"]
+    assert pfl(*words).code == 0
+    assert values() == before[::-1]
+    ran = pfl(*words, "--positive", "nowhere")
+    assert (ran.code, "unknown class 'nowhere' for --positive" in ran.err) == (2, True)
+    tuned = pfl(*words[:3], tmp_path / "t", *words[4:], *metric, "--positive", classes[0], "--tune", 2)
+    assert (tuned.code, "leave out --positive" in tuned.err, (tmp_path / "t").exists()) == (2, True, False)
+    (line,) = repeat.lines(lineage.trace(open_artifact(out / "comparison")))[-1:]
+    assert f"--positive {classes[0]}" in line or f"--positive '{classes[0]}'" in line

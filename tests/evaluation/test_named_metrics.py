@@ -23,6 +23,7 @@ from pflcli.evaluation import scoring
 from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.page import lineage, repeat
 from pflcli.evaluation.presentation import tables
 
 RANKING = [metric.name for metric in catalogue.METRICS.values() if metric.ranks]
@@ -87,6 +88,63 @@ def test_all_that_is_said_of_a_metric_by_hand(tmp_path):
     assert [row["gain"] for row in cells] == ["0.25", "", "-0.5", ""]
     (row,) = [row for row in csv.DictReader((tmp_path / "e" / "table.csv").open()) if row["method"] == "other"]
     assert (row["auroc_clients"], row["auroc_mean"]) == ("2", "0.75")
+
+
+@pytest.mark.parametrize("positive", [None, "1", "0"])
+def test_either_class_is_the_positive_one_by_hand(tmp_path, positive):
+    """Six samples; 0.5 is a tie, which counts as class 0."""
+    artifact = store(tmp_path / "a", "fedavg", [0.9, 0.8, 0.7, 0.5, 0.4, 0.1], [1, 0, 1, 1, 0, 0], [6])
+    metrics = ["sensitivity", "specificity", "average_precision", "auroc"]
+    outcome = evaluate([artifact], tmp_path / "e", metrics=metrics, positive=positive)
+    content, rows = scored(tmp_path / "e")
+    values = [rows["fedavg"][name]["value"] for name in metrics]
+    # Ordered by the probability of class 1 the labels are 1 0 1 1 0 0, by that of class 0 they are 0 0 1 1 0 1.
+    if positive == "0":
+        assert values == pytest.approx([2 / 3, 2 / 3, (1 + 1 + 3 / 5) / 3, 7 / 9])
+    else:
+        assert values == pytest.approx([2 / 3, 2 / 3, (1 + 2 / 3 + 3 / 4) / 3, 7 / 9])
+    assert content["definitions"] == [f"the positive class is {positive or 1}"]
+    assert outcome.request.get("positive") == positive
+
+
+def test_exchanging_the_classes_exchanges_sensitivity_and_specificity(tmp_path):
+    """Of three ill two are found, of two healthy one: (0.9, 0.6, 0.2) and (0.5, 0.7), where the tie is class 0."""
+    artifact = store(tmp_path / "a", "fedavg", [0.9, 0.6, 0.2, 0.5, 0.7], [1, 1, 1, 0, 0], [5])
+    for positive, expected in (("1", (2 / 3, 1 / 2)), ("0", (1 / 2, 2 / 3))):
+        evaluate([artifact], tmp_path / positive, metrics=["sensitivity", "specificity"], positive=positive)
+        _, rows = scored(tmp_path / positive)
+        assert [rows["fedavg"][name]["value"] for name in ("sensitivity", "specificity")] == pytest.approx(expected)
+        (row,) = csv.DictReader((tmp_path / positive / "clients.csv").open())
+        assert [float(row[name]) for name in ("sensitivity", "specificity")] == pytest.approx(expected, abs=1e-6)
+    (line,) = repeat.lines(lineage.trace(open_artifact(tmp_path / "0")))[-1:]
+    assert "--positive 0" in line
+
+
+def test_gains_are_of_the_positive_class(tmp_path):
+    """The method finds one more of two healthy than the baseline, and one fewer of two ill."""
+    y = [1, 1, 0, 0]
+    fedavg = store(tmp_path / "a", "fedavg", [0.9, 0.9, 0.9, 0.1], y, [4])
+    other = store(tmp_path / "b", "other", [0.9, 0.1, 0.1, 0.1], y, [4])
+    for positive, gain in (("1", -0.5), ("0", 0.5)):
+        evaluate([fedavg, other], tmp_path / positive, metrics=["sensitivity"], positive=positive)
+        assert scored(tmp_path / positive)[1]["other"]["gain"]["value"] == gain
+
+
+def test_a_positive_class_is_one_of_two(tmp_path):
+    two = store(tmp_path / "a", "fedavg", [0.9, 0.1], [1, 0], [2])
+    three = store(tmp_path / "b", "fedavg", [0.9, 0.1], [1, 0], [2], classes=3)
+    with pytest.raises(UsageError, match="unknown class 'ill' for --positive"):
+        evaluate([two], tmp_path / "e", positive="ill")
+    with pytest.raises(UsageError, match="--positive is for two classes, and there are 3"):
+        evaluate([three], tmp_path / "e", positive="1")
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_name_close_to_a_class_is_suggested():
+    with pytest.raises(UsageError) as error:
+        catalogue.positive_class("healty", ["healthy", "ill"])
+    assert "did you mean 'healthy'" in " ".join(error.value.fix)
+    assert catalogue.positive_class("healthy", ["healthy", "ill"]) == 0
 
 
 def test_methods_are_ranked_by_it(tmp_path):

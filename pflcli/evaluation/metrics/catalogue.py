@@ -114,7 +114,7 @@ _ENTRIES = (
     *_parts("log_loss", "nats", percent=False, lower_is_better=True, digits=3),
     *_ranking("auroc", "AUROC", of_answers=classification.auroc, needs="samples of two classes"),
     *_ranking(
-        "average_precision", "avg. precision", of_answers=classification.average_precision,
+        "average_precision", "avg. precision", of_positive=classification.average_precision,
         needs="samples of two classes",
     ),
     *_ranking("f1", "F1", of_answers=classification.f1, needs="samples of two classes"),
@@ -123,11 +123,11 @@ _ENTRIES = (
         needs="samples of two classes",
     ),
     *_ranking(
-        "sensitivity", "sensitivity", of_answers=classification.sensitivity, needs="samples of the positive class",
+        "sensitivity", "sensitivity", of_positive=classification.sensitivity, needs="samples of the positive class",
         two_classes=True,
     ),
     *_ranking(
-        "specificity", "specificity", of_answers=classification.specificity, needs="samples of the negative class",
+        "specificity", "specificity", of_positive=classification.specificity, needs="samples of the negative class",
         two_classes=True,
     ),
     *_ranking(
@@ -195,6 +195,22 @@ def require_classes(names: Iterable[str], classes: int) -> None:
                 f"{name} is defined for two classes, and there are {classes}",
                 "--metric balanced_accuracy is the mean over classes of the sensitivity",
             )
+
+
+def positive_class(name: str | None, classes: Sequence[str]) -> int:
+    """Return which of two ``classes`` is the positive one: the class called ``name``, or the second without a name.
+
+    Raises UsageError if there is no class of this name, or if there are more than two classes.
+    """
+    if name is None:
+        return 1
+    if len(classes) != 2:
+        raise UsageError(f"--positive is for two classes, and there are {len(classes)}", "leave out --positive")
+    if name not in classes:
+        raise UsageError(
+            f"unknown class '{name}' for --positive", closest(name, classes), f"the classes are {' and '.join(classes)}"
+        )
+    return list(classes).index(name)
 
 
 def part(metric: str, name: str) -> str:

@@ -1,8 +1,8 @@
 """Scores for two classes and for classes of very different sizes: of probabilities (n, C) and labels (n,).
 
 Each is defined as in scikit-learn, to which tests compare it, and computed here: a call of scikit-learn takes some 3
-ms, most of it checks, and a score is computed for every client. Of two classes the second is the positive one. Where a
-score is not defined, as samples of one class are missing, it is nan.
+ms, most of it checks, and a score is computed for every client. Of two classes the second is the positive one, unless
+``positive`` is 0. Where a score is not defined, as samples of one class are missing, it is nan.
 
 Of more than two classes, AUROC and average precision are those of each class against all others, and the mean of them
 over the classes that occur among the labels (one-vs-rest, macro).
@@ -29,12 +29,12 @@ def auroc(p: Array, y: Array) -> float:
     return _one_against_rest(_ranked_right, p, y)
 
 
-def average_precision(p: Array, y: Array) -> float:
+def average_precision(p: Array, y: Array, positive: int = 1) -> float:
     """Return the sum over thresholds of precision times gain in recall; nan if fewer than two classes occur.
 
     Samples of the same probability share one threshold; nothing is interpolated.
     """
-    return _one_against_rest(_average_precision, p, y)
+    return _one_against_rest(_average_precision, p, y, positive)
 
 
 def f1(p: Array, y: Array) -> float:
@@ -55,14 +55,14 @@ def balanced_accuracy(p: Array, y: Array) -> float:
     return float((hits[occurs] / counts[occurs]).mean()) if occurs.sum() > 1 else math.nan
 
 
-def sensitivity(p: Array, y: Array) -> float:
+def sensitivity(p: Array, y: Array, positive: int = 1) -> float:
     """Return the fraction of the samples of the positive class that are recognized; nan if there are none."""
-    return _recall(p, y, 1)
+    return _recall(p, y, positive)
 
 
-def specificity(p: Array, y: Array) -> float:
+def specificity(p: Array, y: Array, positive: int = 1) -> float:
     """Return the fraction of the samples of the negative class that are recognized; nan if there are none."""
-    return _recall(p, y, 0)
+    return _recall(p, y, 1 - positive)
 
 
 def brier_score(p: Array, y: Array) -> NDArray[np.float64]:
@@ -77,12 +77,15 @@ def brier_score(p: Array, y: Array) -> NDArray[np.float64]:
     return np.asarray(squares[:, 1] if p.shape[1] == 2 else squares.sum(axis=1), np.float64)
 
 
-def _one_against_rest(score: Callable[[Array, Array], float], p: Array, y: Array) -> float:
-    """Return the mean over classes of ``score``, called with membership in the class (n,) and probabilities (n,)."""
+def _one_against_rest(score: Callable[[Array, Array], float], p: Array, y: Array, positive: int = 1) -> float:
+    """Return the mean over classes of ``score``, called with membership in the class (n,) and probabilities (n,).
+
+    Of two classes it is the score of the ``positive`` one.
+    """
     present = np.unique(y)
     if len(present) < 2:
         return math.nan
-    classes = [1] if p.shape[1] == 2 else present
+    classes = [positive] if p.shape[1] == 2 else present
     return float(np.mean([score(y == c, p[:, c]) for c in classes]))
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ OfSamples = Callable[[Array, Array], Array]
 """From probabilities (n, C) and labels (n,) to a value for each sample, (n,), whose mean is the score."""
 OfAnswers = Callable[[Array, Array], float]
 """From probabilities (n, C) and labels (n,) to the score of all of them; nan where it is not defined."""
+OfPositive = Callable[..., float]
+"""As ``OfAnswers``, with the argument ``positive``: which of two classes, 0 or 1, is the positive one."""
 OverClients = Callable[[Array, Array], float]
 """From the scores of clients (m,), nan where not known, and their numbers of samples (m,) to one value."""
 
@@ -44,6 +47,8 @@ class Metric:
     """how a sweep words its weighting, if it has the metric"""
     per_sample: OfSamples | None = None
     of_answers: OfAnswers | None = None
+    of_positive: OfPositive | None = None
+    """in place of ``of_answers``, for a score that depends on which of two classes is positive"""
     score: str = ""
     """the metric whose scores of clients it sums up, where it is not a score of each client itself"""
     over: OverClients | None = None
@@ -65,31 +70,38 @@ class Metric:
     @property
     def is_per_client(self) -> bool:
         """Whether it is a score of each client."""
-        return self.per_sample is not None or self.of_answers is not None
+        return any(formula is not None for formula in (self.per_sample, self.of_answers, self.of_positive))
 
-    def by_client(self, p: Array, y: Array, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    def by_client(self, p: Array, y: Array, offsets: NDArray[np.int64], positive: int = 1) -> NDArray[np.float64]:
         """Return the score of each client (m,), nan without samples; client i has the samples from ``offsets[i]`` on.
 
-        ``p`` (n, C) are probabilities, ``y`` (n,) labels, ``offsets`` (m + 1,).
+        ``p`` (n, C) are probabilities, ``y`` (n,) labels, ``offsets`` (m + 1,). Of two classes, ``positive`` is the
+        positive one.
         """
         if self.per_sample is not None:
             return scores.per_client(self.per_sample(p, y), offsets)
-        assert self.of_answers is not None
-        return np.asarray([self.of_answers(p[a:b], y[a:b]) for a, b in itertools.pairwise(offsets)], np.float64)
+        score = self._of_answers(positive)
+        return np.asarray([score(p[a:b], y[a:b]) for a, b in itertools.pairwise(offsets)], np.float64)
 
-    def of_run(self, clients: Mapping[str, Array], n: Array, p: Array, y: Array) -> float:
+    def _of_answers(self, positive: int) -> OfAnswers:
+        """Return the score of answers with this positive class."""
+        if self.of_positive is not None:
+            return partial(self.of_positive, positive=positive)
+        assert self.of_answers is not None
+        return self.of_answers
+
+    def of_run(self, clients: Mapping[str, Array], n: Array, p: Array, y: Array, positive: int = 1) -> float:
         """Return the value of one run.
 
         ``clients`` has by metric the scores of its clients (m,), which have ``n`` (m,) samples; ``p`` (n, C) and ``y``
-        (n,) are probabilities and labels of all of these.
+        (n,) are probabilities and labels of all of these. Of two classes, ``positive`` is the positive one.
         """
         if self.over is not None:
             values = clients[self.score or self.name]
             return math.nan if np.isnan(values).all() else self.over(values, n)
         if self.per_sample is not None:
             return float(np.mean(self.per_sample(p, y)))
-        assert self.of_answers is not None
-        return self.of_answers(p, y)
+        return self._of_answers(positive)(p, y)
 
     def record(self, values: Iterable[float], n: int, words: str = "", **beside: Any) -> dict[str, Any]:
         """Return the entry of ``metrics.json``: the mean of ``values`` over seeds, without those that are nan.

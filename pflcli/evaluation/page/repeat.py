@@ -183,7 +183,7 @@ def _without(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 def _table(request: Mapping[str, Any]) -> list[str]:
     words = [] if request["baseline"] == "fedavg" else ["--baseline", str(request["baseline"])]
-    for key in ("target", "link", "metric"):
+    for key in ("target", "link", "metric", "positive"):
         if key in request:
             words += [_flag(key), _word(request[key])]
     return words
