@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from pflcli.artifacts import kinds
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import tuning
-from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.errors import InputError, UsageError
+from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
+from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.wording import listed
 
 _RESULTS = ("comparison", "tuning")
@@ -22,7 +25,8 @@ def open_one(
     found = open_all(path, *allowed, method=method, seed=seed)
     if len(found) > 1:
         choices = listed([str(item.path) for item in found], most=5)
-        raise UsageError(f"{path} holds {len(found)} predictions, but one is needed", f"choose one of {choices}")
+        what = "predictions" if all(item.kind == "predictions" for item in found) else "suitable artifacts"
+        raise UsageError(f"{path} holds {len(found)} {what}, but one is needed", f"choose one of {choices}")
     return found[0]
 
 
@@ -33,8 +37,9 @@ def open_all(
 
     ``path`` is an artifact, or the folder given to ``compare -o`` or ``tune -o``. Such a folder stands for its
     comparison or tuning if the command takes that kind; otherwise for the predictions of the comparison, or of the best
-    trial of the tuning. ``method`` (a method, or the name of its folder) and ``seed`` select among predictions. Raises
-    UsageError if none is left, InputError if there is no artifact or one of another kind.
+    trial of the tuning; otherwise for what these were made from, such as their partition. ``method`` (a method, or the
+    name of its folder) and ``seed`` select among predictions. Raises UsageError if none is left, InputError if there is
+    no artifact or one of another kind.
     """
     folder = None if isinstance(path, Artifact) else Path(path)
     result = None if folder is None or manifests.is_artifact(folder) else _result(folder)
@@ -45,7 +50,7 @@ def open_all(
     elif "predictions" in allowed:
         found = _predictions(folder, result)
     else:
-        found = [open_artifact(result, *allowed)]  # raises: says what the command needs
+        found = _sources(folder, result, allowed)
     if method is None and seed is None:
         return found
     left = [item for item in found if _is_of(item, method, seed)]
@@ -77,6 +82,26 @@ def _predictions(folder: Path, result: Path) -> list[Artifact]:
     if not paths:
         raise InputError(f"{folder} holds no predictions")
     return [open_artifact(Path(os.path.normpath(path)), "predictions") for path in paths]
+
+
+def _sources(folder: Path, result: Path, allowed: Sequence[str]) -> list[Artifact]:
+    """Return the artifacts of the ``allowed`` kinds that the predictions in a folder were made from, each once."""
+    made = _predictions(folder, result)
+    found: dict[str, Artifact] = {}
+    for item in made:
+        for kind in allowed:
+            with suppress(GoneError):
+                source = ancestor(item, kind)
+                if source is not None:
+                    found.setdefault(source.manifest.fingerprint, source)
+    if not found:
+        choices = listed([str(path) for path in (result, *(item.path for item in made))], most=5)
+        raise InputError(
+            f"{folder} has nothing for this command, which needs {' or '.join(allowed)}",
+            f"it holds {choices}",
+            *(kinds.made_by(kind) for kind in allowed),
+        )
+    return [*found.values()]
 
 
 def _is_of(artifact: Artifact, method: str | None, seed: int | None) -> bool:

@@ -16,7 +16,7 @@ from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import audit as artifact_kind
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.auditing import attacks, inversion, queries, references, vote_privacy
 from pflcli.auditing import canaries as canary_training
@@ -75,7 +75,7 @@ def audit(
     canary_training.check(canaries)
     disclosed = disclosure.load(answers)
     artifact = open_one(source, "predictions")
-    compared = [open_artifact(path, "predictions") for path in references]
+    compared = [open_one(path, "predictions") for path in references]
     answerer = answerers.opened(artifact, weights)
     reference_answerers = _opened_references(answerer, compared, weights)
     seed = int(artifact.manifest.request["seed"]) if seed is None else seed

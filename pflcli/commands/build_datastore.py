@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from pflcli import sources
 from pflcli.artifacts import blocks, codebook
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.execution import Execution
@@ -47,7 +48,7 @@ def build_datastore(
     """
     execution = execution or Execution()
     _check_amounts(capacity, capacity_spread, prototypes)
-    source = open_artifact(source, "embeddings")
+    source = open_one(source, "embeddings")
     searched = dict(parameters or {})
     if "dimension" in source.manifest.summary:  # planned embeddings do not know it yet
         indexes.check(index, int(source.manifest.summary["dimension"]), searched)

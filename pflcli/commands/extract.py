@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from pflcli import methods
 from pflcli.artifacts import blocks, codebook
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
 from pflcli.execution import Execution
@@ -49,9 +50,9 @@ def extract(
     or features mean something else.
     """
     execution = execution or Execution()
-    backbone = open_artifact(source, "backbone")
+    backbone = open_one(source, "backbone")
     trained_on = lineage(backbone, "partition")
-    chosen = trained_on if partition is None else open_artifact(partition, "partition")
+    chosen = trained_on if partition is None else open_one(partition, "partition")
     execution = execution.reading(chosen.path)
     request = backbone.manifest.request
     if partition is not None:

@@ -13,11 +13,12 @@ import numpy as np
 from pflcli import registry
 from pflcli.artifacts import blocks, codebook, disk, placement
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.datasets import Samples
 from pflcli.data.formats import Roles, arrays, cleaning
@@ -287,7 +288,7 @@ def artifact(dataset: str) -> Artifact | None:
             f"{dataset} is a file, to be imported first",
             f"pfl import {dataset} --client COL --label COL -o DIR && pfl partition DIR -o OTHER",
         )
-    return open_artifact(dataset, "dataset")
+    return open_one(dataset, "dataset")
 
 
 def load(source: Artifact, root: Path | None, *, download: bool = False) -> Samples:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from pflcli import config, methods, parameters, sources
 from pflcli.artifacts import chain, codebook, csv_file
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics.attention import by_round as attention_by_round
@@ -62,7 +63,7 @@ def personalize(
     execution = execution or Execution()
     definition = methods.load(method)
     cfg = config.build(definition.Config, options or {}, method)
-    nearest = open_artifact(source, *chain.KINDS)
+    nearest = open_one(source, *chain.KINDS)
     lineage = _lineage(method, definition, nearest)
     training = run_request.settings_on_lineage(method, definition, lineage, settings or {}, out)
     seed = run_request.seed_of(seed, nearest)

@@ -10,7 +10,7 @@ from typing import Any
 from pflcli.artifacts import verification
 from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import audit, evaluation
-from pflcli.artifacts.reader import Artifact, follow, open_artifact
+from pflcli.artifacts.reader import Artifact, follow
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import artifact_plots, figures
 from pflcli.evaluation.charts import vega
@@ -75,7 +75,7 @@ def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
     if form not in vega.FORMATS:
         name = out.with_suffix(".png") if out.name else "FILE.png"
         raise UsageError(f"{out} is not the name of a PNG, SVG or PDF file", f"--plot {name}")
-    artifact = open_artifact(path, "partition", "predictions", *figures.KINDS)
+    artifact = open_one(path, *figures.KINDS, "partition", "predictions")
     if rounds and artifact.kind != "predictions":
         raise UsageError(f"--plot-rounds needs predictions; {artifact.path} is a {artifact.kind} without rounds")
     if artifact.kind in figures.KINDS:
@@ -91,7 +91,7 @@ def attention(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> 
 
     Raises UsageError if they hold none, InputError if ``path`` is another kind of artifact or ``out`` not writable.
     """
-    _write(Path(out), artifact_plots.attention_csv(open_artifact(path, "predictions"), rounds))
+    _write(Path(out), artifact_plots.attention_csv(open_one(path, "predictions"), rounds))
 
 
 def _write(out: Path, content: bytes) -> None:

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from pflcli import config, sources
 from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation import figures
@@ -103,7 +104,7 @@ def sweep(
     plot = plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")
     if plot not in points.axes:
         raise UsageError(f"--plot {plot} is no axis of a sweep", closest(plot, points.axes))
-    origin = open_artifact(source, "embeddings")
+    origin = open_one(source, "embeddings")
     backbone = ancestor(origin, "backbone")
     if backbone is not None and backbone.manifest.request["settings"].get("refit"):
         raise InputError(

@@ -12,11 +12,12 @@ from safetensors.torch import save
 
 from pflcli import config, methods, sources
 from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence
@@ -49,7 +50,7 @@ def train_global(
     ComputationError if training diverges.
     """
     execution = execution or Execution()
-    partition = open_artifact(source, "partition")
+    partition = open_one(source, "partition")
     definition = methods.load(method)
     _require_global_model(method, definition)
     cfg = config.build(definition.Config, options or {}, method)

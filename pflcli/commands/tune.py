@@ -11,11 +11,12 @@ from typing import Any
 from pflcli import config, methods, sources
 from pflcli.artifacts import chain, placement
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.comparison.chain_steps import shared_artifacts
 from pflcli.commands.comparison.plan import TRAINING, epochs, require_folder
@@ -72,7 +73,7 @@ def tune(
     require_folder(out)
     if minutes is not None and not minutes > 0:
         raise UsageError(f"--minutes {minutes:g} leaves no time for a trial", "--minutes 10")
-    source = open_artifact(source, *chain.KINDS)
+    source = open_one(source, *chain.KINDS)
     cfg, training = config.build(methods.load(method).Config, options, method), _training_settings(source, settings)
     (metric,) = catalogue.chosen([metric])
     _require_defined(metric, source)

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from pflcli import sources
 from pflcli.artifacts import blocks, codebook
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.extract import lineage
 from pflcli.errors import InputError, UsageError, closest
@@ -77,7 +78,7 @@ def update_datastore(
         )
     if not 0 <= first <= last <= 1:
         raise UsageError(f"--from {first:g} --to {last:g} are not fractions in order", "--from 0 --to 0.5")
-    old, new = open_artifact(source, "datastore"), open_artifact(arriving, "embeddings")
+    old, new = open_one(source, "datastore"), open_one(arriving, "embeddings")
     _require_match(old, new)
     seed = run_request.seed_of(seed, new)
     request = {"index": indexes.EXACT, "policy": policy, "from": first, "to": last, "seed": seed}

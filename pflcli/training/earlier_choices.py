@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import InputError, UsageError
 
 
@@ -42,7 +43,7 @@ def source(
             f"{method} chooses {' and '.join(names)} by validation samples, and --refit leaves none to choose by",
             f"run it without --refit first, then: pfl personalize {method} SOURCE --refit --choices PREDICTIONS",
         )
-    artifact = open_artifact(choices, "predictions")
+    artifact = open_one(choices, "predictions")
     earlier = {**artifact.manifest.request, "settings": {**artifact.manifest.request["settings"], "refit": True}}
     if artifact.manifest.request["settings"].get("refit"):
         raise InputError(f"{artifact.path} was run with --refit itself and chose nothing", "give the run without it")

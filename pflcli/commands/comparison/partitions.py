@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UsageError
 from pflcli.training import run_request
 
@@ -16,7 +17,7 @@ SPLIT = "test"
 
 def by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict[int, Artifact]:
     """Return the partition of each seed; raises UsageError if two partitions or two seeds are the same."""
-    artifacts = [open_artifact(source, "partition") for source in sources]
+    artifacts = [open_one(source, "partition") for source in sources]
     if not artifacts:
         raise UsageError("no partition to compare on", "pfl compare PARTITION -o DIR")
     for artifact in artifacts:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import codebook
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.reader import ancestor, open_artifact
+from pflcli.artifacts.reader import ancestor
 from pflcli.data.formats import Column, Like, Roles
 from pflcli.errors import GoneError, InputError
 
@@ -80,7 +81,7 @@ class Earlier:
 
 def old(path: Path | str) -> Earlier:
     """Return what the artifact at ``path`` knows; raises InputError for one that does not know its classes."""
-    artifact = open_artifact(path)
+    artifact = open_one(path)
     book = codebook.read(artifact)
     if not book.classes:
         raise InputError(

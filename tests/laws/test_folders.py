@@ -1,0 +1,99 @@
+"""Every command that reads an artifact accepts the folder of compare or tune, or refuses it with a list of choices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import typer.main
+
+from pflcli.artifacts import chosen, codebook
+from pflcli.artifacts.reader import open_artifact
+from pflcli.cli import app
+
+QUICK = ("--model", "logistic", "--rounds", 1)
+ARTIFACTS = ("PARTITION", "PREDICTIONS", "BACKBONE", "EMBEDDINGS", "DATASTORE", "SOURCE", "COMPARISON", "ARTIFACT")
+LINES = {
+    "audit": [("audit", "{f}"), ("audit", "{predictions}", "--reference", "{f}", "--reference", "{knn}")],
+    "build-datastore": [("build-datastore", "{f}")],
+    "compare": [("compare", "{f}", "--methods", "local", *QUICK)],
+    "evaluate": [("evaluate", "{f}")],
+    "export": [("export", "{f}", "--client", "{client}")],
+    "extract": [("extract", "{f}"), ("extract", "{backbone}", "--partition", "{f}")],
+    "import": [("import", "{data}", "--client", "none", "--like", "{f}")],
+    "new-client": [("new-client", "{f}", "{data}", "--client", "late")],
+    "partition": [("partition", "{f}")],
+    "personalize": [
+        ("personalize", "local", "{f}", *QUICK),
+        ("personalize", "knn-per", "{datastore}", "--refit", "--choices", "{f}"),
+    ],
+    "predict": [("predict", "{f}", "{data}", "--client", "{client}")],
+    "report": [("report", "{f}")],
+    "show": [("show", "{f}")],
+    "stack": [("stack", "{f}", "--no-gate")],
+    "sweep": [("sweep", "{f}")],
+    "train-global": [("train-global", "{f}", *QUICK)],
+    "tune": [("tune", "local", "{f}", "--search", "training.lr=0.01", *QUICK)],
+    "update-datastore": [("update-datastore", "{f}", "{embeddings}"), ("update-datastore", "{datastore}", "{f}")],
+}
+"""The lines of each command that reads artifacts, with ``{f}`` in turn at each place where it reads one."""
+UNSUITABLE = [LINES["audit"][1], LINES["personalize"][1]]
+"""Lines for which the predictions of the folders are of another method or model than is needed."""
+FORMS = {"report": ".html", "predict": ".csv"}
+COMMANDS = typer.main.get_command(app).commands
+
+
+@pytest.fixture(scope="module")
+def folders(small, tmp_path_factory):
+    """The folders of a comparison and a tuning of one method."""
+    from pflcli.commands.compare import compare
+    from pflcli.commands.tune import tune
+
+    at = tmp_path_factory.mktemp("folders")
+    quick = {"model": "logistic", "rounds": 1}
+    compare([small.p], at / "compared", methods=["fedavg"], settings=quick)
+    tune("fedavg", small.p, at / "tuned", search={"training.lr": [0.01, 0.1]}, settings=quick)
+    return at
+
+
+def test_no_command_that_reads_artifacts_is_left_out():
+    """The arguments say what they read by their metavar, which the help shows; three have none."""
+    reading = {
+        name
+        for name, command in COMMANDS.items()
+        for parameter in command.params
+        if any(word in str(parameter.metavar or "") for word in ARTIFACTS)
+    }
+    assert {*LINES} == reading | {"partition", "show", "tune"}
+
+
+@pytest.mark.parametrize("made_by", ["compared", "tuned"])
+@pytest.mark.parametrize(
+    "line", [line for lines in LINES.values() for line in lines], ids=lambda line: " ".join(map(str, line))
+)
+def test_the_folder_is_accepted_or_choices_are_listed(pfl, small, folders, tmp_path, made_by, line):
+    data = tmp_path / "data.npz"
+    samples = np.load(small.samples)
+    np.savez(data, x=samples["x"], y=samples["y"])
+    places = {
+        "client": codebook.read(open_artifact(small.p)).clients[0],
+        "knn": small.knn,
+        "data": data,
+        "predictions": small.fedavg,
+        "partition": small.p,
+        "backbone": small.b,
+        "embeddings": small.e,
+        "datastore": small.d,
+    }
+    out = () if line[0] == "show" else ("-o", tmp_path / f"out{FORMS.get(line[0], '')}")
+
+    def run(place):
+        return pfl(*(str(word).format(f=place, **places) for word in line), *out)
+
+    ran = run(folders / made_by)
+    assert "is not a pfl artifact" not in ran.err
+    if ran.code and "choose one of" not in ran.err and "it holds" not in ran.err:
+        # What is wrong then is wrong with the predictions in the folder: with their own path it is the same.
+        predictions, *others = chosen.open_all(folders / made_by, "predictions")
+        assert not others
+        assert (ran.code, ran.err) == (run(predictions.path).code, run(predictions.path).err)
+        assert line in UNSUITABLE
