@@ -232,6 +232,17 @@ def test_the_script_prints_what_predict_prints(clinic, tmp_path):
     np.testing.assert_allclose(p, expected.p, rtol=0, atol=1e-5)
 
 
+def test_the_script_reads_a_table_that_begins_with_a_byte_order_mark(clinic, tmp_path, capsys):
+    """As spreadsheets write it: the mark is no part of the first column's name."""
+    printed = []
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / "q.csv").write_text("age,smokes,pressure\n50,never,120\n", encoding=encoding)
+        reader.main(clinic / "x", tmp_path / "q.csv")
+        printed.append(capsys.readouterr().out)
+    assert printed[0].startswith("sample,class,probability,")
+    assert printed[1] == printed[0]
+
+
 REFUSED = {
     "age,smokes,pressure\n50,rarely,120\n": "'rarely' is no known word",
     "age,smokes,pressure\nfifty,never,120\n": "'fifty' is no number",

@@ -145,6 +145,20 @@ def test_a_stack_answers_as_it_did(digits, tmp_path):
     assert set(answers.tuned) == {"pooled"}
 
 
+@pytest.mark.parametrize("methods", [("fedavg", "local"), ("local", "fedavg")])
+def test_a_stack_without_a_gate_answers_as_it_did(digits, tmp_path, methods):
+    """No client keeps the global model, as nothing was stored that says who would."""
+    stack([digits / method for method in methods], tmp_path / "stack", gate=False)
+    writer, x = own_digits(digits)
+    np.save(tmp_path / "q.npy", x)
+    split = predictions.read(open_artifact(tmp_path / "stack"), "test")
+    answers = predict(tmp_path / "stack", tmp_path / "q.npy", client=writer, execution=ONE)
+    own = slice(*split.offsets[1:3])
+    assert answers.p.tobytes() == split.parts["p"][own].tobytes()
+    assert answers.p.tobytes() != split.parts["global"][own].tobytes()
+    assert answers.tuned == {}
+
+
 def test_a_client_that_is_not_known_gets_the_global_model(digits, tmp_path, pfl):
     _, x = own_digits(digits)
     np.save(tmp_path / "q.npy", x)
@@ -324,9 +338,13 @@ def test_the_weights_of_a_file_are_needed_again(tmp_path):
     with pytest.raises(UsageError) as error:
         predict(tmp_path / "m", tmp_path / "q.npy", client=writer)
     assert "--weights FILE" in error_text(error)
-    answers = predict(tmp_path / "m", tmp_path / "q.npy", client=writer, weights=tmp_path / "w.safetensors")
-    split = predictions.read(open_artifact(tmp_path / "m"), "test")
-    assert answers.p.tobytes() == split.parts["p"][slice(*split.offsets[1:3])].tobytes()
+    # Of a stack, only the sources that began with the file need it.
+    personalize("fedavg", tmp_path / "p", tmp_path / "other", settings=BRIEF)
+    stack([tmp_path / "m", tmp_path / "other"], tmp_path / "stack")
+    for name in ("m", "stack"):
+        answers = predict(tmp_path / name, tmp_path / "q.npy", client=writer, weights=tmp_path / "w.safetensors")
+        split = predictions.read(open_artifact(tmp_path / name), "test")
+        assert answers.p.tobytes() == split.parts["p"][slice(*split.offsets[1:3])].tobytes()
 
 
 def test_a_method_that_has_changed_is_named(digits, tmp_path, monkeypatch, pfl):

@@ -57,6 +57,21 @@ def test_rounds_by_hand(mode):
     np.testing.assert_allclose(worlds.answers("fedem", run, state, np.asarray([c]))["test"], expected, atol=1e-5)
 
 
+def test_the_loss_of_a_round_is_that_of_the_samples_by_their_weights():
+    """One step over all samples of each client: each component's loss is that of the components which were sent."""
+    run = worlds.run("fedem", rounds=1, participation=1.0, batch_size=100, options={"components": 2})
+    worlds.play("fedem", run)
+    data, sent = run.federation, [run.init, run.draw_model(1)]
+    total = counted = 0.0
+    for c in worlds.ABLE:
+        each = losses(sent, data, data.rows(c, "train"))
+        share = answering(torch.full((2,), 0.5), sent, data, data.rows(c, "train"))
+        total, counted = total + (share * each).sum().item(), counted + share.sum().item()
+    values, weights = np.transpose(run.losses)
+    assert weights.sum() == pytest.approx(counted)
+    assert np.average(values, weights=weights) == pytest.approx(total / counted, rel=1e-5)
+
+
 def test_one_component_is_fedavg():
     runs = [worlds.run(name, options=o) for name, o in (("fedavg", {}), ("fedem", {"components": 1}))]
     expected, actual = (worlds.play(*args) for args in zip(("fedavg", "fedem"), runs, strict=True))

@@ -57,6 +57,33 @@ def test_clients_whose_samples_go_together_widen_the_interval():
     assert covered[False] < 75
 
 
+def test_the_interval_of_few_clients_by_hand():
+    """Three clients of unequal size widen an interval by the ratio of the variances with and without them."""
+    scores = np.asarray([5.0, 3.0, 4.0, 1.0, 2.0, 0.0, 6.0, 2.5, 3.5])
+    member = np.asarray([1, 1, 0, 1, 0, 0, 1, 1, 0], bool)
+    client = np.asarray([0, 0, 0, 0, 1, 1, 1, 2, 2])
+    lower = np.asarray([[s > other for other in scores[~member]] for s in scores[member]])
+    value = lower.mean()
+    placed = np.empty(9)
+    placed[member], placed[~member] = lower.mean(axis=1), lower.mean(axis=0)
+    # Obuchowski: the sum of each client's deviations, those of members and of others over their numbers, squared.
+    sums = [
+        (placed - value)[member & (client == c)].sum() / 5 + (placed - value)[~member & (client == c)].sum() / 4
+        for c in range(3)
+    ]
+    clustered = 3 / 2 * np.square(sums).sum()
+    independent = np.square(placed - value)[member].sum() / 5**2 + np.square(placed - value)[~member].sum() / 4**2
+    effect = clustered / independent
+    assert effect > 1
+    area = membership.area(scores, member, client)
+    assert area.value == pytest.approx(value)
+    # At both ends the area lies 1.96 standard deviations away, by the variance of Hanley and McNeil.
+    for end in (area.low, area.high):
+        half = (5 / effect + 4 / effect) / 2 - 1
+        spread = end * (1 - end) * (1 + half * ((1 - end) / (2 - end) + end / (1 + end))) / (5 * 4 / effect**2)
+        assert abs(end - value) / np.sqrt(spread) == pytest.approx(membership.Z)
+
+
 def test_true_positives_by_hand():
     """Of 100 non-members one may be above the threshold: members above the second highest of them are recognized."""
     others = np.arange(100.0)

@@ -45,6 +45,9 @@ def test_calibration_error_by_hand():
     y = np.asarray([0, 1, 1, 0])
     # Bins: .9 twice (half right), .6 once (right), 1.0 once (right).
     assert scores.calibration_error(p, y) == pytest.approx((2 * abs(0.9 - 0.5) + abs(0.6 - 1) + 0) / 4)
+    # A confidence of exactly 1 belongs to the last bin, with 0.95: one of the two predictions is right.
+    p = np.asarray([[0.95, 0.05], [1.0, 0.0]])
+    assert scores.calibration_error(p, np.asarray([0, 1])) == pytest.approx((0.95 + 1 - 1) / 2)
 
 
 def test_log_loss_by_hand():
@@ -67,10 +70,11 @@ def test_jensen_shannon_by_hand():
 
 
 def test_label_divergence_by_hand():
-    counts = np.asarray([[2, 0, 0], [0, 0, 0], [0, 3, 0], [4, 0, 0]])  # all together 2/3, 1/3
-    # About the middles (5/6, 1/6) and (1/3, 2/3) of each client and all together.
-    to_first = (math.log2(6 / 5) + 2 / 3 * math.log2(4 / 5) + 1 / 3 * math.log2(2)) / 2
-    to_second = (math.log2(3 / 2) + 2 / 3 * math.log2(2) + 1 / 3 * math.log2(1 / 2)) / 2
+    # Of all samples 3/4 and 1/4, and not 2/3 and 1/3 as of the mean of the clients' distributions.
+    counts = np.asarray([[2, 0, 0], [0, 0, 0], [0, 2, 0], [4, 0, 0]])
+    # About the middles (7/8, 1/8) and (3/8, 5/8) of each client's distribution and that of all samples.
+    to_first = (math.log2(8 / 7) + 3 / 4 * math.log2(6 / 7) + 1 / 4 * math.log2(2)) / 2
+    to_second = (math.log2(8 / 5) + 3 / 4 * math.log2(2) + 1 / 4 * math.log2(2 / 5)) / 2
     assert heterogeneity.from_overall(counts) == pytest.approx((2 * to_first + to_second) / 3)
     # Three pairs of clients with samples; two of them share no label, one has the same.
     assert heterogeneity.between_clients(counts, np.random.default_rng(0)) == pytest.approx(2 / 3)
