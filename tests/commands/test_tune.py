@@ -318,7 +318,6 @@ def proposed(searched, count, scores=(), seed=0):
 
 
 def test_optuna_proposes_the_same_again_the_default_first_and_no_point_twice():
-    pytest.importorskip("optuna")
     ranges = space("ditto", {"training.lr": "0.001..1", "lam": "none,0.1,1"}, {}, {}, "optuna")
     points = proposed(ranges, 15, [0.1, None, 0.9])
     assert points == proposed(ranges, 15, [0.1, None, 0.9])
@@ -337,7 +336,6 @@ def test_optuna_takes_the_range_that_a_grid_spans():
 
 
 def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_path):
-    pytest.importorskip("optuna")
     datastore = neighbours / "datastore"
     line = {"search": {"k": "1..16"}, "sampler": "optuna", "trials": 4}
     tune("knn-per", datastore, tmp_path / "a", **line)

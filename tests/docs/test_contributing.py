@@ -57,3 +57,10 @@ def test_the_workflow_runs_the_ci_on_supported_versions():
 def test_one_version_stands_everywhere():
     cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), flags=re.M)[1]
     assert cited == PROJECT["version"] == pflcli.__version__
+
+
+def test_the_tests_install_every_extra():
+    """What is not installed is not tested: Ray and Optuna were skipped at every submission."""
+    extras = PROJECT["optional-dependencies"]
+    (own,) = (line for line in extras["test"] if line.startswith("pflcli["))
+    assert set(re.search(r"\[(.*)\]", own)[1].split(",")) == set(extras) - {"test"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import signal
@@ -24,8 +23,6 @@ CLIENTS, GROUPS = 24, 3
 @pytest.fixture
 def ray():
     """Ray on this machine with two CPUs; a test that uses it has seconds to start it."""
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'pflcli[ray]'")
     yield ray_runtime.connect(RayCluster(), 2)
     ray_runtime.disconnect()
 
@@ -111,8 +108,6 @@ def test_every_method_has_the_same_bytes_on_ray(ray, mode):
 
 @pytest.mark.long
 def test_a_node_killed_in_mid_round_changes_no_byte(capfd):
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'pflcli[ray]'")
     ray_runtime.configure(RayCluster())
     from ray.cluster_utils import Cluster
 
