@@ -45,8 +45,9 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MAX_TESTS_PER_FILE = 25
 MAX_SECONDS = 60.0
 """Tests of a mutant are chosen until they took so many seconds when the map was made."""
+KILLED = ("killed", "timeout")
 WARM = (
-    *("torch", "torch.func", "torchvision", "numba", "pandas", "scipy.stats", "scipy.special", "sklearn.metrics"),
+    *("torch", "torch.func", "numba", "pandas", "scipy.stats", "scipy.special", "sklearn.metrics"),
     *("h5py", "faiss", "safetensors.torch", "safetensors.numpy", "pydantic", "typer", "rich.progress", "hypothesis"),
     *("optuna", "onnxruntime", "pyarrow.parquet", "matplotlib.figure", "dp_accounting", "numba.np.arraymath"),
 )
@@ -500,9 +501,10 @@ def _site(folder: Path) -> Path:
     return site
 
 
-def run(tests: TestMap, mutants: list[Mutant], results: Path, *, seconds: float) -> None:
-    """Run what is left of the mutants, and append a line to ``results`` for each."""
-    done = {json.loads(line)["key"] for line in results.read_text().splitlines()} if results.exists() else set()
+def run(tests: TestMap, mutants: list[Mutant], results: Path, *, seconds: float, again: bool) -> None:
+    """Run the mutants that ``results`` lacks, and ``again`` those that survived; append a line for each."""
+    outcomes = {key: facts["outcome"] for key, facts in read_results(results).items()} if results.exists() else {}
+    done = {key for key, outcome in outcomes.items() if outcome in KILLED or not again}
     for name in WARM:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -529,14 +531,19 @@ def run(tests: TestMap, mutants: list[Mutant], results: Path, *, seconds: float)
             )
 
 
+def read_results(results: Path) -> dict[str, Any]:
+    """Return the last outcome of each mutant."""
+    return {facts["key"]: facts for facts in map(json.loads, results.read_text().splitlines())}
+
+
 def report(results: Path) -> bool:
     """Print how many mutants were killed, and the others; return whether enough of those that change anything."""
     listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["mutant"] if EQUIVALENT.exists() else []
     reasons = {one["key"]: one["why"] for one in listed}
-    outcomes = {facts["key"]: facts for facts in map(json.loads, results.read_text().splitlines())}
+    outcomes = read_results(results)
     counts: Counter[str] = Counter()
     for key, facts in outcomes.items():
-        is_killed = facts["outcome"] in ("killed", "timeout")
+        is_killed = facts["outcome"] in KILLED
         counts["killed" if is_killed else "equivalent" if key in reasons else "survived"] += 1
         if not is_killed and key not in reasons:
             print(f"{facts['outcome']}: {facts['path']}:{facts['line']}: {facts['text']}\n    {facts['change']}")
@@ -570,6 +577,7 @@ def _arguments() -> argparse.Namespace:
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--part", default="0/1", help="run every Nth mutant from the Ith on, I/N")
     one.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of tests for each mutant")
+    one.add_argument("--again", action="store_true", help="run those that survived again")
     one.add_argument("--only", help="run mutants whose path contains this")
     one.add_argument("--packages", default=",".join(PACKAGES))
     one = commands.add_parser("report")
@@ -591,4 +599,4 @@ if __name__ == "__main__":
     if given.command == "report":
         sys.exit(not report(given.results))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    run(TestMap(given.map), [*_mutants(given)], given.results.resolve(), seconds=given.seconds)
+    run(TestMap(given.map), [*_mutants(given)], given.results.resolve(), seconds=given.seconds, again=given.again)
