@@ -353,12 +353,17 @@ def callers(mutant: Mutant) -> list[tuple[str, int]]:
             if part.name in other.mentions and other.path in _compiling_files() and other.name not in names:
                 names.add(other.name)
                 parts.append(other)
-    lines = []
-    for path in {d.path for d in definitions() if names & d.mentions} | {mutant.path}:
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
-            if getattr(node, "id", getattr(node, "attr", None)) in names:
-                lines.append((path, node.lineno))
-    return lines
+    paths = {d.path for d in definitions() if names & d.mentions} | {mutant.path}
+    return [(path, line) for path in paths for name, line in _names_by_line(path) if name in names]
+
+
+@cache
+def _names_by_line(path: str) -> list[tuple[str, int]]:
+    """Return each name that a file mentions, with its line."""
+    nodes: Iterator[Any] = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    return [
+        (getattr(n, "id", getattr(n, "attr", "")), n.lineno) for n in nodes if isinstance(n, ast.Name | ast.Attribute)
+    ]
 
 
 class TestMap:
