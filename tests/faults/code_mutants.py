@@ -23,6 +23,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ import tempfile
 import time
 import tomllib
 import warnings
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -42,7 +44,7 @@ import mutant_import
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("methods", "engine", "metrics", "fl", "privacy", "commands")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-MAX_TESTS_PER_FILE = 25
+MAX_TESTS_PER_FILE = 40
 MAX_SECONDS = 60.0
 """Tests of a mutant are chosen until they took so many seconds when the map was made."""
 KILLED = ("killed", "timeout")
@@ -63,6 +65,7 @@ class Mutant:
     last_line: int
     start: int
     end: int
+    column: int
     change: str
     text: str
     new: str
@@ -70,7 +73,7 @@ class Mutant:
     @property
     def key(self) -> str:
         """What names the mutant in results, and as long as its line stays the same."""
-        return f"{self.path}: {self.text} -> {self.change}"
+        return f"{self.path}: {self.text} [{self.column}] {self.change}"
 
 
 # Drawing
@@ -235,7 +238,8 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         new = f"({new})" if isinstance(other, ast.expr) else new
         change = f"{' '.join(source[start:end].split())} => {new}"
         name, text = path.relative_to(ROOT).as_posix(), lines[at.lineno - 1].strip()
-        yield Mutant(name, at.lineno, at.end_lineno, start, end, change, text, new)
+        column = start - starts[at.lineno - 1]
+        yield Mutant(name, at.lineno, at.end_lineno, start, end, column, change, text, new)
 
 
 def mutated_source(mutant: Mutant) -> str:
@@ -436,10 +440,12 @@ class TestMap:
 
     @staticmethod
     def _spread(tests: list[str]) -> list[str]:
-        """Return some tests of a file, all functions in turn, the fastest parameters of each first."""
+        """Return some tests of a file, all functions in turn, with parameters from anywhere among theirs."""
         by_function: dict[str, list[str]] = defaultdict(list)
         for test in tests:
             by_function[test.partition("[")[0]].append(test)
+        for own in by_function.values():
+            own.sort(key=lambda test: zlib.crc32(test.encode()))
         turns: list[str] = []
         for turn in range(max(map(len, by_function.values()))):
             turns += [own[turn] for own in by_function.values() if turn < len(own)]
@@ -517,23 +523,21 @@ def run(tests: TestMap, mutants: list[Mutant], results: Path, *, seconds: float,
 
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(_site(folder)), str(ROOT)])
-        for mutant in mutants:
-            if mutant.key in done:
-                continue
-            began, chosen = time.monotonic(), tests.choose(mutant, seconds)
-            limit = 60 + 4 * sum(tests.tests[test]["seconds"] for test in chosen) + 60 * bool(recompiled(mutant))
-            outcome, by = _outcome(mutant, chosen, folder, limit) if chosen else ("not covered", "")
-            facts = {"key": mutant.key, "outcome": outcome, "by": by, "tests": len(chosen)}
-            facts |= {"seconds": round(time.monotonic() - began, 1), **asdict(mutant)}
-            with results.open("a") as file:
-                file.write(json.dumps(facts) + "\n")
-            print(
-                f"{outcome:11} {facts['seconds']:6.1f} s  {mutant.path}:{mutant.line} {mutant.change[:100]}  {by[:90]}",
-                flush=True,
-            )
+    folder = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed by processes that a mutant lets end early
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_site(folder)), str(ROOT)])
+    for mutant in mutants:
+        if mutant.key in done:
+            continue
+        began, chosen = time.monotonic(), tests.choose(mutant, seconds)
+        limit = 60 + 4 * sum(tests.tests[test]["seconds"] for test in chosen) + 60 * bool(recompiled(mutant))
+        outcome, by = _outcome(mutant, chosen, folder, limit) if chosen else ("not covered", "")
+        facts = {"key": mutant.key, "outcome": outcome, "by": by, "tests": len(chosen)}
+        facts |= {"seconds": round(time.monotonic() - began, 1), **asdict(mutant)}
+        with results.open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+        place = f"{mutant.path}:{mutant.line}"
+        print(f"{outcome:11} {facts['seconds']:6.1f} s  {place} {mutant.change[:100]}  {by[:90]}", flush=True)
+    shutil.rmtree(folder)
 
 
 def read_results(results: Path) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import code_mutants
 
-(mutant,) = (m for m in code_mutants.mutants_of(code_mutants.ROOT / "pflcli/evaluation/metrics/scores.py") if m.change == sys.argv[2])
+path = code_mutants.ROOT / "pflcli/evaluation/metrics/scores.py"
+(mutant,) = (mutant for mutant in code_mutants.mutants_of(path) if mutant.change == sys.argv[2])
 tests = code_mutants.TestMap(Path(sys.argv[3]))
 tests.tests = {sys.argv[4]: {"seconds": 0.1, "passed": True, "fixtures": []}}
 tests.choose = lambda mutant, seconds: [*tests.tests]
