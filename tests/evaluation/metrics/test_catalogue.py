@@ -76,3 +76,10 @@ def test_what_metrics_json_holds_of_a_metric():
         "value", "unit", "weighting", "n", "std_over_seeds", "p",
     ]  # fmt: skip
     assert catalogue.METRICS["last_rounds_accuracy"].record([1.0], 5, "5")["weighting"].endswith("last 5 rounds")
+
+
+def test_scores_that_are_no_shares_are_not_printed_in_percent():
+    """A Brier score is a squared distance between distributions: up to 2, and better the lower it is."""
+    for name in ("brier_score", "log_loss"):
+        metric = catalogue.METRICS[name]
+        assert (metric.percent, metric.lower_is_better, metric.digits) == (False, True, 3)
