@@ -73,6 +73,32 @@ def test_the_interval_of_one_seed_by_hand():
     assert gain.interval == pytest.approx((2 - 3.18245 * gain.error, 2 + 3.18245 * gain.error), rel=1e-4)
 
 
+def test_the_variance_of_three_seeds_by_hand():
+    """The same three clients under each seed, of unequal sizes; seeds differ by more than their clients explain."""
+    gain = [[0.1, 0.3, 0.2], [0.5, 0.6, 0.4], [0.0, 0.1, 0.2]]
+    weight = [[1, 2, 3], [2, 2, 1], [1, 1, 1]]
+    parts = [[w / sum(row) for w in row] for row in weight]
+    means = [sum(p * g for p, g in zip(*rows, strict=True)) for rows in zip(parts, gain, strict=True)]
+    tells = [
+        [p * (g - mean) / (1 - p) ** 0.5 for p, g in zip(part, row, strict=True)]
+        for part, row, mean in zip(parts, gain, means, strict=True)
+    ]
+    products = [[sum(a * b for a, b in zip(one, two, strict=True)) for two in tells] for one in tells]
+    of_clients = sum(map(sum, products)) / 9
+    own = sum(products[s][s] for s in range(3)) / 3
+    common = sum(products[s][t] for s in range(3) for t in range(3) if s != t) / 6
+    observed, expected = np.var(means, ddof=1) / 3, (own - common) / 3
+    assert observed > expected
+    variance = of_clients + observed - expected
+    effective = 1 / sum((sum(part[c] for part in parts) / 3) ** 2 for c in range(3))
+    freedom = variance**2 / (of_clients**2 / (effective - 1) + observed**2 / 2)
+    assert freedom > 1
+    estimate = gains.mean_gain(*([*map(np.asarray, rows)] for rows in (gain, weight, [[0, 1, 2]] * 3)))
+    assert estimate.mean == pytest.approx(sum(means) / 3)
+    assert estimate.error == pytest.approx(variance**0.5)
+    assert estimate.freedom == pytest.approx(freedom)
+
+
 def test_twice_the_same_seed_tells_nothing_new():
     draw = np.random.default_rng(0)
     gain, weight, identities = draw.normal(size=30), draw.integers(5, 20, 30).astype(float), np.arange(30)
