@@ -91,6 +91,15 @@ def test_label_divergence_of_a_sample_of_pairs():
     assert heterogeneity.between_clients(np.eye(50, dtype=int), np.random.default_rng(0), pairs=1000) == 1
 
 
+@pytest.mark.parametrize(("pairs", "draws"), [(9, True), (10, False)])
+def test_pairs_are_drawn_only_where_there_are_more(pairs, draws):
+    """Five clients make ten pairs."""
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    heterogeneity.between_clients(np.eye(5, dtype=int), rng, pairs=pairs)
+    assert (rng.bit_generator.state != before) == draws
+
+
 SIZES, Y = [4, 0, 2], np.asarray([0, 1, 0, 1, 1, 1])
 
 
