@@ -295,7 +295,7 @@ def _mentions(node: ast.AST) -> frozenset[str]:
 @cache
 def definitions() -> tuple[Definition, ...]:
     """Return all definitions of the package."""
-    found = []
+    collected = []
     for path in sorted((ROOT / "pflcli").rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -307,8 +307,8 @@ def definitions() -> tuple[Definition, ...]:
                 continue
             for name in names:
                 place = str(path.relative_to(ROOT)), name, node.lineno, node.end_lineno or node.lineno
-                found.append(Definition(*place, _mentions(node) - {name}, "compiled" in decorators))
-    return tuple(found)
+                collected.append(Definition(*place, _mentions(node) - {name}, "compiled" in decorators))
+    return tuple(collected)
 
 
 @cache
@@ -519,7 +519,7 @@ def _site(folder: Path) -> Path:
 def run(tests: TestMap, mutants: list[Mutant], results: Path, *, seconds: float, again: bool) -> None:
     """Run the mutants that ``results`` lacks, and ``again`` those that survived; append a line for each."""
     outcomes = {key: facts["outcome"] for key, facts in read_results(results).items()} if results.exists() else {}
-    done = {key for key, outcome in outcomes.items() if outcome in KILLED or not again}
+    finished = {key for key, outcome in outcomes.items() if outcome in KILLED or not again}
     for name in WARM:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -530,7 +530,7 @@ def run(tests: TestMap, mutants: list[Mutant], results: Path, *, seconds: float,
     folder = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed by processes that a mutant lets end early
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_site(folder)), str(ROOT)])
     for mutant in mutants:
-        if mutant.key in done:
+        if mutant.key in finished:
             continue
         began, chosen = time.monotonic(), tests.choose(mutant, seconds)
         limit = 60 + 4 * sum(tests.tests[test]["seconds"] for test in chosen) + 60 * bool(recompiled(mutant))
@@ -598,18 +598,24 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _mutants(given: argparse.Namespace) -> Iterator[Mutant]:
-    first, step = map(int, given.part.split("/"))
-    for mutant in draw(given.count, given.seed, given.packages.split(","))[first::step]:
-        if not given.only or given.only in mutant.path:
+def _mutants(arguments: argparse.Namespace) -> Iterator[Mutant]:
+    first, step = map(int, arguments.part.split("/"))
+    for mutant in draw(arguments.count, arguments.seed, arguments.packages.split(","))[first::step]:
+        if not arguments.only or arguments.only in mutant.path:
             yield mutant
 
 
 if __name__ == "__main__":
-    given = _arguments()
-    if given.command == "map":
-        sys.exit(record(given.map, given.tests, given.jobs))
-    if given.command == "report":
-        sys.exit(not report(given.results))
+    arguments = _arguments()
+    if arguments.command == "map":
+        sys.exit(record(arguments.map, arguments.tests, arguments.jobs))
+    if arguments.command == "report":
+        sys.exit(not report(arguments.results))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    run(TestMap(given.map), [*_mutants(given)], given.results.resolve(), seconds=given.seconds, again=given.again)
+    run(
+        TestMap(arguments.map),
+        [*_mutants(arguments)],
+        arguments.results.resolve(),
+        seconds=arguments.seconds,
+        again=arguments.again,
+    )

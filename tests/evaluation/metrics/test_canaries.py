@@ -32,11 +32,11 @@ def test_the_lower_bound_by_hand():
     """20 measurements of mean 2 and 30 of mean 0, with standard deviations of 1 and less."""
     inserted = 2 + np.sqrt(19 / 20) * np.tile([-1.0, 1.0], 10)
     left_out = 0.5 * np.tile([-1.0, 1.0], 15)
-    shown = canaries.estimate(inserted, left_out, 1e-5)
-    assert shown.mu == pytest.approx(2)
-    assert shown.mu_low == pytest.approx(2 - 1.6448536 * np.sqrt(1 / 20 + 1 / 30 + 2**2 / (2 * 48)))
-    assert shown.epsilon == canaries.gaussian_epsilon(shown.mu, 1e-5)
-    assert shown.epsilon_low == canaries.gaussian_epsilon(shown.mu_low, 1e-5)
+    estimate = canaries.estimate(inserted, left_out, 1e-5)
+    assert estimate.mu == pytest.approx(2)
+    assert estimate.mu_low == pytest.approx(2 - 1.6448536 * np.sqrt(1 / 20 + 1 / 30 + 2**2 / (2 * 48)))
+    assert estimate.epsilon == canaries.gaussian_epsilon(estimate.mu, 1e-5)
+    assert estimate.epsilon_low == canaries.gaussian_epsilon(estimate.mu_low, 1e-5)
     # The larger standard deviation counts, whichever kind has it.
     assert canaries.estimate(2 + left_out, inserted - 2, 1e-5).mu == pytest.approx(2)
 
