@@ -61,11 +61,11 @@ def test_the_loss_of_a_round_is_that_of_the_samples_by_their_weights():
     """One step over all samples of each client: each component's loss is that of the components which were sent."""
     run = worlds.run("fedem", rounds=1, participation=1.0, batch_size=100, options={"components": 2})
     worlds.play("fedem", run)
-    data, sent = run.federation, [run.init, run.draw_model(1)]
+    data, components = run.federation, [run.init, run.draw_model(1)]
     total = counted = 0.0
     for c in worlds.ABLE:
-        each = losses(sent, data, data.rows(c, "train"))
-        share = answering(torch.full((2,), 0.5), sent, data, data.rows(c, "train"))
+        each = losses(components, data, data.rows(c, "train"))
+        share = answering(torch.full((2,), 0.5), components, data, data.rows(c, "train"))
         total, counted = total + (share * each).sum().item(), counted + share.sum().item()
     values, weights = np.transpose(run.losses)
     assert weights.sum() == pytest.approx(counted)
