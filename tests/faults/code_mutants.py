@@ -42,7 +42,7 @@ from typing import Any
 import mutant_import
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("methods", "engine", "metrics", "fl", "privacy", "commands")
+PACKAGES = ("methods", "engine", "evaluation/metrics", "federation", "commands", "prediction", "auditing")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MAX_TESTS_PER_FILE = 40
 MAX_SECONDS = 60.0
@@ -51,7 +51,7 @@ KILLED = ("killed", "timeout")
 WARM = (
     *("torch", "torch.func", "numba", "pandas", "scipy.stats", "scipy.special", "sklearn.metrics"),
     *("h5py", "faiss", "safetensors.torch", "safetensors.numpy", "pydantic", "typer", "rich.progress", "hypothesis"),
-    *("optuna", "onnxruntime", "pyarrow.parquet", "matplotlib.figure", "dp_accounting", "numba.np.arraymath"),
+    *("optuna", "onnxruntime", "pyarrow.parquet", "vl_convert", "dp_accounting", "numba.np.arraymath"),
 )
 """What is imported once for all mutants."""
 

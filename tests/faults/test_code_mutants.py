@@ -13,7 +13,7 @@ import pytest
 import code_mutants
 
 FOLDER = Path(code_mutants.__file__).parent
-TEST = "tests/metrics/test_metrics.py::test_calibration_error_by_hand"
+TEST = "tests/evaluation/metrics/test_metrics.py::test_calibration_error_by_hand"
 
 RUN = """
 import sys
@@ -32,8 +32,8 @@ code_mutants.run(tests, [mutant], Path(sys.argv[3]) / "results.jsonl", seconds=1
 
 
 def test_the_same_seed_draws_the_same_mutants_of_code():
-    mutants = code_mutants.draw(40, 0, ["metrics"])
-    assert mutants == code_mutants.draw(40, 0, ["metrics"])
+    mutants = code_mutants.draw(40, 0, ["evaluation/metrics"])
+    assert mutants == code_mutants.draw(40, 0, ["evaluation/metrics"])
     assert len({(mutant.path, mutant.start, mutant.end) for mutant in mutants}) == 40
     for mutant in mutants:
         before = ast.parse((code_mutants.ROOT / mutant.path).read_text(encoding="utf-8"))
