@@ -1,4 +1,4 @@
-"""Back the rule of ``pflcli/engine/cpu/operators.py``: every convolution of MobileNet-v2, stock against its forms.
+"""Back the rule of ``pflcli/accelerated/operators.py``: every convolution of MobileNet-v2, stock against its forms.
 
     python benchmarks/operators.py [--side 32] [--batch 32]
 
@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from pflcli import models
-from pflcli.engine.cpu import graph, operators, program
-from pflcli.engine.cpu.operators import ChannelsLast, PixelLinear, SmallDepthwise
+from pflcli.accelerated import graph, operators, program
+from pflcli.accelerated.operators import ChannelsLast, PixelLinear, SmallDepthwise
 
 
 def step(module: nn.Module, x: torch.Tensor) -> Callable[[], object]:

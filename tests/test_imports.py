@@ -33,6 +33,7 @@ ALLOWED = {
     "federation.uploads": {"config", "errors", "federation", "parameters", "registry"},
     "federation.aggregators": {"config", "errors", "federation", "parameters", "registry"},
     "methods": ENGINE | {"federation", "knn"},
+    "accelerated": ENGINE | {"methods"},  # nothing imports it: engine/backend.py finds its modules by name
     "evaluation.metrics": {"errors"},
     "evaluation.charts": {"evaluation.metrics"},
     "evaluation.presentation": {"errors", "evaluation.metrics", "wording"},
@@ -134,6 +135,17 @@ def test_the_command_line_imports_nothing_heavy_at_the_top():
             "sklearn",
             {"methods/parts/clustering.py", "data/datasets/heart_disease.py"},
         ),  # its split is scikit-learn's own
+        (
+            "numba",
+            {f"accelerated/{name}.py" for name in ("code_cache", "compiler", "lanes", "tiles", "vectors", "nearest")},
+        ),
+        (
+            "llvmlite",
+            {
+                f"accelerated/{name}.py"
+                for name in ("code_cache", "compiler", "products", "lanes", "tiles", "vectors", "nearest")
+            },
+        ),
     ],
 )
 def test_few_places_import(module, only):
@@ -143,6 +155,17 @@ def test_few_places_import(module, only):
         if any(name.split(".")[0] == module for name in imports(ast.parse(path.read_text())))
     }
     assert places <= only  # vision imports by name, as the module may need help first
+
+
+def test_acceleration_stands_behind_one_seam():
+    accelerated, backend = "pflcli.accelerated", "engine/backend.py"
+    for path in FILES:
+        if area(path) != "accelerated":
+            place, text = str(path.relative_to(ROOT)), path.read_text()
+            for name in imports(ast.parse(text)):
+                assert name.split(".")[0] not in {"numba", "llvmlite"}, f"{place} imports {name}"
+                assert not (name + ".").startswith(accelerated + "."), f"{place} imports {name}"
+            assert (f'"{accelerated}' in text) == (place == backend), f"{place} names {accelerated}"
 
 
 def test_every_layer_imports_only_layers_below_it():

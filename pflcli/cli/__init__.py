@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -77,5 +78,9 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    accelerated: Annotated[
+        bool, typer.Option(help="Use compiled loops where they are faster; without them PyTorch and NumPy compute all.")
+    ] = True,
 ) -> None:
-    pass
+    if not accelerated:
+        os.environ["PFL_ACCELERATED"] = "0"  # which worker processes inherit; see pflcli/engine/backend.py

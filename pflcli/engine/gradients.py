@@ -13,7 +13,6 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
@@ -107,47 +106,6 @@ Gradients = Mapping[str, Tensor | OuterProducts]
 GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Gradients]]
 """Returns losses (a,) and the gradients of all trained tensors (a, ...) but those that ``descend`` moved; defined in
 a module, so that processes can import it."""
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Models of clients whose network is a chain of linear layers, all of whose steps are taken in their place.
-
-    For ``layers``, ``parameters`` and ``trained`` see ``chain_loops.steps``. ``models`` (m, ...) are all tensors of the
-    clients; ``own`` (m, ...) and ``shared`` are constants.
-    """
-
-    layers: NDArray[np.int64]
-    parameters: tuple[NDArray[np.float32], ...]
-    trained: NDArray[np.bool_]
-    models: Stacked
-    own: Stacked
-    shared: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Minibatches:
-    """Samples ``x`` (t, n, d), ``y`` (t, n) of t steps, each of the client at ``place`` (t,) with a ``rate`` (t,).
-
-    The ``weight`` (t, n) of samples is zero for padding, at the end.
-    """
-
-    place: NDArray[np.int64]
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-    weight: NDArray[np.float32]
-    rate: NDArray[np.float32]
-
-
-@runtime_checkable
-class CompiledRule(Protocol):
-    """A gradient rule that has compiled loops for chains of linear layers."""
-
-    def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
-        """Do as every ``GradientRule``."""
-
-    def steps(self, chain: Chain, batches: Minibatches) -> NDArray[np.float64]:
-        """Take steps of plain SGD one after the other, and return their losses (t,)."""
 
 
 @runtime_checkable

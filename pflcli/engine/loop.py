@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine.cpu.program import Program
+from pflcli.engine import backend
+from pflcli.engine.backend import Program
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model, learnable
-from pflcli.engine.networks import AutogradNetwork, CompiledNetwork
+from pflcli.engine.networks import AutogradNetwork
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params
 
@@ -149,7 +150,7 @@ class _Ruled:
         self._names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]
         self._update = Update(plan, self._names, [self._models[name] for name in self._names])
         self._network: StackedNetwork = AutogradNetwork(net, self._names, plan.precision)
-        self._compiled: StackedNetwork = CompiledNetwork(net, self._names, program) if program else self._network
+        self._compiled: StackedNetwork = backend.network(net, self._names, program) if program else self._network
         self._evaluates = self._compiled if program and program.infers else self._network
         self._descends = self._update.is_bare and program is not None
 

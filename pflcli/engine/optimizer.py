@@ -8,9 +8,10 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from pflcli.engine.cpu.memory import Move
+from pflcli.engine import backend
 from pflcli.engine.gradients import OuterProducts, dense
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.optimizer_moves import Move
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 """Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1."""
@@ -107,12 +108,14 @@ class Update:
         """Whether a step is Adam alone: a client's bits then depend on no other, as by PyTorch those of the last do."""
         plan = self._plan
         only_adam = plan.optimizer == "adam" and not (plan.weight_decay or plan.bounds or self._anchor or self._drift)
-        return only_adam and all(w.is_cpu and w.dtype == torch.float32 and w.is_contiguous() for w in weights)
+        if not only_adam or backend.why_off():
+            return False
+        return all(w.is_cpu and w.dtype == torch.float32 and w.is_contiguous() for w in weights)
 
     def _outer_adam(self, weights: list[Tensor], grads: list[OuterProducts], rate: float | Tensor) -> None:
         """Take a step of Adam along gradients that never lie in memory."""
-        from pflcli.engine.cpu import outer_adam
-
+        outer_adam = backend.part("outer_adam")
+        assert outer_adam is not None
         self._steps += 1
         if self._steps == 1:
             self._first, self._second = ([torch.empty_like(w) for w in weights] for _ in range(2))

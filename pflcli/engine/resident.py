@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pflcli.engine.cpu import linear_chain, program
-from pflcli.engine.cpu.linear_chain import Layer
-from pflcli.engine.cpu.program import Program
+from pflcli.engine import backend, linear_chain
+from pflcli.engine.backend import Program
+from pflcli.engine.linear_chain import Layer
 
 
 @dataclass(frozen=True)
@@ -28,4 +28,6 @@ class ResidentNet:
     @classmethod
     def of(cls, net: nn.Module, in_shape: tuple[int, ...]) -> ResidentNet:
         """Compile ``net`` for samples of ``in_shape``. Not thread-safe: it traces the network."""
-        return cls(net, linear_chain.layers(net), program.of(net, in_shape))
+        programs = backend.part("program")
+        program = programs.of(net, in_shape) if programs else None
+        return cls(net, linear_chain.layers(net), program)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from pflcli import parameters
-from pflcli.engine.cpu import linear_chain
+from pflcli.engine import backend, linear_chain
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import Gradients, StackedBatch, StackedNetwork, dense, gradient
 from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
-from pflcli.engine.networks import AutogradNetwork, CompiledNetwork, VmappedNetwork
+from pflcli.engine.networks import AutogradNetwork, VmappedNetwork
 from pflcli.engine.optimizer import Update
 from pflcli.engine.strategy import Strategy
 from pflcli.parameters import Params, Stacked
@@ -115,7 +115,8 @@ def _network(net: nn.Module, names: list[str], plan: LocalSGD, how: Strategy) ->
     if how.layers:
         return linear_chain.network(how.layers, names, [net.get_parameter(layer.weight) for layer in how.layers])
     if how.program:
-        return CompiledNetwork(net, names, how.program)
+        compiled: StackedNetwork = backend.network(net, names, how.program)
+        return compiled
     return (AutogradNetwork if how.lockstep else VmappedNetwork)(net, names, plan.precision)
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pflcli.engine.cpu import linear_chain
-from pflcli.engine.cpu.linear_chain import Layer
-from pflcli.engine.cpu.program import Program
-from pflcli.engine.gradients import CompiledRule
+from pflcli.engine import backend, linear_chain
+from pflcli.engine.backend import Program
+from pflcli.engine.linear_chain import Layer
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.resident import ResidentNet
@@ -61,9 +60,8 @@ def is_independent(resident: ResidentNet, plan: LocalSGD, mode: str) -> bool:
     chosen = choose(resident, plan, mode, 2)
     if chosen.program is None:
         return compiles_chain(resident, plan)
-    from pflcli.engine.cpu import products
-
-    return products.OWN
+    products = backend.part("products")
+    return products is not None and bool(products.OWN)
 
 
 def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
@@ -73,13 +71,11 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
     if layers is not None:
         if not resident.compiles_chain:
             return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
-        from pflcli.engine.cpu import products
-
         bare = not (plan.prox and plan.prox[1])
-        if plan.is_plain and (plan.gradient is None or (bare and isinstance(plan.gradient, CompiledRule))):
-            why = f"one compiled loop takes all steps of a client; {products.WHY}"
+        if plan.is_plain and (plan.gradient is None or (bare and backend.has_steps(plan.gradient))):
+            why = f"one compiled loop takes all steps of a client; {backend.products_in_words()}"
             return Strategy("compiled linear chain", why, True, layers=layers, in_place=True)
-        why = f"linear layers and ReLU alone need no autograd; {products.WHY}"
+        why = f"linear layers and ReLU alone need no autograd; {backend.products_in_words()}"
         return Strategy("linear chain", why, True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
     if mode == "stacked" and clients > 1:
@@ -90,9 +86,7 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
         why = "clients take each step together, as it reads much that they share"
         return Strategy("lockstep", why, True, program=compiled, lockstep=True)
     if compiled is not None:
-        from pflcli.engine.cpu import products
-
-        why = f"every layer of the network has a compiled form; {products.WHY}"
+        why = f"every layer of the network has a compiled form; {backend.products_in_words()}"
         return Strategy("compiled program", why, False, program=compiled)
     return Strategy("autograd, one client at a time", _no_program(plan, resident.net), False)
 
@@ -105,4 +99,6 @@ def _no_program(plan: LocalSGD, net: nn.Module) -> str:
         return f"the precision is {plan.precision}"
     if plan.frozen_norm and has_batch_norm(net):
         return "the statistics of BatchNorm are frozen"
+    if off := backend.why_off():
+        return f"acceleration is off, as {off}"
     return "the network has layers without a compiled form, or its images are large, or it is not on a CPU"

@@ -1,7 +1,7 @@
 """Mixes models and takes their inner products: those of a table in bounded memory, each of its bytes read once.
 
-Where ``cpu/products.py`` has products of its own these are three times as fast as PyTorch's for few rows of many
-columns, which is what models are.
+Where ``accelerated/products.py`` has products of its own these are three times as fast as PyTorch's for few rows of
+many columns, which is what models are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from pflcli.engine import backend
 from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable, rows_apart
 
@@ -36,8 +37,10 @@ def mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
 
 
 def _mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
-    from pflcli.engine.cpu import products
-
+    products = backend.part("products")
+    if products is None:
+        torch.mm(weights, models, out=out)
+        return
     products.multiply(weights, models, out, near=False)()
 
 
@@ -70,10 +73,9 @@ def mixtures(shares: Tensor, models: Stacked, *, independent: bool = False) -> S
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner products (r, m) of rows ``a`` (r, d) and ``b`` (m, d)."""
-    if not _is_large(a, b):
+    products = backend.part("products") if _is_large(a, b) else None
+    if products is None:
         return a @ b.T
-    from pflcli.engine.cpu import products
-
     out = a.new_empty(len(a), len(b))
     for step in products.multiply_by_rows(a, b, out, a.new_empty):
         step()

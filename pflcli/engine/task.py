@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import parameters, rng
-from pflcli.engine import compiled_chain, loop, stacked, strategy
+from pflcli.engine import backend, loop, stacked, strategy
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.engine.resident import ResidentNet
@@ -57,7 +57,7 @@ def _run(
     how = strategy.choose(resident, task.plan, task.mode, len(task.clients))
     if how.in_place:
         assert how.layers is not None
-        return compiled_chain.train(how.layers, data, task.clients, draws, task.places, start, out, task.plan)
+        return backend.train_chain(how.layers, data, task.clients, draws, task.places, start, out, task.plan)
     if how.stacked:
         net, plan = resident.net, task.plan
         return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how)

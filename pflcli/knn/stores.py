@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pflcli.engine import backend
 from pflcli.knn import indexes
 from pflcli.knn.exact import INEXACT, nearest
 from pflcli.knn.flat_format import flat_starts, flat_vectors
@@ -119,8 +120,8 @@ class Stores:
         starts = flat_starts(self.blob, self.bytes, clients, sizes, z.shape[1])
         if starts is None:
             return None
-        from pflcli.engine.cpu import nearest as loop
-
+        loop = backend.part("nearest")
+        assert loop is not None  # as _is_compiled says
         blob, queries = self.blob.view(), np.ascontiguousarray(z, dtype=np.float32).view()
         for array in (blob, queries):
             array.flags.writeable = False  # as Numba compiles apart for arrays that may be written
@@ -136,14 +137,15 @@ class Stores:
 
         Where products are left to MKL the loops are taken to lose on numbers as much as they save there.
         """
+        if backend.why_off():
+            return False
         if self.compiled is not None:
             return self.compiled
         calls, numbers = len(self.train) * _SECONDS_PER_CLIENT, self.blob.nbytes / 4 * _SECONDS_PER_NUMBER
         if calls + numbers < _SECONDS_TO_LOAD:
             return False
-        from pflcli.engine.cpu.products import OWN
-
-        return OWN or calls - numbers >= _SECONDS_TO_LOAD
+        products = backend.part("products")
+        return products is not None and (products.OWN or calls - numbers >= _SECONDS_TO_LOAD)
 
 
 _SHARES = 16

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, descend
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.errors import UsageError
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
@@ -129,13 +129,3 @@ class _Rule:
         if _WEIGHT in network.trained:
             grads[_WEIGHT] = by_bias[..., None] * memory[:, None] + grads.get(_WEIGHT, 0)
         return losses, {**grads, _MEMORY: by_memory}
-
-    def steps(self, chain: Chain, batches: Minibatches) -> NDArray[np.float64]:
-        """Take steps of plain SGD in compiled loops."""
-        from pflcli.methods.parts import feddbe_loops  # here, as Numba takes a second to import
-
-        losses, none = np.empty(len(batches.place)), (np.empty((1, 0), np.float32),) * len(chain.parameters)
-        own = chain.models[_MEMORY].numpy(), chain.shared["consensus"].numpy(), float(chain.shared["kappa"])
-        minibatches = batches.place, batches.x, batches.y, batches.weight, batches.rate
-        feddbe_loops.steps(chain.layers, chain.parameters, chain.trained, *own, *minibatches, none, losses)
-        return losses

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.engine import probabilities
-from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, descend
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, TrainedClients
 
@@ -140,15 +140,3 @@ class _Rule:
         pull = shared["lam"] * batch.weight * shared["known"][batch.y] / apart.shape[2]  # (a, n)
         losses = losses + (pull * apart.square().sum(dim=2)).sum(dim=1)
         return losses, descend(network, params, batch, outputs, by_logits, apart.mul_(2 * pull[..., None]))
-
-    def steps(self, chain: Chain, batches: Minibatches) -> NDArray[np.float64]:
-        """Take steps of plain SGD in compiled loops."""
-        from pflcli.methods.parts import fedproto_loops  # here, as Numba takes a second to import
-
-        losses, none = np.empty(len(batches.place)), (np.empty((1, 0), np.float32),) * len(chain.parameters)
-        heads = sum(name.startswith("head.") and value.ndim == 3 for name, value in chain.models.items())
-        shared = chain.shared["mean"].numpy(), chain.shared["known"].numpy(), float(chain.shared["lam"])
-        minibatches = batches.place, batches.x, batches.y, batches.weight, batches.rate
-        models = chain.layers, chain.parameters, chain.trained, len(chain.layers) - heads
-        fedproto_loops.steps(*models, *shared, *minibatches, none, losses)
-        return losses

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, descend
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts.class_counts import training_counts
 from pflcli.parameters import Stacked
@@ -124,15 +124,3 @@ class _Rule:
         head_grads = {"head.weight": torch.bmm(by_personal.mT, z), "head.bias": by_personal.sum(dim=1)}
         grads = {_OWN + name: head_grads[name] for name in own}
         return balanced + losses, {**descend(network, params, batch, outputs, by_logits), **grads}
-
-    def steps(self, chain: Chain, batches: Minibatches) -> NDArray[np.float64]:
-        """Take steps of plain SGD in compiled loops."""
-        from pflcli.methods.parts import fedrod_loops  # here, as Numba takes a second to import
-
-        losses, none = np.empty(len(batches.place)), (np.empty((1, 0), np.float32),) * len(chain.parameters)
-        own = _own(chain.models)
-        bias = own["head.bias"].numpy() if "head.bias" in own else none[0]
-        heads = own["head.weight"].flatten(1).numpy(), bias, chain.own["offsets"].numpy()
-        minibatches = batches.place, batches.x, batches.y, batches.weight, batches.rate
-        fedrod_loops.steps(chain.layers, chain.parameters, chain.trained, *heads, *minibatches, none, losses)
-        return losses

@@ -27,7 +27,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import Chain, Minibatches, StackedBatch, StackedNetwork, cross_entropy, proximal_steps
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, proximal_steps
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, repeat
 
@@ -117,14 +117,3 @@ class _Envelope:
             losses = losses + self.lam / 2 * value.square().flatten(1).sum(dim=1)
         torch._foreach_mul_(apart, self.lam)
         return losses, dict(zip(names, apart, strict=True))
-
-    def steps(self, chain: Chain, batches: Minibatches) -> NDArray[np.float64]:
-        """Take steps of plain SGD client by client, so that a client's models stay in the cache."""
-        from pflcli.methods.parts import pfedme_loops  # here, as Numba takes a second to import
-
-        losses, theta = np.empty(len(batches.place)), tuple(np.empty_like(value[:1]) for value in chain.parameters)
-        none = (np.empty((1, 0), np.float32),) * len(theta)
-        minibatches = batches.place, batches.x, batches.y, batches.weight, batches.rate
-        options = self.lam, self.rate, self.count
-        pfedme_loops.steps(chain.layers, chain.parameters, theta, chain.trained, *minibatches, *options, none, losses)
-        return losses

@@ -12,17 +12,17 @@ import numba
 import numpy as np
 import pytest
 
-from pflcli.engine.cpu import code_cache, compiler, products
+from pflcli.accelerated import code_cache, compiler, products
 
 INNER = """
-from pflcli.engine.cpu.compiler import compiled
+from pflcli.accelerated.compiler import compiled
 
 @compiled
 def step():
     return {}
 """
 OUTER = """
-from pflcli.engine.cpu.compiler import compiled
+from pflcli.accelerated.compiler import compiled
 from inner_of_test import step
 
 @compiled
@@ -35,7 +35,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from pflcli.engine.cpu.compiler import compiled
+from pflcli.accelerated.compiler import compiled
 
 
 @compiled

@@ -14,13 +14,13 @@ import numpy as np
 from numba.core import event
 
 import pflcli
-from pflcli.engine.cpu import compiler
+from pflcli.accelerated import compiler
 
 LOOPS = """
 import sys
 
 import numpy as np
-from pflcli.engine.cpu.compiler import compiled
+from pflcli.accelerated.compiler import compiled
 
 
 @compiled

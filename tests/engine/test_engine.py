@@ -16,9 +16,9 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, parameters, registry, rng
+from pflcli.accelerated import products
 from pflcli.engine import engine as engines
-from pflcli.engine import numerics, stacked, strategy
-from pflcli.engine.cpu import linear_chain, products
+from pflcli.engine import linear_chain, numerics, stacked, strategy
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors import threads as thread_executor
 from pflcli.engine.executors.threads import Threads

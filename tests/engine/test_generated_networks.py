@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters
-from pflcli.engine.cpu import operators, program
+from pflcli.accelerated import operators, program
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, batches
 from pflcli.engine.resident import ResidentNet

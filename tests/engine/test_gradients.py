@@ -14,10 +14,11 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, parameters, rng
+from pflcli.accelerated import compiled_passes, products, program
+from pflcli.accelerated.compiled_passes import CompiledChainNetwork
+from pflcli.accelerated.program_network import CompiledNetwork
 from pflcli.engine import engine as engines
-from pflcli.engine import gradients, networks, strategy
-from pflcli.engine.cpu import compiled_passes, linear_chain, products, program
-from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
+from pflcli.engine import gradients, linear_chain, networks, strategy
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import OuterProducts
@@ -62,7 +63,7 @@ def forms(kind, net, shape, trained):
         yield CompiledChainNetwork(linear_chain.layers(net), trained), 2
     else:
         own = copy.deepcopy(net)
-        yield networks.CompiledNetwork(own, trained, program.of(own, shape)), 1
+        yield CompiledNetwork(own, trained, program.of(own, shape)), 1
 
 
 @pytest.mark.parametrize("kind", ["mlp", "mobile", "cnn"])
@@ -314,7 +315,7 @@ def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
     shares = torch.rand(3, 5, generator=draw) / 5
     x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    network = networks.CompiledNetwork(net, [], program.of(net, shape))
+    network = CompiledNetwork(net, [], program.of(net, shape))
     before = {name: value.clone() for name, value in basis.items()}
     with torch.no_grad():
         batches = [

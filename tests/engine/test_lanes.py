@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pflcli.engine.cpu import lanes
-from pflcli.engine.cpu.compiler import compiled
+from pflcli.accelerated import lanes
+from pflcli.accelerated.compiler import compiled
 
 
 @compiled

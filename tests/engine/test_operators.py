@@ -11,8 +11,8 @@ from torch.func import functional_call, grad
 from torch.nn import functional
 
 from pflcli import models
-from pflcli.engine.cpu import operators
-from pflcli.engine.cpu.operators import ChannelsLast, PixelLinear, RectifiedPool, SmallDepthwise
+from pflcli.accelerated import operators
+from pflcli.accelerated.operators import ChannelsLast, PixelLinear, RectifiedPool, SmallDepthwise
 
 
 def formed(conv, form):

@@ -64,7 +64,7 @@ def test_rules_pass_samples_as_often_as_they_say(name, monkeypatch):
     monkeypatch.setattr(AutogradNetwork, "forward", counted_forward)
     monkeypatch.setattr(AutogradNetwork, "backward", counted_backward)
     # Batches of two samples or more, which Per-FedAvg does not cut unevenly; the network is no chain.
-    monkeypatch.setattr("pflcli.engine.cpu.linear_chain.layers", lambda net: None)
+    monkeypatch.setattr("pflcli.engine.linear_chain.layers", lambda net: None)
     run = worlds.run(name, mode="loop")
     state = methods.load(name).setup(run)
     before = run.engine.passes.trained

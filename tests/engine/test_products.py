@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli.engine.cpu import products, tiles, vectors
-from pflcli.engine.cpu.compiler import compiled
+from pflcli.accelerated import products, tiles, vectors
+from pflcli.accelerated.compiler import compiled
 
 SHAPES = [
     *((m, n, k) for m in (1, 2, 5, 7, 13) for n in (1, 4, 6, 10) for k in (1, 7, 16, 37)),

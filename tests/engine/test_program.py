@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters
+from pflcli.accelerated import graph, products, program
+from pflcli.accelerated.program_network import CompiledNetwork
 from pflcli.engine import gradients, loop, strategy
-from pflcli.engine.cpu import graph, products, program
-from pflcli.engine.cpu.memory import Move
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.networks import CompiledNetwork
+from pflcli.engine.optimizer_moves import Move
 from pflcli.engine.resident import ResidentNet
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from pflcli.accelerated import products
 from pflcli.engine import tables
-from pflcli.engine.cpu import products
 from pflcli.parameters.model_table import ModelTable, rows_apart
 from pflcli.parameters.row_storage import InMemoryRows
 

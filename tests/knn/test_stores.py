@@ -274,7 +274,7 @@ def test_stores_are_searched_in_place_only_if_their_bytes_are_exact_indexes():
     ],
 )
 def test_loops_are_compiled_where_there_are_many_calls_or_numbers_to_save_on(clients, size, own, pays, monkeypatch):
-    monkeypatch.setattr("pflcli.engine.cpu.products.OWN", own)
+    monkeypatch.setattr("pflcli.accelerated.products.OWN", own)
     blob = np.broadcast_to(np.uint8(0), 4 * clients * size)
     stores = Stores(blob, *[np.zeros(1, np.int64)] * 3, np.ones(clients, np.int64))
     assert stores._is_compiled() is pays

@@ -14,7 +14,7 @@ SCRIPT = """
 import hashlib, sys
 import torch
 import worlds
-from pflcli.engine.cpu import linear_chain
+from pflcli.engine import linear_chain
 
 torch.set_num_threads(1)
 linear_chain.LARGE = 0  # so that the small network takes the loops of large ones

@@ -12,12 +12,12 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models
+from pflcli.accelerated import products, rules
+from pflcli.accelerated.chain import Chain, Minibatches
+from pflcli.accelerated.compiled_passes import are_trained, arrays, table
 from pflcli.engine import engine as engines
-from pflcli.engine import strategy
-from pflcli.engine.cpu import linear_chain, products
-from pflcli.engine.cpu.compiled_passes import are_trained, arrays, table
+from pflcli.engine import linear_chain, strategy
 from pflcli.engine.engine import Engine
-from pflcli.engine.gradients import Chain, Minibatches
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.resident import ResidentNet
 from pflcli.methods import feddbe, fedproto, fedrod, pfedme
@@ -129,7 +129,7 @@ def after_steps(rule, layers, models_, trained, minibatches, own_constants, shar
     own = {name: value.clone() for name, value in models_.items()}
     like = {name: value[0] for name, value in own.items()}
     chain = Chain(table(layers, like), arrays(layers, own), are_trained(layers, trained), own, own_constants, shared)
-    losses = rule.steps(chain, Minibatches(*(value.numpy() for value in minibatches)))
+    losses = rules.STEPS[rules.name(rule)](rule, chain, Minibatches(*(value.numpy() for value in minibatches)))
     return losses, own
 
 

@@ -17,9 +17,10 @@ from torch.nn import functional
 
 import worlds
 from pflcli import config, models, parameters, rng
+from pflcli.accelerated import products
+from pflcli.accelerated.compiled_passes import CompiledChainNetwork
 from pflcli.engine import engine as engines
-from pflcli.engine.cpu import linear_chain, products
-from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
+from pflcli.engine import linear_chain
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, dense

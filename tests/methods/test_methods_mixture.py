@@ -11,8 +11,8 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters, rng
-from pflcli.engine import gradients
-from pflcli.engine.cpu import linear_chain, products
+from pflcli.accelerated import products
+from pflcli.engine import gradients, linear_chain
 from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.methods import fedhealth, per_fedavg, pfedme
 

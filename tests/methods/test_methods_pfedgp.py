@@ -12,11 +12,13 @@ from torch.nn.functional import normalize
 
 import worlds
 from pflcli import parameters, rng
+from pflcli.accelerated.gp import class_split, gibbs_loops, pfedgp_loops, tree_loops
+from pflcli.engine import backend
 from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.networks import AutogradNetwork
 from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
-from pflcli.methods.parts import class_split, class_tree, gibbs_loops, pfedgp_loops, tree_likelihood, tree_loops
+from pflcli.methods.parts import class_tree, tree_likelihood
 from pflcli.methods.parts import gaussian_process as gp
 
 PRIOR = gp.Prior()
@@ -326,6 +328,7 @@ def test_few_samples_and_many_take_one_loss():
     assert not result(0)[1][1, 65:].any()
 
 
+@pytest.mark.skipif(backend.why_off() is not None, reason="compares compiled loops with the reference")
 def test_sampling_in_lanes_and_in_blocks_is_that_by_lapack(monkeypatch):
     z = normalize(torch.from_numpy(draw(1).normal(size=(70, 5))).float(), dim=1)
     k, sign = PRIOR.kernel(z, z) + 1e-3 * torch.eye(70), torch.where(z[:, 0] > 0, 1, -1)
@@ -495,3 +498,23 @@ def test_a_model_without_a_body_is_refused():
     run.init = {"head.weight": torch.zeros(3, 5)}
     with pytest.raises(UsageError, match="body"):
         worlds.play("pfedgp", run)
+
+
+@pytest.mark.skipif(backend.why_off() is not None, reason="compares compiled loops with the reference")
+def test_trees_and_losses_without_acceleration_are_those_of_compiled_loops(monkeypatch):
+    """The reference takes the compiled form's omega, as its generator is another, and both splits of classes agree."""
+    x, draws = draw(5).normal(size=(9, 4)), draw(6).random((8, 10, 2))
+    np.testing.assert_array_equal(class_tree.splits(x, draws), class_split.splits(x, draws))
+    z = torch.from_numpy(draw(7).normal(size=(2, 14, 3))).float()
+    y = torch.from_numpy(draw(8).integers(0, 2, size=(2, 14)))
+    trees, sizes = torch.tensor([[1, -1]]).expand(2, 1, 2), [14, 9]
+    expected = tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(tree_likelihood.backend, "part", lambda name: None if name == "gp.tree_loops" else _part(name))
+        actual = tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
+    for own, other in zip(actual, expected, strict=True):
+        assert float(other.norm()) > 0.1
+        torch.testing.assert_close(own, other, rtol=0.01, atol=1e-3)
+
+
+_part = backend.part

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters, rng
-from pflcli.engine.cpu import linear_chain, products
+from pflcli.accelerated import products
+from pflcli.engine import linear_chain
 from pflcli.federation.attendance import Diverged
 from pflcli.methods import pfedfda
 

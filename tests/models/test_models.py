@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters, registry, sources
-from pflcli.engine.cpu import operators
+from pflcli.accelerated import operators
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD

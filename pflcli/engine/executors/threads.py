@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli import parameters
-from pflcli.engine.cpu import linear_chain, operators
-from pflcli.engine.cpu.linear_chain import Layer
+from pflcli.engine import backend, linear_chain
 from pflcli.engine.executors import Inference, T, batches
 from pflcli.engine.federation import Federation
+from pflcli.engine.linear_chain import Layer
 from pflcli.engine.resident import ResidentNet
 from pflcli.engine.task import Task, run_task
 from pflcli.parameters import Params, Stacked
@@ -49,8 +49,9 @@ class Threads:
         self._shares_net = True
         """whether threads predict by one network; not if it has memory of its own, or if none is needed"""
         self._nets: queue.SimpleQueue[ResidentNets] = queue.SimpleQueue()
+        operators = backend.part("operators") if device.type == "cpu" else None
         for _ in range(count if device.type == "cpu" else 1):
-            tuned = operators.tuned(net, federation.in_shape) if device.type == "cpu" else copy.deepcopy(net)
+            tuned = operators.tuned(net, federation.in_shape) if operators else copy.deepcopy(net)
             forms = {"loop": tuned, "stacked": copy.deepcopy(net)}
             nets = {mode: ResidentNet.of(form.to(device), federation.in_shape) for mode, form in forms.items()}
             program = nets["loop"].program
@@ -115,15 +116,13 @@ class Threads:
 
     def _of_stack(self, chain: list[Layer], tasks: Sequence[Inference], models: Stacked) -> list[tuple[Tensor, Tensor]]:
         """Return the outputs of tasks of a few samples, one for each of ``models`` (t, ...), by compiled loops."""
-        from pflcli.engine.cpu.compiled_passes import CompiledChainNetwork
-
         sizes = [len(task.rows) for task in tasks]
         rows = np.zeros((len(tasks), max(1, *sizes)), np.int64)
         weight = torch.zeros(rows.shape)
         for index, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
             rows[index, :size], weight[index, :size] = task.rows, 1
         x = self.federation.inputs(torch.from_numpy(rows.ravel())).view(*rows.shape, -1)
-        outputs = CompiledChainNetwork(chain, ()).forward(models, x, weight)
+        outputs = backend.chain_network(chain, ()).forward(models, x, weight)
         z = outputs.z if any(task.features for task in tasks) else outputs.z[..., :0]
         return [(outputs.logits[index, :size], z[index, :size]) for index, size in enumerate(sizes)]
 

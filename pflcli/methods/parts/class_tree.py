@@ -12,6 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli.engine import backend
+
+_STEPS = 100
+"""Most steps of k-means, which otherwise ends when no row moves."""
+
 _RESTARTS = 10
 """Number of k-means runs, of which the split with the least inertia is kept. Centres begin at two rows, the second
 drawn by its squared distance from the first (k-means++, Arthur & Vassilvitskii 2007)."""
@@ -22,16 +27,69 @@ def build(z: NDArray[np.float32], y: NDArray[np.int64], classes: int, rng: np.ra
 
     The root is row 0, and a node comes before those below it. Branch +1 holds the smallest class of the node.
     """
-    from pflcli.methods.parts import class_split  # here, as Numba takes a second to import
-
     tree = np.zeros((max(classes - 1, 0), classes), dtype=np.int64)
     present, place = np.unique(y, return_inverse=True)
     if len(present) > 1:
         means = (place == np.arange(len(present))[:, None]).astype(np.float64) @ z.astype(np.float64)
         means /= np.bincount(place)[:, None]
-        nodes = class_split.splits(means, rng.random((len(present) - 1, _RESTARTS, 2)))
+        draws = rng.random((len(present) - 1, _RESTARTS, 2))
+        compiled = backend.part("gp.class_split")
+        nodes = compiled.splits(means, draws) if compiled else splits(means, draws)
         tree[: len(nodes), present] = nodes
     return tree
+
+
+def splits(x: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the tree (n - 1, n) over rows ``x`` (n, d), n >= 2.
+
+    ``draws`` (n - 1, restarts, 2) are those of ``split`` at each node.
+    """
+    tree = np.zeros((len(x) - 1, len(x)), np.int64)
+    waiting, row = [np.arange(len(x))], 0
+    while waiting:
+        members = waiting.pop()
+        if len(members) > 1:
+            part = split(x[members], draws[row])
+            first = part == part[0]
+            tree[row, members] = np.where(first, 1, -1)
+            waiting += [members[~first], members[first]]
+            row += 1
+    return tree
+
+
+def split(x: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return to which of two parts, neither empty, k-means assigns each of the rows ``x`` (n, d), n >= 2.
+
+    ``draws`` (restarts, 2) are uniform in [0, 1): the first centre of each run, and the second. If all rows are equal,
+    they are cut in the middle.
+    """
+    n = len(x)
+    squared = np.square(x[:, None] - x).sum(axis=2)
+    best, least = (2 * np.arange(n) >= n).astype(np.int64), np.inf
+    for first_draw, second_draw in draws[: 1 if n == 2 else None]:
+        first = int(first_draw * n)
+        mass = squared[first].sum()
+        if mass == 0:
+            break
+        before = np.cumsum(squared[first]) - squared[first]
+        second = np.flatnonzero((squared[first] > 0) & (before <= second_draw * mass))[-1]
+        part = (squared[second] < squared[first]).astype(np.int64)
+        for _ in range(_STEPS):
+            distance = _distances(squared, part)
+            moved = (distance[1] < distance[0]).astype(np.int64)
+            if (moved == part).all() or not 0 < moved.sum() < n:
+                break
+            part = moved
+        inertia = distance[part, np.arange(n)].sum()
+        if inertia < least:
+            best, least = part, inertia
+    return best
+
+
+def _distances(squared: NDArray[np.float64], part: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the squared distances (2, n) of rows from the means of both parts, by those between rows (n, n)."""
+    sides = [part == side for side in (0, 1)]
+    return np.stack([squared[:, s].mean(axis=1) - squared[np.ix_(s, s)].mean() / 2 for s in sides])
 
 
 def leaves(tree: Tensor, positive: Tensor, count: Tensor) -> Tensor:

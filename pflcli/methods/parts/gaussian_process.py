@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from pflcli.engine import backend
+
 FEW, FEW_PREDICTING = 72, 40
 """Samples up to which Gibbs sampling, and predicting as many more, is faster in lanes of chains than in blocks."""
 
@@ -54,7 +56,7 @@ class Prior:
         """Return the covariances (..., n, q) of rows ``a`` (..., n, d) and ``b`` (..., q, d)."""
         squared = a.square().sum(dim=-1)[..., None] + b.square().sum(dim=-1)[..., None, :]
         squared = squared.sub_(a @ b.mT, alpha=2).clamp_min_(0)
-        return squared.div_(-2 * self.length**2).exp_().mul_(self.scale)
+        return squared.div_(-2 * self.length**2).exp_() * self.scale  # a copy, as the gradient of exp needs its result
 
 
 class Posterior:
@@ -87,11 +89,11 @@ class Posterior:
 
 def probabilities(prior: Prior, z: Tensor, sign: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
     """Return the probabilities (q,) of +1, in float64, of rows ``queries`` (q, d), as ``Posterior`` has them."""
-    if z.device.type != "cpu":
+    names = "gp.pfedgp_loops", "gp.gibbs_loops"
+    pfedgp_loops, gibbs_loops = (backend.part(name) if z.is_cpu else None for name in names)
+    if pfedgp_loops is None or gibbs_loops is None:
         log_p = Posterior(prior, z, sign, rng).log_probability(queries, torch.ones_like(queries[:, 0]))
         return log_p.double().exp()
-    from pflcli.methods.parts import gibbs_loops, pfedgp_loops  # here, as Numba takes a second to import
-
     labels, k, p = sign.numpy(), _jittered(prior, z), []
     omega, _ = gibbs_loops.gibbs(k.numpy(), labels, random_key(rng), 0, prior.chains, prior.sweeps, FEW)
     for part in torch.split(queries, max(_QUERIES, 2 * len(z))):  # each part factors the samples' covariances again
@@ -129,11 +131,10 @@ def quadrature() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 def gibbs(k: Tensor, sign: Tensor, chains: int, sweeps: int, rng: np.random.Generator) -> Tensor:
     """Return omega (chains, n) after ``sweeps`` from its mean under f = 0, for covariances ``k`` (n, n) of f."""
     key = random_key(rng)
-    if len(k) <= FEW:
-        from pflcli.methods.parts import gibbs_loops  # here, as Numba takes a second to import
-
-        covariances = k.float().cpu().contiguous().numpy()
-        few, _ = gibbs_loops.gibbs(covariances, sign.cpu().numpy(), key, 0, chains, sweeps, FEW)
+    gibbs_loops = backend.part("gp.gibbs_loops") if k.is_cpu and len(k) <= FEW else None
+    if gibbs_loops:
+        covariances = k.float().contiguous().numpy()
+        few, _ = gibbs_loops.gibbs(covariances, sign.numpy(), key, 0, chains, sweeps, FEW)
         return torch.from_numpy(few.T).to(k)
     normals, exponentials = draws(key, len(k), chains, sweeps)
     of_sweeps = [torch.from_numpy(drawn).view(sweeps, -1, len(k), chains).mT.to(k) for drawn in (normals, exponentials)]
@@ -159,9 +160,11 @@ def draws(
     key: NDArray[np.uint32], samples: int, chains: int, sweeps: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the normal and exponential numbers that ``sweeps`` of ``chains`` over so many samples take."""
-    from pflcli.methods.parts import gibbs_loops
-
-    size = samples * chains
+    gibbs_loops, size = backend.part("gp.gibbs_loops"), samples * chains
+    if gibbs_loops is None:
+        generator = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
+        noise = generator.standard_normal((sweeps, 2, size), np.float32)
+        return noise, generator.standard_exponential((sweeps, TERMS + 1, size), np.float32)
     normals = np.empty((sweeps, 2, size), np.float32)
     exponentials = np.empty((sweeps, TERMS + 1, size), np.float32)
     for sweep in range(sweeps):

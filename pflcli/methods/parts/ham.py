@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflcli import parameters
+from pflcli.engine import backend
 from pflcli.engine.gradients import (
     Gradients,
     MixingNetwork,
@@ -129,8 +130,10 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
 
     Without lambda, which scales a gradient whose scale Adam does not see.
     """
-    if isinstance(network, MixingNetwork):
-        return _compiled_gradients(network, params, batch)
+    compiled = backend.part("rules.ham") if isinstance(network, MixingNetwork) else None
+    if compiled:
+        result: tuple[Tensor, Gradients] = compiled.gradients(network, params, batch)
+        return result
     shared, me = batch.shared, batch.own["me"]
     basis, z = parameters.unprefixed(shared, "basis."), unit(shared["points"])
     own_point = _mean(me, z[:-1])
@@ -151,30 +154,6 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         by_theta[f"q{layer}"] = OuterProducts(by_middle, own_point)
         by_theta[f"k{layer}"] = OuterProducts(middle[layer], by_query)
     return losses + penalty.detach(), {name: by_theta[name] for name in params}
-
-
-def _compiled_gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
-    """Do as ``gradients`` by compiled loops, so that a client's last bits depend on no other in the stack."""
-    from pflcli.methods.parts import ham_loops
-
-    shared, names = batch.shared, ("q1", "k1", "q2", "k2")
-    theta = tuple(params[name].contiguous().numpy() for name in names)
-    points, me, prior = shared["points"], batch.own["me"], batch.own["prior"]
-    (a, n), r = me.shape, points.shape[1]
-    vectors, length, first, second = (points.new_empty(a, *shape) for shape in ((6, r), (), (n,), (3,)))
-    share, by_vectors, penalty = (points.new_empty(a, *shape) for shape in ((n + 1,), (4, r), ()))
-    read = theta, *(value.contiguous().numpy() for value in (points, unit(points), me))
-    outputs = [value.numpy() for value in (vectors, length, first, second)]
-    ham_loops.forward(*read, shared["slots"].numpy(), *outputs, share.numpy())
-    losses, by_share = mixture_gradient(network, share, parameters.unprefixed(shared, "basis."), batch)
-    constants = prior.contiguous().numpy(), float(shared["rho"])
-    ham_loops.backward(*read, *constants, *outputs, by_share.numpy(), by_vectors.numpy(), penalty.numpy())
-    own = vectors[:, 0]
-    of_queries = (OuterProducts(by_vectors[:, 2 * layer], own) for layer in range(2))
-    of_keys = (OuterProducts(vectors[:, 2 + 2 * layer], by_vectors[:, 2 * layer + 1]) for layer in range(2))
-    by_theta = {f"q{layer}": value for layer, value in enumerate(of_queries, 1)}
-    by_theta |= {f"k{layer}": value for layer, value in enumerate(of_keys, 1)}
-    return losses + penalty, {name: by_theta[name] for name in params}
 
 
 def joint(model: Model, params: Params, batch: Batch) -> Tensor:

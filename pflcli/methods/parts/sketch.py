@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pflcli.engine import backend
 from pflcli.parameters import Params, Stacked
 
 _LARGE = 1 << 20
@@ -48,13 +49,12 @@ class CountSketch:
         out = torch.zeros((count, self._width), dtype=torch.float64)
         for name, (bucket, sign) in self._maps.items():
             values = stacked[name].detach().reshape(count, len(bucket)).cpu()
-            if values.numel() < _LARGE:
+            compiled = backend.part("rules.sketch_loops") if values.numel() >= _LARGE else None
+            if compiled is None:
                 for row, value in zip(out, values, strict=True):
                     row.index_add_(0, bucket, value.double() * sign)
             else:
-                from pflcli.methods.parts import sketch_loops
-
-                sketch_loops.add(values.contiguous().numpy(), bucket.numpy(), sign.numpy(), out.numpy())
+                compiled.add(values.contiguous().numpy(), bucket.numpy(), sign.numpy(), out.numpy())
         return out
 
 

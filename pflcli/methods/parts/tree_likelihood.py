@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from pflcli.methods.parts.gaussian_process import FEW, FEW_PREDICTING, Prior, quadrature, random_key
+from pflcli.engine import backend
+from pflcli.methods.parts.gaussian_process import FEW, FEW_PREDICTING, Posterior, Prior, quadrature, random_key
 
 
 def losses_and_gradients(
@@ -23,11 +25,46 @@ def losses_and_gradients(
     ``trees`` (a, nodes, C) are those of ``class_tree``, ``y`` (a, n); of each client the first ``sizes`` samples count.
     Embeddings are scaled to length 1.
     """
-    from pflcli.methods.parts.tree_loops import stack_losses  # here, as Numba takes a second to import
-
+    compiled = backend.part("gp.tree_loops") if z.is_cpu else None
+    if compiled is None:
+        return _by_autograd(prior, trees, z, y, sizes, rngs)
     on_cpu = (value.cpu().contiguous().numpy() for value in (z.float(), trees, y))
     by_z, keys = torch.empty(z.shape), np.stack([random_key(rng) for rng in rngs])
     drawing = prior.chains, prior.sweeps, prior.scale, prior.length, prior.jitter
     limits = FEW, FEW_PREDICTING, by_z.numpy()
-    losses = stack_losses(*on_cpu, np.asarray(sizes), keys, *drawing, *quadrature(), *limits)
+    losses = compiled.stack_losses(*on_cpu, np.asarray(sizes), keys, *drawing, *quadrature(), *limits)
     return torch.from_numpy(losses).to(z), by_z.to(z)
+
+
+def _by_autograd(
+    prior: Prior, trees: Tensor, z: Tensor, y: Tensor, sizes: Sequence[int], rngs: Sequence[np.random.Generator]
+) -> tuple[Tensor, Tensor]:
+    """Do as ``losses_and_gradients`` in PyTorch, on the device of ``z``."""
+    losses, by_z = z.new_zeros(len(z)), torch.zeros_like(z)
+    for client, (size, rng) in enumerate(zip(sizes, rngs, strict=True)):
+        with torch.enable_grad():
+            own = z[client, :size].detach().float().requires_grad_()
+            loss = _tree_loss(prior, trees[client], functional.normalize(own, dim=1), y[client, :size], rng)
+            if loss is not None:
+                losses[client] = loss.detach()
+                by_z[client, :size] = torch.autograd.grad(loss, own)[0]
+    return losses, by_z
+
+
+def _tree_loss(prior: Prior, tree: Tensor, unit: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor | None:
+    """Return the mean over one half of the samples of -log p, summed over the nodes; None if none is predicted."""
+    given = halves(y, tree.shape[1])
+    losses = []
+    for node in tree:
+        sign = node[y]  # +1, -1, or 0 for samples that are not below the node
+        observed, predicted = given & (sign != 0), ~given & (sign != 0)
+        if predicted.any():
+            posterior = Posterior(prior, unit[observed], sign[observed], rng)
+            losses.append(-posterior.log_probability(unit[predicted], sign[predicted]).sum())
+    return torch.stack(losses).sum() / (~given).sum() if losses else None
+
+
+def halves(y: Tensor, classes: int) -> Tensor:
+    """Return for each sample (n,) whether it is a first, third, ... of its class ``y`` (n,)."""
+    of_class = functional.one_hot(y, classes)
+    return of_class.cumsum(dim=0).gather(1, y[:, None])[:, 0] % 2 == 1

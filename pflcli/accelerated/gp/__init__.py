@@ -1,0 +1,1 @@
+"""The compiled form of pFedGP: its trees and their Gaussian processes."""

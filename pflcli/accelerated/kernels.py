@@ -1,0 +1,268 @@
+"""Compiled loops for the layers of convolutional networks that are no matrix products.
+
+Stock kernels take several passes and calls where one loop suffices here; its innermost loop runs along memory and so
+becomes vector instructions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.accelerated.compiler import compiled as _compiled
+
+Array = NDArray[Any]
+
+_ROWS = 64
+"""Rows per partial sum: the rounding error of 8,192 float32 numbers is then that of about 128."""
+
+
+@_compiled
+def patches(x: Array, size: int, stride: int, padding: int, out: Array) -> None:
+    """Write into ``out`` (n, h', w', C size size) the patches that a convolution takes of images ``x`` (n, C, h, w)."""
+    images, channels, height, width = x.shape
+    for image in range(images):
+        for row in range(out.shape[1]):
+            for column in range(out.shape[2]):
+                patch, position = out[image, row, column], 0
+                for c in range(channels):
+                    for i in range(row * stride - padding, row * stride - padding + size):
+                        for j in range(column * stride - padding, column * stride - padding + size):
+                            inside = 0 <= i < height and 0 <= j < width
+                            patch[position] = x[image, c, i, j] if inside else 0
+                            position += 1
+
+
+@_compiled
+def _taps(weight: Array) -> Array:
+    """Return depthwise weights (C, 9) as (9, C)."""
+    taps = np.empty((9, len(weight)), weight.dtype)
+    for c in range(len(weight)):
+        for tap in range(9):
+            taps[tap, c] = weight[c, tap]
+    return taps
+
+
+@_compiled
+def depthwise(x: Array, weight: Array, stride: int, out: Array) -> None:
+    """Write into ``out`` (n, h', w', C) the 3x3 convolution, with padding 1, of ``x`` (n, h, w, C) and (C, 9)."""
+    images, height, width, channels = x.shape
+    taps = _taps(weight)
+    for image in range(images):
+        for row in range(out.shape[1]):
+            for column in range(out.shape[2]):
+                pixel = out[image, row, column]
+                pixel[:] = 0
+                for i in range(3):
+                    above = row * stride + i - 1
+                    if above < 0 or above >= height:
+                        continue
+                    for j in range(3):
+                        left = column * stride + j - 1
+                        if left < 0 or left >= width:
+                            continue
+                        neighbour, scale = x[image, above, left], taps[3 * i + j]
+                        for c in range(channels):
+                            pixel[c] += neighbour[c] * scale[c]
+
+
+@_compiled
+def depthwise_backward(x: Array, weight: Array, grad: Array, stride: int, to_x: Array, to_weight: Array) -> None:
+    """Write the gradients of ``depthwise`` into ``to_x`` and ``to_weight``; ``grad`` is that of its output."""
+    images, height, width, channels = x.shape
+    taps = _taps(weight)
+    total, part = np.zeros_like(taps), np.empty_like(taps)
+    for image in range(images):
+        to_x[image] = 0
+        part[:] = 0
+        for row in range(grad.shape[1]):
+            for column in range(grad.shape[2]):
+                gradient = grad[image, row, column]
+                for i in range(3):
+                    above = row * stride + i - 1
+                    if above < 0 or above >= height:
+                        continue
+                    for j in range(3):
+                        left = column * stride + j - 1
+                        if left < 0 or left >= width:
+                            continue
+                        neighbour, scale = x[image, above, left], taps[3 * i + j]
+                        to_neighbour, to_tap = to_x[image, above, left], part[3 * i + j]
+                        for c in range(channels):
+                            to_neighbour[c] += gradient[c] * scale[c]
+                            to_tap[c] += gradient[c] * neighbour[c]
+        for tap in range(9):
+            add(total[tap], part[tap])
+    for c in range(channels):
+        for tap in range(9):
+            to_weight[c, tap] = total[tap, c]
+
+
+@_compiled
+def add(to: Array, values: Array) -> None:
+    """Add values to the first of others: Numba takes two seconds to compile ``+=``, with all its messages."""
+    for i in range(len(values)):
+        to[i] += values[i]
+
+
+@_compiled
+def _products(a: Array, b: Array) -> Array:
+    """Return a b, number by number, see ``add``."""
+    result = np.empty_like(a)
+    for i in range(len(a)):
+        result[i] = a[i] * b[i]
+    return result
+
+
+@_compiled
+def normalize(x: Array, weight: Array, bias: Array, eps: float, cap: float, out: Array, stats: Array) -> None:
+    """Write into ``out`` (m, C) the rows ``x`` normalized over the batch, scaled, and clipped to [0, cap] if cap > 0.
+
+    Write into ``stats`` (3, C) the mean, 1 / sqrt(variance + eps) and the unbiased variance: Ioffe & Szegedy (2015),
+    https://arxiv.org/abs/1502.03167, Algorithm 1.
+    """
+    rows, channels = x.shape
+    mean, rate, variance = stats[0], stats[1], stats[2]
+    part = np.empty_like(mean)
+    mean[:] = 0
+    for first in range(0, rows, _ROWS):
+        part[:] = 0
+        for row in range(first, min(first + _ROWS, rows)):
+            for c in range(channels):
+                part[c] += x[row, c]
+        add(mean, part)
+    for c in range(channels):
+        mean[c] /= rows
+    variance[:] = 0
+    for first in range(0, rows, _ROWS):
+        part[:] = 0
+        for row in range(first, min(first + _ROWS, rows)):
+            for c in range(channels):
+                part[c] += (x[row, c] - mean[c]) ** 2
+        add(variance, part)
+    for c in range(channels):
+        rate[c] = 1 / np.sqrt(variance[c] / rows + eps)
+        variance[c] /= rows - 1
+    scale = _products(weight, rate)
+    lower, upper = x.dtype.type(0), x.dtype.type(cap)
+    for row in range(rows):
+        for c in range(channels):
+            # From the difference: x scale - mean scale would lose its digits where the variance is small.
+            value = (x[row, c] - mean[c]) * scale[c] + bias[c]
+            out[row, c] = min(max(value, lower), upper) if cap > 0 else value
+
+
+@_compiled
+def normalize_backward(
+    x: Array, weight: Array, bias: Array, stats: Array, cap: float, grad: Array, to_weight: Array, to_bias: Array
+) -> None:
+    """Turn ``grad`` (m, C) of the output of ``normalize`` into that of ``x``; write those of scale and shift."""
+    rows, channels = x.shape
+    mean, rate = stats[0], stats[1]
+    scale = _products(weight, rate)
+    lower, upper = x.dtype.type(0), x.dtype.type(cap)
+    to_weight[:] = 0
+    to_bias[:] = 0
+    part = np.empty((2, channels), x.dtype)
+    for first in range(0, rows, _ROWS):
+        part[:] = 0
+        for row in range(first, min(first + _ROWS, rows)):
+            for c in range(channels):
+                offset = x[row, c] - mean[c]
+                value = offset * scale[c] + bias[c]
+                step = grad[row, c] if cap <= 0 or (lower < value) & (value < upper) else lower
+                grad[row, c] = step
+                part[0, c] += step * offset
+                part[1, c] += step
+        add(to_weight, part[0])
+        add(to_bias, part[1])
+    # dx = scale (step - mean(step) - x^ mean(step x^)), where x^ = (x - mean) rate.
+    slope, level = np.empty_like(scale), np.empty_like(scale)
+    for c in range(channels):
+        to_weight[c] *= rate[c]
+    for c in range(channels):
+        slope[c] = -scale[c] * rate[c] * to_weight[c] / rows
+        level[c] = -scale[c] * to_bias[c] / rows
+    for row in range(rows):
+        for c in range(channels):
+            grad[row, c] = scale[c] * grad[row, c] + slope[c] * (x[row, c] - mean[c]) + level[c]
+
+
+@_compiled
+def rectified_pool(x: Array, out: Array) -> None:
+    """Write into ``out`` (m, h // 2, w // 2) the largest of 0 and each 2x2 values of ``x`` (m, h, w); NaN stays NaN."""
+    maps, rows, columns = out.shape
+    zero = x.dtype.type(0)
+    for image in range(maps):
+        for i in range(rows):
+            above, below, to = x[image, 2 * i], x[image, 2 * i + 1], out[image, i]
+            for j in range(columns):
+                best, value = zero, above[2 * j]
+                best = value if (value > best) | np.isnan(value) else best
+                value = above[2 * j + 1]
+                best = value if (value > best) | np.isnan(value) else best
+                value = below[2 * j]
+                best = value if (value > best) | np.isnan(value) else best
+                value = below[2 * j + 1]
+                to[j] = value if (value > best) | np.isnan(value) else best
+
+
+@_compiled
+def rectified_pool_backward(x: Array, grad: Array, to_x: Array) -> None:
+    """Write into ``to_x`` the gradient of each output, at the first of its inputs that is the largest."""
+    maps, rows, columns = grad.shape
+    zero = x.dtype.type(0)
+    to_x[:, 2 * rows :] = 0
+    to_x[:, :, 2 * columns :] = 0
+    for image in range(maps):
+        for i in range(rows):
+            above, below, to_out = x[image, 2 * i], x[image, 2 * i + 1], grad[image, i]
+            to_above, to_below = to_x[image, 2 * i], to_x[image, 2 * i + 1]
+            for j in range(columns):
+                best = max(above[2 * j], above[2 * j + 1], below[2 * j], below[2 * j + 1])
+                left = to_out[j] if best > zero else zero
+                hit = above[2 * j] == best
+                to_above[2 * j] = left if hit else zero
+                left = zero if hit else left
+                hit = above[2 * j + 1] == best
+                to_above[2 * j + 1] = left if hit else zero
+                left = zero if hit else left
+                hit = below[2 * j] == best
+                to_below[2 * j] = left if hit else zero
+                left = zero if hit else left
+                to_below[2 * j + 1] = left if below[2 * j + 1] == best else zero
+
+
+@_compiled
+def cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Array) -> float:
+    """Return the cross-entropy of ``logits`` (n, C), ``y`` (n,) weighted by ``weight``, and write its gradients.
+
+    These are multiplied by ``scale``. Sums are in double precision.
+    """
+    loss = 0.0
+    for sample in range(len(logits)):
+        row, by_row, own, true = logits[sample], grad[sample], weight[sample], y[sample]
+        top, total = row[0], 0.0
+        for j in range(1, len(row)):
+            top = max(top, row[j])
+        for j in range(len(row)):
+            by_row[j] = math.exp(row[j] - top)
+            total += by_row[j]
+        loss += own * (math.log(total) + top - row[true])
+        for j in range(len(row)):
+            by_row[j] *= scale * own / total
+        by_row[true] -= scale * own
+    return loss
+
+
+@_compiled
+def pull(weights: Array, anchor: Array, part: float, drift: Array, rate: float) -> None:
+    """Move weights by a part of the way to the anchor, and against the drift by the rate, if there are any."""
+    part, rate = weights.dtype.type(part), weights.dtype.type(rate)
+    for i in range(len(anchor)):
+        weights[i] += part * (anchor[i] - weights[i])
+    for i in range(len(drift)):
+        weights[i] -= rate * drift[i]

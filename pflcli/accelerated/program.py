@@ -1,0 +1,211 @@
+"""Trains MobileNet-like networks and CNNs on a CPU by matrix products and compiled loops, without autograd.
+
+On small images such networks consist of small operators, MobileNet of hundreds. Much of a step's time goes into
+starting them, into allocating their memory, and into waiting for Python's lock when clients train in parallel. Here a
+step is one pass over a list of functions, in memory that is allocated once. Pixels are channels-last, so that a
+pointwise convolution is a matrix product. The backward pass needs the input of each layer and nothing else. Networks
+that ``graph.read`` does not support train by autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from pflcli import parameters
+from pflcli.accelerated import graph
+from pflcli.accelerated.graph import Layer
+from pflcli.accelerated.memory import Step
+from pflcli.accelerated.mobile_layers import MobileLayers
+from pflcli.accelerated.pooled_layers import PooledLayers
+from pflcli.engine.optimizer_moves import Move
+
+_SIDE = 64
+"""Largest height and width of images; on larger ones the stock depthwise convolution is fast enough."""
+
+
+def of(net: nn.Module, in_shape: tuple[int, ...]) -> Program | None:
+    """Return the program of a network for samples of ``in_shape`` (C, H, W), or None if it has none."""
+    if len(in_shape) != 3 or max(in_shape[1:]) > _SIDE or next(net.parameters()).device.type != "cpu":
+        return None
+    layers = graph.read(net, in_shape)
+    return Program(net, layers) if layers and all(map(_is_compiled, layers)) else None
+
+
+def _is_compiled(layer: Layer) -> bool:
+    """Whether this CPU has the instructions with which a layer's loops are fast."""
+    if layer.kind not in ("first_pooled", "pooled_conv"):
+        return True
+    from pflcli.accelerated import vectors
+
+    return vectors.FUSED
+
+
+class Program:
+    """The loss of one network in training, and its gradients; it reads the network's parameters where they are."""
+
+    def __init__(self, net: nn.Module, layers: list[Layer]) -> None:
+        names = {module: name for name, module in net.named_modules()}
+        self.grads = {name: torch.empty_like(value) for name, value in net.named_parameters()}
+        """gradients of the last batch by name of the parameter"""
+        self.dtype = next(net.parameters()).dtype
+        self.linear = frozenset(f"{names[layer.module]}.weight" for layer in layers if layer.kind == "linear")
+        """names of the weights of linear layers"""
+        self.infers = all(layer.kind != "norm" for layer in layers)
+        """whether the forward pass in training is that of evaluation, too"""
+        self._layers, self._names = layers, names
+        self._moves: Mapping[str, Move] = {}
+        self._state, self._elsewhere = parameters.state(net), dict[str, Tensor]()
+        self._depths: dict[tuple[str, ...], int] = {}
+        self._blocks: list[Tensor] = []
+        self._passes: dict[int, _Pass] = {}
+
+    def load(self, params: Mapping[str, Tensor]) -> None:
+        """Take a model, of which linear weights are read where they lie until ``forget``, and all else is copied."""
+        in_place = {name for name in self.linear if params[name].is_contiguous() and params[name].dtype == self.dtype}
+        with torch.no_grad():
+            for name, value in self._state.items():
+                if name not in in_place:
+                    value.copy_(params[name])
+        self._elsewhere = {name: params[name].detach() for name in in_place}
+
+    def forget(self) -> None:
+        """Read all weights in the network again."""
+        self._elsewhere = {}
+
+    @contextmanager
+    def model(self, params: Mapping[str, Tensor]) -> Iterator[None]:
+        """Pass a model inside the block, see ``load``."""
+        self.load(params)
+        try:
+            yield
+        finally:
+            self.forget()
+
+    @torch.no_grad()
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None = None,
+        names: Collection[str] | None = None,
+        moves: Mapping[str, Move] | None = None,
+    ) -> Tensor:
+        """Return the mean cross-entropy of ``x`` (n, C, H, W), ``y`` (n,); write the gradients.
+
+        ``weight`` (n,) replaces the plain mean. The running statistics of the network change as in its training mode,
+        which needs n > 1 if there are any. See ``backward`` for ``names`` and ``moves``.
+        """
+        self.forward(x)
+        loss, grad = self._passes[len(x)].cross_entropy(y, weight)
+        self.backward(len(x), grad, names=names, moves=moves)
+        return loss
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, C) and representations (n, d) of ``x`` (n, C, H, W); they are no copies."""
+        if len(x) not in self._passes:
+            self._passes[len(x)] = _Pass(self, self._layers, len(x))
+        return self._passes[len(x)].forward(x)
+
+    @torch.no_grad()
+    def backward(
+        self,
+        n: int,
+        logits: Tensor,
+        z: Tensor | None = None,
+        names: Collection[str] | None = None,
+        moves: Mapping[str, Move] | None = None,
+    ) -> None:
+        """Write the gradients of the last ``n`` samples, for gradients by their logits (n, C) and ``z`` (n, d).
+
+        With ``names`` only those of these parameters are needed. Where ``linear`` weights have ``moves``, contiguous
+        tensors of their shape change by their gradients, which are not written; these may be the weights themselves.
+        """
+        self._moves = moves or {}
+        self._passes[n].backward(logits, z, len(self._layers) if names is None else self._depth(tuple(names)))
+
+    def _depth(self, names: tuple[str, ...]) -> int:
+        """Return how many layers there are from the last to the lowest that has one of these parameters."""
+        if names not in self._depths:
+            modules = {name.rpartition(".")[0] for name in names}
+            own = [i for i, layer in enumerate(self._layers) if self._names.get(layer.module) in modules]
+            self._depths[names] = len(self._layers) - min(own, default=len(self._layers))
+        return self._depths[names]
+
+    def move(self, layer: Layer) -> Move | None:
+        """Return which weight changes by the gradient of a linear layer's, or None if that is to be written."""
+        return self._moves.get(f"{self._names[layer.module]}.weight")
+
+    def elsewhere(self, layer: Layer) -> Tensor | None:
+        """Return the weight of a linear layer if it does not lie in the network."""
+        return self._elsewhere.get(f"{self._names[layer.module]}.weight")
+
+    def grad(self, layer: Layer, name: str) -> Tensor:
+        """Return the gradient of a layer's parameter."""
+        return self.grads[f"{self._names[layer.module]}.{name}"]
+
+    def block(self, index: int, numbers: int) -> Tensor:
+        """Return the first ``numbers`` numbers of a block of memory; batches of all sizes share the blocks."""
+        if index == len(self._blocks):
+            self._blocks.append(torch.empty(numbers, dtype=self.dtype))
+        elif len(self._blocks[index]) < numbers:
+            self._blocks[index] = torch.empty(numbers, dtype=self.dtype)
+            self._passes.clear()  # they use the block that was too small
+        return self._blocks[index][:numbers]
+
+
+class _Pass(MobileLayers, PooledLayers):
+    """The forward and backward pass for batches of ``n`` samples: functions, and the memory that they use."""
+
+    def __init__(self, program: Program, layers: list[Layer], n: int) -> None:
+        super().__init__(program, n)
+        image, head = layers[0].inputs[0], layers[-1]
+        self._images = self._rows(image).view(n, image.channels, image.height, image.width)
+        # The functions of each kind of layer are named after it: _norm and _norm_back.
+        self._forward: list[Step] = [getattr(self, f"_{layer.kind}")(layer) for layer in layers]
+        self._z, self._logits = (self._data[value] for value in (head.inputs[0], head.output))
+        self._to_logits, _ = self._target(head.output)
+        self._even = self._logits.new_full((n,), 1 / n)
+        self._backward: list[list[Step]] = []
+        for layer in reversed(layers):
+            self._backward.append(getattr(self, f"_{layer.kind}_back")(layer, self._grad_of.pop(layer.output)))
+            if layer is head:
+                self._to_z = self._view(head.inputs[0], self._grad_of[head.inputs[0]])
+        norms = [layer for layer in layers if layer.kind == "norm"]
+        self._running = [layer.module.running_mean for layer in norms] + [layer.module.running_var for layer in norms]
+        self._batch_stats = [self._stats[layer][row] for row in (0, 2) for layer in norms]
+        self._momentum = float(norms[0].module.momentum) if norms else 0.0
+        self._counters = [layer.module.num_batches_tracked for layer in norms]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, C) and representations (n, d) of a batch."""
+        self._images.copy_(x)
+        for step in self._forward:
+            step()
+        if self._counters:
+            torch._foreach_lerp_(self._running, self._batch_stats, self._momentum)
+            torch._foreach_add_(self._counters, 1)
+        return self._logits, self._z
+
+    def cross_entropy(self, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of the last batch with labels ``y`` (n,), and the gradient (n, C) by its logits."""
+        weights = (self._even if weight is None else weight.to(self._even)).numpy()
+        loss = graph.kernels().cross_entropy(self._logits.numpy(), y.numpy(), weights, 1.0, self._to_logits.numpy())
+        return torch.tensor(loss, dtype=self._logits.dtype), self._to_logits
+
+    def backward(self, grad: Tensor, z_grad: Tensor | None, layers: int) -> None:
+        """Leave the gradients of the last ``layers`` layers in the program.
+
+        Those by the logits (n, C) and representations (n, d) are ``grad`` and ``z_grad``.
+        """
+        if grad is not self._to_logits:
+            self._to_logits.copy_(grad)
+        for index, steps in enumerate(self._backward[:layers]):
+            if index == 1 and z_grad is not None:
+                self._to_z.add_(z_grad)
+            for step in steps:
+                step()
