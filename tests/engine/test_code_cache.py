@@ -8,11 +8,10 @@ import os
 import subprocess
 import sys
 
-import numba
 import numpy as np
 import pytest
 
-from pflcli.accelerated import code_cache, compiler, products
+from pflcli.accelerated import code_cache
 
 INNER = """
 from pflcli.accelerated.compiler import compiled
@@ -140,12 +139,3 @@ def test_a_full_disk_takes_time_alone(total, tmp_path, monkeypatch):
     function = total(1)
     assert [function(np.ones(3, kind)) for kind in ("float32", "int64")] == [4, 4]
     assert not [*tmp_path.glob("__pycache__/*.nbc*")]
-
-
-def test_loops_are_compiled_whatever_numba_is_told(monkeypatch):
-    """Vector instructions exist in compiled code alone, and NUMBA_DISABLE_JIT may be set for another program."""
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    importlib.reload(compiler)
-    x, out = np.arange(6.0), np.empty(6)
-    compiler.compiled(products.transpose.py_func)(x, 0, 3, out, 0, 2, 2, 3)
-    assert out.tolist() == [0, 3, 1, 4, 2, 5]
