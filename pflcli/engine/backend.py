@@ -103,11 +103,11 @@ def _module(name: str) -> Any:
 
 @cache
 def _missing() -> str | None:
-    for name, what in ((_PACKAGE, "the package is not installed"), ("numba", "Numba is not installed")):
+    for name, reason in ((_PACKAGE, "the package is not installed"), ("numba", "Numba is not installed")):
         try:
             spec = importlib.util.find_spec(name)
         except ValueError:  # an import hook blocks it
             spec = None
         if spec is None or spec.origin is None:  # a folder without a module counts as absent
-            return what
+            return reason
     return None
