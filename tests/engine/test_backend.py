@@ -48,9 +48,9 @@ def test_methods_run_without_acceleration(mode, why, tmp_path):
     switches = {"off": {backend.SWITCH: "0"}, "interpreted": {"NUMBA_DISABLE_JIT": "1"}}.get(mode, {})
     environment = {**os.environ, backend.SWITCH: "1", **switches, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", _RUNS, mode]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert why in done.stdout
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert why in process.stdout
 
 
 def test_acceleration_is_on_by_default(monkeypatch):

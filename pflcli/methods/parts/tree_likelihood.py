@@ -53,15 +53,15 @@ def _by_autograd(
 
 def _tree_loss(prior: Prior, tree: Tensor, unit: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor | None:
     """Return the mean over one half of the samples of -log p, summed over the nodes; None if none is predicted."""
-    given = halves(y, tree.shape[1])
+    conditions = halves(y, tree.shape[1])
     losses = []
     for node in tree:
         sign = node[y]  # +1, -1, or 0 for samples that are not below the node
-        observed, predicted = given & (sign != 0), ~given & (sign != 0)
+        observed, predicted = conditions & (sign != 0), ~conditions & (sign != 0)
         if predicted.any():
             posterior = Posterior(prior, unit[observed], sign[observed], rng)
             losses.append(-posterior.log_probability(unit[predicted], sign[predicted]).sum())
-    return torch.stack(losses).sum() / (~given).sum() if losses else None
+    return torch.stack(losses).sum() / (~conditions).sum() if losses else None
 
 
 def halves(y: Tensor, classes: int) -> Tensor:
