@@ -75,7 +75,7 @@ def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
     if form not in vega.FORMATS:
         name = out.with_suffix(".png") if out.name else "FILE.png"
         raise UsageError(f"{out} is not the name of a PNG, SVG or PDF file", f"--plot {name}")
-    artifact = open_one(path, *figures.KINDS, "partition", "predictions")
+    artifact = open_one(path, "partition", "predictions", *figures.KINDS)
     if rounds and artifact.kind != "predictions":
         raise UsageError(f"--plot-rounds needs predictions; {artifact.path} is a {artifact.kind} without rounds")
     if artifact.kind in figures.KINDS:

@@ -215,12 +215,14 @@ def test_every_place_on_the_map_exists():
             ROOT / real,
             PACKAGE / real,
             PACKAGE / "artifacts" / real,
+            PACKAGE / "accelerated" / real,
             PACKAGE / "engine" / real,
             PACKAGE / "methods" / real,
             PACKAGE / "commands" / real,
             PACKAGE / "data" / real,
             PACKAGE / "evaluation" / real,
             PACKAGE / "federation" / real,
+            PACKAGE / "training" / real,
             ROOT / "tests" / real,
         ]
         assert any(spot.exists() for spot in spots), f"docs/architecture.md: {name} does not exist"

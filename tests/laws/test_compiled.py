@@ -7,7 +7,8 @@ import pytest
 
 import worlds
 from pflcli import registry
-from pflcli.engine.cpu import linear_chain, products
+from pflcli.accelerated import products
+from pflcli.engine import linear_chain
 
 OPTIONS = {"apfl": {"adaptive": True, "alpha_lr": 5.0}, "fedham": {"warmup": 1, "sketch": 16}}
 """Options by which a method computes gradients of other parameters too."""
