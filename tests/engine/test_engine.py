@@ -5,8 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import os
+import subprocess
+import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import connection
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -713,6 +719,41 @@ def test_a_worker_process_that_dies_is_an_error():
     with pytest.raises(LostWorkerError, match="ended by signal 9"):
         list(engine.local_sgd([0], parameters.of(net), plan, ("sgd", 0)))
     engine.close()
+
+
+def shared_memory_files():
+    """The files in memory that this process has open."""
+    paths = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            paths.append(str(link.readlink()))
+    return [path for path in paths if "memfd:pfl" in path]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the open files of a process in /proc")
+def test_an_engine_that_is_closed_has_released_its_shared_memory():
+    data = worlds.federation()
+    engine = Engine(network("chain", data), data, seed=0, jobs=1)
+    while_open = len(shared_memory_files())
+    engine.close()
+    # That of the samples and that of the parameters; tensors that are still in use hold further ones.
+    assert len(shared_memory_files()) == while_open - 2
+
+
+def test_a_worker_process_ends_when_the_process_that_started_it_has_ended():
+    """Even if it does not read its pipe, as while it trains."""
+    own_end, other_end = connection.Pipe()
+    parent = "0"  # no process has this number, so the parent counts as ended
+    words = [sys.executable, "-m", "pflcli.engine.executors.processes", str(other_end.fileno()), parent]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    worker = subprocess.Popen(words, pass_fds=(other_end.fileno(),), env=environment)
+    try:
+        assert worker.wait(timeout=60) == 1
+    finally:
+        worker.kill()
+        worker.wait()
+        own_end.close()
+        other_end.close()
 
 
 def test_portions_hold_what_memory_does(monkeypatch):

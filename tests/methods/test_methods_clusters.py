@@ -245,6 +245,17 @@ def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
         np.testing.assert_allclose(products, expected, rtol=1e-3, atol=1e-5)
 
 
+def test_clustered_fl_remembers_the_largest_norm_of_a_mean_update():
+    run = worlds.run("clustered-fl", participation=1.0, options={"eps1": 0.0})
+    before, norms, state = run.init, [], None
+    for t in range(3):
+        state = worlds.play("clustered-fl", run, t, t + 1, state)
+        model = parameters.pick(state["models"], 0)
+        norms.append(float(torch.cat([(model[name] - before[name]).flatten() for name in model]).norm()))
+        before = model
+        assert float(state["largest"]) == pytest.approx(max(norms), rel=1e-4)
+
+
 def test_a_client_that_joins_after_a_split_takes_the_model_of_the_lowest_loss():
     run = worlds.run("clustered-fl", participation=0.34, rounds=9)
     state = worlds.play("clustered-fl", run, last=1)

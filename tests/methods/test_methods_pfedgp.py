@@ -182,6 +182,13 @@ def test_two_means_finds_the_tightest_split():
     np.testing.assert_array_equal(part != part[0], [False] * 5 + [True] * 3)
 
 
+def test_two_means_goes_on_until_no_row_moves_even_if_one_row_is_left_alone():
+    # From 0 and 9, the first step assigns 5 to the part of 9; the second returns it to the part of 0.
+    x = np.asarray([0, 4, 4, 4, 4, 5, 9], dtype=np.float32)[:, None]
+    part = class_split.split(x, np.arange(7), np.asarray([[0.0, 0.9]]))
+    np.testing.assert_array_equal(part != part[0], [False] * 6 + [True])
+
+
 def test_samples_are_halved_and_cut_class_by_class():
     y = np.asarray([2, 0, 2, 2, 0, 1, 0, 0])
     halves = tree_loops.halves(y)
