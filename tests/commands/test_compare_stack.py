@@ -12,6 +12,8 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError, compare
+from pflcli.commands.comparison import stacking
+from pflcli.commands.comparison.steps import Variant
 from pflcli.commands.partition import partition
 from pflcli.commands.stack import stack
 from pflcli.errors import ConflictError, InputError, UsageError
@@ -20,6 +22,8 @@ from pflcli.evaluation.metrics import scores
 from pflcli.execution import Execution
 from pflcli.methods import local
 from pflcli.reporter import SILENT
+from pflcli.settings import Settings
+
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 WORDS = ("--model", "mlp", "--rounds", 2, "--participation", 0.5)
@@ -172,6 +176,16 @@ def test_of_all_methods_those_on_the_backbone_and_local_are_pooled(small, tmp_pa
     assert options["pool"] == cheap
     every = compare([small.p], tmp_path / "c", settings=FEW, execution=DRY)
     assert [*every.request["methods"]] == registry.names("methods")
+
+
+@pytest.mark.parametrize(("count", "pooled"), [(12, 12), (13, 2)])
+def test_up_to_twelve_methods_are_pooled_all(count, pooled):
+    names = ["fedavg", "local", *(f"ditto@{number}" for number in range(count - 2))]
+    # FedAvg is the backbone; the others are trained on the partition.
+    compared = [Variant(name, {}, {}, "partition" if name != "fedavg" else "backbone", 1.0) for name in names]
+    (variant,) = stacking.variants(["stack"], {}, compared, Settings())
+    assert variant.options["pool"] == sorted(names if pooled == count else names[:2])
+    assert len(variant.options["pool"]) == pooled
 
 
 def test_one_that_learned_from_validation_samples_is_not_pooled(small, tmp_path):

@@ -29,6 +29,7 @@ from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
+from pflcli.data.formats import Column
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.engine.federation import Federation
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
@@ -230,6 +231,21 @@ def test_the_script_prints_what_predict_prints(clinic, tmp_path):
     assert [row["class"] for row in rows] == [expected.classes[label] for label in expected.labels]
     p = np.asarray([[row["p(no)"], row["p(yes)"]] for row in rows], dtype=np.float64)
     np.testing.assert_allclose(p, expected.p, rtol=0, atol=1e-5)
+
+
+def test_the_model_says_how_a_table_is_prepared(clinic):
+    model = json.loads((clinic / "x" / "model.json").read_text())
+    gaps = "a feature of 0 and 1 behind each column with gaps says where x is nan, then median where x is nan"
+    assert f"network.onnx: {gaps}, then (x - mean) / sd, or 0 where sd is 0" in json.dumps(model)
+
+
+def test_samples_of_a_partition_are_as_in_the_file_again():
+    """Two columns with gaps, and one without between them: a feature behind a number says whether it was missing."""
+    columns = (Column("a", gaps=True), Column("b"), Column("c", gaps=True), Column("d", words=("x", "y")))
+    preprocessing = Preprocessing("", Form((7,), "float32", 2), columns, median=(1.0, 2.0, 3.0, 0.0, 0.0))
+    x = np.asarray([[5, 0, 6, 3, 1, 0, 1], [1, 1, 7, 8, 0, 1, 0]], dtype=np.float32)
+    expected = [[5, 6, np.nan, 0, 1], [np.nan, 7, 8, 1, 0]]
+    np.testing.assert_array_equal(exports.as_in_a_file(x, preprocessing), expected)
 
 
 def test_the_script_reads_a_table_that_begins_with_a_byte_order_mark(clinic, tmp_path, capsys):

@@ -227,6 +227,9 @@ def test_series_say_how_they_were_read(pfl, tmp_path):
     assert "128 steps, 9 channels" in ran.err
     assert "--layout" not in ran.err
     np.testing.assert_array_equal(datasets.read(open_artifact(tmp_path / "e")).x, x.transpose(0, 2, 1))
+    requests = [open_artifact(tmp_path / name).manifest.request for name in ("d", "e")]
+    assert "layout" not in requests[0]
+    assert requests[1]["layout"] == "channels-first"
     images = np.random.default_rng(0).integers(0, 256, (6, 3, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "i.npz", x=images, y=[0, 1] * 3, owner=list("aabbcc"))
     import_data(tmp_path / "i.npz", tmp_path / "i", layout="channels-first")

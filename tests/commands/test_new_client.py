@@ -86,6 +86,9 @@ def test_it_is_answered_as_an_unseen_client_of_the_partition(digits, tmp_path, m
         for part, values in like.parts.items():
             np.testing.assert_allclose(actual.parts[part][old.offsets[-1] :], values[old.offsets[-1] :], atol=1e-6)
             assert actual.parts[part][: old.offsets[-1]].tobytes() == old.parts[part].tobytes()
+    # ``rounds.csv`` says what training has cost.
+    for name in {"rounds.csv"} & set(before.manifest.files):
+        assert artifact.read(name) == before.read(name)
     assert predictions.new(artifact).tolist() == predictions.new(expected).tolist()
     assert codebook.read(artifact).clients[4] == "me"
     for name, values in predictions.tuned(expected).items():

@@ -18,7 +18,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
 from pflcli.commands.tuning import samplers
-from pflcli.commands.tuning.space import space
+from pflcli.commands.tuning.space import Axis, space
+from pflcli.commands.tuning.tables import readable
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 
@@ -112,6 +113,17 @@ def test_the_best_is_the_first_of_the_highest_accuracy(finished):
     first = next(row for row in scored if row["validation_accuracy"] == best)
     assert search_result(finished)["best"] == first["trial"]
     assert open_artifact(finished / "tuning").manifest.summary["best"] == first["values"]
+
+
+def test_the_table_begins_with_the_best_trial_and_ends_with_failed_ones():
+    def trial(number, accuracy, log_loss, problem=""):
+        scores = {"validation_accuracy": accuracy, "validation_log_loss": log_loss, "bottom_decile": accuracy}
+        return {"trial": number, "values": {"lam": number}, **scores, "seconds": 1.0, "problem": problem}
+
+    trials = [trial(0, 0.5, 1.5), trial(1, None, None, "diverged"), trial(2, 0.75, 1.0), trial(3, 0.25, 0.5)]
+    orders = {"accuracy": ["2", "0", "3", "1"], "log_loss": ["3", "2", "0", "1"]}
+    for metric, order in orders.items():
+        assert [line[0] for line in readable({"metric": metric, "trials": trials})[1]] == order
 
 
 def test_the_best_is_taken_by_personalize_and_by_compare(writers, finished, tmp_path, pfl):
@@ -333,6 +345,8 @@ def test_optuna_takes_the_range_that_a_grid_spans():
     axes = {axis.key: axis for axis in space("knn-per", None, {}, {}, "optuna").axes}
     assert axes["k"].plain() == {"low": 1, "high": 16}
     assert axes["k"].is_whole
+    assert Axis("lam", (3.0, 0.5)).ranged() == Axis("lam", (), (0.5, 3.0))
+    assert Axis("lam", (3.0,)).ranged() == Axis("lam", (3.0,))
 
 
 def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
 from pflcli.artifacts.kinds import datastore, embeddings, predictions
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import ancestor, open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.evaluate import evaluate
@@ -18,6 +21,7 @@ from pflcli.commands.update_datastore import Rows, merge, update_datastore
 from pflcli.errors import InputError
 from pflcli.knn import capacity as capacities
 from pflcli.knn.flat_format import flat_vectors
+from pflcli.reporter import NullReporter
 
 SAMPLES = ("y", "sample")
 
@@ -122,6 +126,29 @@ def test_fifo_keeps_its_size_and_ends_with_the_new_samples_alone(shift, tmp_path
     for (one, _), (other, _) in zip(samples_by_client(shift / "d"), samples_by_client(tmp_path / "d2"), strict=True):
         assert len(one[0]) == len(other[0])
     assert {*np.concatenate([train[0] for train, _ in samples_by_client(tmp_path / "d2")])} & {*new["train"].sample}
+
+
+class Progress(NullReporter):
+    """Adds up the steps that each bar shows."""
+
+    def __init__(self):
+        self.totals, self.shown = {}, {}
+
+    @contextmanager
+    def progress(self, label, total, completed=0):
+        self.totals[label], self.shown[label] = total, completed
+
+        def advance(steps, note):
+            self.shown[label] += steps
+
+        yield advance
+
+
+def test_the_progress_ends_when_all_clients_have_their_stores(shift, tmp_path):
+    progress = Progress()
+    update_datastore(shift / "d", shift / "e2", tmp_path / "d", execution=Execution(reporter=progress))
+    assert progress.totals["update-datastore"] == 5
+    assert progress.shown == progress.totals
 
 
 def test_it_is_the_new_samples_that_are_answered(shift, tmp_path):

@@ -258,6 +258,12 @@ def test_a_client_is_its_first_neighbour_unless_left_out():
         assert near.exists.shape == (6, 2)
 
 
+def test_clients_attend_to_five_neighbours_by_default():
+    run = worlds.run("fedattn", participation=1.0)
+    state = worlds.play("fedattn", run)
+    assert fedattn._neighbourhood(run, state, run.cohort(0), 3).exists.shape == (6, 5)
+
+
 def test_random_neighbours_are_drawn_anew_and_are_others():
     run = worlds.run("fedattn", participation=1.0, options={"k": 3, "neighbours": "random"})
     state = worlds.play("fedattn", run)

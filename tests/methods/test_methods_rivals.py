@@ -296,6 +296,16 @@ def test_fedproto_without_a_pull_is_training_alone():
     np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, 0), atol=1e-5)
 
 
+def test_fedproto_pulls_to_the_prototypes_that_are_known_while_others_are_not():
+    models = []
+    for lam in (0.0, 5.0):
+        run = worlds.run("fedproto", options={"lam": lam}, participation=1.0)
+        state = worlds.play("fedproto", worlds.run("fedproto", participation=1.0), last=1)
+        state["prototypes"]["known"][2] = 0
+        models.append(worlds.play("fedproto", run, 1, 2, state)["models"][[0]]["body.1.weight"])
+    assert not torch.equal(*models)
+
+
 def test_prototypes_that_no_client_renews_stay():
     """Client 4 has one class: in a round of its own the prototypes of the others stay."""
     run = worlds.run("fedproto")
