@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from pflcli.execution import Execution
+from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.comparison.needs import Needs
 from pflcli.commands.partition import partition
@@ -14,6 +16,7 @@ from pflcli.estimates.costs import Cost
 from pflcli.estimates.memory import Peak
 from pflcli.estimates.rehearsal import Phases
 from pflcli.execution import Execution
+from pflcli.estimates.sampled_executor import Rates
 from pflcli.reporter import NullReporter
 from pflcli.wording import duration
 
@@ -74,6 +77,24 @@ def test_the_disk_that_is_estimated_is_the_disk_that_is_taken(planned, writers):
     more = {**WORDS, "methods": ["fedavg", "ditto", "knn-per", "local"]}
     added = compare([writers / "p"], writers / "c", **more, execution=listening)
     assert [row["step"] for row in added.summary["plan"] if "disk_bytes" in row] == ["local"]
+
+
+def test_embeddings_take_as_long_as_predicting_every_sample(writers, monkeypatch):
+    get = Rates.get
+
+    def get_slow(rates, kind, measure):
+        """One second for each sample that is predicted."""
+        if kind[0] != "predict":
+            return get(rates, kind, measure)
+        rates.measured[kind] = (0.0, 1.0)
+        return rates.measured[kind]
+
+    monkeypatch.setattr(Rates, "get", get_slow)
+    execution = Execution(dry_run=True, reporter=Listener())
+    outcome = compare([writers / "p"], writers / "c3", **WORDS, execution=execution)
+    (row,) = (row for row in outcome.summary["plan"] if row["step"] == "embeddings")
+    samples = open_artifact(writers / "p").manifest.summary["samples"]
+    assert row["processor_seconds"] == pytest.approx(samples, rel=0.01)
 
 
 def test_a_method_that_refuses_the_data_has_no_estimate(writers):

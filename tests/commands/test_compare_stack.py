@@ -24,7 +24,6 @@ from pflcli.methods import local
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings
 
-
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 WORDS = ("--model", "mlp", "--rounds", 2, "--participation", 0.5)
 METHODS = ["fedavg", "local", "fedavg-plus"]

@@ -9,7 +9,6 @@ import pytest
 
 from pflcli.artifacts.kinds import datastore, embeddings, predictions
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.make import Execution
 from pflcli.artifacts.reader import ancestor, open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.evaluate import evaluate
@@ -19,6 +18,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.commands.update_datastore import Rows, merge, update_datastore
 from pflcli.errors import InputError
+from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn.flat_format import flat_vectors
 from pflcli.reporter import NullReporter

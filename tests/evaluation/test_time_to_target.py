@@ -140,6 +140,10 @@ def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_pat
     plain, targeted = (read(open_artifact(tmp_path / name)) for name in ("plain", "asked"))
     assert "target" not in plain
     assert "target" not in open_artifact(tmp_path / "plain").manifest.request
+    evaluate([runs / "fedavg", runs / "local"], tmp_path / "linked", link="10:50")
+    requests = [open_artifact(tmp_path / name).manifest.request for name in ("plain", "linked")]
+    assert [request.get("link") for request in requests] == [None, "10:50"]
+    assert "link" not in requests[0]
     assert not {name for method in plain["methods"] for name in method["metrics"]} & set(time_to_target.METRICS)
     assert targeted["target"] == 0.01
     fedavg, local = (method["metrics"] for method in targeted["methods"])

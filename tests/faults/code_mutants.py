@@ -42,7 +42,16 @@ from typing import Any
 import mutant_import
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("methods", "engine", "accelerated", "evaluation/metrics", "federation", "commands", "prediction", "auditing")
+PACKAGES = (
+    "methods",
+    "engine",
+    "accelerated",
+    "evaluation/metrics",
+    "federation",
+    "commands",
+    "prediction",
+    "auditing",
+)
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MAX_TESTS_PER_FILE = 40
 MAX_SECONDS = 60.0

@@ -58,6 +58,10 @@ def test_it_takes_what_the_earlier_run_chose(small, refit, tmp_path):
     own, first = (open_artifact(path).manifest for path in (refit.b, small.b))
     sent_bytes = open_artifact(tmp_path / "k").manifest.summary["bytes_up"]
     assert sent_bytes == own.summary["bytes_up"] + first.summary["bytes_up"]
+    chain = [open_artifact(path).manifest.made["seconds"] for path in (refit.b, refit.e, refit.d, small.knn)]
+    earlier_inputs = open_artifact(small.knn).manifest.made["seconds_inputs"]
+    spent = open_artifact(tmp_path / "k").manifest.made["seconds_inputs"]
+    assert spent == pytest.approx(sum(chain) + earlier_inputs, abs=0.01)
 
 
 def test_what_is_missing_or_does_not_go_together_is_refused(small, refit, tmp_path):

@@ -73,6 +73,13 @@ def test_polya_gamma_draws_have_the_known_moments_and_transform(c, form):
             assert np.exp(-t * omega).mean() == pytest.approx(known, rel=0.01)
 
 
+def test_both_forms_of_polya_gamma_draw_the_same():
+    c = torch.from_numpy(draw().normal(size=500) * 20).float()
+    g = torch.from_numpy(draw(1).standard_exponential((gp.TERMS + 1, 500), dtype=np.float32))
+    expected = gp.polya_gamma(c.double(), g.double())
+    torch.testing.assert_close(compiled_polya_gamma(c, g).double(), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_the_kernel_by_hand():
     z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     expected = 8 * torch.exp(-torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]))
