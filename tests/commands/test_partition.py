@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -329,3 +330,17 @@ def test_less_data_of_new_clients_leaves_the_global_model_as_it_is(tmp_path):
         train_global(tmp_path / f"p{capacity}", out, settings={"model": "mlp", "rounds": 2})
         states.append((out / "weights.safetensors").read_bytes())
     assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_a_dataset_is_downloaded_if_asked(tmp_path, monkeypatch, download):
+    calls = []
+
+    def load(root, *, download=False):
+        calls.append((root, download))
+        raise UsageError("there are no files")
+
+    monkeypatch.setattr(datasets, "load", lambda name: SimpleNamespace(load=load, Config=None))
+    with pytest.raises(UsageError, match="no files"):
+        partition("fashion-mnist", tmp_path / "p", root=tmp_path, download=download)
+    assert calls == [(tmp_path, download)]

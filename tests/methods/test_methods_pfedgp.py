@@ -20,6 +20,7 @@ from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
 from pflcli.methods.parts import class_tree, tree_likelihood
 from pflcli.methods.parts import gaussian_process as gp
+from pflcli.methods.parts import gaussian_process_blocks as blocks
 
 PRIOR = gp.Prior()
 
@@ -78,6 +79,21 @@ def test_both_forms_of_polya_gamma_draw_the_same():
     g = torch.from_numpy(draw(1).standard_exponential((gp.TERMS + 1, 500), dtype=np.float32))
     expected = gp.polya_gamma(c.double(), g.double())
     torch.testing.assert_close(compiled_polya_gamma(c, g).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_blocks_solve_for_all_chains_at_a_time():
+    """U^-1 U'^-1 times columns is B^-1 times them; twenty rows are a block of 16 and one of 4."""
+    n, others, chains = 20, 3, 3
+    points = draw().normal(size=(n + others, 2))
+    wide = numpy_kernel(points[:n], points).astype(np.float32)
+    root, last = (draw(seed).random((n, chains)).astype(np.float32) for seed in (1, 2))
+    u, inverses = blocks.new_factors(n, n + others + 1, chains)
+    blocks.factor(wide, n + others, root, last, u, inverses, 0)
+    blocks.back_substitute(n, u, inverses, n, others + 1)
+    for c in range(chains):
+        b = np.eye(n) + root[:, c, None] * wide[:, :n].astype(np.float64) * root[:, c]
+        right = np.column_stack([root[:, c, None] * wide[:, n:], last[:, c]])
+        np.testing.assert_allclose(u[c, :, n : n + others + 1], np.linalg.solve(b, right), rtol=1e-3, atol=1e-3)
 
 
 def test_the_kernel_by_hand():
