@@ -160,7 +160,7 @@ def test_few_places_import(module, only):
 def test_acceleration_stands_behind_one_seam():
     accelerated, backend = "pflcli.accelerated", "engine/backend.py"
     for path in FILES:
-        if area(path) != "accelerated":
+        if area(module_of(path)) != "accelerated":
             place, text = str(path.relative_to(ROOT)), path.read_text()
             for name in imports(ast.parse(text)):
                 assert name.split(".")[0] not in {"numba", "llvmlite"}, f"{place} imports {name}"

@@ -53,7 +53,6 @@ def command(
 
     Examples:
         pfl show runs/knn-per --lineage --verify
-        pfl show runs/p --plot clients.png
         pfl show runs/c/comparison --plot accuracy.pdf
     """
     from pflcli.artifacts.chosen import open_one

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pflcli.execution import Execution
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.comparison.needs import Needs
@@ -15,8 +14,8 @@ from pflcli.estimates import machine
 from pflcli.estimates.costs import Cost
 from pflcli.estimates.memory import Peak
 from pflcli.estimates.rehearsal import Phases
-from pflcli.execution import Execution
 from pflcli.estimates.sampled_executor import Rates
+from pflcli.execution import Execution
 from pflcli.reporter import NullReporter
 from pflcli.wording import duration
 

@@ -16,7 +16,7 @@ from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.methods import fedavg_plus
 from pflcli.prediction import answerer as answerers
-from pflcli.prediction.pieces import pieces
+from pflcli.prediction.standalone_model import standalone_model
 
 CLIENT = np.asarray([0])
 
@@ -63,9 +63,9 @@ def test_a_mean_of_networks_is_taken_apart_and_votes_are_not(small, tmp_path):
     one = Execution(threads=1)
     for pool in ("mean", "votes"):
         personalize("fedavg-plus", small.b, tmp_path / pool, options={"models": 2, "pool": pool}, execution=one)
-    parts = pieces(answerers.opened(open_artifact(tmp_path / "mean")).run, 1, one)
+    parts = standalone_model(answerers.opened(open_artifact(tmp_path / "mean")).run, 1, one)
     with torch.no_grad():
         p = inversion._answer(parts, torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]).numpy()
     np.testing.assert_allclose(p, parts.p, atol=1e-5)
     with pytest.raises(InputError, match="cannot be exported"):
-        pieces(answerers.opened(open_artifact(tmp_path / "votes")).run, 1, one)
+        standalone_model(answerers.opened(open_artifact(tmp_path / "votes")).run, 1, one)

@@ -143,8 +143,8 @@ def test_a_round_that_is_due_says_it_and_progress_shows_it(small, tmp_path):
     ]  # fmt: skip
     row = {"loss": 0.5, "validation_accuracy": math.nan}
     last_rows = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
-    assert loop.note(last_rows) == "loss 0.500, personal accuracy 0.250"
-    assert loop.note([row]) == "loss 0.500"
+    assert loop.describe_last(last_rows) == "loss 0.500, personal accuracy 0.250"
+    assert loop.describe_last([row]) == "loss 0.500"
 
 
 class Stop:
