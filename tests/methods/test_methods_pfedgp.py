@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 import worlds
 from pflcli import parameters, rng
 from pflcli.accelerated.gp import class_split, gibbs_loops, pfedgp_loops, tree_loops
+from pflcli.accelerated.gp import gaussian_process_blocks as blocks
 from pflcli.engine import backend
 from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.networks import AutogradNetwork
@@ -20,7 +21,6 @@ from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
 from pflcli.methods.parts import class_tree, tree_likelihood
 from pflcli.methods.parts import gaussian_process as gp
-from pflcli.methods.parts import gaussian_process_blocks as blocks
 
 PRIOR = gp.Prior()
 
