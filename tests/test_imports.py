@@ -46,9 +46,7 @@ ALLOWED = {
     "training": BASE
     | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
     | {"federation.aggregators", "federation.privacy", "federation.uploads"},
-    "estimates": BASE
-    | {"execution", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters", "training"}
-    | {"federation.aggregators", "federation.uploads"},
+    "jobs": BASE | {"execution", "artifacts", "engine", "training"},
     "prediction": BASE
     | {
         "execution",
@@ -78,11 +76,11 @@ ALLOWED = {
     | {"knn", "training", "evaluation", "evaluation.metrics", "prediction"},
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
-    | {"parameters", "engine", "knn", "methods", "artifacts", "training", "estimates", "prediction", "auditing"}
+    | {"parameters", "engine", "knn", "methods", "artifacts", "training", "jobs", "prediction", "auditing"}
     | {"federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"},
     "cli": BASE
-    | {"execution", "config", "commands", "artifacts", "prediction", "evaluation", "evaluation.presentation"},
+    | {"execution", "config", "commands", "artifacts", "jobs", "prediction", "evaluation", "evaluation.presentation"},
     "__main__": {"cli", "errors"},
     "__init__": {"commands"},
 }

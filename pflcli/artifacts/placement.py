@@ -28,6 +28,14 @@ def partial(out: Path) -> Path:
     return out.with_name(out.name + ".partial")
 
 
+def require_folder(out: Path) -> None:
+    """Raise ConflictError if ``out`` cannot be a folder of artifacts."""
+    if manifests.is_artifact(out):
+        raise ConflictError(f"{out} is a pfl artifact itself", "choose another folder for --out")
+    if out.exists() and not out.is_dir():
+        raise ConflictError(f"{out} exists and is not a folder", "choose another folder for --out")
+
+
 def check(out: Path, spec: ArtifactSpec) -> None:
     """Refuse an output that could not be written at the end, before anything is computed; changes nothing.
 

@@ -170,7 +170,7 @@ def _planning(execution: Execution, context: typer.Context) -> Execution:
 
 def _script(plan: str, sources: list[Path], out: Path, jobs: list[dict[str, Any]], context: typer.Context) -> str:
     """Return the script for the command as it was typed, without ``--plan``."""
-    from pflcli.commands.comparison import scripts
+    from pflcli.jobs import scripts
 
     typed: list[str] = list(context.meta[_WORDS])
     if not any(word.partition("=")[0] == _PLAN for word in typed):

@@ -9,34 +9,41 @@ from typing import Any
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import partition as partition_kind
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.placement import require_folder
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison import equal_tuning, needs, parts, runner, stacking
-from pflcli.commands.comparison.equal_tuning import Tuned, Tuner
+from pflcli.commands.comparison import costs, selection, tunings
 from pflcli.commands.comparison.existing import ExistingComparison, find_comparison
-from pflcli.commands.comparison.partitions import SPLIT, by_seed
-from pflcli.commands.comparison.plan import (
+from pflcli.commands.comparison.runs import private_runs, seed_jobs
+from pflcli.commands.comparison.tunings import Tuned
+from pflcli.commands.comparison.variants import (
     ALL,
     BACKBONE,
-    planned_steps,
-    private_runs,
-    require_folder,
+    Variant,
+    announce_stacks,
+    require_validation_samples,
     resolve_variants,
+    stack_pools,
 )
-from pflcli.commands.comparison.steps import Step, Variant
-from pflcli.errors import ComputationError, UsageError, closest
+from pflcli.errors import ComputationError, InputError, PflError, UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, stack_references, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
+from pflcli.jobs.job import LATER, Job, Planned, listed, plan, require_free, rows
+from pflcli.jobs.run import Results, counts, run
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
 from pflcli.training import run_request
+
+SPLIT = "test"
+"""The samples that are scored."""
 
 NAME = "comparison"
 """The folder of the artifact inside ``out``; beside it are the folders ``seed-N``."""
@@ -103,27 +110,41 @@ def compare(
     initial_weights = None if weights is None else initial.read(weights)
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     partition = next(iter(partitions.values()))
+    every = ALL in methods
+    remaining = only
     tuned = Tuned(options or {}, settings or {})
     training = run_request.resolve_settings({}, tuned.settings, partition)
-    budget = equal_tuning.budget(tune, out / NAME, partitions, table.metrics, force=execution.force)
+
+    # First what the requests of all other jobs depend on: the options and settings that --tune chooses.
+    budget = tunings.budget(tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
-        variants = equal_tuning.requested_variants(methods, tuned.options, training, out / NAME)
+        variants = tunings.requested_variants(methods, tuned.options, training, out / NAME)
         table.request(baseline, partitions)  # what is invalid is refused before anything is made
         if not manifests.is_artifact(out / NAME):
             _require_compared(baseline, variants)
-        tuner = Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights, execution.locally())
-        tuned = tuner.tuned(variants) if only is None else parts.tuned(tuner, variants, only)
-        if only is not None and all(map(parts.is_tuning, only)):
-            return parts.outcome(out, only)
-        training = run_request.resolve_settings({}, tuned.settings, partition)
-        if not tuned.is_complete:
+        tuner = tunings.Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights)
+        tuning, results = plan(tuner.jobs(variants)), None
+        if remaining is not None:
+            remaining, tuning = selection.make_first(out, remaining, tuning, execution, skip_unsuited=every)
+            if not remaining:
+                return selection.last_made(out, only or ())
+            selection.require_chosen(out, remaining, tuner.by_variant(tuning), tuning, variants)
+        else:
+            require_free(tuning.values(), execution)
+            if not execution.dry_run:
+                results = run(tuning, execution, skip_unsuited=every)
+        tuned = tuner.chosen(variants, tuning, results)
+        if only is None and not tuned.is_complete:
             execution.reporter.say(tuned.announcement)
-            steps = _steps(partitions, out, variants, training, initial_weights)
-            plan = {
+            later = _jobs(partitions, out, variants, training, initial_weights, tuner.by_variant(tuning))
+            facts = {
                 "plan": tuned.plan(out, variants, list(partitions)),
-                "jobs": parts.jobs(out, steps, tuned, variants),
+                "jobs": listed({**tuning, **{job: Planned(job, LATER) for job in later}}, out),
             }
-            return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", plan)
+            return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", facts)
+        training = run_request.resolve_settings({}, tuned.settings, partition)
+
+    # Then the variants, with those of an existing comparison, and their jobs.
     options = tuned.options
     digest = None if initial_weights is None else initial_weights.digest
     existing = find_comparison(out / NAME, NAME, training, digest)
@@ -134,11 +155,17 @@ def compare(
         partitions, table = existing.partitions(partitions), table.joined(existing)
         existing.announce(variants, methods, partitions, execution.reporter)
     _require_compared(baseline, variants)
-    stacking.require_validation_samples([variant.name for variant in variants], partitions.values())
-    chosen_seeds = partitions if only is None else parts.by_seed(partitions, only)
-    steps = _steps(chosen_seeds, out, variants, training, initial_weights)
-    if only is not None:
-        return parts.make_only(out, only, steps, execution, every=ALL in methods)
+    require_validation_samples([variant.name for variant in variants], partitions.values())
+    seeds_made = partitions if remaining is None else selection.seeds_of(partitions, remaining)
+    planned = plan(_jobs(seeds_made, out, variants, training, initial_weights))
+    if remaining is not None:
+        selection.make_only(out, remaining, planned, execution, skip_unsuited=every)
+        if execution.dry_run:
+            todo = [planned[job] for job in selection.selected(out, remaining, planned)]
+            return Outcome(out, NAME, f"dry run: {Decision.NEW}", "", {"plan": rows(todo), "jobs": []})
+        return selection.last_made(out, only or ())
+
+    # Then the table: whether it is there already, and else the runs that it needs.
     request = {
         "methods": {item.name: {"options": dict(item.options), "settings": dict(item.settings)} for item in variants},
         "seeds": sorted(partitions),
@@ -147,35 +174,70 @@ def compare(
         **table.request(baseline, partitions),
         **tuned.request,
     }
-    stacking.announce(request["methods"], execution.reporter, pending=any(step.is_ahead for step in steps))
-    draft = _draft(request, {step: step.artifact for step in steps if step.is_method}, out)
+    if any(item.is_ahead for item in planned.values()):
+        announce_stacks(request["methods"], execution.reporter)
+    draft = _draft(request, {job: item.artifact for job, item in planned.items() if job.is_result}, out)
     extends = "" if existing is None else existing.addition(draft)
-    privacy = guarantee.composition(
-        [*private_runs(steps, variants, training), *tuned.private_trials(variants, training)]
-    )
+    private = [*private_runs(planned, variants, training), *tuned.private_trials(variants, training)]
+    privacy = guarantee.composition(private)
     if privacy:
         execution.reporter.say(guarantee.composition_sentence(privacy))
-    parts.require_free(steps, execution)
+    require_free(planned.values(), execution)
     preview = make(out / NAME, draft, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
     if execution.dry_run or preview.decision == Decision.UP_TO_DATE:
         outcome = make(out / NAME, draft, execution, _never_built, extends=extends)
         if not execution.dry_run:
             return outcome
-        estimate = needs.of(steps, variants, training, partition, execution)
+        estimate = costs.estimate(planned, variants, training, partition, initial_weights, execution)
         estimate.announce(out, execution.reporter)
-        rows = estimate.beside([*tuned.plan(out, variants, ()), *parts.rows(steps)])
-        todo = parts.jobs(out, steps, tuned, variants)
-        facts = {**({"privacy": privacy} if privacy else {}), **estimate.facts()}
-        return replace(outcome, summary={"plan": rows, "jobs": todo, **facts})
-    results = runner.run(steps, execution, every=ALL in methods)
-    if not results.predictions:
-        raise runner.nothing_to_compare(results)
+        facts: dict[str, Any] = {
+            "plan": estimate.beside([*tuned.plan(out, variants, ()), *rows(planned.values())]),
+            "jobs": listed(planned, out),
+            **({"privacy": privacy} if privacy else {}),
+            **estimate.facts(),
+        }
+        return replace(outcome, summary=facts)
+    execution.reporter.say(counts(planned))
+    results = run(planned, execution, skip_unsuited=every)
+    if not results.made:
+        raise _nothing_to_compare(results)
     if baseline == BACKBONE and all(variant.name != BACKBONE for variant in variants):
         execution.reporter.say(f"gains are against {BACKBONE}, which is not compared: --methods {BACKBONE},...")
     outcome = _tabulate(request, tuned, results, out, extends, privacy, execution)
     if results.failed:
-        raise IncompleteError(outcome, *runner.failure_report(results))
+        raise IncompleteError(outcome, *results.report())
     return outcome
+
+
+def by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict[int, Artifact]:
+    """Return the partition of each seed; raises UsageError if two partitions or two seeds are the same."""
+    artifacts = [open_one(source, "partition") for source in sources]
+    if not artifacts:
+        raise UsageError("no partition to compare on", "pfl compare PARTITION -o DIR")
+    for artifact in artifacts:
+        if not artifact.manifest.summary.get(SPLIT, 1):
+            raise InputError(f"{artifact.path} has no {SPLIT} samples to score", "--fractions 0.6,0.2,0.2")
+    if len(artifacts) == 1:
+        run_seeds = [run_request.seed_of(None, artifacts[0])] if seeds is None else list(seeds)
+        if len({*run_seeds}) < len(run_seeds) or not run_seeds or min(run_seeds) < 0:
+            raise UsageError(f"--seeds {','.join(map(str, run_seeds))} are not different numbers", "--seeds 0,1,2")
+        return dict.fromkeys(run_seeds, artifacts[0])
+    if seeds is not None:
+        raise UsageError(
+            "--seeds needs a single partition: several are each used under the seed that they were drawn with",
+            "give one partition, or leave out --seeds",
+        )
+    partitions: dict[int, Artifact] = {}
+    for artifact in artifacts:
+        seed = run_request.seed_of(None, artifact)
+        codebook.require_same(artifacts[0], artifact, "classes", "features")
+        if seed in partitions:
+            raise UsageError(
+                f"{partitions[seed].path} and {artifact.path} are both of seed {seed}",
+                "several partitions stand for several seeds: pfl partition DATASET -o DIR --seed 1",
+            )
+        partitions[seed] = artifact
+    return partitions
 
 
 @dataclass(frozen=True)
@@ -220,25 +282,37 @@ def _require_compared(baseline: str, variants: Sequence[Variant]) -> None:
         raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
 
 
-def _steps(
+def _jobs(
     partitions: Mapping[int, Artifact],
     out: Path,
     variants: Sequence[Variant],
     training: Settings,
     weights: initial.Weights | None,
-) -> list[Step]:
-    """Return the steps of all seeds."""
+    tuning: Mapping[str, Job] | None = None,
+) -> list[Job]:
+    """Return the jobs of all seeds."""
     return [
-        step
+        job
         for seed, partition in partitions.items()
-        for step in planned_steps(partition, seed, out, variants, training, weights)
+        for job in seed_jobs(partition, seed, out, variants, training, weights, tuning)
     ]
 
 
-def _draft(request: Mapping[str, Any], predictions: Mapping[Step, Artifact], out: Path) -> ArtifactSpec:
+def _nothing_to_compare(results: Results) -> PflError:
+    """Return the error for a comparison without results: the input error that all runs share, or that all failed."""
+    errors = list(results.failed.values())
+    if not errors:
+        return InputError("none of the methods suits the data")
+    if len({error.message for error in errors}) == 1 and isinstance(errors[0], InputError):
+        return errors[0]
+    _, *lines = results.report()
+    return ComputationError("all runs failed", *lines)
+
+
+def _draft(request: Mapping[str, Any], predictions: Mapping[Job, Artifact | None], out: Path) -> ArtifactSpec:
     """Return what identifies the comparison of ``predictions``; their order does not matter."""
     ordered = sorted(predictions.items(), key=lambda item: (item[0].name, item[0].seed))
-    inputs = tuple(artifact.as_input(f"{step.name}, seed {step.seed}", out / NAME) for step, artifact in ordered)
+    inputs = tuple(item.as_input(f"{job.name}, seed {job.seed}", out / NAME) for job, item in ordered if item)
     return ArtifactSpec(NAME, request, inputs)
 
 
@@ -249,23 +323,23 @@ def _never_built(work: ArtifactWriter) -> Built:
 def _tabulate(
     request: Mapping[str, Any],
     tuned: Tuned,
-    results: runner.Results,
+    results: Results,
     out: Path,
     extends: str,
     privacy: Mapping[str, Any],
     execution: Execution,
 ) -> Outcome:
-    """Write the comparison of all predictions that the steps made."""
+    """Write the comparison of all predictions that were made."""
     suitable = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
-    draft = _draft({**request, "methods": suitable}, results.predictions, out)
-    runs = sorted(results.predictions.items(), key=lambda item: item[0].seed)
-    artifacts, labels = [artifact for _, artifact in runs], [step.name for step, _ in runs]
-    compared = {step.name for step in results.predictions}
+    draft = _draft({**request, "methods": suitable}, results.made, out)
+    runs = sorted(results.made.items(), key=lambda item: item[0].seed)
+    artifacts, labels = [artifact for _, artifact in runs], [job.name for job, _ in runs]
+    compared = {job.name for job in results.made}
     baseline = request["baseline"] if request["baseline"] in compared else BACKBONE
     failed_seeds: dict[str, list[int]] = {}
-    for step in (*results.failed, *results.blocked):
-        if step.is_method:
-            failed_seeds.setdefault(step.name, []).append(step.seed)
+    for job in (*results.failed, *results.blocked):
+        if job.is_result:
+            failed_seeds.setdefault(job.name, []).append(job.seed)
 
     link = simulated_time.Link.of(request["link"]) if "link" in request else None
     metric_names = tuple(request.get("metric", catalogue.DEFAULT))
@@ -273,9 +347,12 @@ def _tabulate(
     def build(work: ArtifactWriter) -> Built:
         scores = scoring.score(artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"))
         metrics = {**scoring.metrics(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
-        pools = stacking.pools(suitable)
-        if beside := stack_references.references(scores, pools):
-            metrics |= {"stacks": beside, "warnings": [*metrics["warnings"], *stack_references.cautions(scores, pools)]}
+        pooled = stack_pools(suitable)
+        if beside := stack_references.references(scores, pooled):
+            metrics |= {
+                "stacks": beside,
+                "warnings": [*metrics["warnings"], *stack_references.cautions(scores, pooled)],
+            }
         metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
         metrics |= tuned.record(out / NAME, [*place])

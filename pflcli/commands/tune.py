@@ -16,10 +16,10 @@ from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact, ancestor
+from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison.chain_steps import shared_artifacts
-from pflcli.commands.comparison.plan import TRAINING, epochs, require_folder
+from pflcli.commands.comparison.runs import shared_jobs
+from pflcli.commands.comparison.variants import TRAINING, epochs
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tuning import running, samplers, tables
 from pflcli.commands.tuning.samplers import Grid, Sampler
@@ -29,6 +29,7 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
+from pflcli.jobs.job import make_unless_there, plan, require_free
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings, changed
 from pflcli.training import initial_weights as initial
@@ -70,7 +71,7 @@ def tune(
     """
     execution = execution or Execution()
     out, options, settings = Path(out), dict(options or {}), dict(settings or {})
-    require_folder(out)
+    placement.require_folder(out)
     if minutes is not None and not minutes > 0:
         raise UsageError(f"--minutes {minutes:g} leaves no time for a trial", "--minutes 10")
     source = open_one(source, *chain.KINDS)
@@ -160,10 +161,29 @@ class _Trials:
 
     def base(self, execution: Execution) -> Artifact:
         """Return the artifact that trials start from: ``source``, or the last of those that are made in ``out``."""
-        needed = chain.closure(methods.load(self.method).NEEDS)
-        actions = shared_artifacts(self.out, self.settings, self.weights, self.seed)
-        missing = {kind: act for kind, act in actions.items() if kind in needed and ancestor(self.source, kind) is None}
-        return running.last_artifact(self.source, missing, execution)
+        needs = methods.load(self.method).NEEDS
+        last = max([*needs, self.source.kind], key=[*chain.KINDS].index)
+        jobs = shared_jobs(
+            self.source,
+            self.out,
+            last,
+            lambda: (None, self.settings),
+            self.weights,
+            self.seed,
+            work=epochs(self.training),
+            is_result=True,
+        )
+        if not jobs:
+            return self.source
+        if execution.dry_run:
+            planned = plan(jobs)
+            require_free(planned.values(), execution)
+            artifact = planned[jobs[-1]].artifact
+            assert artifact is not None
+            return artifact
+        for job in jobs:
+            job.run(execution)
+        return open_artifact(jobs[-1].out)
 
     def place(self, point: Point) -> Path:
         """Return the folder of the trial of a point."""
@@ -210,7 +230,7 @@ class _Trials:
         planned = []
         for point in point_sampler.points:
             dry_run = replace(execution, dry_run=True, reporter=SILENT)
-            outcome = running.unless_conflict(partial(self.trial, base, point), dry_run)
+            outcome = make_unless_there(partial(self.trial, base, point), dry_run)
             decision = outcome.decision.removeprefix("dry run: ")
             if decision != Decision.UP_TO_DATE:
                 placement.require_outside(self.place(point), execution.reads)

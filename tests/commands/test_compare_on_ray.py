@@ -25,9 +25,9 @@ class AtOnce:
 
     def remote(self, **options):
         def submit(function, *args):
-            self.started.append(args[1].name)
-            attempt, step, execution, folder = args
-            return lambda: function(attempt, step, pickle.loads(pickle.dumps(execution)), folder)
+            self.started.append(args[1].job.name)
+            attempt, item, execution, folder = args
+            return lambda: function(attempt, item, pickle.loads(pickle.dumps(execution)), folder)
 
         return lambda function: SimpleNamespace(remote=lambda *args: Reference(submit(function, *args)))
 
@@ -74,7 +74,7 @@ def test_what_needs_a_failed_step_is_left_out(pfl, small, at_once, tmp_path, mon
             return train_global(*args, execution=execution, **values)
         raise InputError("no backbone today")
 
-    monkeypatch.setattr("pflcli.commands.comparison.chain_steps.train_global", planned_only)
+    monkeypatch.setattr("pflcli.commands.comparison.runs.train_global", planned_only)
     words = ("--methods", "fedavg,fedavg-plus,local", "--baseline", "local", "--model", "mlp", "--rounds", 1)
     ran = pfl("compare", small.p, *words, "-o", tmp_path / "c", "--executor", "ray")
     assert ran.code == 5

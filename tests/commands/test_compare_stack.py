@@ -12,8 +12,7 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError, compare
-from pflcli.commands.comparison import stacking
-from pflcli.commands.comparison.steps import Variant
+from pflcli.commands.comparison.variants import resolve_variants
 from pflcli.commands.partition import partition
 from pflcli.commands.stack import stack
 from pflcli.errors import ConflictError, InputError, UsageError
@@ -181,8 +180,7 @@ def test_of_all_methods_those_on_the_backbone_and_local_are_pooled(small, tmp_pa
 def test_up_to_twelve_methods_are_pooled_all(count, pooled):
     names = ["fedavg", "local", *(f"ditto@{number}" for number in range(count - 2))]
     # FedAvg is the backbone; the others are trained on the partition.
-    compared = [Variant(name, {}, {}, "partition" if name != "fedavg" else "backbone", 1.0) for name in names]
-    (variant,) = stacking.variants(["stack"], {}, compared, Settings())
+    variant = resolve_variants([*names, "stack"], {}, Settings())[-1]
     assert variant.options["pool"] == sorted(names if pooled == count else names[:2])
     assert len(variant.options["pool"]) == pooled
 

@@ -11,8 +11,7 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.commands.comparison.plan import ALL, TRAINING, resolve_variants
-from pflcli.commands.comparison.steps import Variant
+from pflcli.commands.comparison.variants import ALL, TRAINING, Variant, resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
 from pflcli.evaluation.metrics import catalogue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,21 +14,17 @@ import numpy as np
 
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Outcome
-from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
-from pflcli.commands.comparison import chain_steps, runner
-from pflcli.commands.comparison.progress import OverallProgress
-from pflcli.commands.comparison.steps import Step
+from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands.tuning.samplers import Sampler
 from pflcli.commands.tuning.space import Point, words
-from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.execution import Execution
-from pflcli.reporter import SILENT
+from pflcli.jobs.job import Job
+from pflcli.jobs.progress import OverallProgress
+from pflcli.jobs.run import failure
 
 SPLIT = "validation"
-
-Act = Callable[[Execution], Outcome]
-"""Makes one artifact."""
 
 
 @dataclass(frozen=True)
@@ -73,23 +69,24 @@ def run(
     """
     points: list[Point] = []
 
-    def make_trial(before: Sequence[Artifact], execution: Execution) -> Outcome:
-        return unless_conflict(partial(act, points[-1]), execution)
+    def call(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
+        return act(points[-1], execution)
 
-    steps = [Step(seed, f"trial {number}", (), make_trial, epochs) for number in range(1, sampler.count + 1)]
-    progress = OverallProgress(execution.reporter, steps, label="tune")
+    # The folder of a trial follows from its point, which a sampler chooses by the results of earlier ones.
+    jobs = [Job(f"trial {n}", Path(), call, (), seed=seed, work=epochs) for n in range(1, sampler.count + 1)]
+    progress = OverallProgress(execution.reporter, jobs, label="tune")
     trials: list[Trial] = []
     with progress.overall():
-        for number, step in enumerate(steps, start=1):
+        for number, job in enumerate(jobs, start=1):
             seconds = sum(trial.seconds for trial in trials)
             if minutes is not None and seconds >= 60 * minutes and any(trial.score is not None for trial in trials):
                 execution.reporter.say(f"{seconds:.0f} s are spent: {len(trials)} of {sampler.count} trials were made")
                 break
             point = sampler.ask()
-            points.append(point)
             execution.reporter.say(f"trial {number} of {sampler.count}: {words(point)}")
             start = time.monotonic()
-            error = runner.failure(step, replace(execution, reporter=progress), progress)
+            points.append(point)
+            error = failure(job, partial(job.run, replace(execution, reporter=progress)), progress)
             if isinstance(error, ComputationError | UsageError):
                 trial = Trial(number, point, place(point), time.monotonic() - start, problem=error.message)
             elif error is not None:
@@ -123,32 +120,6 @@ def best(trials: Sequence[Trial], metric: str) -> Trial:
         raise ComputationError(f"all {len(trials)} trials failed", *reasons)
     number = max(ranks, key=lambda number: (ranks[number], -number))
     return next(trial for trial in trials if trial.number == number)
-
-
-def unless_conflict(act: Act, execution: Execution) -> Outcome:
-    """Make an artifact unless it is up to date; with ``force``, an artifact of another request is replaced."""
-    try:
-        act(replace(execution, force=False, dry_run=True, reporter=SILENT))
-    except ConflictError:
-        if not execution.force:
-            raise
-        return act(execution)
-    return act(replace(execution, force=False))
-
-
-def made_or_expected(outcome: Outcome, origin: Artifact, *, dry_run: bool) -> Artifact:
-    """Return the artifact of an outcome: opened, or as expected after a dry run."""
-    if not dry_run:
-        return open_artifact(outcome.path)
-    return expected_artifact(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, origin)
-
-
-def last_artifact(source: Artifact, actions: Mapping[str, chain_steps.Act], execution: Execution) -> Artifact:
-    """Make the artifacts of ``actions``, each from the one before it, and return the last; ``source`` if none."""
-    for act in actions.values():
-        outcome = unless_conflict(partial(act, [source]), execution)
-        source = made_or_expected(outcome, source, dry_run=execution.dry_run)
-    return source
 
 
 def _scored(number: int, point: Point, path: Path, metric: str) -> Trial:

@@ -13,7 +13,7 @@ from typing import Any
 from pflcli import config, methods
 from pflcli.artifacts import chain
 from pflcli.artifacts.manifest import digest
-from pflcli.commands.comparison.plan import TRAINING
+from pflcli.commands.comparison.variants import TRAINING
 from pflcli.errors import UsageError, closest
 from pflcli.methods import Method
 from pflcli.settings import Settings, changed

@@ -11,7 +11,7 @@ from typing import Any
 from pflcli.artifacts import csv_file
 from pflcli.artifacts.kinds import tuning
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison.plan import BACKBONE, TRAINING
+from pflcli.commands.comparison.variants import BACKBONE, TRAINING
 from pflcli.commands.tuning.running import Trial
 from pflcli.commands.tuning.space import Space
 from pflcli.errors import UsageError

@@ -6,30 +6,38 @@ comparison. Then each method is tuned, on the backbone if it needs one; all unde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods
-from pflcli.artifacts import chain
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.commands.comparison.chain_steps import shared_artifacts
 from pflcli.commands.comparison.existing import option_values
-from pflcli.commands.comparison.plan import BACKBONE, TRAINING, divided, resolve_variants
-from pflcli.commands.comparison.steps import CHOOSING, Variant, method_name
+from pflcli.commands.comparison.runs import CHOOSING, shared_jobs
+from pflcli.commands.comparison.variants import (
+    BACKBONE,
+    TRAINING,
+    Variant,
+    divided,
+    epochs,
+    method_name,
+    resolve_variants,
+)
+from pflcli.commands.tune import NAME as TUNING
 from pflcli.commands.tune import tune
 from pflcli.commands.tuning import running
-from pflcli.commands.tuning.space import grid_size
+from pflcli.commands.tuning.space import default_grid, grid_size
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
+from pflcli.jobs.job import LATER, Job, Plan
+from pflcli.jobs.run import Results
 from pflcli.settings import Settings, changed
 from pflcli.training import run_request
 from pflcli.training.initial_weights import Weights
@@ -37,9 +45,6 @@ from pflcli.wording import counted
 
 FOLDER = "tune"
 """The folder inside ``out`` with one tuning per method."""
-
-_LATER = "after tuning"
-"""The decision of a dry run for a method whose options are not chosen yet."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,7 @@ class Tuned:
                     "seed": seed,
                     "step": variant.name,
                     "path": str(out / f"seed-{seed}" / variant.name),
-                    "decision": _LATER,
+                    "decision": LATER,
                 }
                 for seed in seeds
             ]
@@ -209,40 +214,84 @@ class Tuner:
     options: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, Any]
     weights: Weights | None
-    execution: Execution
 
-    def tuned(self, variants: Sequence[Variant]) -> Tuned:
-        """Tune FedAvg and then the ``variants``.
+    def jobs(self, variants: Sequence[Variant]) -> list[Job]:
+        """Return the jobs that tune FedAvg and the ``variants``, with those that make what they are tuned on.
 
-        A method whose trials all fail, or that does not suit the data, keeps the options of the user; the comparison
-        then reports it. Raises any other error of ``tune``.
+        A method whose grid is empty, as all its keys are fixed, has no job.
         """
-        backbone = self.choice(BACKBONE, lambda: self.partition, self.settings)
-        best_options, best_settings = self._best(BACKBONE, backbone)
+        first = self._job(BACKBONE, self.partition, lambda: self.settings, ())
+        after = (first,) if first is not None else ()
+        on_backbone = [item for item in variants if self._is_on_backbone(item) and self._grid(item.name)]
+        order = ("partition", "backbone", "embeddings", "datastore")
+        shared = self._shared(max((item.source for item in on_backbone), key=order.index, default="partition"), after)
+        by_kind = dict(zip(order[1:], shared, strict=False))
+        jobs = [*after, *shared]
+        for variant in variants:
+            job = None
+            if variant in on_backbone:
+                job = self._job(variant.name, by_kind[variant.source], self._tuned_settings, after)
+            elif variant.source == "partition":
+                job = self._job(variant.name, self.partition, lambda: self.settings, ())
+            jobs += [job] if job is not None and variant.name != BACKBONE else []
+        return jobs
+
+    def by_variant(self, jobs: Iterable[Job]) -> dict[str, Job]:
+        """Return the jobs that tune, by the name of the variant."""
+        return {job.name.removeprefix("tune "): job for job in jobs if is_tuning(str(job.out.relative_to(self.out)))}
+
+    def chosen(self, variants: Sequence[Variant], planned: Plan, results: Results | None = None) -> Tuned:
+        """Return what is chosen for the comparison.
+
+        ``planned`` are the jobs of the ``variants``, and ``results`` says how they ended, if they were run. A method
+        whose trials all fail, or that does not suit the data, keeps the options of the user; the comparison then
+        reports it. Raises any other error of a job.
+        """
+        for error in results.failed.values() if results else ():
+            if not isinstance(error, InputError | ComputationError):
+                raise error
+        jobs = self.by_variant(planned)
+        choices = {name: self._choice(name, jobs.get(name), planned, results) for name in self._names(variants)}
+        best_options, best_settings = self._best(BACKBONE, choices[BACKBONE])
         settings = changed(self.settings, best_settings)
         before, after = (self._training(each) for each in (self.settings, settings))
         # A method that trains by itself has trials without FedAvg's settings, and is compared without them.
         user_settings = {key: value for key, value in before.items() if after[key] != value}
-        options, choices = {**self.options}, {BACKBONE: backbone}
+        options = {**self.options}
         for variant in variants:
-            name = variant.name
-            if name == BACKBONE:
-                options[name] = best_options
-            elif variant.is_stack:
-                choices[name] = Choice({}, 0, 0)  # its exponents are learned, and nothing else of it is tuned
-            elif variant.source == "partition":
-                choices[name] = self.choice(name, lambda: self.partition, self.settings)
-                options[name] = self._prefixed(name, choices[name], user_settings)
-            else:
-                source = partial(self._source, variant.source, after, best_options)
-                choices[name] = self.choice(name, source, settings, is_known=backbone.values is not None)
-                options[name] = self._prefixed(name, choices[name], {})
+            if variant.name == BACKBONE:
+                options[BACKBONE] = best_options
+            elif not variant.is_stack:
+                base = user_settings if variant.source == "partition" else {}
+                own_options, own_settings = self._best(variant.name, choices[variant.name])
+                trained = {f"{TRAINING}{key}": value for key, value in changed(base, own_settings).items()}
+                options[variant.name] = {**own_options, **trained}
         return Tuned(options, settings, self.budget, choices)
 
-    def _prefixed(self, name: str, choice: Choice, base: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a method and, with their prefix, its training settings, beside those of ``base``."""
-        options, settings = self._best(name, choice)
-        return {**options, **{f"{TRAINING}{key}": value for key, value in changed(base, settings).items()}}
+    def _names(self, variants: Sequence[Variant]) -> list[str]:
+        return list(dict.fromkeys([BACKBONE, *(variant.name for variant in variants)]))
+
+    def _is_on_backbone(self, variant: Variant) -> bool:
+        return variant.name != BACKBONE and not variant.is_stack and variant.source != "partition"
+
+    def _choice(self, name: str, job: Job | None, planned: Plan, results: Results | None) -> Choice:
+        if job is None:
+            return Choice({}, 0, 0)  # nothing of it is left to tune; the exponents of a stack are learned
+        grid = self._grid(name)
+        trials = min(self.budget.trials, grid)
+        if results is not None:
+            cause = results.blocked.get(job, job)
+            if cause in results.failed:
+                return Choice({}, trials, grid, results.failed[cause].message)
+            if job.name in results.unsuited:
+                return Choice({}, trials, grid, results.unsuited[job.name])
+        elif not planned[job].is_done:
+            outcome = planned[job].outcome
+            rows = outcome.summary["plan"] if outcome is not None else None
+            ahead = trials if rows is None else sum(row["decision"] != Decision.UP_TO_DATE for row in rows)
+            return Choice(None, ahead, grid)
+        record = tunings.read(open_artifact(job.out))
+        return Choice(_best_values(record), len(record["trials"]), grid)
 
     def _best(self, name: str, choice: Choice) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options and the training settings of a method: those of the user, and the chosen ones."""
@@ -253,53 +302,88 @@ class Tuner:
     def _training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return config.plain(run_request.resolve_settings({}, settings, self.partition))
 
-    def _source(self, kind: str, training: Mapping[str, Any], options: Mapping[str, Any]) -> Artifact:
-        """Return the artifact of this ``kind`` that methods are tuned on, which the comparison then uses too."""
+    def _backbone(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options and settings of FedAvg, from its tuning; the user's alone if all its trials failed."""
+        path = self.out / _path(BACKBONE)
+        values = _best_values(tunings.read(open_artifact(path))) if manifests.is_artifact(path) else {}
+        return self._best(BACKBONE, Choice(values, 0, 0))
+
+    def _tuned_settings(self) -> dict[str, Any]:
+        return changed(self.settings, self._backbone()[1])
+
+    def _shared(self, last: str, after: tuple[Job, ...]) -> list[Job]:
+        """Return the jobs of what methods are tuned on, which are artifacts of the comparison too."""
+        _, own_settings = divided(BACKBONE, self.options.get(BACKBONE, {}))
+        training = run_request.resolve_settings({}, changed(self.settings, own_settings), self.partition)
         folder = self.out / f"seed-{self.budget.seed}"
-        folder = folder / CHOOSING if training["refit"] else folder
-        settings = {**training, "refit": False}
-        actions = shared_artifacts(folder, settings, self.weights, self.budget.seed, options)
-        needed = chain.closure((kind,))
-        return running.last_artifact(
-            self.partition, {name: act for name, act in actions.items() if name in needed}, self.execution
+
+        def chosen() -> tuple[dict[str, Any], dict[str, Any]]:
+            options, settings = self._backbone()
+            return options, {**self._training(changed(self.settings, settings)), "refit": False}
+
+        return shared_jobs(
+            self.partition,
+            folder / CHOOSING if training.refit else folder,
+            last,
+            chosen,
+            self.weights,
+            self.budget.seed,
+            prefix=f"{CHOOSING} " if training.refit else "",
+            after=after,
+            work=epochs(training),
         )
 
-    def choice(
-        self, name: str, source: Callable[[], Artifact], settings: Mapping[str, Any], *, is_known: bool = True
-    ) -> Choice:
-        """Tune one method on ``source()``, which ``is_known`` unless a dry run cannot tell what it will be."""
-        method, trials = method_name(name), self.budget.trials
-        options, own_settings = divided(name, self.options.get(name, {}))
-        fixed = {key: value for key, value in changed(settings, own_settings).items() if key != "refit"}
-        grid = grid_size(method, options, fixed)
-        if not grid:
-            return Choice({}, 0, 0)
-        if not is_known:
-            return Choice(None, min(trials, grid), grid)
+    def _fixed(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the training settings that all trials of a method share: ``settings`` and the user's own for it."""
+        _, own_settings = divided(name, self.options.get(name, {}))
+        return {key: value for key, value in changed(settings, own_settings).items() if key != "refit"}
 
-        self.execution.reporter.say(f"tune {name}")
-        try:
-            act = partial(
-                _tune,
-                method=method,
-                source=source(),
-                out=self.out / FOLDER / name,
-                options=options,
-                settings=fixed,
+    def _grid(self, name: str) -> int:
+        """Return the number of points of a method's grid, without what is fixed or was chosen for the backbone."""
+        settings = dict(self.settings)
+        method = methods.load(method_name(name))
+        if name != BACKBONE and method.NEEDS:
+            _, backbone_settings = divided(BACKBONE, self.options.get(BACKBONE, {}))
+            _, searched = divided(BACKBONE, default_grid(methods.load(BACKBONE)))
+            settings |= {key: None for key in (*backbone_settings, *searched)}
+        options, _ = divided(name, self.options.get(name, {}))
+        return grid_size(method_name(name), options, self._fixed(name, settings))
+
+    def _job(
+        self, name: str, source: Artifact | Job, settings: Callable[[], Mapping[str, Any]], after: tuple[Job, ...]
+    ) -> Job | None:
+        """Return the job that tunes a method, None if there is nothing to tune; ``settings`` are asked when it runs."""
+        grid, out = self._grid(name), self.out / FOLDER / name
+        if not grid:
+            return None
+
+        def call(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
+            return tune(
+                method_name(name),
+                inputs[0],
+                out,
+                options=divided(name, self.options.get(name, {}))[0],
+                settings=self._fixed(name, settings()),
                 weights=self.weights,
-                trials=trials,
+                trials=self.budget.trials,
                 metric=self.budget.metric,
                 seed=self.budget.seed,
+                execution=execution,
             )
-            outcome = running.unless_conflict(act, self.execution)
-        except (InputError, ComputationError) as error:
-            return Choice({}, min(trials, grid), grid, error.message)
-        if outcome.decision != Decision.UP_TO_DATE and self.execution.dry_run:
-            to_make = [step for step in outcome.summary["plan"] if step["decision"] != Decision.UP_TO_DATE]
-            return Choice(None, len(to_make), grid)
-        record = tunings.read(open_artifact(outcome.path))
-        return Choice(record["trials"][record["best"] - 1]["values"], len(record["trials"]), grid)
+
+        work = float(min(self.budget.trials, grid))
+        return Job(f"tune {name}", out / TUNING, call, (source,), after, self.budget.seed, work)
 
 
-def _tune(execution: Execution, **request: Any) -> Outcome:
-    return tune(**request, execution=execution)
+def _best_values(record: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = record["trials"][record["best"] - 1]["values"]
+    return values
+
+
+def _path(name: str) -> str:
+    return f"{FOLDER}/{name}/{TUNING}"
+
+
+def is_tuning(path: str) -> bool:
+    """Return whether ``path``, inside the folder of the comparison, is that of a tuning."""
+    return path.startswith(f"{FOLDER}/")

@@ -1,0 +1,228 @@
+"""``compare -n``: what a comparison costs, from two real rounds of each method in a temporary folder, multiplied."""
+
+from __future__ import annotations
+
+import csv
+import resource
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pflcli import config, methods
+from pflcli.artifacts import disk
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.commands.comparison.runs import CHOOSING, seed_jobs
+from pflcli.commands.comparison.variants import Variant
+from pflcli.execution import Execution
+from pflcli.foreign import size
+from pflcli.jobs.job import Job, Plan, plan
+from pflcli.jobs.run import run
+from pflcli.reporter import SILENT, Reporter
+from pflcli.settings import Settings
+from pflcli.training import pair_costs
+from pflcli.training.initial_weights import Weights
+from pflcli.wording import duration
+
+_ROUNDS = 2
+"""Rounds that are run; the first compiles loops and fills caches, so that only the second is multiplied."""
+_TABLE_SECONDS, _TABLE_SECONDS_EACH = 3.0, 0.045
+"""Seconds until the table and its picture are made, and for each of its predictions (measured on two cores)."""
+_WHOLE_FILES = ("manifest.json", "codebook.json", "predictions.h5", "state.safetensors", "weights.safetensors")
+"""Files whose size does not depend on the number of rounds."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one artifact costs."""
+
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        """Return the cost of both artifacts."""
+        return Cost(
+            self.seconds + other.seconds,
+            self.processor_seconds + other.processor_seconds,
+            self.bytes + other.bytes,
+        )
+
+
+@dataclass
+class Costs:
+    """Estimated costs: of each job under one seed by its name, and of all jobs that are still to be run."""
+
+    by_name: dict[str, Cost] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    """methods that have no estimate, and why; what of a method grows with the square of the clients"""
+    total: Cost = field(default_factory=Cost)
+    memory: int = 0
+    """most bytes of memory that this process has had"""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the totals for the summary of a dry run; nothing if nothing was estimated."""
+        if not self.by_name:
+            return {}
+        totals = {
+            "seconds": round(self.total.seconds, 1),
+            "processor_seconds": round(self.total.processor_seconds, 1),
+            "memory_bytes": self.memory,
+            "disk_bytes": round(self.total.bytes),
+        }
+        return {"needs": totals}
+
+    def beside(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows of a plan, those of unfinished jobs with what they cost."""
+        return [
+            {
+                **row,
+                "processor_seconds": round(self.by_name[row["step"]].processor_seconds, 2),
+                "disk_bytes": round(self.by_name[row["step"]].bytes),
+            }
+            if row["step"] in self.by_name and row["decision"] not in ("up to date", "not needed")
+            else dict(row)
+            for row in rows
+        ]
+
+    def announce(self, out: Path, reporter: Reporter) -> None:
+        """Say what is needed, and what to change if the disk is too full."""
+        for line in self.lines(out):
+            reporter.say(line)
+
+    def lines(self, out: Path) -> list[str]:
+        """Return sentences on the totals, the remarks, and a warning if the disk is too full."""
+        if not self.by_name:
+            return self.remarks
+        text = (
+            f"needs about {duration(self.total.seconds)} ({duration(self.total.processor_seconds)} of one core), "
+            f"{size(self.memory)} of memory and {size(self.total.bytes)} of disk"
+        )
+        lines, free = [text, *self.remarks], disk.free_bytes(out)
+        if self.total.bytes > free:
+            name = max(self.by_name, key=lambda job: self.by_name[job].bytes)
+            lines.append(
+                f"WARNING: {size(self.total.bytes)} of disk are needed, and {size(free)} are free: another --out, "
+                f"fewer --seeds, or leave out {name} ({size(self.by_name[name].bytes)} per seed)"
+            )
+        return lines
+
+
+def estimate(
+    planned: Plan,
+    variants: Sequence[Variant],
+    training: Settings,
+    partition: Artifact,
+    weights: Weights | None,
+    execution: Execution,
+) -> Costs:
+    """Return what the unfinished jobs of a plan cost, from two rounds of each on a ``partition``.
+
+    They are run as the comparison would run them, but in a temporary folder. Without a reporter nothing is estimated.
+    """
+    costs, ahead = Costs(), [job for job, item in planned.items() if item.is_ahead]
+    if not ahead or execution.reporter is SILENT:
+        return costs
+    names = {job.name for job in ahead}
+    by_name = {variant.name: variant for variant in variants}
+    with tempfile.TemporaryDirectory(prefix="pfl-") as folder:
+        short = [replace(item, settings=_shortened(item.settings)) for item in variants]
+        jobs = seed_jobs(
+            partition,
+            ahead[0].seed,
+            Path(folder),
+            short,
+            replace(training, rounds=min(_ROUNDS, training.rounds)),
+            weights,
+        )
+        needed = _with_inputs(job for job in jobs if job.name in names)
+        trial = plan(job for job in jobs if job in needed)
+        own = replace(execution.locally(), dry_run=False, force=False, reporter=_ProgressOnly(execution.reporter))
+        results = run(trial, own, skip_unsuited=True)
+        for job in needed:
+            name = job.name.removeprefix(f"{CHOOSING} ")
+            if job in results.failed:
+                costs.remarks.append(f"{job.name} has no estimate: {results.failed[job].message}")
+            elif job.name in results.unsuited:
+                costs.remarks.append(f"{job.name} would be left out: {results.unsuited[job.name]}")
+            elif job.name in names and job not in results.blocked:
+                settings = training if name not in by_name else _of_variant(training, by_name[name])
+                costs.by_name[job.name] = _multiplied(open_artifact(job.out), settings)
+    for name in names & by_name.keys():
+        costs.remarks += _of_pairs(by_name[name], training, partition)
+    predictions = sum(job.is_result for job in planned)
+    table = _TABLE_SECONDS + _TABLE_SECONDS_EACH * predictions
+    made = (costs.by_name[job.name] for job in ahead if job.name in costs.by_name)
+    costs.total = sum(made, Cost(table, table))
+    costs.memory = _peak_memory()
+    return costs
+
+
+def _shortened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: min(value, _ROUNDS) if key == "rounds" else value for key, value in settings.items()}
+
+
+def _with_inputs(jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs, each after those that make its inputs."""
+    return list(dict.fromkeys(item for job in jobs for item in (*_with_inputs(job.input_jobs), job)))
+
+
+def _of_variant(training: Settings, variant: Variant) -> Settings:
+    settings: Settings = config.build(Settings, {**config.plain(training), **variant.settings}, variant.name)
+    return settings
+
+
+def _multiplied(artifact: Artifact, settings: Settings) -> Cost:
+    """Return the cost of an artifact with all rounds of ``settings``, from one with a few."""
+    made = artifact.manifest.made
+    seconds, processor = float(made["seconds"]), float(made.get("processor_seconds", made["seconds"]))
+    table = artifact.path / "rounds.csv"
+    rows = list(csv.DictReader(table.read_text().splitlines())) if table.exists() else []
+    played = int(rows[-1]["round"]) if rows else 0
+    growth, written = 1.0, 1.0
+    if played:
+        growth = 1 + (settings.rounds - played) * float(rows[-1]["seconds"]) / max(seconds, 1e-9)
+        # A table has a row for each client that was ever selected.
+        missed = 1 - settings.participation
+        written = (1 - missed**settings.rounds) / (1 - missed**played)
+    total = 0.0
+    for path in artifact.path.iterdir():
+        factor = settings.rounds / played if path == table else 1.0 if path.name in _WHOLE_FILES else written
+        total += path.stat().st_size * factor
+    return Cost(seconds * growth, processor * growth, total)
+
+
+def _of_pairs(variant: Variant, training: Settings, partition: Artifact) -> list[str]:
+    """Return what of a method grows with the square of the clients."""
+    if variant.is_stack:
+        return []
+    method = methods.load(variant.method)
+    cfg = config.build(method.Config, variant.options, variant.method)
+    return pair_costs.remarks(variant.name, method, cfg, _of_variant(training, variant), partition)
+
+
+def _peak_memory() -> int:
+    """Return the most bytes of memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+class _ProgressOnly:
+    """A reporter that shows progress, and drops messages."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def say(self, text: str) -> None:
+        """Ignore the line."""
+
+    def detail(self, text: str) -> None:
+        """Ignore the line."""
+
+    def progress(self, label: str, total: int, completed: int = 0) -> AbstractContextManager[Any]:
+        """Show progress under the name of what is done."""
+        shown: AbstractContextManager[Any] = self._reporter.progress("estimate", total, completed)
+        return shown

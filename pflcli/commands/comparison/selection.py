@@ -1,0 +1,117 @@
+"""``compare --only``: make some artifacts of a comparison, named by their folders in it, and no table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.decision import Decision
+from pflcli.artifacts.make import Outcome
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.commands.comparison.runs import CHOOSING
+from pflcli.commands.comparison.tunings import is_tuning
+from pflcli.commands.comparison.variants import BACKBONE, Variant
+from pflcli.errors import ComputationError, InputError, PflError, UnsuitedError, UsageError, closest
+from pflcli.execution import Execution
+from pflcli.jobs.job import NOT_NEEDED, Job, Plan, plan, require_free, with_parts
+from pflcli.jobs.run import counts, run
+
+
+def make_only(out: Path, only: Sequence[str], planned: Plan, execution: Execution, *, skip_unsuited: bool) -> None:
+    """Make the artifacts at the paths ``only`` in ``out``, with the runs that are part of them, and no others.
+
+    A tuning without a result is reported and is no error: its method keeps the options of the user. Raises UsageError
+    for a path that is no part of the comparison, ConflictError for an artifact of another request, InputError if an
+    artifact cannot be read or written, and ComputationError if one fails, or needs another one that is not there.
+    """
+    chosen = {job: planned[job] for job in selected(out, only, planned)}
+    require_free(chosen.values(), execution)
+    if execution.dry_run:
+        return
+    absent: list[PflError] = []
+    runnable: Plan = {}
+    for job, item in chosen.items():
+        needed = [need for need in (*job.after, *job.input_jobs) if need in planned]
+        unmade = [need for need in needed if not planned[need].is_done and need not in runnable]
+        if unmade and item.is_ahead:
+            absent.append(missing(_path(job, out), _path(unmade[0], out)))
+        else:
+            runnable[job] = item
+    execution.reporter.say(counts(runnable))
+    results = run(runnable, execution, skip_unsuited=skip_unsuited)
+    for job, item in runnable.items():
+        if item.is_done:
+            job.run(execution, replaces=False)  # it is up to date, and its time is now that of this command
+    failed = [
+        error
+        for job, error in results.failed.items()
+        if isinstance(error, UsageError) or not is_tuning(_path(job, out))
+    ]
+    for error in [*failed, *absent]:
+        if isinstance(error, InputError) and not isinstance(error, UnsuitedError):
+            raise error
+        raise ComputationError(error.message, *error.fix)
+
+
+def selected(out: Path, only: Sequence[str], planned: Plan) -> list[Job]:
+    """Return the jobs at the paths ``only`` in ``out``, each after its parts; raises UsageError for an unknown path."""
+    by_path = {_path(job, out): job for job in planned if not job.is_part}
+    if not only:
+        raise UsageError("--only names no artifact", closest("", by_path))
+    for path in only:
+        # Which runs choose may depend on what tuning has chosen since the paths were listed.
+        if path not in by_path and Path(path).parts[1:2] != (CHOOSING,):
+            raise UsageError(f"{path} is no part of this comparison", closest(path, by_path))
+    return with_parts(by_path[path] for path in only if path in by_path)
+
+
+def make_first(
+    out: Path, only: Sequence[str], tuning: Plan, execution: Execution, *, skip_unsuited: bool
+) -> tuple[list[str], Plan]:
+    """Make those of ``only`` that are jobs of ``tuning``; return the other paths, and the plan as it is now.
+
+    Raises UsageError for the path of a tuning that the comparison does not have, and else as ``make_only``.
+    """
+    paths = {_path(job, out) for job in tuning}
+    first = [path for path in only if path in paths or is_tuning(path)]
+    if not first:
+        return [*only], tuning
+    make_only(out, first, tuning, execution, skip_unsuited=skip_unsuited)
+    return [path for path in only if path not in first], plan(tuning)
+
+
+def require_chosen(
+    out: Path, only: Sequence[str], tunings: Mapping[str, Job], planned: Plan, variants: Iterable[Variant]
+) -> None:
+    """Raise ComputationError if a tuning is missing that one of the artifacts at ``only`` depends on."""
+    names = {path.rsplit("/", 1)[-1] for path in only}
+    names |= {member for item in variants if item.is_stack and item.name in names for member in item.options["pool"]}
+    for name, job in tunings.items():
+        if name in (BACKBONE, *names) and not planned[job].is_done:
+            raise missing(", ".join(only), _path(job, out))
+
+
+def missing(path: str, source: str) -> ComputationError:
+    """Return the error for an artifact that needs ``source``, which is not there."""
+    return ComputationError(f"{path} is not made: {source}, which it needs, is not there", f"first --only {source}")
+
+
+def seeds_of(partitions: Mapping[int, Artifact], only: Sequence[str]) -> dict[int, Artifact]:
+    """Return the partitions of the seeds to which the paths of ``only`` belong; all, if there is none."""
+    folders = {path.split("/")[0] for path in only}
+    return {seed: item for seed, item in partitions.items() if f"seed-{seed}" in folders} or dict(partitions)
+
+
+def last_made(out: Path, only: Sequence[str]) -> Outcome:
+    """Return the last of the artifacts at the paths ``only`` in ``out`` that are there, or else ``out``."""
+    for path in reversed(only):
+        if manifests.is_artifact(out / path):
+            manifest = open_artifact(out / path).manifest
+            facts = (manifest.fingerprint, manifest.summary, dict(manifest.request))
+            return Outcome(out / path, manifest.kind, Decision.UP_TO_DATE, *facts)
+    return Outcome(out, "comparison", NOT_NEEDED, "")
+
+
+def _path(job: Job, out: Path) -> str:
+    return str(job.out.relative_to(out))

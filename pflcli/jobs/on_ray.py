@@ -1,0 +1,116 @@
+"""Run jobs side by side, as tasks of Ray: each is a whole run, and starts again alone if its node or process is lost.
+
+All nodes must see the same files. A task that starts again finds the checkpoint of the one that was lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from pflcli.engine.executors import ray_runtime
+from pflcli.errors import LostWorkerError, PflError
+from pflcli.execution import Execution
+from pflcli.jobs.job import Job, Planned
+from pflcli.jobs.progress import OverallProgress
+from pflcli.reporter import Advance
+from pflcli.training import hardware
+
+_STARTS = 10
+"""How often a job is started again whose node or process was lost."""
+
+_PATIENCE = 30.0
+"""Seconds that tasks may take to write their checkpoints when the comparison is interrupted."""
+
+Attempt = Callable[[Planned, Execution, OverallProgress], PflError | None]
+"""Runs one job and returns its error, or None."""
+
+
+class RayWorkers:
+    """Runs jobs by ``attempt`` as tasks of Ray.
+
+    A job computes with ``execution.threads`` CPUs, by default one; with ``execution.jobs`` that many run at a time, by
+    default as many as there is room for. Leaving the context cancels the tasks that still run.
+    """
+
+    def __init__(self, execution: Execution, attempt: Attempt) -> None:
+        cluster = hardware.ray_cluster(execution.executor, execution.ray_address, execution.gpus_per_worker)
+        assert cluster is not None
+        threads = execution.threads or 1
+        jobs = hardware.jobs(execution.jobs)
+        self._ray = ray_runtime.connect(cluster, threads * jobs if jobs else max(hardware.threads(0), threads))
+        places = ray_runtime.require_room(self._ray, 1, threads, cluster.gpus_per_worker)
+        resources = {"num_cpus": threads, "num_gpus": cluster.gpus_per_worker, "max_retries": _STARTS}
+        self._task = self._ray.remote(**resources)(_attempt_alone)
+        self._places, self._attempt, self._reporter = jobs or places, attempt, execution.reporter
+        self._own = replace(execution.locally(), threads=threads, jobs=0)
+        self._running: dict[Any, Job] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for reference in self._running:
+            self._ray.cancel(reference)  # an interruption there, too: each writes its checkpoint
+        if self._running:
+            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_PATIENCE)
+
+    def has_room(self) -> bool:
+        """Whether another job can be started."""
+        return len(self._running) < self._places
+
+    def start(self, item: Planned) -> None:
+        """Submit a job as a task."""
+        alone = replace(self._own, reporter=Notes())
+        self._running[self._task.remote(self._attempt, item, alone, str(Path.cwd()))] = item.job
+
+    def wait(self) -> tuple[Job, PflError | None]:
+        """Wait for a task; show what it said, and return its job and error. Raises what the task raised."""
+        (finished,), _ = self._ray.wait(list(self._running), num_returns=1)
+        job = self._running.pop(finished)
+        try:
+            error, notes = self._ray.get(finished)
+        except self._ray.exceptions.RayTaskError as raised:
+            raise raised.cause from None
+        except self._ray.exceptions.RayError:
+            return job, LostWorkerError(
+                f"its process on Ray was lost {_STARTS + 1} times", "the same command resumes it"
+            )
+        for kind, text in notes:
+            getattr(self._reporter, kind)(text)
+        return job, error
+
+
+def _attempt_alone(attempt: Attempt, item: Planned, execution: Execution, folder: str) -> tuple[PflError | None, Any]:
+    """Run one job, in the folder to which its paths are relative; return its error, and what it said."""
+    os.chdir(folder)
+    notes = execution.reporter
+    assert isinstance(notes, Notes)
+    progress = OverallProgress(notes, [item.job])
+    with progress.overall():
+        error = attempt(item, execution, progress)
+    return error, notes.lines
+
+
+class Notes:
+    """A reporter that keeps messages, for another process to show."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def say(self, text: str) -> None:
+        """Keep a line for the user."""
+        self.lines.append(("say", text))
+
+    def detail(self, text: str) -> None:
+        """Keep a line for a user who typed -v."""
+        self.lines.append(("detail", text))
+
+    @contextmanager
+    def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
+        """Yield a function that does nothing."""
+        yield lambda steps, note: None

@@ -1,0 +1,136 @@
+"""Overall progress of many jobs, weighted by the time that each takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from pflcli.jobs.job import Job
+from pflcli.reporter import Advance, Reporter
+
+_ROUNDS = 0.9
+"""Assumed share of the rounds in a method's time; the rest is spent on its clients' predictions."""
+_EARLY = 0.02
+"""Share of a job below which its own pace is no estimate of its time."""
+
+
+class TimeEstimate:
+    """Estimates the seconds of a job: as measured under another seed, else from the seconds per epoch of others."""
+
+    def __init__(self) -> None:
+        self._measured: dict[str, list[tuple[float, float]]] = {}
+
+    def add(self, job: Job, seconds: float) -> None:
+        """Add the measured ``seconds`` of one job."""
+        self._measured.setdefault(job.name, []).append((job.work, seconds))
+
+    def guess(self, job: Job, running: tuple[float, float] | None = None) -> float:
+        """Return the estimated seconds of a job.
+
+        While no job has been measured, ``running`` serves instead: the work of the current job and its estimated
+        seconds. Without either, an epoch counts as one second.
+        """
+        all_measured = [pair for pairs in self._measured.values() for pair in pairs]
+        measured = self._measured.get(job.name) or all_measured or ([running] if running else [])
+        epochs = sum(epochs for epochs, _ in measured)
+        return job.work * (sum(seconds for _, seconds in measured) / epochs if epochs else 1.0)
+
+
+class OverallProgress:
+    """A reporter for many jobs: it adds the job's name to each message, and merges their progress into one.
+
+    ``measured`` holds jobs of earlier runs, with the seconds of each.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        jobs: Sequence[Job],
+        measured: Sequence[tuple[Job, float]] = (),
+        clock: Callable[[], float] = time.monotonic,
+        label: str = "compare",
+    ) -> None:
+        self._reporter, self._clock, self._label = reporter, clock, label
+        self._pending = list(jobs)
+        self._job: Job | None = None
+        self._pace = TimeEstimate()
+        for job, seconds in measured:
+            self._pace.add(job, seconds)
+        self._start = self._job_start = clock()
+        self._phases = [(0.0, 1.0)]
+        self._share = self._resumed = self._percent = 0.0
+        self._advance: Advance = lambda steps, note: None
+
+    def say(self, text: str) -> None:
+        """Show a line, with the job's name."""
+        self._reporter.say(self._with_job(text))
+
+    def detail(self, text: str) -> None:
+        """Show a line, with the job's name, to a user who typed -v."""
+        self._reporter.detail(self._with_job(text))
+
+    def _with_job(self, text: str) -> str:
+        return text if self._job is None else f"{self._job.label}: {text.removeprefix(f'{self._job.name}: ')}"
+
+    @contextmanager
+    def overall(self) -> Iterator[None]:
+        """Show the overall progress, in per cent of the estimated time."""
+        with self._reporter.progress(self._label, 100 if self._pending else 0) as self._advance:
+            yield
+
+    @contextmanager
+    def job(self, job: Job) -> Iterator[None]:
+        """Measure one job; its seconds improve the estimates for the others."""
+        self.skip(job)
+        self._job, self._job_start = job, self._clock()
+        self._share = self._resumed = 0.0
+        self._phases = [(0.0, _ROUNDS), (_ROUNDS, 1.0)] if job.has_rounds else [(0.0, 1.0)]
+        try:
+            yield
+            seconds = self._clock() - self._job_start
+            self._pace.add(job, seconds)
+            self.say(f"finished in {seconds:.1f} s")
+            self._share = 1.0
+            self._show(job.label)
+        finally:
+            self._job = None
+
+    def skip(self, job: Job) -> None:
+        """Remove a job that will not run from the estimate."""
+        self._pending.remove(job)
+
+    @contextmanager
+    def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
+        """Count the progress within the current job as a part of the overall progress."""
+        first, last = self._phases.pop(0)
+        self._phases = self._phases or [(last, last)]
+        position: float = completed
+        name = label if self._job is None else self._job.label
+
+        def share() -> float:
+            return first + (last - first) * position / max(total, 1)
+
+        def advance(steps: float, note: str) -> None:
+            nonlocal position
+            position += steps
+            self._share = share()
+            self._show(f"{name}, {position:.0f}/{total}{', ' + note if note else ''}")
+
+        if self._share == 0.0:
+            # Rounds of before the job was resumed took no time in this run.
+            self._share = self._resumed = share()
+        self._show(name)
+        yield advance
+
+    def _show(self, note: str) -> None:
+        elapsed, job_seconds = self._clock() - self._start, self._clock() - self._job_start
+        gained, remaining, running = self._share - self._resumed, 0.0, None
+        if self._job is not None:
+            total = job_seconds / gained if gained > _EARLY else self._pace.guess(self._job)
+            remaining = (1 - self._share) * total
+            running = (self._job.work, total)
+        remaining += sum(self._pace.guess(job, running) for job in self._pending)
+        percent = max(self._percent, 100 * elapsed / max(elapsed + remaining, 1e-9))
+        self._advance(percent - self._percent, note)
+        self._percent = percent

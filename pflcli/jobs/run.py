@@ -1,0 +1,191 @@
+"""Run the jobs of a plan; if one fails, only the jobs that need its artifact are skipped."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
+from typing import Protocol
+
+from pflcli.artifacts import placement
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.errors import ComputationError, ConflictError, PflError, UnsuitedError, out_of_memory
+from pflcli.execution import Execution
+from pflcli.jobs import on_ray
+from pflcli.jobs.job import LATER, Job, Plan, Planned
+from pflcli.jobs.progress import OverallProgress
+from pflcli.reporter import Reporter
+from pflcli.wording import counted
+
+
+@dataclass
+class Results:
+    """What became of the jobs of a plan."""
+
+    made: dict[Job, Artifact] = field(default_factory=dict)
+    """artifacts of results that were made or are up to date"""
+    failed: dict[Job, PflError] = field(default_factory=dict)
+    blocked: dict[Job, Job] = field(default_factory=dict)
+    """by job that cannot run, the failed job that is the cause"""
+    unsuited: dict[str, str] = field(default_factory=dict)
+    """why a method does not suit the data, by name of the jobs that are left out"""
+
+    def excludes(self, job: Job, reporter: Reporter) -> bool:
+        """Return whether a job cannot run because one of its inputs failed or is left out."""
+        causes = [
+            self.blocked.get(item, item) for item in job.input_jobs if item in self.failed or item in self.blocked
+        ]
+        if causes:
+            self.blocked[job] = causes[0]
+        unsuited = [item for item in job.input_jobs if item.name in self.unsuited]
+        if unsuited and job.name not in self.unsuited:
+            self.unsuited[job.name] = self.unsuited[unsuited[0].name]
+            if not unsuited[0].is_part:
+                names = ", ".join(item.name for item in unsuited)
+                reporter.say(f"{job.name} is left out: it needs {names}, which is left out")
+        return bool(causes) or job.name in self.unsuited
+
+    def conclude(self, job: Job, error: PflError | None, reporter: Reporter, *, skip_unsuited: bool) -> None:
+        """Record how a job ended."""
+        if error is None:
+            if job.is_result:
+                self.made[job] = open_artifact(job.out)
+        elif skip_unsuited and isinstance(error, UnsuitedError):
+            self.unsuited[job.name] = error.message
+            reporter.say(f"{job.name} is left out: {error.message}")
+        else:
+            self.failed[job] = error
+            reporter.say(f"{job.label} failed: {_reason(job, error)}")
+
+    def report(self) -> list[str]:
+        """Return the lines of an error: how many results are missing, why each job failed, and what to type."""
+        missing = [job for job in (*self.failed, *self.blocked) if job.is_result]
+        lines = [f"{len(missing)} of {len(missing) + len(self.made)} runs failed; the table holds the others"]
+        for job, error in self.failed.items():
+            lines.append(f"{job.label}: {_reason(job, error)}")
+            dependents = [other.name for other, cause in self.blocked.items() if cause is job and other.is_result]
+            if dependents:
+                lines.append(f"seed {job.seed}, {', '.join(dependents)}: not run without it")
+        return [*lines, *dict.fromkeys(line for error in self.failed.values() for line in error.fix)]
+
+
+def _reason(job: Job, error: PflError) -> str:
+    """Return the error's message without the method's name, which precedes it already."""
+    return error.message.removeprefix(f"{job.name}: ")
+
+
+class Workers(Protocol):
+    """Run jobs: one at a time in this process, or several at a time on Ray."""
+
+    def has_room(self) -> bool:
+        """Whether another job can be started."""
+
+    def start(self, item: Planned) -> None:
+        """Start a job."""
+
+    def wait(self) -> tuple[Job, PflError | None]:
+        """Wait until one of the started jobs is over; return it and its error."""
+
+
+@dataclass
+class _Here:
+    """Runs one job at a time in this process."""
+
+    execution: Execution
+    progress: OverallProgress
+    running: tuple[Job, PflError | None] | None = None
+
+    def has_room(self) -> bool:
+        return self.running is None
+
+    def start(self, item: Planned) -> None:
+        self.running = item.job, attempt(item, self.execution, self.progress)
+
+    def wait(self) -> tuple[Job, PflError | None]:
+        assert self.running is not None
+        result, self.running = self.running, None
+        return result
+
+
+def run(planned: Plan, execution: Execution, *, skip_unsuited: bool = False) -> Results:
+    """Run the unfinished jobs of a plan, each when those that it needs are over: in turn or, on Ray, side by side.
+
+    With ``skip_unsuited``, a method that does not suit the data is left out under all seeds, and has not failed. Raises
+    ConflictError if another process writes one of the artifacts.
+    """
+    reporter, results = execution.reporter, Results()
+    finished = []
+    for job, item in planned.items():
+        if item.is_done:
+            placement.tidy_after_kill(job.out)  # a writer may have been killed before it tidied up
+            artifact = open_artifact(job.out)
+            finished.append((job, artifact.manifest.made["seconds"]))
+            if job.is_result:
+                results.made[job] = artifact
+    order = {item.job: number for number, item in enumerate(item for item in planned.values() if item.is_ahead)}
+    sorter = TopologicalSorter(
+        {job: [need for need in (*job.input_jobs, *job.after) if need in order] for job in order}
+    )
+    sorter.prepare()
+    progress = OverallProgress(reporter, [*order], finished)
+    workers, shown = _workers(execution, progress)
+    ready: list[Job] = []
+    with shown:
+        while sorter.is_active():
+            ready = sorted([*ready, *sorter.get_ready()], key=order.__getitem__)
+            if not (ready and workers.has_room()):
+                job, error = workers.wait()
+                results.conclude(job, error, reporter, skip_unsuited=skip_unsuited)
+                sorter.done(job)
+                continue
+            job = ready.pop(0)
+            if results.excludes(job, reporter):
+                progress.skip(job)
+                sorter.done(job)
+            else:
+                workers.start(planned[job])
+    return results
+
+
+def _workers(execution: Execution, progress: OverallProgress) -> tuple[Workers, AbstractContextManager[object]]:
+    """Return what runs the jobs, and the context in which it does."""
+    if execution.executor != "ray":
+        return _Here(execution, progress), progress.overall()
+    workers = on_ray.RayWorkers(execution, attempt)
+    return workers, workers
+
+
+def attempt(item: Planned, execution: Execution, progress: OverallProgress) -> PflError | None:
+    """Run one job and return its error, or None; raises ConflictError if another process writes the artifact."""
+    replaces = None if item.decision == LATER else item.conflict is not None
+    own = replace(execution, reporter=progress)
+    return failure(item.job, lambda: item.job.run(own, replaces=replaces), progress)
+
+
+def failure(job: Job, call: Callable[[], object], progress: OverallProgress) -> PflError | None:
+    """Measure ``call``, which runs a job, and return its error, or None; raises ConflictError."""
+    try:
+        with progress.job(job):
+            call()
+    except ConflictError:
+        raise
+    except PflError as error:
+        return error.with_traceback(None)  # the traceback would keep the run, its engine and samples in memory
+    except Exception as error:
+        progress.detail(traceback.format_exc())
+        return out_of_memory(error) or ComputationError(f"a bug: {type(error).__name__}: {error}")
+    return None
+
+
+def counts(planned: Plan) -> str:
+    """Return how many methods and seeds a plan has, and how many artifacts are to be made, for people."""
+    results = [job for job in planned if job.is_result]
+    methods, seeds = {job.name for job in results}, {job.seed for job in results}
+    ahead = sum(item.is_ahead for item in planned.values())
+    done = sum(item.is_done for item in planned.values())
+    return (
+        f"{counted(len(methods), 'method')}, {counted(len(seeds), 'seed')}: "
+        f"{counted(ahead, 'artifact')} to make, {done} up to date"
+    )

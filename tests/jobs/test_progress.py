@@ -1,0 +1,69 @@
+"""Progress of many jobs: in per cent of the time that all of them take, learned from those that are over."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pflcli.jobs.job import Job
+from pflcli.jobs.progress import OverallProgress
+from pflcli.reporter import NullReporter
+
+
+class Screen(NullReporter):
+    """Keeps what is said, and when the percentage was updated."""
+
+    def __init__(self, now):
+        self.now, self.said, self.updates = now, [], []
+
+    def say(self, text):
+        self.said.append(text)
+
+    @contextmanager
+    def progress(self, label, total, completed=0):
+        assert (label, total) == ("compare", 100)
+        yield self.advance
+
+    def advance(self, steps, note):
+        percent = (self.updates[-1][1] if self.updates else 0.0) + steps
+        self.updates.append((self.now[0], percent, note))
+
+
+def job(seed, name, work):
+    return Job(name, Path(), lambda inputs, execution: None, (), seed=seed, work=work)
+
+
+def test_progress_goes_by_the_time_that_jobs_take():
+    """Two seeds of a job that takes 3 s and one that takes 1 s: what is known after the first tells of the second."""
+    now = [0.0]
+    jobs = [job(seed, name, 1.0) for seed in (0, 1) for name in ("slow", "fast")]
+    screen = Screen(now)
+    progress = OverallProgress(screen, jobs, clock=lambda: now[0])
+    with progress.overall():
+        for each in jobs:
+            with progress.job(each), progress.progress(each.name, 4) as advance:
+                for _ in range(4):
+                    now[0] += 0.75 if each.name == "slow" else 0.25
+                    advance(1, "loss 1.0")
+                progress.say(f"{each.name}: all well")
+    at = {round(when, 2): percent for when, percent, _ in screen.updates}
+    assert at[1.5] == pytest.approx(100 * 1.5 / 12)  # half of the first of four that are assumed to be alike
+    assert at[4.0] == pytest.approx(50)  # both have been measured once
+    assert at[5.5] == pytest.approx(100 * 5.5 / 8)
+    assert at[8.0] == pytest.approx(100)
+    assert [percent for _, percent, _ in screen.updates] == sorted(percent for _, percent, _ in screen.updates)
+    assert screen.updates[1][2] == "seed 0, slow, 1/4, loss 1.0"
+    assert screen.said[:2] == ["seed 0, slow: all well", "seed 0, slow: finished in 3.0 s"]
+
+
+def test_a_resumed_job_is_not_taken_for_a_fast_one():
+    """Rounds of before took no time now: 90 of 100 rounds are there, the next 5 take 5 s, so 5 s are left."""
+    now = [0.0]
+    screen, resumed = Screen(now), job(0, "backbone", 100.0)
+    progress = OverallProgress(screen, [resumed], clock=lambda: now[0])
+    with progress.overall(), progress.job(resumed), progress.progress("fedavg", 100, 90) as advance:
+        now[0] = 5.0
+        advance(5, "")
+        assert screen.updates[-1][1] == pytest.approx(50)
