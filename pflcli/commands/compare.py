@@ -35,7 +35,7 @@ from pflcli.evaluation import scoring, simulated_time, stack_references, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
-from pflcli.jobs.job import LATER, Job, Planned, listed, plan, require_free, rows
+from pflcli.jobs.job import LATER, Job, Plan, Planned, listed, plan, require_free, rows
 from pflcli.jobs.run import Results, counts, run
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings
@@ -111,11 +111,10 @@ def compare(
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     partition = next(iter(partitions.values()))
     every = ALL in methods
-    remaining = only
-    tuned = Tuned(options or {}, settings or {})
+    tuned, left = Tuned(options or {}, settings or {}), only
     training = run_request.resolve_settings({}, tuned.settings, partition)
 
-    # First what the requests of all other jobs depend on: the options and settings that --tune chooses.
+    # First the options and settings that --tune chooses, on which the requests of all other jobs depend.
     budget = tunings.budget(tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
         variants = tunings.requested_variants(methods, tuned.options, training, out / NAME)
@@ -123,25 +122,18 @@ def compare(
         if not manifests.is_artifact(out / NAME):
             _require_compared(baseline, variants)
         tuner = tunings.Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights)
-        tuning, results = plan(tuner.jobs(variants)), None
-        if remaining is not None:
-            remaining, tuning = selection.make_first(out, remaining, tuning, execution, skip_unsuited=every)
-            if not remaining:
-                return selection.last_made(out, only or ())
-            selection.require_chosen(out, remaining, tuner.by_variant(tuning), tuning, variants)
+        if only is None:
+            tuned, tuning = _tune(tuner, variants, execution, every=every)
         else:
-            require_free(tuning.values(), execution)
-            if not execution.dry_run:
-                results = run(tuning, execution, skip_unsuited=every)
-        tuned = tuner.chosen(variants, tuning, results)
+            tuned, left = _make_tunings(tuner, variants, only, execution, every=every)
+            if not left:
+                return selection.last_made(out, only)
         if only is None and not tuned.is_complete:
             execution.reporter.say(tuned.announcement)
             later = _jobs(partitions, out, variants, training, initial_weights, tuner.by_variant(tuning))
-            facts = {
-                "plan": tuned.plan(out, variants, list(partitions)),
-                "jobs": listed({**tuning, **{job: Planned(job, LATER) for job in later}}, out),
-            }
-            return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", facts)
+            todo = listed({**tuning, **{job: Planned(job, LATER) for job in later}}, out)
+            plan_rows = tuned.plan(out, variants, list(partitions))
+            return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", {"plan": plan_rows, "jobs": todo})
         training = run_request.resolve_settings({}, tuned.settings, partition)
 
     # Then the variants, with those of an existing comparison, and their jobs.
@@ -156,14 +148,11 @@ def compare(
         existing.announce(variants, methods, partitions, execution.reporter)
     _require_compared(baseline, variants)
     require_validation_samples([variant.name for variant in variants], partitions.values())
-    seeds_made = partitions if remaining is None else selection.seeds_of(partitions, remaining)
-    planned = plan(_jobs(seeds_made, out, variants, training, initial_weights))
-    if remaining is not None:
-        selection.make_only(out, remaining, planned, execution, skip_unsuited=every)
-        if execution.dry_run:
-            todo = [planned[job] for job in selection.selected(out, remaining, planned)]
-            return Outcome(out, NAME, f"dry run: {Decision.NEW}", "", {"plan": rows(todo), "jobs": []})
-        return selection.last_made(out, only or ())
+    chosen_seeds = partitions if left is None else selection.seeds_of(partitions, left)
+    planned = plan(_jobs(chosen_seeds, out, variants, training, initial_weights))
+    if only is not None and left is not None:
+        selection.make_only(out, left, planned, execution, skip_unsuited=every)
+        return selection.outcome(out, only, left, planned, execution)
 
     # Then the table: whether it is there already, and else the runs that it needs.
     request = {
@@ -190,7 +179,7 @@ def compare(
             return outcome
         estimate = costs.estimate(planned, variants, training, partition, initial_weights, execution)
         estimate.announce(out, execution.reporter)
-        facts: dict[str, Any] = {
+        facts = {
             "plan": estimate.beside([*tuned.plan(out, variants, ()), *rows(planned.values())]),
             "jobs": listed(planned, out),
             **({"privacy": privacy} if privacy else {}),
@@ -207,6 +196,26 @@ def compare(
     if results.failed:
         raise IncompleteError(outcome, *results.report())
     return outcome
+
+
+def _tune(
+    tuner: tunings.Tuner, variants: Sequence[Variant], execution: Execution, *, every: bool
+) -> tuple[Tuned, Plan]:
+    """Tune the variants; return what is chosen, and the plan of the tunings."""
+    tuning = plan(tuner.jobs(variants))
+    require_free(tuning.values(), execution)
+    results = None if execution.dry_run else run(tuning, execution, skip_unsuited=every)
+    return tuner.chosen(variants, tuning, results), tuning
+
+
+def _make_tunings(
+    tuner: tunings.Tuner, variants: Sequence[Variant], only: Sequence[str], execution: Execution, *, every: bool
+) -> tuple[Tuned, list[str]]:
+    """Make those of the artifacts ``only`` that are tunings; return what is chosen, and the other artifacts."""
+    left, tuning = selection.make_first(tuner.out, only, plan(tuner.jobs(variants)), execution, skip_unsuited=every)
+    if left:
+        selection.require_chosen(tuner.out, left, tuner.by_variant(tuning), tuning, variants)
+    return tuner.chosen(variants, tuning), left
 
 
 def by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict[int, Artifact]:

@@ -31,7 +31,7 @@ _ROUNDS = 2
 """Rounds that are run; the first compiles loops and fills caches, so that only the second is multiplied."""
 _TABLE_SECONDS, _TABLE_SECONDS_EACH = 3.0, 0.045
 """Seconds until the table and its picture are made, and for each of its predictions (measured on two cores)."""
-_WHOLE_FILES = ("manifest.json", "codebook.json", "predictions.h5", "state.safetensors", "weights.safetensors")
+_WHOLE_FILES = ("manifest.json", "codebook.json", "predictions.h5", "weights.safetensors")
 """Files whose size does not depend on the number of rounds."""
 
 
@@ -127,6 +127,7 @@ def estimate(
     if not ahead or execution.reporter is SILENT:
         return costs
     names = {job.name for job in ahead}
+    clients = int(partition.manifest.summary["clients"])
     by_name = {variant.name: variant for variant in variants}
     with tempfile.TemporaryDirectory(prefix="pfl-") as folder:
         short = [replace(item, settings=_shortened(item.settings)) for item in variants]
@@ -150,7 +151,7 @@ def estimate(
                 costs.remarks.append(f"{job.name} would be left out: {results.unsuited[job.name]}")
             elif job.name in names and job not in results.blocked:
                 settings = training if name not in by_name else _of_variant(training, by_name[name])
-                costs.by_name[job.name] = _multiplied(open_artifact(job.out), settings)
+                costs.by_name[job.name] = _multiplied(open_artifact(job.out), settings, clients)
     for name in names & by_name.keys():
         costs.remarks += _of_pairs(by_name[name], training, partition)
     predictions = sum(job.is_result for job in planned)
@@ -175,23 +176,29 @@ def _of_variant(training: Settings, variant: Variant) -> Settings:
     return settings
 
 
-def _multiplied(artifact: Artifact, settings: Settings) -> Cost:
-    """Return the cost of an artifact with all rounds of ``settings``, from one with a few."""
+def _multiplied(artifact: Artifact, settings: Settings, clients: int) -> Cost:
+    """Return the cost of an artifact with all rounds of ``settings``, from one with a few, among so many clients."""
     made = artifact.manifest.made
     seconds, processor = float(made["seconds"]), float(made.get("processor_seconds", made["seconds"]))
     table = artifact.path / "rounds.csv"
     rows = list(csv.DictReader(table.read_text().splitlines())) if table.exists() else []
     played = int(rows[-1]["round"]) if rows else 0
-    growth, written = 1.0, 1.0
+    growth, seen = 1.0, 1.0
     if played:
         growth = 1 + (settings.rounds - played) * float(rows[-1]["seconds"]) / max(seconds, 1e-9)
-        # A table has a row for each client that was ever selected.
-        missed = 1 - settings.participation
-        written = (1 - missed**settings.rounds) / (1 - missed**played)
+        missed = 1 - max(1, round(settings.participation * clients)) / clients
+        seen = (1 - missed**settings.rounds) / (1 - missed**played)
+    model = float(artifact.manifest.summary.get("model_bytes", 0))
     total = 0.0
     for path in artifact.path.iterdir():
-        factor = settings.rounds / played if path == table else 1.0 if path.name in _WHOLE_FILES else written
-        total += path.stat().st_size * factor
+        stored = path.stat().st_size
+        if path == table:
+            total += stored * settings.rounds / max(played, 1)
+        elif path.name in _WHOLE_FILES:
+            total += stored
+        else:  # beside the global model, a state has a row for each client that was ever selected
+            shared = min(model, stored) if path.name == "state.safetensors" else 0.0
+            total += shared + (stored - shared) * seen
     return Cost(seconds * growth, processor * growth, total)
 
 

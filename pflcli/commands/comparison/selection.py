@@ -14,7 +14,7 @@ from pflcli.commands.comparison.tunings import is_tuning
 from pflcli.commands.comparison.variants import BACKBONE, Variant
 from pflcli.errors import ComputationError, InputError, PflError, UnsuitedError, UsageError, closest
 from pflcli.execution import Execution
-from pflcli.jobs.job import NOT_NEEDED, Job, Plan, plan, require_free, with_parts
+from pflcli.jobs.job import NOT_NEEDED, Job, Plan, plan, require_free, rows, with_parts
 from pflcli.jobs.run import counts, run
 
 
@@ -101,6 +101,14 @@ def seeds_of(partitions: Mapping[int, Artifact], only: Sequence[str]) -> dict[in
     """Return the partitions of the seeds to which the paths of ``only`` belong; all, if there is none."""
     folders = {path.split("/")[0] for path in only}
     return {seed: item for seed, item in partitions.items() if f"seed-{seed}" in folders} or dict(partitions)
+
+
+def outcome(out: Path, only: Sequence[str], left: Sequence[str], planned: Plan, execution: Execution) -> Outcome:
+    """Return what ``--only`` has made, or in a dry run the plan of ``left``, what is left of ``only``."""
+    if not execution.dry_run:
+        return last_made(out, only)
+    plan_rows = rows(planned[job] for job in selected(out, left, planned))
+    return Outcome(out, "comparison", f"dry run: {Decision.NEW}", "", {"plan": plan_rows, "jobs": []})
 
 
 def last_made(out: Path, only: Sequence[str]) -> Outcome:
