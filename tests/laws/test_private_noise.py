@@ -71,30 +71,16 @@ def correlation(one, other):
     return abs(np.corrcoef(one[:count], other[:count])[0, 1])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_two_runs_have_independent_noise(method, small, tmp_path, recorded):
-    """Not even two runs of one request share noise; with ``dp_seed``, runs that differ in one option do not."""
-    variants = {
-        "once": {},
-        "again": {},
-        "lr": {"lr": 0.2},
-        "seeded": {"dp_seed": 1},
-        "seeded lr": {"dp_seed": 1, "lr": 0.2},
-    }
-    runs = {}
-    for name, changes in variants.items():
-        runs[name] = recorded(
-            lambda name=name, changes=changes: personalize(
-                method, small.p, tmp_path / name, settings={**PRIVATE, **changes}, execution=ONE
-            )
-        )
-    for one, other in itertools.combinations(runs.values(), 2):
-        bound = 5 / np.sqrt(min(len(one[0]), len(other[0])))
-        assert correlation(one[0], other[0]) < bound
+def require_independent(runs):
+    for one, other in itertools.combinations(runs, 2):
+        bound = 5 / np.sqrt(min(len(one), len(other)))
+        assert correlation(one, other) < bound
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_repeats_its_noise(method, small, tmp_path, recorded, monkeypatch):
+def test_a_resumed_run_repeats_its_noise_and_another_of_the_same_request_does_not(
+    method, small, tmp_path, recorded, monkeypatch
+):
     release = PrivateMean.end_round
 
     def interrupted(self):
@@ -102,8 +88,8 @@ def test_a_resumed_run_repeats_its_noise(method, small, tmp_path, recorded, monk
             raise KeyboardInterrupt
         return release(self)
 
-    def run():
-        personalize(method, small.p, tmp_path / "run", settings=PRIVATE, execution=ONE)
+    def run(name="run"):
+        personalize(method, small.p, tmp_path / name, settings=PRIVATE, execution=ONE)
 
     with monkeypatch.context() as patch:
         patch.setattr(PrivateMean, "end_round", interrupted)
@@ -117,6 +103,19 @@ def test_a_resumed_run_repeats_its_noise(method, small, tmp_path, recorded, monk
     after, _ = recorded(run)
     assert (tmp_path / "run" / dp_secret.FILE).read_bytes() == secret
     np.testing.assert_array_equal(after, before[-len(after) :])  # round 2, which was interrupted, once more
+    again, _ = recorded(partial(run, "again"))
+    require_independent([before, again])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_runs_that_differ_in_one_option_have_independent_noise(method, small, tmp_path, recorded):
+    """Neither the noise of a secret nor, with ``dp_seed``, that of a seed is used by two requests."""
+    variants = {"once": {}, "lr": {"lr": 0.2}, "seeded": {"dp_seed": 1}, "seeded lr": {"dp_seed": 1, "lr": 0.2}}
+    runs = []
+    for name, changes in variants.items():
+        act = partial(personalize, method, small.p, tmp_path / name, settings={**PRIVATE, **changes}, execution=ONE)
+        runs.append(recorded(act)[0])
+    require_independent(runs)
 
 
 def test_a_seed_repeats_a_run(small, tmp_path, recorded):
