@@ -67,7 +67,8 @@ def main(args: list[str] | None = None) -> None:
     # Imported here, because it takes long enough to be interrupted.
     from typer import Abort, TyperException
 
-    from pflcli.cli import app, completion, console
+    from pflcli.cli import app, console
+    from pflcli.options import completion
 
     if args is None and completion.VARIABLE in os.environ:
         sys.exit(completion.answer(app))

@@ -29,3 +29,9 @@ def duration(seconds: float) -> str:
             number = max(seconds, 1) / length
             return f"{number:.{int(length > 1 and number < 10)}f} {unit}"
     return f"{seconds / 86400:.1f} days"
+
+
+class PathWord(str):
+    """A word of a command line that names a file or folder."""
+
+    __slots__ = ()

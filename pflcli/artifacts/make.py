@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,6 +22,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.reporter import SILENT, Reporter
+from pflcli.wording import PathWord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +62,8 @@ class Making:
     reporter: Reporter = SILENT
     reads: tuple[Path, ...] = ()
     """files and folders that the command reads besides its input artifacts"""
+    command: tuple[str, ...] = ()
+    """the words of the command line that makes the artifact, which it records"""
 
     def reading(self, *paths: Path | str | None) -> Self:
         """Return a copy with further ``reads``."""
@@ -137,9 +141,23 @@ def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, fo
         summary, circumstances = build(writer)
         gc.collect()  # ends worker processes that nothing refers to any more, so that their seconds count
         processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
+        recorded = {"command": _line(execution.command, out)} if execution.command else {}
         versions = {"pfl": version("pflcli"), "python": platform.python_version()}
-        writer.commit(summary, {**versions, **circumstances, **processor})
+        writer.commit(summary, {**recorded, **versions, **circumstances, **processor})
     return summary
+
+
+def _line(words: Iterable[str], out: Path) -> str:
+    """Return a command line as one types it in the folder of the artifact ``out``; each path begins with a dot."""
+    folder = out.absolute().parent
+
+    def word(text: str) -> str:
+        if not isinstance(text, PathWord):
+            return text
+        relative = os.path.relpath(Path(text).absolute(), folder)
+        return relative if relative.startswith(".") else f"./{relative}"
+
+    return shlex.join(map(word, words))
 
 
 def _touch(out: Path) -> None:

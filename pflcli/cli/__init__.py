@@ -8,30 +8,26 @@ from typing import Annotated
 import typer
 
 from pflcli import __version__
-from pflcli.cli import (
-    audit,
-    build_datastore,
-    compare,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    extract,
-    import_data,
-    listing,
-    new_client,
-    partition,
-    personalize,
-    predict,
-    report,
-    shared,
-    show,
-    stack,
-    sweep,
-    train_global,
-    tune,
-    update_datastore,
-)
+from pflcli.cli import doctor, listing, report, results, show
+from pflcli.cli.from_options import Command, Show, command, show_outcome
+from pflcli.options.audit import Audit
+from pflcli.options.build_datastore import BuildDatastore
+from pflcli.options.compare import Compare
+from pflcli.options.declaration import Options
+from pflcli.options.demo import Demo
+from pflcli.options.evaluate import Evaluate
+from pflcli.options.export import Export
+from pflcli.options.extract import Extract
+from pflcli.options.import_data import ImportData
+from pflcli.options.new_client import NewClient
+from pflcli.options.partition import Partition
+from pflcli.options.personalize import Personalize
+from pflcli.options.predict import Predict
+from pflcli.options.stack import Stack
+from pflcli.options.sweep import Sweep
+from pflcli.options.train_global import TrainGlobal
+from pflcli.options.tune import Tune
+from pflcli.options.update_datastore import UpdateDatastore
 
 _SUMMARY = "Find out which personalized federated learning method works best on your data, by how much, and for whom."
 
@@ -44,27 +40,35 @@ app = typer.Typer(
 )
 
 _CHAIN, _USE, _LOOK = "Make artifacts", "Use them", "Look at them"
-app.command("import", cls=import_data.Command, rich_help_panel=_CHAIN)(import_data.command)
-app.command("partition", cls=shared.Command, rich_help_panel=_CHAIN)(partition.command)
-app.command("train-global", cls=shared.Command, rich_help_panel=_CHAIN)(train_global.command)
-app.command("extract", cls=shared.Command, rich_help_panel=_CHAIN)(extract.command)
-app.command("build-datastore", cls=shared.Command, rich_help_panel=_CHAIN)(build_datastore.command)
-app.command("update-datastore", cls=shared.Command, rich_help_panel=_CHAIN)(update_datastore.command)
-app.command("personalize", cls=shared.Command, rich_help_panel=_CHAIN)(personalize.command)
-app.command("stack", cls=shared.Command, rich_help_panel=_CHAIN)(stack.command)
-app.command("evaluate", cls=shared.Command, rich_help_panel=_CHAIN)(evaluate.command)
-app.command("audit", cls=shared.Command, rich_help_panel=_CHAIN)(audit.command)
-app.command("compare", cls=compare.Command, rich_help_panel=_CHAIN)(compare.command)
-app.command("demo", cls=shared.Command, rich_help_panel=_CHAIN)(demo.command)
-app.command("tune", cls=shared.Command, rich_help_panel=_CHAIN)(tune.command)
-app.command("sweep", cls=shared.Command, rich_help_panel=_CHAIN)(sweep.command)
-app.command("new-client", cls=shared.Command, rich_help_panel=_USE)(new_client.command)
-app.command("predict", cls=shared.Command, rich_help_panel=_USE)(predict.command)
-app.command("export", cls=shared.Command, rich_help_panel=_USE)(export.command)
-app.command("report", cls=shared.Command, rich_help_panel=_LOOK)(report.command)
-app.command("show", cls=shared.Command, rich_help_panel=_LOOK)(show.command)
-app.command("list", cls=shared.Command, rich_help_panel=_LOOK)(listing.command)
-app.command("doctor", cls=shared.Command, rich_help_panel=_LOOK)(doctor.command)
+
+
+def _add(cls: type[Options], panel: str, show: Show = show_outcome, words: type[Command] = Command) -> None:
+    app.command(cls.NAME, cls=words, rich_help_panel=panel)(command(cls, show))
+
+
+_add(ImportData, _CHAIN, words=results.ImportCommand)
+_add(Partition, _CHAIN)
+_add(TrainGlobal, _CHAIN)
+_add(Extract, _CHAIN)
+_add(BuildDatastore, _CHAIN)
+_add(UpdateDatastore, _CHAIN)
+_add(Personalize, _CHAIN)
+_add(Stack, _CHAIN)
+_add(Evaluate, _CHAIN, results.scored)
+_add(Audit, _CHAIN, results.attacked)
+app.command("compare", cls=results.CompareCommand, rich_help_panel=_CHAIN)(
+    command(Compare, results.compared, results.run_comparison, {"plan": results.PLAN})
+)
+_add(Demo, _CHAIN, results.scored)
+_add(Tune, _CHAIN, results.tuned)
+_add(Sweep, _CHAIN)
+_add(NewClient, _USE)
+_add(Predict, _USE, results.predicted)
+_add(Export, _USE, results.exported)
+app.command("report", cls=Command, rich_help_panel=_LOOK)(report.command)
+app.command("show", cls=Command, rich_help_panel=_LOOK)(show.command)
+app.command("list", cls=Command, rich_help_panel=_LOOK)(listing.command)
+app.command("doctor", cls=Command, rich_help_panel=_LOOK)(doctor.command)
 
 
 def _version(is_given: bool) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pflcli.cli import console, shared
+from pflcli.cli import console
+from pflcli.cli.from_options import Json
 from pflcli.errors import InputError
 
 
-def command(as_json: shared.Json = False) -> None:
+def command(as_json: Json = False) -> None:
     """Check this installation, and print the versions and devices that it uses.
 
     Examples:

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from pflcli import registry
-from pflcli.cli import completion, console, shared
+from pflcli.cli import console
+from pflcli.cli.from_options import Json
+from pflcli.options import completion
 
 _GIVES_WAY = ("options", "licence", "year", "needs", "representation", "paper")
 """Columns in the order in which they are left out if the terminal is too narrow."""
@@ -32,7 +34,7 @@ def command(
     root: Annotated[
         Path | None, typer.Option(help="Look for datasets in this folder.", metavar="DIR", show_default=False)
     ] = None,
-    as_json: shared.Json = False,
+    as_json: Json = False,
 ) -> None:
     """List methods, datasets, models, schemes, upload steps and aggregators, with options and defaults.
 

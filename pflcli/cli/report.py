@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from pflcli.cli import completion, console, shared
+from pflcli.cli import console
+from pflcli.cli.from_options import Json, Quiet, Verbose
+from pflcli.options import completion
 
 
 def command(
@@ -31,9 +33,9 @@ def command(
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace a file at --out that pfl report did not write.")
     ] = False,
-    as_json: shared.Json = False,
-    quiet: shared.Quiet = False,
-    verbose: shared.Verbose = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Write one page that explains a comparison: the answer, a sortable table, linked charts, and how to repeat it.
 

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pflcli.cli import completion, console, shared
+from pflcli.cli import console
+from pflcli.cli.from_options import Json
 from pflcli.errors import UsageError
+from pflcli.options import completion
+from pflcli.options.declaration import numbers
 
 
 def command(
@@ -47,7 +50,7 @@ def command(
             show_default=False,
         ),
     ] = "",
-    as_json: shared.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Print what an artifact is, the request that made it, and its inputs.
 
@@ -60,7 +63,7 @@ def command(
     from pflcli.commands import show
     from pflcli.evaluation.presentation import tables
 
-    chosen = shared.numbers(rounds, "--plot-rounds")
+    chosen = numbers(rounds, "--plot-rounds")
     if chosen and picture is None and attention is None:
         raise UsageError("--plot-rounds needs --plot or --attention", "--plot FILE.png")
     in_words = lineage and not as_json

@@ -30,6 +30,8 @@ from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate
 from pflcli.evaluation.presentation import audits
 from pflcli.execution import Execution
+from pflcli.options.audit import Audit
+from pflcli.options.declaration import command
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction import disclosure, personalized
 from pflcli.prediction.answerer import Answerer
@@ -40,18 +42,8 @@ STATISTICS = 1
 """The version of what is computed; it becomes another one when numbers of equal requests may change."""
 
 
-def audit(
-    source: Path | str | Artifact,
-    out: Path | str,
-    *,
-    references: Sequence[Path | str | Artifact] = (),
-    invert: int = 0,
-    canaries: int = 0,
-    answers: str | None = None,
-    weights: Path | str | None = None,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(Audit)
+def audit(asked: Audit) -> Outcome:
     """Measure what an attacker learns from what the clients of the predictions ``source`` answer.
 
     The attacker sends samples whose class it knows to a client, and sees what the client answers. For each sample it
@@ -69,27 +61,31 @@ def audit(
     Raises UsageError for an option that does not fit, InputError for a lineage that is not complete, references that
     cannot serve, or clients without members or non-members, ComputationError if the method cannot answer.
     """
-    execution = (execution or Execution()).reading(weights)
-    if invert < 0:
-        raise UsageError(f"--invert {invert} is negative", "--invert 3")
-    canary_training.check(canaries)
-    disclosed = disclosure.load(answers)
-    artifact = open_one(source, "predictions")
-    compared = [open_one(path, "predictions") for path in references]
-    answerer = answerers.opened(artifact, weights)
-    reference_answerers = _opened_references(answerer, compared, weights)
-    seed = int(artifact.manifest.request["seed"]) if seed is None else seed
+    execution = (asked.execution or Execution()).reading(asked.weights)
+    if asked.invert < 0:
+        raise UsageError(f"--invert {asked.invert} is negative", "--invert 3")
+    canary_training.check(asked.canaries)
+    disclosed = disclosure.load(asked.answers)
+    artifact = open_one(asked.source, "predictions")
+    compared = [open_one(path, "predictions") for path in asked.references]
+    answerer = answerers.opened(artifact, asked.weights)
+    reference_answerers = _opened_references(answerer, compared, asked.weights)
+    seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
     spec = ArtifactSpec(
         "audit",
-        {"statistics": STATISTICS, "seed": seed, **_requested(answers, invert=invert, canaries=canaries)},
+        {
+            "statistics": STATISTICS,
+            "seed": seed,
+            **_requested(asked.answers, invert=asked.invert, canaries=asked.canaries),
+        },
         (
-            artifact.as_input("predictions", Path(out)),
-            *(item.as_input(f"reference {number}", Path(out)) for number, item in enumerate(compared)),
+            artifact.as_input("predictions", Path(asked.out)),
+            *(item.as_input(f"reference {number}", Path(asked.out)) for number, item in enumerate(compared)),
         ),
     )
 
-    build = partial(_build, answerer, reference_answerers, invert, canaries, disclosed, seed, execution)
-    return make(out, spec, execution, build)
+    build = partial(_build, answerer, reference_answerers, asked.invert, asked.canaries, disclosed, seed, execution)
+    return make(asked.out, spec, execution, build)
 
 
 def _build(

@@ -22,21 +22,13 @@ from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
 from pflcli.knn.flat_format import flat_pieces
+from pflcli.options.build_datastore import BuildDatastore
+from pflcli.options.declaration import command
 from pflcli.training import run_request
 
 
-def build_datastore(
-    source: Path | str | Artifact,
-    out: Path | str,
-    *,
-    index: str = indexes.EXACT,
-    parameters: Mapping[str, str] | None = None,
-    capacity: float = 1.0,
-    capacity_spread: float = 0.0,
-    prototypes: float | None = None,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(BuildDatastore)
+def build_datastore(asked: BuildDatastore) -> Outcome:
     """Build each client's store from the embeddings of its training samples.
 
     ``index`` is a string of FAISS's index factory, ``parameters`` are its search parameters, such as nprobe; a client
@@ -46,33 +38,39 @@ def build_datastore(
     number or, below 1, their fraction of these. Validation samples are left out, as lambda is tuned on them; under a
     backbone that was trained with ``refit`` they are training samples. Raises UsageError for values out of range.
     """
-    execution = execution or Execution()
-    _check_amounts(capacity, capacity_spread, prototypes)
-    source = open_one(source, "embeddings")
-    searched = dict(parameters or {})
+    execution = asked.execution or Execution()
+    _check_amounts(asked.capacity, asked.capacity_spread, asked.prototypes)
+    source = open_one(asked.source, "embeddings")
+    searched = dict(asked.parameters or {})
     if "dimension" in source.manifest.summary:  # planned embeddings do not know it yet
-        indexes.check(index, int(source.manifest.summary["dimension"]), searched)
-    seed = run_request.seed_of(seed, source)
-    request = {"index": index, "metric": "squared L2", "splits": ["train"], "capacity": capacity, "seed": seed}
+        indexes.check(asked.index, int(source.manifest.summary["dimension"]), searched)
+    seed = run_request.seed_of(asked.seed, source)
+    request = {
+        "index": asked.index,
+        "metric": "squared L2",
+        "splits": ["train"],
+        "capacity": asked.capacity,
+        "seed": seed,
+    }
     # Options that are not used are left out, so that requests from before there was such an option stay the same.
-    optional = {"parameters": searched, "capacity_spread": capacity_spread, "prototypes": prototypes}
+    optional = {"parameters": searched, "capacity_spread": asked.capacity_spread, "prototypes": asked.prototypes}
     request |= {name: value for name, value in optional.items() if value}
     modules = [
         "knn.capacity",
-        *(["knn.prototypes"] if prototypes else []),
-        *(["knn.indexes"] if index != indexes.EXACT else []),
+        *(["knn.prototypes"] if asked.prototypes else []),
+        *(["knn.indexes"] if asked.index != indexes.EXACT else []),
     ]
     code = {"stores": sources.module_hash(*modules)}
-    spec = ArtifactSpec("datastore", request, (source.as_input("embeddings", Path(out)),), code)
-    job = _Job(source, index, searched, capacity, capacity_spread, prototypes, seed)
+    spec = ArtifactSpec("datastore", request, (source.as_input("embeddings", Path(asked.out)),), code)
+    job = _Job(source, asked.index, searched, asked.capacity, asked.capacity_spread, asked.prototypes, seed)
     values = source.manifest.summary.get("samples", 0) * source.manifest.summary.get("dimension", 0)
-    has_known_size = index == indexes.EXACT and prototypes is None
+    has_known_size = asked.index == indexes.EXACT and asked.prototypes is None
     return make(
-        out,
+        asked.out,
         spec,
         execution,
         lambda writer: _build(job, writer, execution),
-        needs=int(4 * _TRAIN * capacity * values) if has_known_size else 0,
+        needs=int(4 * _TRAIN * asked.capacity * values) if has_known_size else 0,
     )
 
 

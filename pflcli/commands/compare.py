@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pflcli import config, methods
 from pflcli.artifacts import codebook
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.chosen import open_one
@@ -24,6 +25,7 @@ from pflcli.commands.comparison.tunings import Tuned
 from pflcli.commands.comparison.variants import (
     ALL,
     BACKBONE,
+    TRAINING,
     Variant,
     announce_stacks,
     require_validation_samples,
@@ -37,6 +39,8 @@ from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.jobs.job import LATER, Job, Plan, Planned, listed, plan, require_free, rows
 from pflcli.jobs.run import Results, counts, run
+from pflcli.options.compare import Compare
+from pflcli.options.declaration import command
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
@@ -57,24 +61,8 @@ class IncompleteError(ComputationError):
         self.outcome = outcome
 
 
-def compare(
-    sources: Sequence[Path | str],
-    out: Path | str,
-    *,
-    methods: Sequence[str] = (ALL,),
-    seeds: Sequence[int] | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    weights: Path | str | None = None,
-    baseline: str = BACKBONE,
-    target: float | None = None,
-    link: str | None = None,
-    metrics: Sequence[str] | None = None,
-    positive: str | None = None,
-    tune: int | None = None,
-    only: Sequence[str] | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(Compare)
+def compare(asked: Compare) -> Outcome:
     """Run every method under every seed, as artifacts in ``out/seed-N``, and write the table ``out/comparison``.
 
     ``sources`` is one partition, used under each of ``seeds`` (default: the partition's own seed), or several
@@ -96,39 +84,45 @@ def compare(
     Raises UsageError for an invalid request, ConflictError before anything is made if an artifact of another request
     is in the way, and IncompleteError, with the comparison of the other runs, if a run fails.
     """
-    execution = execution or Execution()
-    out = Path(out)
+    execution = asked.execution or Execution()
+    out = Path(asked.out)
     require_folder(out)
-    time_to_target.check(target)
-    table = TableOptions(target, link, None if metrics is None else catalogue.chosen(metrics), positive)
-    partitions = by_seed(sources, seeds)
-    if tune is not None and positive is not None and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].of_positive:
+    time_to_target.check(asked.target)
+    table = TableOptions(
+        asked.target, asked.link, None if asked.metrics is None else catalogue.chosen(asked.metrics), asked.positive
+    )
+    partitions = by_seed(asked.sources, asked.seeds)
+    if (
+        asked.tune is not None
+        and asked.positive is not None
+        and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].of_positive
+    ):
         raise UsageError(
             "--tune chooses by the last class as the positive one, so --positive cannot be given with it",
             "choose by another metric, such as --metric auroc, or leave out --positive",
         )
-    initial_weights = None if weights is None else initial.read(weights)
+    initial_weights = None if asked.weights is None else initial.read(asked.weights)
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     partition = next(iter(partitions.values()))
-    every = ALL in methods
-    tuned, left = Tuned(options or {}, settings or {}), only
+    every = ALL in asked.methods
+    tuned, left = Tuned(asked.options or {}, asked.settings or {}), asked.only
     training = run_request.resolve_settings({}, tuned.settings, partition)
 
     # First the options and settings that --tune chooses, on which the requests of all other jobs depend.
-    budget = tunings.budget(tune, out / NAME, partitions, table.metrics, force=execution.force)
+    budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
-        variants = tunings.requested_variants(methods, tuned.options, training, out / NAME)
-        table.request(baseline, partitions)  # what is invalid is refused before anything is made
+        variants = tunings.requested_variants(asked.methods, tuned.options, training, out / NAME)
+        table.request(asked.baseline, partitions)  # what is invalid is refused before anything is made
         if not manifests.is_artifact(out / NAME):
-            _require_compared(baseline, variants)
+            _require_compared(asked.baseline, variants)
         tuner = tunings.Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights)
-        if only is None:
+        if asked.only is None:
             tuned, tuning = _tune(tuner, variants, execution, every=every)
         else:
-            tuned, left = _make_tunings(tuner, variants, only, execution, every=every)
+            tuned, left = _make_tunings(tuner, variants, asked.only, execution, every=every)
             if not left:
-                return selection.last_made(out, only)
-        if only is None and not tuned.is_complete:
+                return selection.last_made(out, asked.only)
+        if asked.only is None and not tuned.is_complete:
             execution.reporter.say(tuned.announcement)
             later = _jobs(partitions, out, variants, training, initial_weights, tuner.by_variant(tuning))
             todo = listed({**tuning, **{job: Planned(job, LATER) for job in later}}, out)
@@ -141,18 +135,18 @@ def compare(
     digest = None if initial_weights is None else initial_weights.digest
     existing = find_comparison(out / NAME, NAME, training, digest)
     if existing is None:
-        variants = resolve_variants(methods, options, training)
+        variants = resolve_variants(asked.methods, options, training)
     else:
-        variants = existing.joined_variants(methods, options, training, force=execution.force)
+        variants = existing.joined_variants(asked.methods, options, training, force=execution.force)
         partitions, table = existing.partitions(partitions), table.joined(existing)
-        existing.announce(variants, methods, partitions, execution.reporter)
-    _require_compared(baseline, variants)
+        existing.announce(variants, asked.methods, partitions, execution.reporter)
+    _require_compared(asked.baseline, variants)
     require_validation_samples([variant.name for variant in variants], partitions.values())
     chosen_seeds = partitions if left is None else selection.seeds_of(partitions, left)
     planned = plan(_jobs(chosen_seeds, out, variants, training, initial_weights))
-    if only is not None and left is not None:
+    if asked.only is not None and left is not None:
         selection.make_only(out, left, planned, execution, skip_unsuited=every)
-        return selection.outcome(out, only, left, planned, execution)
+        return selection.outcome(out, asked.only, left, planned, execution)
 
     # Then the table: whether it is there already, and else the runs that it needs.
     request = {
@@ -160,7 +154,7 @@ def compare(
         "seeds": sorted(partitions),
         "settings": run_request.recorded_settings(training),
         **({} if digest is None else {"weights": digest}),
-        **table.request(baseline, partitions),
+        **table.request(asked.baseline, partitions),
         **tuned.request,
     }
     if any(item.is_ahead for item in planned.values()):
@@ -186,16 +180,57 @@ def compare(
             **estimate.facts(),
         }
         return replace(outcome, summary=facts)
+    typed = _as_one(asked, variants, tuned, table, partitions)
+    execution = replace(execution, command=tuple(typed.words()))
     execution.reporter.say(counts(planned))
     results = run(planned, execution, skip_unsuited=every)
     if not results.made:
         raise _nothing_to_compare(results)
-    if baseline == BACKBONE and all(variant.name != BACKBONE for variant in variants):
+    if asked.baseline == BACKBONE and all(variant.name != BACKBONE for variant in variants):
         execution.reporter.say(f"gains are against {BACKBONE}, which is not compared: --methods {BACKBONE},...")
     outcome = _tabulate(request, tuned, results, out, extends, privacy, execution)
     if results.failed:
         raise IncompleteError(outcome, *results.report())
     return outcome
+
+
+def _as_one(
+    asked: Compare,
+    variants: Sequence[Variant],
+    tuned: Tuned,
+    table: TableOptions,
+    partitions: Mapping[int, Artifact],
+) -> Compare:
+    """Return the options that make the whole comparison, with the methods and seeds that it had before, at once."""
+    by_tuning = {
+        name: {key.removeprefix(TRAINING) for key in item.values or ()} for name, item in tuned.choices.items()
+    }
+    options = {variant.name: _typed_options(variant) for variant in variants}
+    for name, values in options.items():
+        chosen = by_tuning.get(name, set()) | by_tuning.get(BACKBONE, set())
+        options[name] = {key: value for key, value in values.items() if key.removeprefix(TRAINING) not in chosen}
+    options |= {name: dict(values) for name, values in (asked.options or {}).items()}
+    sources = list(dict.fromkeys(item.path for item in partitions.values()))
+    return replace(
+        asked,
+        sources=sources,
+        methods=[variant.name for variant in variants],
+        seeds=list(partitions) if len(sources) == 1 else None,
+        options={name: values for name, values in options.items() if values},
+        target=table.target,
+        link=table.link,
+        metrics=table.metrics,
+        positive=table.positive,
+    )
+
+
+def _typed_options(variant: Variant) -> dict[str, Any]:
+    """Return the options of a variant and its training settings, those that are not the default."""
+    if variant.is_stack:
+        return dict(variant.options)
+    usual = config.plain(methods.load(variant.method).Config())
+    values = {key: value for key, value in variant.options.items() if value != usual[key]}
+    return values | {f"{TRAINING}{key}" if key in usual else key: value for key, value in variant.settings.items()}
 
 
 def _tune(
@@ -218,7 +253,7 @@ def _make_tunings(
     return tuner.chosen(variants, tuning), left
 
 
-def by_seed(sources: Sequence[Path | str], seeds: Sequence[int] | None) -> dict[int, Artifact]:
+def by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequence[int] | None) -> dict[int, Artifact]:
     """Return the partition of each seed; raises UsageError if two partitions or two seeds are the same."""
     artifacts = [open_one(source, "partition") for source in sources]
     if not artifacts:

@@ -11,20 +11,23 @@ from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.report import report
 from pflcli.execution import Execution
+from pflcli.options.declaration import command
+from pflcli.options.demo import Demo
 
 METHODS = ("fedavg", "local", "fedavg-plus", "knn-per")
 SETTINGS: Mapping[str, Any] = {"model": "mlp", "rounds": 100, "participation": 0.2, "batch_size": 10, "lr": 0.1}
 """Those of ``examples/quickstart.sh``, a network so small that nobody has to wait."""
 
 
-def demo(out: Path | str, *, execution: Execution | None = None) -> Outcome:
+@command(Demo)
+def demo(asked: Demo) -> Outcome:
     """Compare four methods on the handwriting of 60 people, in the folder ``out``; return the comparison.
 
     ``out/partition`` contains the samples, ``out/seed-0`` a run per method, ``out/comparison`` the table and the
     picture; ``out/report.html`` is the page of ``report``. A dry run that would make the partition returns that alone.
     Raises ConflictError for artifacts of another request in ``out``.
     """
-    out, execution = Path(out), execution or Execution()
+    out, execution = Path(asked.out), asked.execution or Execution()
     partitioned = partition("writers", out / "partition", execution=execution)
     if execution.dry_run and not partitioned.path.exists():
         return partitioned

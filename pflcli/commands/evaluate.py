@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,12 @@ from pflcli.errors import UsageError, closest
 from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
+from pflcli.options.declaration import command
+from pflcli.options.evaluate import Evaluate
 
 
-def evaluate(
-    sources: Sequence[Path | str],
-    out: Path | str,
-    *,
-    split: str = "test",
-    baseline: str = "fedavg",
-    target: float | None = None,
-    link: str | None = None,
-    metrics: Sequence[str] = catalogue.DEFAULT,
-    positive: str | None = None,
-    method: str | None = None,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(Evaluate)
+def evaluate(asked: Evaluate) -> Outcome:
     """Score predictions; the same method under several seeds becomes one row, with its spread.
 
     ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
@@ -42,13 +31,17 @@ def evaluate(
     sensitivity, specificity and average precision, the last without it. Raises UsageError for an unknown split,
     baseline, metric or class, a metric that is not defined for these classes, or a target or link that is none.
     """
-    execution = execution or Execution()
-    time_to_target.check(target)
-    metric_names = catalogue.chosen(metrics)
-    speeds = None if link is None else simulated_time.Link.of(link)
-    if split not in blocks.SPLITS:
-        raise UsageError(f"unknown split '{split}'", closest(split, blocks.SPLITS))
-    artifacts = [item for source in sources for item in open_all(source, "predictions", method=method, seed=seed)]
+    execution = asked.execution or Execution()
+    time_to_target.check(asked.target)
+    metric_names = catalogue.chosen(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
+    speeds = None if asked.link is None else simulated_time.Link.of(asked.link)
+    if asked.split not in blocks.SPLITS:
+        raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, blocks.SPLITS))
+    artifacts = [
+        item
+        for source in asked.sources
+        for item in open_all(source, "predictions", method=asked.method, seed=asked.seed)
+    ]
     if not artifacts:
         raise UsageError("nothing to evaluate", "pfl evaluate PREDICTIONS... -o DIR")
     twice = {a.manifest.fingerprint: a.path for a in artifacts}
@@ -56,22 +49,29 @@ def evaluate(
         raise UsageError("the same predictions are given twice")
     for artifact in artifacts[1:]:
         codebook.require_same(artifacts[0], artifact, "classes")
-    request: dict[str, Any] = {"split": split, "baseline": baseline, "statistics": summary.STATISTICS, "seed": 0}
-    request |= {} if target is None else {"target": target}
+    request: dict[str, Any] = {
+        "split": asked.split,
+        "baseline": asked.baseline,
+        "statistics": summary.STATISTICS,
+        "seed": 0,
+    }
+    request |= {} if asked.target is None else {"target": asked.target}
     request |= {} if speeds is None else {"link": str(speeds)}
     request |= {} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}
-    request |= {} if positive is None else {"positive": positive}
+    request |= {} if asked.positive is None else {"positive": asked.positive}
     draft = ArtifactSpec(
         "evaluation",
         request,
-        tuple(a.as_input(f"predictions {i}", Path(out)) for i, a in enumerate(artifacts)),
+        tuple(a.as_input(f"predictions {i}", Path(asked.out)) for i, a in enumerate(artifacts)),
     )
 
     def build(work: ArtifactWriter) -> Built:
-        scored = scoring.score(artifacts, split, baseline, metric_names=metric_names, positive=positive)
-        table = scoring.metrics(scored, split, baseline, target, speeds)
+        scored = scoring.score(
+            artifacts, asked.split, asked.baseline, metric_names=metric_names, positive=asked.positive
+        )
+        table = scoring.metrics(scored, asked.split, asked.baseline, asked.target, speeds)
         scoring.write(work, scored, table, "evaluation")
         best = max(table["methods"], key=lambda method: summary.rank(method, metric_names))
         return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best["label"]}, {})
 
-    return make(out, draft, execution, build)
+    return make(asked.out, draft, execution, build)

@@ -18,13 +18,14 @@ from pflcli import __version__
 from pflcli.artifacts import disk, placement, plain_output
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.chosen import open_one
-from pflcli.artifacts.reader import Artifact
 from pflcli.data.formats import unknown
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
 from pflcli.evaluation.learners import STACK
 from pflcli.execution import Execution
 from pflcli.foreign import size
+from pflcli.options.declaration import command
+from pflcli.options.export import Export
 from pflcli.prediction import personalized
 from pflcli.prediction.exporting import description, onnx_network
 from pflcli.prediction.exporting.description import INDEX, NAME, NETWORK, READER, STORE, Agreement
@@ -47,14 +48,8 @@ class Exported:
     files: Mapping[str, int]
 
 
-def export(
-    source: Path | str | Artifact,
-    out: Path | str,
-    *,
-    client: str,
-    weights: Path | str | None = None,
-    execution: Execution | None = None,
-) -> Exported:
+@command(Export)
+def export(asked: Export) -> Exported:
     """Write what a client of the predictions ``source`` answers by to the folder ``out``, which needs no pfl.
 
     It has the network as ONNX, the store of kNN-Per, ``model.json``, and a script that answers by them with NumPy and
@@ -66,9 +61,9 @@ def export(
     more than networks and a store, ConflictError if ``out`` exists and may not be replaced, ComputationError if the
     folder does not answer as pfl does.
     """
-    execution = execution or Execution()
+    execution = asked.execution or Execution()
     onnx_network.require_packages()
-    artifact, path = open_one(source, "predictions"), Path(out)
+    artifact, path = open_one(asked.source, "predictions"), Path(asked.out)
     if path.name in ("", ".."):  # such as ".": files are written beside the folder first, under its name
         path = path.resolve()
     _require_replaceable(path, force=execution.force)
@@ -78,10 +73,10 @@ def export(
             "pfl export the predictions of one of its methods",
         )
     names = personalized.client_names(artifact)
-    number = personalized.number_of(client, names)
+    number = personalized.number_of(asked.client, names)
     if number is None:
-        raise unknown(str(artifact.path), "client", client, names)
-    parts = standalone_model(personalized.opened(artifact, weights), number, execution)
+        raise unknown(str(artifact.path), "client", asked.client, names)
+    parts = standalone_model(personalized.opened(artifact, asked.weights), number, execution)
     try:
         with plain_output.folder(path, FILES) as partial:
             for name, content in _contents(parts).items():

@@ -22,6 +22,8 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
 from pflcli.execution import Execution
 from pflcli.federation.run import Run
+from pflcli.options.declaration import command
+from pflcli.options.extract import Extract
 from pflcli.parameters import Params
 from pflcli.reporter import Advance
 from pflcli.training import hardware, run_request
@@ -36,31 +38,26 @@ def lineage(source: Artifact, kind: str) -> Artifact:
     return nearest
 
 
-def extract(
-    source: Path | str | Artifact,
-    out: Path | str,
-    *,
-    partition: Path | str | Artifact | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(Extract)
+def extract(asked: Extract) -> Outcome:
     """Store the representation and the logits of every sample, for every split, under the backbone ``source``.
 
     The samples are those that the backbone was trained on, or those of another ``partition``, such as the clients'
     data after a shift. Raises InputError if its samples have another form than those of the backbone, or if its classes
     or features mean something else.
     """
-    execution = execution or Execution()
-    backbone = open_one(source, "backbone")
+    execution = asked.execution or Execution()
+    backbone = open_one(asked.source, "backbone")
     trained_on = lineage(backbone, "partition")
-    chosen = trained_on if partition is None else open_one(partition, "partition")
+    chosen = trained_on if asked.partition is None else open_one(asked.partition, "partition")
     execution = execution.reading(chosen.path)
     request = backbone.manifest.request
-    if partition is not None:
+    if asked.partition is not None:
         _match(chosen, backbone, trained_on)
     # The other partition comes first, because the lineage of the backbone leads to the one that it was trained on.
-    inputs = [backbone.as_input("backbone", Path(out))]
+    inputs = [backbone.as_input("backbone", Path(asked.out))]
     if chosen.manifest.fingerprint != trained_on.manifest.fingerprint:
-        inputs.insert(0, chosen.as_input("partition", Path(out)))
+        inputs.insert(0, chosen.as_input("partition", Path(asked.out)))
     draft = ArtifactSpec("embeddings", {"seed": request["seed"]}, tuple(inputs))
 
     def build(work: ArtifactWriter) -> Built:
@@ -80,7 +77,7 @@ def extract(
         summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}
         return Built(summary, {"device": hardware.device(execution.device), "threads": run.engine.threads})
 
-    return make(out, draft, execution, build, needs=_bytes(chosen, backbone))
+    return make(asked.out, draft, execution, build, needs=_bytes(chosen, backbone))
 
 
 PIECE = 1 << 14

@@ -28,6 +28,8 @@ from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.source import Source
 from pflcli.errors import ConflictError, InputError, UsageError, closest
 from pflcli.execution import Execution
+from pflcli.options.declaration import command
+from pflcli.options.import_data import ImportData
 from pflcli.wording import counted, listed
 
 MISSING = ("error", "drop", "median")
@@ -38,26 +40,8 @@ STANDARDIZE = {
 """Whose training samples features are standardized by, and what a request says of it."""
 
 
-def import_data(
-    path: Path | str,
-    out: Path | str,
-    *,
-    client: str | None = None,
-    label: str | None = None,
-    classes: bool = False,
-    features: str | Sequence[str] | None = None,
-    categorical: str | Sequence[str] | None = None,
-    missing: str | None = None,
-    standardize: bool | str | None = None,
-    split_column: str | None = None,
-    group: str | None = None,
-    order: str | None = None,
-    resize: int | None = None,
-    delimiter: str | None = None,
-    layout: str | None = None,
-    like: Path | str | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(ImportData)
+def import_data(asked: ImportData) -> Outcome:
     """Import samples from a table, an array file or a folder of images, as a dataset for ``partition``.
 
     A table (CSV, TSV, Parquet) needs the names of its ``client`` and ``label`` columns; ``client="none"`` where nobody
@@ -81,22 +65,25 @@ def import_data(
 
     Raises UsageError for what contradicts itself, InputError for what is wrong in the data, and says where.
     """
-    path = Path(path)
-    execution = (execution or Execution()).reading(path, like)
-    earlier = None if like is None else earlier_dataset.old(like)
-    standardize_by = "federation" if standardize is True else standardize or ""
-    _check_choices(missing, layout, standardize_by, earlier)
-    if classes and earlier is not None:
+    path = Path(asked.data)
+    execution = (asked.execution or Execution()).reading(path, asked.like)
+    earlier = None if asked.like is None else earlier_dataset.old(asked.like)
+    standardize_by = "federation" if asked.standardize is True else asked.standardize or ""
+    missing = asked.missing
+    _check_choices(missing, asked.layout, standardize_by, earlier)
+    if asked.classes and earlier is not None:
         raise UsageError("--like gives the classes, so --classes has no use", "leave out --classes")
-    options = dict(resize=resize, delimiter=delimiter, layout=layout)
-    columns = {"features": _columns(features), "categorical": _columns(categorical)}
-    source = _source(path, Roles(client, label, split_column, group, order), options, columns, earlier)
+    options = dict(resize=asked.resize, delimiter=asked.delimiter, layout=asked.layout)
+    columns = {"features": _columns(asked.features), "categorical": _columns(asked.categorical)}
+    source = _source(
+        path, Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order), options, columns, earlier
+    )
     if earlier is not None:
         missing, standardize_by = missing or earlier.missing, earlier.standardize
-    _require_outside(path, Path(out))
-    conversion = Conversion(source, missing or "error", standardize_by, earlier, classes)
+    _require_outside(path, Path(asked.out))
+    conversion = Conversion(source, missing or "error", standardize_by, earlier, asked.classes)
     build = partial(conversion.build, execution=execution)
-    outcome = make(out, ArtifactSpec("dataset", conversion.request()), execution, build)
+    outcome = make(asked.out, ArtifactSpec("dataset", conversion.request()), execution, build)
     return _tried(outcome, conversion, execution) if outcome.decision.startswith("dry run") else outcome
 
 

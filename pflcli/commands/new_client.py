@@ -32,6 +32,8 @@ from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.evaluation.learners import STACK
 from pflcli.execution import Execution
 from pflcli.foreign import require_short
+from pflcli.options.declaration import command
+from pflcli.options.new_client import NewClient
 from pflcli.prediction import answering, later_clients, personalized
 from pflcli.prediction.answering import Answer, Ready
 from pflcli.prediction.personalized import Personalized
@@ -42,21 +44,8 @@ FRACTIONS = (0.6, 0.2, 0.2)
 """Train, validation and test, where the partition was split in another way than by fractions."""
 
 
-def new_client(
-    source: Path | str | Artifact,
-    data: Path | str,
-    out: Path | str,
-    *,
-    client: str,
-    label: str | None = None,
-    features: str | None = None,
-    split_column: str | None = None,
-    fractions: tuple[float, float, float] | None = None,
-    layout: str | None = None,
-    delimiter: str | None = None,
-    weights: Path | str | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(NewClient)
+def new_client(asked: NewClient) -> Outcome:
     """Add a client to the predictions ``source``, served from its own samples ``data`` without a round.
 
     It is an unseen client: its method does for it what it does for those of a partition (a store for kNN-Per,
@@ -67,38 +56,49 @@ def new_client(
     Raises UsageError for a name that ``source`` has, InputError for samples that the model cannot take, and where
     neither the method nor its run can serve a client that was not there.
     """
-    execution = (execution or Execution()).reading(data, weights)
-    artifact = open_one(source, "predictions")
-    _check(artifact, client)
-    if fractions is not None:
-        deal.check_fractions(fractions)
-    model = personalized.opened(artifact, weights)
+    execution = (asked.execution or Execution()).reading(asked.data, asked.weights)
+    artifact = open_one(asked.source, "predictions")
+    _check(artifact, asked.client)
+    if asked.fractions is not None:
+        deal.check_fractions(asked.fractions)
+    model = personalized.opened(artifact, asked.weights)
     if model.earlier_run is not None:
         raise InputError(
             f"{artifact.path} was run with --refit: a client that comes later has no choices to begin from",
-            f"pfl new-client {model.earlier_run.path} DATA --client {client} -o DIR",
+            f"pfl new-client {model.earlier_run.path} DATA --client {asked.client} -o DIR",
         )
-    path, partition, book = Path(data), model.partition, codebook.read(artifact)
+    path, partition, book = Path(asked.data), model.partition, codebook.read(artifact)
     # The scale of a client is its own, and is measured on its training samples.
     preparation = personalized.preprocessing_of(artifact, partition, replace(book, scales=()), None)
     read = Source(
-        path, form(path), Roles(ABSENT, label, split_column), features, preparation.resize, delimiter, layout=layout,
+        path,
+        form(path),
+        Roles(ABSENT, asked.label, asked.split_column),
+        asked.features,
+        preparation.resize,
+        asked.delimiter,
+        layout=asked.layout,
         like=preparation.like,
-    )  # fmt: skip
+    )
     read.check()
-    shares = fractions or _fractions(partition)
-    chosen = {"client": client, "form": read.form, "sha256": read.sha256(), "fractions": list(shares)}
-    options = {"label": label, "features": features, "split_column": split_column, "layout": layout}
-    chosen |= {name: value for name, value in {**options, "delimiter": delimiter}.items() if value is not None}
+    shares = asked.fractions or _fractions(partition)
+    chosen = {"client": asked.client, "form": read.form, "sha256": read.sha256(), "fractions": list(shares)}
+    options = {
+        "label": asked.label,
+        "features": asked.features,
+        "split_column": asked.split_column,
+        "layout": asked.layout,
+    }
+    chosen |= {name: value for name, value in {**options, "delimiter": asked.delimiter}.items() if value is not None}
     request = dict(artifact.manifest.request)
     request["later_clients"] = [*request.get("later_clients", []), chosen]
     code = {
         name: sources.code_hash(*name.split("/", 1)) if "/" in name else digest
         for name, digest in artifact.manifest.code.items()
     }
-    spec = ArtifactSpec("predictions", request, (artifact.as_input("source", Path(out)),), code=code)
-    job = _Job(model, book, client, read, preparation, shares)
-    return make(out, spec, execution, lambda writer: _build(job, writer, execution))
+    spec = ArtifactSpec("predictions", request, (artifact.as_input("source", Path(asked.out)),), code=code)
+    job = _Job(model, book, asked.client, read, preparation, shares)
+    return make(asked.out, spec, execution, lambda writer: _build(job, writer, execution))
 
 
 def _check(artifact: Artifact, client: str) -> None:

@@ -29,6 +29,8 @@ from pflcli.data.schemes import Scheme
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import heterogeneity
 from pflcli.execution import Execution
+from pflcli.options.declaration import command
+from pflcli.options.partition import Partition
 from pflcli.wording import counted
 
 FRACTIONS = (0.6, 0.2, 0.2)
@@ -37,26 +39,8 @@ FRACTIONS_BESIDE_TEST = (0.8, 0.2, 0.0)
 """The same, for datasets whose published test samples are kept: fractions of the others."""
 
 
-def partition(
-    dataset: str | Path,
-    out: Path | str,
-    *,
-    scheme: str = "natural",
-    options: Mapping[str, Any] | None = None,
-    clients: int | None = None,
-    min_samples: int = 0,
-    fractions: tuple[float, float, float] | None = None,
-    keep_test: bool = False,
-    new_clients: float = 0.0,
-    new_capacity: float = 1.0,
-    part: tuple[int, int] = (1, 1),
-    root: Path | str | None = None,
-    download: bool = False,
-    seed: int = 0,
-    split_seed: int | None = None,
-    poison: str = "",
-    execution: Execution | None = None,
-) -> Outcome:
+@command(Partition)
+def partition(asked: Partition) -> Outcome:
     """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
 
     ``dataset`` is a name, or the folder of an imported one. ``fractions`` of train, validation and test add up to 1.
@@ -69,20 +53,32 @@ def partition(
     ``split_seed`` only the splits are drawn from it. ``poison`` is that of ``preparation.poison``. ``root`` has the
     dataset's files. Raises UsageError for what cannot be, InputError for damaged files.
     """
-    execution, dataset = (execution or Execution()).reading(root), str(dataset)
-    deal = Deal(scheme, clients, min_samples, new_clients, new_capacity, part, seed, split_seed, Poison.of(poison))
-    deal.check(fractions)
-    source, splitter = import_data.artifact(dataset), schemes.load(scheme)
-    samples, cfg, dataset_cfg = _loaded(dataset, source, splitter, deal, options or {}, root, download)
+    execution, dataset = (asked.execution or Execution()).reading(asked.root), str(asked.dataset)
+    deal = Deal(
+        asked.scheme,
+        asked.clients,
+        asked.min_samples,
+        asked.new_clients,
+        asked.new_capacity,
+        asked.part,
+        asked.seed,
+        asked.split_seed,
+        Poison.of(asked.poison),
+    )
+    deal.check(asked.fractions)
+    source, splitter = import_data.artifact(dataset), schemes.load(asked.scheme)
+    samples, cfg, dataset_cfg = _loaded(
+        dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
+    )
     names = Codebook(dataset, (), samples.names, samples.features) if source is None else codebook.read(source)
-    keep_test = keep_test or (source is not None and samples.is_test is not None)
-    fractions = _fractions(dataset, samples, fractions, keep_test=keep_test)
+    keep_test = asked.keep_test or (source is not None and samples.is_test is not None)
+    fractions = _fractions(dataset, samples, asked.fractions, keep_test=keep_test)
     spec = ArtifactSpec(
         "partition",
         {"dataset": dataset if source is None else "imported"}
         | deal.request(samples, cfg, dataset_cfg, fractions, keep_test=keep_test),
-        () if source is None else (source.as_input("dataset", Path(out)),),
-        code={f"schemes/{scheme}": sources.code_hash("schemes", scheme)},
+        () if source is None else (source.as_input("dataset", Path(asked.out)),),
+        code={f"schemes/{asked.scheme}": sources.code_hash("schemes", asked.scheme)},
     )
 
     def build(writer: ArtifactWriter) -> Built:
@@ -91,11 +87,11 @@ def partition(
         if samples.scaling is not None:
             result, known = scaling.applied(result, known, samples.scaling)
         artifact.write(writer, result, known)
-        summary = _summary(result, len(part_of(len(samples.y), *part)), seed)
+        summary = _summary(result, len(part_of(len(samples.y), *asked.part)), asked.seed)
         _remark(summary, result, samples, execution)
         return Built(summary, {})
 
-    return make(out, spec, execution, build, needs=len(samples.y) // part[1] * _width(samples))
+    return make(asked.out, spec, execution, build, needs=len(samples.y) // asked.part[1] * _width(samples))
 
 
 def _width(samples: Samples) -> int:

@@ -30,6 +30,8 @@ from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import Run
 from pflcli.methods import Method
+from pflcli.options.declaration import command
+from pflcli.options.personalize import Personalize
 from pflcli.settings import Settings
 from pflcli.training import absences, dp_secret, hardware, loop, pair_costs, run_request, state_files
 from pflcli.training import earlier_choices as earlier
@@ -39,18 +41,8 @@ from pflcli.training.checkpoint import Progress
 from pflcli.training.predict import with_labels
 
 
-def personalize(
-    method: str,
-    source: Path | str | Artifact,
-    out: Path | str,
-    *,
-    options: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    weights: Path | str | initial.Weights | None = None,
-    choices: Path | str | Artifact | None = None,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(Personalize)
+def personalize(asked: Personalize) -> Outcome:
     """Run ``method`` on the lineage of ``source`` and store its predictions for every sample.
 
     ``source`` is a partition, backbone, embeddings or datastore; its lineage leads to the others. The training settings
@@ -60,20 +52,20 @@ def personalize(
     the choices of the earlier predictions ``choices``. Raises InputError if the lineage lacks what the method needs or
     ``weights`` do not fit, UsageError if it needs choices, or a backbone that has learned from the same samples.
     """
-    execution = execution or Execution()
-    definition = methods.load(method)
-    cfg = config.build(definition.Config, options or {}, method)
-    nearest = open_one(source, *chain.KINDS)
-    lineage = _lineage(method, definition, nearest)
-    training = run_request.settings_on_lineage(method, definition, lineage, settings or {}, out)
-    seed = run_request.seed_of(seed, nearest)
+    execution = asked.execution or Execution()
+    definition = methods.load(asked.method)
+    cfg = config.build(definition.Config, asked.options or {}, asked.method)
+    nearest = open_one(asked.source, *chain.KINDS)
+    lineage = _lineage(asked.method, definition, nearest)
+    training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
+    seed = run_request.seed_of(asked.seed, nearest)
     request = {
-        "method": method,
+        "method": asked.method,
         "options": config.plain(cfg),
         "settings": run_request.recorded_settings(training),
         "seed": seed,
     }
-    file = initial.read(weights) if weights is not None else None
+    file = initial.read(asked.weights) if asked.weights is not None else None
     execution = execution.reading(
         None if file is None else file.path, *(artifact.path for artifact in lineage.values() if artifact)
     )
@@ -84,21 +76,21 @@ def personalize(
     trains = "embeddings" not in chain.closure(definition.NEEDS)
     code = {
         name: sources.code_hash(*name.split("/", 1))
-        for name in (f"methods/{method}", *(run_request.code_files(training) if trains else ()))
+        for name in (f"methods/{asked.method}", *(run_request.code_files(training) if trains else ()))
     }
-    earlier_run = earlier.source(definition.choices(cfg), request, choices, lineage["partition"])
-    inputs = [nearest.as_input("source", Path(out))]
+    earlier_run = earlier.source(definition.choices(cfg), request, asked.choices, lineage["partition"])
+    inputs = [nearest.as_input("source", Path(asked.out))]
     if earlier_run is not None:
-        inputs.append(earlier_run.as_input("choices", Path(out)))
+        inputs.append(earlier_run.as_input("choices", Path(asked.out)))
     spec = ArtifactSpec("predictions", request, tuple(inputs), code=code)
-    job = _Job(method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
+    job = _Job(asked.method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
     partition = lineage["partition"]
     remarks: Iterable[str] = (
-        pair_costs.remarks(method, definition, cfg, training, partition) if partition is not None else ()
+        pair_costs.remarks(asked.method, definition, cfg, training, partition) if partition is not None else ()
     )
     if partition is not None and definition.has_rounds and LINKS[definition.KIND]:
         remarks = joined(remarks, guarantee.ahead(training, partial(partitions.able, partition)))
-    return make(out, spec, execution, lambda writer: _build(job, writer, execution), ahead=remarks)
+    return make(asked.out, spec, execution, lambda writer: _build(job, writer, execution), ahead=remarks)
 
 
 @dataclass(frozen=True)

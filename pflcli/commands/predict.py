@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.chosen import open_one
-from pflcli.artifacts.reader import Artifact
 from pflcli.data.formats import arrays
 from pflcli.data.preparation.queries import Source
 from pflcli.errors import UsageError, closest
 from pflcli.execution import Execution
+from pflcli.options.declaration import command
+from pflcli.options.predict import Predict
 from pflcli.prediction import answerer as answerers
 from pflcli.prediction import disclosure, output, personalized
 from pflcli.prediction.answerer import Answerer
@@ -24,22 +25,8 @@ from pflcli.prediction.output import Predicted
 from pflcli.wording import counted
 
 
-def predict(
-    source: Path | str | Artifact,
-    data: Path | str,
-    *,
-    client: str,
-    out: Path | str | None = None,
-    form: str | None = None,
-    features: str | None = None,
-    layout: str | None = None,
-    delimiter: str | None = None,
-    weights: Path | str | None = None,
-    answers: str | None = None,
-    method: str | None = None,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Predicted:
+@command(Predict)
+def predict(asked: Predict) -> Predicted:
     """Answer the samples of ``data`` as a client of the predictions ``source`` answers its own.
 
     ``data`` is a table (CSV, TSV, Parquet), an array file (NPY, NPZ, HDF5), a folder of images, or ``-`` for CSV from
@@ -55,24 +42,28 @@ def predict(
     Raises UsageError for an option that does not fit, InputError for samples that the model cannot take, a lineage that
     is not complete or a client that nothing can answer for, ConflictError if ``out`` exists and may not be replaced.
     """
-    execution = execution or Execution()
-    disclosed = disclosure.load(answers)
-    path = None if out is None else Path(out)
-    form = output.form_of(path, form)
-    if layout is not None and layout not in arrays.LAYOUTS:
-        raise UsageError(f"unknown --layout '{layout}'", closest(layout, arrays.LAYOUTS))
+    execution = asked.execution or Execution()
+    disclosed = disclosure.load(asked.answers)
+    path = None if asked.out is None else Path(asked.out)
+    form = output.form_of(path, asked.form)
+    if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
+        raise UsageError(f"unknown --layout '{asked.layout}'", closest(asked.layout, arrays.LAYOUTS))
     if path is not None:
-        output.require_writable(path, force=execution.force, inputs=[data, *([] if weights is None else [weights])])
-    artifact = open_one(source, "predictions", method=method, seed=seed)
-    answerer = answerers.opened(artifact, weights)
-    number = personalized.number_of(client, personalized.client_names(artifact))
+        output.require_writable(
+            path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
+        )
+    artifact = open_one(asked.source, "predictions", method=asked.method, seed=asked.seed)
+    answerer = answerers.opened(artifact, asked.weights)
+    number = personalized.number_of(asked.client, personalized.client_names(artifact))
     partition, book = answerer.partition, codebook.read(artifact)
-    preprocessing = personalized.preprocessing_of(artifact, partition, book, client)
-    queries = Source(Path(data), features, layout, delimiter).read(preprocessing, execution.reporter)
+    preprocessing = personalized.preprocessing_of(artifact, partition, book, asked.client)
+    queries = Source(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
+        preprocessing, execution.reporter
+    )
     answer = answerer.answer(number, queries.x, execution)
     predicted = Predicted(
         answerer.method,
-        client,
+        asked.client,
         number is not None,
         queries.names,
         tuple(book.class_names(preprocessing.form.classes)),

@@ -25,22 +25,16 @@ from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.evaluation import pool, stack_references
 from pflcli.evaluation.learners import BASE, GLOBAL, STACK, VOTES, pooled_answers
 from pflcli.execution import Execution
+from pflcli.options.declaration import command
+from pflcli.options.stack import Stack
 from pflcli.training import state_files
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 _ONE_PARTITION = "stack predictions of one partition"
 
 
-def stack(
-    sources: Sequence[Path | str | Artifact],
-    out: Path | str,
-    *,
-    gate: bool = True,
-    own: bool = False,
-    method: str | None = None,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(Stack)
+def stack(asked: Stack) -> Outcome:
     """Pool the predictions of several methods, with one exponent per method learned on validation samples.
 
     ``sources`` are predictions of one partition and seed. ``method`` and ``seed`` choose among the
@@ -54,20 +48,30 @@ def stack(
     Raises UsageError for a repeated input or several seeds; InputError for inputs that learned from validation
     samples, inputs for different samples, and a ``gate`` without a global model.
     """
-    execution = execution or Execution()
+    execution = asked.execution or Execution()
     artifacts = sorted(
-        (item for source in sources for item in open_all(source, "predictions", method=method, seed=seed)), key=_order
+        (
+            item
+            for source in asked.sources
+            for item in open_all(source, "predictions", method=asked.method, seed=asked.seed)
+        ),
+        key=_order,
     )
     _check(artifacts)
     run_seed = int(artifacts[0].manifest.request["seed"])
-    options = {"gate": gate, "own": own}
+    options = {"gate": asked.gate, "own": asked.own}
     draft = ArtifactSpec(
         "predictions",
         {"method": STACK, "options": options, "settings": {}, "seed": run_seed},
-        tuple(artifact.as_input("pooled", Path(out)) for artifact in artifacts),
+        tuple(artifact.as_input("pooled", Path(asked.out)) for artifact in artifacts),
         code={STACK: code.module_hash("evaluation.pool")},
     )
-    return make(out, draft, execution, lambda work: _build(work, artifacts, run_seed, execution, gate=gate, own=own))
+    return make(
+        asked.out,
+        draft,
+        execution,
+        lambda work: _build(work, artifacts, run_seed, execution, gate=asked.gate, own=asked.own),
+    )
 
 
 def _build(

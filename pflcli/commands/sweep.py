@@ -37,6 +37,8 @@ from pflcli.knn import capacity as capacities
 from pflcli.knn.grid import Sample, right, tuned
 from pflcli.knn.stores import spread
 from pflcli.methods import knn_per
+from pflcli.options.declaration import command
+from pflcli.options.sweep import Sweep
 from pflcli.training import hardware, run_request
 
 TUNED = "tuned"
@@ -84,38 +86,34 @@ class Counts:
     n: dict[str, NDArray[np.int64]]
 
 
-def sweep(
-    source: Path | str,
-    out: Path | str,
-    *,
-    grid: Mapping[str, Any] | None = None,
-    plot: str | None = None,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
-    """Score kNN-Per at every point of ``grid``, with every shared lambda and with the one that each client tunes.
+@command(Sweep)
+def sweep(asked: Sweep) -> Outcome:
+    """Score kNN-Per at every point of a grid, with every shared lambda and with the one that each client tunes.
 
-    ``grid`` holds fields of ``Grid``. Stores keep training samples; lambda is tuned on validation samples. ``plot`` is
-    the horizontal axis of the picture, by default the first that varies. Raises UsageError for values that cannot be,
-    InputError if the backbone has learned from validation samples, which then tune nothing.
+    The defaults of the grid are those of ``Grid``. Stores keep training samples; lambda is tuned on validation samples.
+    ``plot`` is the horizontal axis of the picture, by default the first that varies.
+
+    Raises UsageError for values that cannot be, and InputError if the backbone has learned from validation samples,
+    which then tune nothing.
     """
-    execution = execution or Execution()
-    points: Grid = config.build(Grid, grid or {}, "sweep")
-    plot = plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")
+    execution = asked.execution or Execution()
+    typed = {field.name: getattr(asked, field.name) for field in fields(Grid)}
+    points: Grid = config.build(Grid, {name: value for name, value in typed.items() if value is not None}, "sweep")
+    plot = asked.plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")
     if plot not in points.axes:
         raise UsageError(f"--plot {plot} is no axis of a sweep", closest(plot, points.axes))
-    origin = open_one(source, "embeddings")
+    origin = open_one(asked.source, "embeddings")
     backbone = ancestor(origin, "backbone")
     if backbone is not None and backbone.manifest.request["settings"].get("refit"):
         raise InputError(
             f"{backbone.path} was trained with --refit: no validation samples are left to tune lambda on",
             "sweep the embeddings of a backbone that was trained without it",
         )
-    seed = run_request.seed_of(seed, origin)
+    seed = run_request.seed_of(asked.seed, origin)
     draft = ArtifactSpec(
         "sweep",
         {**config.plain(points), "plot": plot, "seed": seed},
-        (origin.as_input("embeddings", Path(out)),),
+        (origin.as_input("embeddings", Path(asked.out)),),
         code={
             "methods/knn-per": sources.code_hash("methods", "knn-per"),
             "stores": sources.module_hash("knn.capacity"),
@@ -137,7 +135,7 @@ def sweep(
         figures.write(work, "sweep", curves.sweep(rows, points.axes, plot))
         return Built(_best(rows, execution), {"threads": threads})
 
-    return make(out, draft, execution, build)
+    return make(asked.out, draft, execution, build)
 
 
 def _metrics(counts: Counts, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

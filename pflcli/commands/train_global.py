@@ -17,7 +17,6 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence
@@ -26,41 +25,34 @@ from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import Run
 from pflcli.methods import Method
+from pflcli.options.declaration import command
+from pflcli.options.train_global import TrainGlobal
 from pflcli.training import absences, dp_secret, hardware, loop, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
 from pflcli.training.checkpoint import Progress
 
 
-def train_global(
-    source: Path | str | Artifact,
-    out: Path | str,
-    *,
-    method: str = "fedavg",
-    options: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    weights: Path | str | initial.Weights | None = None,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(TrainGlobal)
+def train_global(asked: TrainGlobal) -> Outcome:
     """Train one global model over the clients of the partition ``source``.
 
     ``settings`` are fields of ``pflcli.settings.Settings``, ``options`` those of the method, ``weights`` a file with
     initial parameters. Raises UsageError for a method without a global model, InputError for weights that do not fit,
     ComputationError if training diverges.
     """
-    execution = execution or Execution()
-    partition = open_one(source, "partition")
-    definition = methods.load(method)
-    _require_global_model(method, definition)
-    cfg = config.build(definition.Config, options or {}, method)
-    training = run_request.resolve_settings({}, settings or {}, partition)
-    run_request.require_private(method, definition, training)
-    seed = run_request.seed_of(seed, partition)
-    file = initial.read(weights) if weights is not None else None
+    execution = asked.execution or Execution()
+    partition = open_one(asked.source, "partition")
+    definition = methods.load(asked.method)
+    _require_global_model(asked.method, definition)
+    cfg = config.build(definition.Config, asked.options or {}, asked.method)
+    training = run_request.resolve_settings({}, asked.settings or {}, partition)
+    run_request.require_private(asked.method, definition, training)
+    seed = run_request.seed_of(asked.seed, partition)
+    file = initial.read(asked.weights) if asked.weights is not None else None
     execution = execution.reading(None if file is None else file.path)
     request = {
-        "method": method,
+        "method": asked.method,
         "options": config.plain(cfg),
         "settings": run_request.recorded_settings(training),
         "seed": seed,
@@ -68,9 +60,10 @@ def train_global(
     spec = ArtifactSpec(
         "backbone",
         request if file is None else {**request, "weights": file.digest},
-        (partition.as_input("partition", Path(out)),),
+        (partition.as_input("partition", Path(asked.out)),),
         code={
-            at: sources.code_hash(*at.split("/", 1)) for at in (f"methods/{method}", *run_request.code_files(training))
+            at: sources.code_hash(*at.split("/", 1))
+            for at in (f"methods/{asked.method}", *run_request.code_files(training))
         },
     )
 
@@ -82,19 +75,19 @@ def train_global(
             writer.write(initial.INITIAL, bytes(save(state_files.flatten(run.init))))
         progress = loop.resume(run, definition, writer, execution)
         if "global" not in progress.state:
-            raise UsageError(f"{method} makes no global model", "--method fedavg")
-        loop.run_rounds(run, method, definition, loop.Checkpoints(run, progress, writer), execution, shared=True)
+            raise UsageError(f"{asked.method} makes no global model", "--method fedavg")
+        loop.run_rounds(run, asked.method, definition, loop.Checkpoints(run, progress, writer), execution, shared=True)
         writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
         writer.write("rounds.csv", csv_file.of_rounds(absences.columns([*progress.before, *progress.rows])))
         codebook.write(writer, names := codebook.read(partition))
         missing = absences.summary([*progress.before, *progress.rows], names.client_names(len(run.clients)))
         accuracy = _accuracy(run, progress)
-        _report(method, run, progress, accuracy, missing, execution)
+        _report(asked.method, run, progress, accuracy, missing, execution)
         weights_file = {} if file is None else {"weights": str(file.path)}
         summary = {**_summary(run, progress, accuracy, missing), **_privacy(run, progress, execution)}
         return Built(summary, {**hardware.facts(run.engine, execution), **weights_file})
 
-    return make(out, spec, execution, build, ahead=guarantee.ahead(training, partial(partitions.able, partition)))
+    return make(asked.out, spec, execution, build, ahead=guarantee.ahead(training, partial(partitions.able, partition)))
 
 
 def _require_global_model(name: str, method: Method) -> None:

@@ -30,6 +30,8 @@ from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.jobs.job import make_unless_there, plan, require_free
+from pflcli.options.declaration import command
+from pflcli.options.tune import Tune
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings, changed
 from pflcli.training import initial_weights as initial
@@ -41,22 +43,8 @@ NAME = "tuning"
 TRIALS = "trials"
 
 
-def tune(
-    method: str,
-    source: Path | str | Artifact,
-    out: Path | str,
-    *,
-    search: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    weights: Path | str | initial.Weights | None = None,
-    sampler: str = "grid",
-    trials: int = 20,
-    minutes: float | None = None,
-    metric: str = catalogue.DEFAULT[0],
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(Tune)
+def tune(asked: Tune) -> Outcome:
     """Try values of options and training settings, and write those of the best trial to ``out/tuning``.
 
     ``search`` holds by key the values to try, as a list or as typed (``0.01,0.1``, ``0.01..0.3``); without it, the
@@ -69,30 +57,33 @@ def tune(
     Raises UsageError for an invalid search, InputError without validation samples, ConflictError before anything is
     made if an artifact of another request is in the way, ComputationError if all trials fail.
     """
-    execution = execution or Execution()
-    out, options, settings = Path(out), dict(options or {}), dict(settings or {})
+    execution = asked.execution or Execution()
+    out, options, settings = Path(asked.out), dict(asked.options or {}), dict(asked.settings or {})
     placement.require_folder(out)
-    if minutes is not None and not minutes > 0:
-        raise UsageError(f"--minutes {minutes:g} leaves no time for a trial", "--minutes 10")
-    source = open_one(source, *chain.KINDS)
-    cfg, training = config.build(methods.load(method).Config, options, method), _training_settings(source, settings)
-    (metric,) = catalogue.chosen([metric])
+    if asked.minutes is not None and not asked.minutes > 0:
+        raise UsageError(f"--minutes {asked.minutes:g} leaves no time for a trial", "--minutes 10")
+    source = open_one(asked.source, *chain.KINDS)
+    cfg, training = (
+        config.build(methods.load(asked.method).Config, options, asked.method),
+        _training_settings(source, settings),
+    )
+    (metric,) = catalogue.chosen([asked.metric])
     _require_defined(metric, source)
-    search_space = space(method, search, options, settings, sampler)
-    seed = run_request.seed_of(seed, source)
-    initial_weights = initial.read(weights) if isinstance(weights, Path | str) else weights
+    search_space = space(asked.method, asked.search, options, settings, asked.sampler)
+    seed = run_request.seed_of(asked.seed, source)
+    initial_weights = initial.read(asked.weights) if isinstance(asked.weights, Path | str) else asked.weights
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     trial_plan = _Trials(
-        method, source, out, cfg, training, options, settings, initial_weights, seed, search_space, metric
+        asked.method, source, out, cfg, training, options, settings, initial_weights, seed, search_space, metric
     )
-    point_sampler = samplers.sampler(sampler, search_space, trials, trial_plan.default, seed)
+    point_sampler = samplers.sampler(asked.sampler, search_space, asked.trials, trial_plan.default, seed)
     base = trial_plan.base(replace(execution, dry_run=True, reporter=SILENT))
     planned = trial_plan.planned(point_sampler, base, execution) if isinstance(point_sampler, Grid) else []
-    budget = {"trials": trials, **({} if minutes is None else {"minutes": minutes})}
-    spec = trial_plan.spec(base, {"sampler": sampler, **budget})
+    budget = {"trials": asked.trials, **({} if asked.minutes is None else {"minutes": asked.minutes})}
+    spec = trial_plan.spec(base, {"sampler": asked.sampler, **budget})
 
-    announcement = _announcement(method, point_sampler.count, search_space, planned)
-    build = partial(trial_plan.build, point_sampler, minutes, execution)
+    announcement = _announcement(asked.method, point_sampler.count, search_space, planned)
+    build = partial(trial_plan.build, point_sampler, asked.minutes, execution)
     privacy = trial_plan.privacy(base, point_sampler.count)
     ahead = [announcement, *([guarantee.composition_sentence(privacy)] if privacy else [])]
     outcome = make(out / NAME, spec, execution, build, extends=_growth(out / NAME, spec), ahead=ahead)

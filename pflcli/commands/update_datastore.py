@@ -25,6 +25,8 @@ from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
 from pflcli.knn.flat_format import flat_pieces, flat_vectors
+from pflcli.options.declaration import command
+from pflcli.options.update_datastore import UpdateDatastore
 from pflcli.training import run_request
 
 Policy = Literal["fifo", "concatenate", "fixed"]
@@ -51,17 +53,8 @@ class Rows:
         )
 
 
-def update_datastore(
-    source: Path | str | Artifact,
-    arriving: Path | str | Artifact,
-    out: Path | str,
-    *,
-    policy: str = "fifo",
-    first: float = 0.0,
-    last: float = 1.0,
-    seed: int | None = None,
-    execution: Execution | None = None,
-) -> Outcome:
+@command(UpdateDatastore)
+def update_datastore(asked: UpdateDatastore) -> Outcome:
     """Add samples of the embeddings ``arriving`` to the stores of ``source``.
 
     Samples arrive in the order in which stores of growing capacity keep them: those between the fractions ``first`` and
@@ -71,22 +64,23 @@ def update_datastore(
     those that have arrived. The new stores descend from ``arriving``, and ``personalize`` answers its test samples.
     Raises UsageError for values that are out of range, InputError if the two artifacts do not match.
     """
-    execution = execution or Execution()
-    if policy not in get_args(Policy):
+    execution = asked.execution or Execution()
+    if asked.policy not in get_args(Policy):
         raise UsageError(
-            f"--policy {policy} is not one of {', '.join(get_args(Policy))}", closest(policy, get_args(Policy))
+            f"--policy {asked.policy} is not one of {', '.join(get_args(Policy))}",
+            closest(asked.policy, get_args(Policy)),
         )
-    if not 0 <= first <= last <= 1:
-        raise UsageError(f"--from {first:g} --to {last:g} are not fractions in order", "--from 0 --to 0.5")
-    old, new = open_one(source, "datastore"), open_one(arriving, "embeddings")
+    if not 0 <= asked.first <= asked.last <= 1:
+        raise UsageError(f"--from {asked.first:g} --to {asked.last:g} are not fractions in order", "--from 0 --to 0.5")
+    old, new = open_one(asked.source, "datastore"), open_one(asked.arriving, "embeddings")
     _require_match(old, new)
-    seed = run_request.seed_of(seed, new)
-    request = {"index": indexes.EXACT, "policy": policy, "from": first, "to": last, "seed": seed}
+    seed = run_request.seed_of(asked.seed, new)
+    request = {"index": indexes.EXACT, "policy": asked.policy, "from": asked.first, "to": asked.last, "seed": seed}
     # The embeddings come first: the lineage of the stores leads to the samples from which they were first built.
-    inputs = (new.as_input("embeddings", Path(out)), old.as_input("datastore", Path(out)))
+    inputs = (new.as_input("embeddings", Path(asked.out)), old.as_input("datastore", Path(asked.out)))
     spec = ArtifactSpec("datastore", request, inputs, {"stores": sources.module_hash("knn.capacity")})
-    job = _Job(old, new, policy, first, last, seed)
-    return make(out, spec, execution, lambda writer: _build(job, writer, execution))
+    job = _Job(old, new, asked.policy, asked.first, asked.last, seed)
+    return make(asked.out, spec, execution, lambda writer: _build(job, writer, execution))
 
 
 @dataclass(frozen=True)

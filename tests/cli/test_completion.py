@@ -17,8 +17,9 @@ from typer.main import get_command
 from helpers import ROOT
 from pflcli.artifacts import kinds
 from pflcli.artifacts.reader import open_artifact
-from pflcli.cli import app, completion
+from pflcli.cli import app
 from pflcli.evaluation.metrics import catalogue
+from pflcli.options import completion
 
 
 @pytest.fixture

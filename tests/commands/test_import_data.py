@@ -568,7 +568,7 @@ def test_many_distinct_integers_look_like_a_quantity(pfl, write_file, tmp_path, 
     artifact = open_artifact(out)
     assert (len(datasets.read(artifact).classes), artifact.manifest.request["classes"]) == (distinct, True)
     (repeated,) = repeat.lines(lineage.trace(artifact))
-    assert " --classes " in repeated
+    assert "--classes" in repeated.split()
     ran = pfl("import", path, "--like", out, "-o", tmp_path / "newer")
     assert ran.code == 0, ran.err
     ran = pfl("import", path, "--like", out, "--classes", "-o", tmp_path / "newest")

@@ -32,7 +32,7 @@ def table(path):
 @pytest.fixture(scope="module")
 def swept(small, tmp_path_factory):
     at = tmp_path_factory.mktemp("sweep") / "s"
-    sweep(small.e, at, grid=GRID)
+    sweep(small.e, at, **GRID)
     return at
 
 
@@ -77,7 +77,7 @@ def test_a_row_is_the_chain_of_commands(small, swept, tmp_path, capacity, k, wei
 
 
 def test_no_capacity_is_the_global_model(small, tmp_path):
-    sweep(small.e, tmp_path / "s", grid={"capacity": "0", "k": "5", "weight": "0,0.5,1"})
+    sweep(small.e, tmp_path / "s", **{"capacity": "0", "k": "5", "weight": "0,0.5,1"})
     part = embeddings.read(open_artifact(small.e))["test"]
     expected = (part.logits.argmax(axis=1) == part.y).mean()
     rows = table(tmp_path / "s" / "table.csv")
@@ -87,13 +87,13 @@ def test_no_capacity_is_the_global_model(small, tmp_path):
 
 def test_what_is_typed_twice_or_in_disorder_is_one_grid(small, swept, tmp_path):
     grid = {"capacity": "1,0.4,1", "k": "10,3", "sigma": [0.5], "weight": "0.7,0"}
-    assert sweep(small.e, swept, grid=grid).decision == "up to date"
+    assert sweep(small.e, swept, **grid).decision == "up to date"
 
 
 def test_threads_change_nothing(small, swept, tmp_path):
     from pflcli.execution import Execution
 
-    sweep(small.e, tmp_path / "s", grid=GRID, execution=Execution(threads=3))
+    sweep(small.e, tmp_path / "s", **GRID, execution=Execution(threads=3))
     for name in open_artifact(swept).manifest.files:
         assert (tmp_path / "s" / name).read_bytes() == (swept / name).read_bytes(), name
 
@@ -112,7 +112,7 @@ def test_the_numbers_say_what_they_are(swept):
 
 @pytest.mark.parametrize("plot", ["capacity", "k", "sigma", "lambda"])
 def test_every_axis_can_be_drawn(small, tmp_path, plot):
-    sweep(small.e, tmp_path / "s", grid={"capacity": "0.5,1", "k": "5", "sigma": "0.1,1,1000"}, plot=plot)
+    sweep(small.e, tmp_path / "s", **{"capacity": "0.5,1", "k": "5", "sigma": "0.1,1,1000"}, plot=plot)
     assert (tmp_path / "s" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -120,7 +120,7 @@ def test_clients_that_join_later_are_scored_apart(tmp_path):
     partition("writers", tmp_path / "p", clients=6, new_clients=0.3)
     train_global(tmp_path / "p", tmp_path / "b", settings={"model": "mlp", "rounds": 1})
     extract(tmp_path / "b", tmp_path / "e")
-    sweep(tmp_path / "e", tmp_path / "s", grid={"capacity": "1", "k": "5", "weight": "0"})
+    sweep(tmp_path / "e", tmp_path / "s", **{"capacity": "1", "k": "5", "weight": "0"})
     rows = [r for r in table(tmp_path / "s" / "clients.csv") if r["unseen"] == "1"]
     assert len(rows) == 2
     n = np.asarray([int(r["n_test"]) for r in rows])
@@ -142,5 +142,5 @@ def test_clients_that_join_later_are_scored_apart(tmp_path):
 )
 def test_what_cannot_be_swept(small, tmp_path, grid, plot, words):
     with pytest.raises(UsageError, match=words):
-        sweep(small.e, tmp_path / "s", grid=grid, plot=plot)
+        sweep(small.e, tmp_path / "s", **grid, plot=plot)
     assert not (tmp_path / "s").exists()

@@ -16,7 +16,6 @@ from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.cli import shared
 from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
 from pflcli.evaluation import scoring
@@ -25,6 +24,7 @@ from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.page import lineage, repeat
 from pflcli.evaluation.presentation import tables
+from pflcli.options import declaration
 
 RANKING = [metric.name for metric in catalogue.METRICS.values() if metric.ranks]
 
@@ -261,7 +261,7 @@ def test_every_metric_has_what_tables_and_conclusions_take_from_it():
 
 
 def test_the_help_names_every_metric():
-    (option,) = shared.Metrics.__metadata__
+    _, option = declaration.Metrics.__metadata__
     assert {*RANKING} <= {*re.split(r"[^a-z0-9_]+", option.help)}
 
 

@@ -44,7 +44,7 @@ def main() -> None:
     evaluate([at / "predictions"], at / "evaluation")
     audit(at / "predictions", at / "audit")
     compare([at / "partition"], at, methods=["local"], settings=settings)
-    sweep(at / "embeddings", at / "sweep", grid={"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
+    sweep(at / "embeddings", at / "sweep", **{"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
     tune("local", at / "partition", at, search={"lr": "0.1,1"}, settings={**settings, "rounds": 1})
 
 

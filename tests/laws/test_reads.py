@@ -49,7 +49,7 @@ OPTIONS = {
     ("audit", "weights"): ("{began}", "--weights", "{inside}/weights.safetensors"),
     **{(name, "config_file"): (*line, "--config", "{inside}/x.toml") for name, line in COMMANDS.items()},
 }
-ARTIFACTS = {"source", "sources", "arriving", "reference"}
+ARTIFACTS = {"source", "sources", "arriving", "references"}
 """Arguments: inputs, which test_placing holds to the same law."""
 NO_ARTIFACT = {"predict", "export", "report"}
 """Commands that replace a single file, or a folder that has nothing but their own files."""

@@ -17,7 +17,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.data.preparation.poison import Poison
 from pflcli.errors import InputError, UnsuitedError, UsageError
-from pflcli.evaluation.page import repeat
+from pflcli.evaluation.page import lineage, repeat
 from pflcli.federation.attack import Attack
 
 
@@ -111,7 +111,8 @@ def test_nobody_or_all_poisoned_is_refused(tmp_path):
 
 
 def test_the_page_repeats_it(partitioned):
-    assert "0.3:scale:-10" in repeat._partition(open_artifact(partitioned["scale"]), [], None)
+    (line,) = repeat.lines(lineage.trace(open_artifact(partitioned["scale"])))
+    assert "--poison 0.3:scale:-10" in line
 
 
 SEND_MORE = ["fedamp", "fedattn", "fedham", "fedhealth"]

@@ -66,10 +66,10 @@ def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
     comparison = at / "c" / "comparison"
     lines = typed(comparison)
     assert [line.split()[1] for line in lines] == ["import", "partition", "compare"]
-    assert lines[0] == "pfl import visits.csv --client hospital --label outcome --standardize -o runs/data"
+    assert lines[0] == ("pfl import visits.csv -o runs/data --client hospital --label outcome --standardize federation")
     shutil.rmtree(at / "data")
     history = lineage.trace(open_artifact(comparison))
-    assert repeat.lines(history)[0].startswith("pfl partition DATASET ")
+    assert repeat.lines(history)[0].startswith("pfl partition runs/data -o runs/p ")
     assert not runs.read(content.read(open_artifact(comparison)), history).remarks
 
 
@@ -79,7 +79,8 @@ def test_of_a_client_that_came_later(small, tmp_path):
     new_client(small.knn, tmp_path / "late.npz", tmp_path / "late", client="late")
     evaluate([tmp_path / "late"], tmp_path / "ev")
     lines = repeat.lines(lineage.trace(open_artifact(tmp_path / "ev")))
-    assert " DATA --client late --fractions 0.6,0.2,0.2 -o " in lines[-2]
+    assert lines[-2].split()[1] == "new-client"
+    assert lines[-2].endswith("late --client late")
 
 
 def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
@@ -87,7 +88,7 @@ def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
     history = lineage.trace(open_artifact(tmp_path / "comparison"))
     assert len(history.artifacts) == 1
     assert {item.kind for item in history.missing} == {"predictions"}
-    assert "PARTITION" in repeat.lines(history)[0]
+    assert "--methods fedavg,knn-per,panm --seeds 0,1" in repeat.lines(history)[0]
 
 
 def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
@@ -101,9 +102,45 @@ def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
         tune=2,
     )
     lines = typed(tmp_path / "c" / "comparison")
-    assert "--seeds 3,1 --tune 2" in lines[-1]
+    assert "--seeds 3,1 --set local.epochs=2 --set stack.gate=false --tune 2" in lines[-1]
     assert "--lr" not in lines[-1]
 
 
 def test_of_a_stack(typed, small):
     assert typed(small.st)[-1].startswith("pfl stack ")
+
+
+def test_what_was_added_to_a_comparison_is_in_its_command(typed, small, tmp_path):
+    quick = {"settings": {"model": "logistic", "rounds": 1}}
+    compare([small.p], tmp_path / "c", methods=["fedavg"], **quick)
+    compare([small.p], tmp_path / "c", methods=["local"], seeds=[1], options={"local": {"epochs": 2}}, **quick)
+    (line,) = typed(tmp_path / "c" / "comparison")[-1:]
+    assert "--methods local,fedavg --seeds 0,1 --set local.epochs=2" in line
+
+
+def test_a_command_is_recorded_as_typed_in_the_folder_of_the_artifact(small, tmp_path, pfl, monkeypatch):
+    """Neither the current folder nor an absolute path is recorded, and Python records the line of the terminal."""
+    from pflcli.commands.personalize import personalize
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(small.p, tmp_path / "runs" / "p")
+    words = ("--model", "logistic", "--rounds", 1, "--set", "lam=0.5", "--upload", "int8", "--seed", 4)
+    assert pfl("personalize", "ditto", "runs/p", "-o", "runs/typed", *words).code == 0
+    settings = {"model": "logistic", "rounds": 1, "upload": ("int8",), "lr": 0.1}
+    personalize(
+        "ditto", tmp_path / "runs" / "p", tmp_path / "runs" / "called", options={"lam": 0.5}, settings=settings, seed=4
+    )
+    recorded = {name: open_artifact(tmp_path / "runs" / name).manifest.made["command"] for name in ("typed", "called")}
+    assert recorded["typed"] == (
+        "pfl personalize ditto ./p -o ./typed --model logistic --rounds 1 --upload int8 --set lam=0.5 --seed 4"
+    )
+    assert recorded["called"] == recorded["typed"].replace("./typed", "./called")
+
+
+def test_artifacts_that_record_no_command_are_named(small, monkeypatch):
+    history = lineage.trace(open_artifact(small.ev))
+    for artifact in history.artifacts:
+        artifact.manifest.made.pop("command", None)
+    lines = repeat.lines(history)
+    assert all(line.startswith("pfl ") and line.endswith(" ...") for line in lines)
+    assert lines[0].split()[:2] == ["pfl", "partition"]

@@ -1,39 +1,51 @@
-"""``pfl update-datastore``."""
+"""The options of ``pfl update-datastore``."""
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from pflcli.cli import completion, shared
+from pflcli.options import completion
+from pflcli.options.declaration import PATH, Options, Out, Seed
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Outcome
-    from pflcli.execution import Execution
+    from pflcli.artifacts.reader import Artifact
 
 
-@shared.makes_artifact()
-def command(
+@dataclass(frozen=True)
+class UpdateDatastore(Options):
+    """Add new samples to the clients' stores and remove old ones, without building them again.
+
+    Examples:
+        pfl update-datastore runs/d runs/e2 -o runs/d2
+        pfl update-datastore runs/d runs/e2 -o runs/d3 --policy concatenate --to 0.5
+    """
+
+    NAME: ClassVar[str] = "update-datastore"
+
     source: Annotated[
-        Path,
+        Path | str | Artifact,
+        PATH,
         typer.Argument(
             help="Update this datastore of exact (Flat) indexes.",
             metavar="DATASTORE",
             autocompletion=completion.artifacts("datastore"),
         ),
-    ],
+    ]
     arriving: Annotated[
-        Path,
+        Path | str,
+        PATH,
         typer.Argument(
             help="Add the training samples of these embeddings.",
             metavar="EMBEDDINGS",
             autocompletion=completion.artifacts("embeddings"),
         ),
-    ],
-    out: shared.Out,
-    execution: Execution,
+    ]
+    out: Out
+    _: KW_ONLY
     policy: Annotated[
         str,
         typer.Option(
@@ -41,26 +53,14 @@ def command(
             metavar="fifo|concatenate|fixed",
             autocompletion=completion.words("fifo", "concatenate", "fixed"),
         ),
-    ] = "fifo",
+    ] = "fifo"
     first: Annotated[
         float,
         typer.Option(
             "--from", help="Skip the first samples of each client, up to this fraction (0 to 1).", metavar="F"
         ),
-    ] = 0.0,
+    ] = 0.0
     last: Annotated[
         float, typer.Option("--to", help="Add each client's samples up to this fraction (0 to 1).", metavar="F")
-    ] = 1.0,
-    seed: shared.Seed = None,
-) -> Outcome:
-    """Add new samples to the clients' stores and remove old ones, without building them again.
-
-    Examples:
-        pfl update-datastore runs/d runs/e2 -o runs/d2
-        pfl update-datastore runs/d runs/e2 -o runs/d3 --policy concatenate --to 0.5
-    """
-    from pflcli.commands.update_datastore import update_datastore
-
-    return update_datastore(
-        source, arriving, out, policy=policy, first=first, last=last, seed=seed, execution=execution
-    )
+    ] = 1.0
+    seed: Seed = None

@@ -1,49 +1,47 @@
-"""``pfl import``."""
+"""The options of ``pfl import``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from pflcli.cli import completion, samples, shared
+from pflcli.options import completion
+from pflcli.options.declaration import PATH, Delimiter, Label, Layout, Options, Out, SplitColumn, Typed, as_word
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.make import Outcome
-    from pflcli.execution import Execution
-
-_STANDARDIZE = ("federation", "client")
-_TRUTHS: dict[str | None, str | None] = {"true": "federation", "false": None}
-"""What a configuration file may say of ``standardize``."""
+    pass
 
 
-class Command(shared.Command):
-    """Reads ``--standardize`` without a value as ``--standardize federation``; Typer alone requires a value."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line after the missing value has been filled in."""
-        behind = [*args[1:], ""]
-        alone = [
-            arg == "--standardize" and value not in _STANDARDIZE and "--" not in args[:place]
-            for place, (arg, value) in enumerate(zip(args, behind, strict=True))
-        ]
-        explicit = [f"{arg}=federation" if is_alone else arg for arg, is_alone in zip(args, alone, strict=True)]
-        parsed: list[str] = super().parse_args(ctx, explicit)
-        return parsed
+def _scaling(value: bool | str) -> str:
+    """Return ``standardize`` as a user types it."""
+    return "federation" if value is True else str(value)
 
 
-@shared.makes_artifact()
-def command(
+@dataclass(frozen=True)
+class ImportData(Options):
+    """Check your own data and convert them for `pfl partition`.
+
+    Examples:
+        pfl import visits.csv --client hospital --label outcome -o runs/data
+        pfl import newer.csv --like runs/data -o runs/newer
+    """
+
+    NAME: ClassVar[str] = "import"
+
     data: Annotated[
-        Path,
+        Path | str,
+        PATH,
         typer.Argument(
             help="Read this .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE.",
             metavar="DATA",
         ),
-    ],
-    out: shared.Out,
-    execution: Execution,
+    ]
+    out: Out
+    _: KW_ONLY
     client: Annotated[
         str | None,
         typer.Option(
@@ -51,32 +49,34 @@ def command(
             metavar="COL",
             show_default=False,
         ),
-    ] = None,
-    label: samples.Label = None,
+    ] = None
+    label: Label = None
     classes: Annotated[
         bool,
         typer.Option(
             "--classes",
             help="Take each distinct integer of the label as a class, even if there are many with few samples each.",
         ),
-    ] = False,
+    ] = False
     features: Annotated[
-        str | None,
+        str | Sequence[str] | None,
+        Typed(str, text=as_word),
         typer.Option(
             help="Learn from these columns, or from one array.",
             metavar="COL,COL",
             show_default="all other columns, or x",
         ),
-    ] = None,
+    ] = None
     categorical: Annotated[
-        str | None,
+        str | Sequence[str] | None,
+        Typed(str, text=as_word),
         typer.Option(
             help="Turn each value of these columns (codes or words) into a feature of 0 and 1. 'none' leaves columns of"
             " words out.",
             metavar="COL,COL",
             show_default="columns of words with few different values",
         ),
-    ] = None,
+    ] = None
     missing: Annotated[
         str | None,
         typer.Option(
@@ -86,18 +86,19 @@ def command(
             autocompletion=completion.words("error", "drop", "median"),
             show_default="error",
         ),
-    ] = None,
+    ] = None
     standardize: Annotated[
-        str | None,
+        bool | str | None,
+        Typed(str, lambda word: {"true": "federation", "false": None}.get(word, word), _scaling),
         typer.Option(
             help="Scale each feature to mean 0 and standard deviation 1. `pfl partition` does it, by the training"
             " samples of all clients (federation, the default without NAME) or by each client's own (client).",
             metavar="[NAME]",
-            autocompletion=completion.words(*_STANDARDIZE),
+            autocompletion=completion.words("federation", "client"),
             show_default="no",
         ),
-    ] = None,
-    split_column: samples.SplitColumn = None,
+    ] = None
+    split_column: SplitColumn = None
     group: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +107,7 @@ def command(
             metavar="COL",
             show_default="drawn one by one",
         ),
-    ] = None,
+    ] = None
     order: Annotated[
         str | None,
         typer.Option(
@@ -115,9 +116,10 @@ def command(
             metavar="COL",
             show_default="drawn at random",
         ),
-    ] = None,
+    ] = None
     like: Annotated[
-        Path | None,
+        Path | str | None,
+        PATH,
         typer.Option(
             help="Read new data with the classes, columns and scaling of earlier data: of a dataset, or of its"
             " partition, which has the means and deviations.",
@@ -125,40 +127,12 @@ def command(
             autocompletion=completion.artifacts("dataset", "partition"),
             show_default=False,
         ),
-    ] = None,
-    layout: samples.Layout = None,
+    ] = None
+    layout: Layout = None
     resize: Annotated[
         int | None,
         typer.Option(
             help="Resize images to this side length in pixels.", metavar="N", show_default="size of the files"
         ),
-    ] = None,
-    delimiter: samples.Delimiter = None,
-) -> Outcome:
-    """Check your own data and convert them for `pfl partition`.
-
-    Examples:
-        pfl import visits.csv --client hospital --label outcome -o runs/data
-        pfl import newer.csv --like runs/data -o runs/newer
-    """
-    from pflcli.commands.import_data import import_data
-
-    return import_data(
-        data,
-        out,
-        client=client,
-        label=label,
-        classes=classes,
-        features=features,
-        categorical=categorical,
-        missing=missing,
-        standardize=_TRUTHS.get(standardize, standardize),
-        split_column=split_column,
-        group=group,
-        order=order,
-        resize=resize,
-        delimiter=delimiter,
-        layout=layout,
-        like=like,
-        execution=execution,
-    )
+    ] = None
+    delimiter: Delimiter = None

@@ -1,0 +1,316 @@
+"""The terminal's options of a command, from the class in ``pflcli/options`` that declares them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from pflcli import config, registry
+from pflcli.cli import console
+from pflcli.errors import UsageError, closest
+from pflcli.options import completion
+from pflcli.options.declaration import Options, declared, pairs
+from pflcli.settings import Settings, changed
+
+if TYPE_CHECKING:
+    from pflcli.execution import Execution
+
+EXAMPLES = "\nExamples:\n"
+"""What stands in a docstring above the examples of a command, one in a line."""
+
+
+class Command(TyperCommand):
+    """A command whose help ends with the examples of its docstring, and shows a default as ``[default: 60]``.
+
+    Typer joins all lines into one paragraph, and writes a default in words as ``[default: (60)]``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        text, heading, lines = (self.help or "").partition(EXAMPLES)
+        self.examples = [line.strip() for line in lines.splitlines() if line.strip()]
+        if heading:
+            self.help, self.epilog = text.strip(), "\n".join([heading.strip(), *self.examples])
+        opening, closing = ("[dim]\\[", "][/]") if self.rich_markup_mode == "rich" else ("[", "]")
+        for option in self.params:
+            if isinstance(option, TyperOption) and isinstance(option.show_default, str):
+                option.help = f"{option.help} {opening}default: {option.show_default}{closing}"
+                option.show_default = False
+
+
+def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Take the defaults of this command's options from its table in a TOML file; typed options override them."""
+    if path is None:
+        return None
+    tables = config.read_toml(path)
+    commands = _commands(ctx)
+    for name in tables:
+        if name not in commands:
+            raise UsageError(f"{path}: unknown table [{name}]", closest(name, commands))
+    table = tables.get(str(ctx.info_name), {})
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{path}: '{ctx.info_name}' is not a table", f"[{ctx.info_name}]")
+    known = {
+        opt.removeprefix("--"): str(param.name)
+        for param in ctx.command.params
+        for opt in param.opts
+        if not re.fullmatch("-.|--config", opt)
+    }
+    defaults: dict[str, Any] = {}
+    for key, value in table.items():
+        option = key.replace("_", "-")
+        if option not in known:
+            raise UsageError(f"{path}: unknown key '{key}' in [{ctx.info_name}]", closest(key, known))
+        defaults[known[option]] = pairs(value) if isinstance(value, Mapping) else _typed(value)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return path
+
+
+def _commands(ctx: typer.Context) -> list[str]:
+    """Return the names of all commands of ``pfl``, to which the command of ``ctx`` belongs."""
+    pfl = ctx.find_root().command
+    return [*getattr(pfl, "commands", {})]
+
+
+def _typed(value: Any) -> Any:
+    """Return a TOML value as one would type it."""
+    if isinstance(value, list):
+        return ",".join(str(_typed(item)) for item in value)
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+_HARDWARE: dict[str, tuple[Any, Any]] = {
+    "device": (
+        Annotated[
+            str,
+            typer.Option(
+                help="Compute on this device: cpu, cuda, cuda:1, or auto (a GPU if there is one).",
+                metavar="NAME",
+                autocompletion=completion.words("auto", "cpu", "cuda"),
+            ),
+        ],
+        "auto",
+    ),
+    "threads": (
+        Annotated[int, typer.Option(help="Use this many threads; 0 uses one per core.", metavar="N")],
+        0,
+    ),
+    "engine": (
+        Annotated[
+            str,
+            typer.Option(
+                help="Train clients one by one (loop), many as one batched program (stacked), or by a rule (auto).",
+                metavar="NAME",
+                autocompletion=completion.words("auto", "loop", "stacked"),
+            ),
+        ],
+        "auto",
+    ),
+    "jobs": (
+        Annotated[
+            int,
+            typer.Option(help="Train clients in this many worker processes; 0 trains them in threads.", metavar="N"),
+        ],
+        0,
+    ),
+    "executor": (
+        Annotated[
+            str,
+            typer.Option(
+                help="Train clients on this machine (local), or on workers of Ray (ray), of which --jobs is the number;"
+                " 0 takes as many as there is room for (pip install 'pflcli\\[ray]').",
+                metavar="NAME",
+                autocompletion=completion.words("local", "ray"),
+            ),
+        ],
+        "local",
+    ),
+    "ray_address": (
+        Annotated[
+            str,
+            typer.Option(
+                help="Join this Ray cluster, such as 10.0.0.1:6379, or auto.",
+                metavar="HOST:PORT",
+                show_default="this machine",
+            ),
+        ],
+        "",
+    ),
+    "gpus_per_worker": (
+        Annotated[
+            float,
+            typer.Option(help="Let each worker of Ray take this many GPUs, or a part of one.", metavar="N"),
+        ],
+        0.0,
+    ),
+}
+"""Options that say on what a run is computed, with their defaults; none of them changes a result."""
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Read defaults of options from this TOML file, from the table named like this command.",
+        callback=_configured,
+        is_eager=True,
+        metavar="FILE",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details, and tracebacks of bugs.")]
+
+
+def _running(cls: type[Options]) -> dict[str, tuple[Any, Any]]:
+    """Return the options of a command that do not change its result, with their defaults."""
+    force = Annotated[bool, typer.Option("--force", "-f", help=cls.FORCE_HELP)]
+    dry_run = Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Print what would be done and why, but do not do it.")
+    ]
+    return {
+        **{name: _HARDWARE[name] for name in _HARDWARE if name in cls.HARDWARE},
+        "config_file": (Config, None),
+        "force": (force, False),
+        **({"dry_run": (dry_run, False)} if cls.HAS_DRY_RUN else {}),
+        "as_json": (Json, False),
+        "quiet": (Quiet, False),
+        "verbose": (Verbose, False),
+    }
+
+
+Show = Callable[..., None]
+"""Prints the result of a command: ``show(result, asked, execution, as_json=, quiet=)``."""
+
+
+def show_outcome(result: Any, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print the artifact that a command has made."""
+    console.result(result, as_json=as_json)
+
+
+def command(
+    cls: type[Options],
+    show: Show = show_outcome,
+    call: Callable[..., Any] | None = None,
+    terminal: Mapping[str, Any] | None = None,
+) -> Callable[..., None]:
+    """Return the function that Typer turns into the command with the options of ``cls``.
+
+    It calls the command's function in Python, or ``call`` with that function and its arguments, and prints what this
+    returns by ``show``. ``terminal`` are further options by name, for ``call`` alone, which Python does not have.
+    """
+    module = cls.__module__.rpartition(".")[2]
+    parameters = [_parameter("context", typer.Context)]
+    settings: dict[str, inspect.Parameter] = {}
+    by_name = {option.name: option for option in declared(cls)}
+    for option in by_name.values():
+        if option.name == "settings":
+            settings = {parameter.name: parameter for parameter in _training(cls.TRAINING_DEFAULT)}
+            parameters += settings.values()
+            continue
+        kind = option.kind
+        default = option.default
+        if option.typed_as is not None and default is not None:
+            default = option.text(default) or None
+        if default is None and not option.is_required:
+            kind = kind | None
+        parameters.append(
+            _parameter(
+                option.name, Annotated[kind, option.info], inspect.Parameter.empty if option.is_required else default
+            )
+        )
+    terminal = terminal or {}
+    parameters += [_parameter(name, annotation, None) for name, annotation in terminal.items()]
+    running = _running(cls)
+    parameters += [_parameter(name, annotation, default) for name, (annotation, default) in running.items()]
+
+    def run(**values: Any) -> None:
+        context = values.pop("context")
+        typed = {name: values.pop(name) for name in running}
+        as_json, quiet = typed.pop("as_json"), typed["quiet"]
+        execution = _execution(**typed)
+        asked: dict[str, Any] = {}
+        if settings:
+            chosen = {name: value for name in settings if (value := values.pop(name)) is not None}
+            asked["settings"] = _steps_or_epochs(chosen, context)
+        beside = {name: values.pop(name) for name in terminal}
+        for name, value in values.items():
+            parse = by_name[name].typed_as
+            if value is not None:
+                asked[name] = value if parse is None else parse.parse(value)
+        function = getattr(importlib.import_module(f"pflcli.commands.{module}"), module)
+        arguments = {**asked, **beside, "execution": execution}
+        result = function(**arguments) if call is None else call(function, arguments, context, as_json=as_json)
+        show(result, asked, execution, as_json=as_json, quiet=quiet)
+
+    run.__doc__ = inspect.getdoc(cls)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _execution(*, config_file: Path | None, quiet: bool, verbose: bool, **choices: Any) -> Execution:
+    """Return how to make an artifact, with the console as reporter."""
+    from pflcli.execution import Execution
+
+    return Execution(**choices, reporter=console.Console(quiet=quiet, verbose=verbose)).reading(config_file)
+
+
+def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Return the settings with steps or epochs, not both: the typed one overrides that of the configuration file.
+
+    Raises UsageError if both are typed, or both are in the file.
+    """
+    if not chosen.get("steps") or "epochs" not in chosen:
+        return dict(chosen)
+    sources = {name: context.get_parameter_source(name) for name in ("steps", "epochs")}
+    typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if len(typed) != 1:
+        raise UsageError("--steps and --epochs both say how long clients train", "give one of them")
+    return changed(
+        {name: value for name, value in chosen.items() if name not in typed},
+        {typed[0]: chosen[typed[0]]},
+    )
+
+
+_COMPLETERS = {"model": completion.names("models", "auto"), "upload": completion.steps("uploads")}
+_COMPLETERS["aggregator"] = completion.steps("aggregators")
+
+
+def _training(default: str) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(Settings)
+    return [_setting(option, hints[option.name], default) for option in registry.options(Settings)]
+
+
+def _setting(option: registry.Option, hint: Any, default: str) -> inspect.Parameter:
+    """Return a setting as a parameter for Typer, with the default None."""
+    if type(None) in typing.get_args(hint):
+        hint = typing.get_args(hint)[0]
+    kind, shape = {int: (int, "N"), float: (float, "F"), str: (str, "NAME")}.get(hint, (str, "VALUE"))
+    if typing.get_origin(hint) is tuple:  # words by repeating the option, numbers separated by commas
+        kind, shape = (list[str], "NAME") if hint == tuple[str, ...] else (str, "N,N")
+    value, name = getattr(Settings(), option.name), option.name.replace("_", "-")
+    if hint is bool:
+        kind, shape = bool, ""
+        name = f"{name}/--no-{name}"
+    info = typer.Option(
+        None,
+        f"--{name}",
+        help=option.help,
+        metavar=shape or None,
+        show_default=default or ("none" if value in ((), None) else str(value).lower() if hint is bool else str(value)),
+        rich_help_panel="Training",
+        autocompletion=_COMPLETERS.get(option.name, completion.words(*completion.choices(option))),
+    )
+    return _parameter(option.name, kind | None, info)

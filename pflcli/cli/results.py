@@ -1,0 +1,222 @@
+"""What the commands print that show more than the path of an artifact, and words that their options do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pflcli.cli import console
+from pflcli.cli.from_options import Command, show_outcome
+from pflcli.errors import UsageError
+from pflcli.options import completion
+from pflcli.wording import as_typed
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.make import Outcome
+    from pflcli.commands.export import Exported
+    from pflcli.execution import Execution
+    from pflcli.prediction.output import Predicted
+
+
+class ImportCommand(Command):
+    """Reads ``--standardize`` without a value as ``--standardize federation``; Typer alone requires a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line after the missing value has been filled in."""
+        behind = [*args[1:], ""]
+        alone = [
+            arg == "--standardize" and value not in ("federation", "client") and "--" not in args[:place]
+            for place, (arg, value) in enumerate(zip(args, behind, strict=True))
+        ]
+        explicit = [f"{arg}=federation" if is_alone else arg for arg, is_alone in zip(args, alone, strict=True)]
+        parsed: list[str] = super().parse_args(ctx, explicit)
+        return parsed
+
+
+def scored(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print the table of an evaluation or a comparison."""
+    from pflcli.artifacts.reader import open_artifact
+
+    if not quiet and not execution.dry_run:
+        console.scores(open_artifact(outcome.path), to_stderr=True)
+    console.result(outcome, as_json=as_json)
+
+
+def attacked(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print the table of an audit."""
+    from pflcli.artifacts.reader import open_artifact
+
+    if not quiet and not execution.dry_run:
+        console.attacks(open_artifact(outcome.path), to_stderr=True)
+    console.result(outcome, as_json=as_json)
+
+
+def tuned(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print the trials of a search, or in a dry run what would become of each."""
+    from pflcli.artifacts.kinds import tuning
+    from pflcli.artifacts.reader import open_artifact
+    from pflcli.commands.tuning import tables
+
+    if not quiet:
+        if not execution.dry_run:
+            console.table(*tables.readable(tuning.read(open_artifact(outcome.path))), to_stderr=True)
+        elif plan := outcome.summary["plan"]:
+            rows = [[*map(as_typed, step["values"].values()), step["decision"]] for step in plan]
+            console.table([*plan[0]["values"], ""], rows, to_stderr=True)
+    console.result(outcome, as_json=as_json)
+
+
+def exported(result: Exported, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print the folder of an exported model."""
+    if as_json:
+        console.data({"path": str(asked["out"]), "files": dict(result.files), **result.model})
+    else:
+        console.lines([str(asked["out"])])
+
+
+def predicted(result: Predicted, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print predictions, or the file that has them."""
+    from pflcli.prediction import output
+
+    out = asked.get("out")
+    if as_json:
+        console.data(_facts(result, out))
+    elif out is not None:
+        console.lines([str(out)])
+    else:
+        console.content(output.FORMS[output.form_of(None, asked.get("form"))](result))
+
+
+def _facts(predicted: Predicted, out: Path | None) -> dict[str, Any]:
+    """Return the JSON value of the answers: without each of them where they are in a file."""
+    return {
+        "path": None if out is None else str(out),
+        "method": predicted.method,
+        "client": predicted.client,
+        "known": predicted.is_known,
+        "tuned": dict(predicted.tuned),
+        "classes": list(predicted.classes),
+        "samples": len(predicted.samples),
+        **({"answers": predicted.rows()} if out is None else {}),
+    }
+
+
+# compare
+
+
+PLAN = Annotated[
+    str | None,
+    typer.Option(
+        help="Print a script that makes the same by many processes, as make, slurm or sh, and do nothing else.",
+        metavar="FORM",
+        show_default=False,
+        autocompletion=completion.words("make", "slurm", "sh"),
+    ),
+]
+
+
+class CompareCommand(Command):
+    """Keeps the words as they were typed, which a plan repeats."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep ``args`` in ``ctx.meta[WORDS]``, and parse them."""
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+_WORDS = "pfl.words"
+
+
+def compared(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print the table of a comparison, or in a dry run its plan."""
+    if asked.get("only") is None or execution.dry_run:
+        _show(outcome, dry_run=execution.dry_run, quiet=quiet)
+    show_outcome(outcome, asked, execution, as_json=as_json, quiet=quiet)
+
+
+def run_comparison(
+    compare: Callable[..., Outcome], arguments: dict[str, Any], context: typer.Context, *, as_json: bool
+) -> Outcome:
+    """Compare; if a method fails, show the table of the others before the error. With ``--plan``, print a script."""
+    from pflcli.commands.compare import IncompleteError
+
+    execution, plan = arguments["execution"], arguments.pop("plan")
+    if plan is not None:
+        arguments["execution"] = _planning(execution, context)
+    try:
+        outcome = compare(**arguments)
+    except IncompleteError as error:
+        _show(error.outcome, dry_run=execution.dry_run, quiet=context.params["quiet"])
+        console.result(error.outcome, as_json=as_json)
+        raise
+    if plan is not None:
+        script = _script(plan, arguments["sources"], arguments["out"], outcome.summary["jobs"], context)
+        console.lines([script.rstrip("\n")])
+        raise typer.Exit
+    return outcome
+
+
+_PLAN = "--plan"
+
+
+def _planning(execution: Execution, context: typer.Context) -> Execution:
+    """Return a dry run, which says nothing; raises UsageError for options that a plan cannot have beside it."""
+    from pflcli.reporter import SILENT
+
+    for name, reason in (
+        ("dry_run", "both do nothing but print"),
+        ("force", "a plan replaces nothing"),
+        ("only", "a plan is of all artifacts"),
+        ("as_json", "a plan is a script"),
+    ):
+        if context.params[name]:
+            option = "json" if name == "as_json" else name.replace("_", "-")
+            raise UsageError(f"--plan and --{option} exclude each other: {reason}", f"leave out --{option}")
+    return replace(execution, dry_run=True, reporter=SILENT)
+
+
+def _script(plan: str, sources: list[Path], out: Path, jobs: list[dict[str, Any]], context: typer.Context) -> str:
+    """Return the script for the command as it was typed, without ``--plan``."""
+    from pflcli.jobs import scripts
+
+    typed: list[str] = list(context.meta[_WORDS])
+    if not any(word.partition("=")[0] == _PLAN for word in typed):
+        raise UsageError("a configuration file cannot hold a plan", f"type {_PLAN} {plan}")
+    words = ["pfl", "compare"]
+    while typed:
+        word = typed.pop(0)
+        if word == _PLAN:
+            typed.pop(0)
+        elif not word.startswith(f"{_PLAN}="):
+            words.append(word)
+    threads = context.get_parameter_source("threads")
+    chosen = threads is not None and threads.name != "DEFAULT"
+    return scripts.script(plan, scripts.Plan(out, sources, {job["path"]: job["needs"] for job in jobs}, words, chosen))
+
+
+def _show(outcome: Outcome, *, dry_run: bool, quiet: bool) -> None:
+    from pflcli.artifacts.reader import open_artifact
+
+    if quiet:
+        return
+    if dry_run:
+        console.table(*_plan(outcome.summary["plan"]), to_stderr=True)
+    else:
+        console.scores(open_artifact(outcome.path), to_stderr=True)
+
+
+def _plan(steps: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return a table with one row per step and one column per seed, and what a step needs under one seed."""
+    seeds = sorted({step["seed"] for step in steps})
+    decisions = {(step["step"], step["seed"]): step["decision"] for step in steps}
+    needs = {step["step"]: step for step in steps if "disk_bytes" in step}
+    rows = []
+    for name in dict.fromkeys(step["step"] for step in steps):
+        need = needs.get(name)
+        cells = ["", ""] if need is None else [f"{need['processor_seconds']:.1f}", f"{need['disk_bytes'] / 1e6:.1f}"]
+        rows.append([name, *(decisions.get((name, seed), "") for seed in seeds), *(cells if needs else ())])
+    return ["", *(f"seed {seed}" for seed in seeds), *(["processor seconds", "MB of disk"] if needs else [])], rows

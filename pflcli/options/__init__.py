@@ -1,0 +1,1 @@
+"""The options of commands: one frozen dataclass per command, declared for the terminal and for Python alike."""

@@ -1,0 +1,77 @@
+"""The options of ``pfl build-datastore``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from pflcli.options import completion
+from pflcli.options.declaration import ASSIGNMENTS, PATH, Options, Out, Seed, beside_file
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
+
+
+@dataclass(frozen=True)
+class BuildDatastore(Options):
+    """Build one nearest-neighbour index per client.
+
+    Examples:
+        pfl build-datastore runs/e -o runs/d
+        pfl build-datastore runs/e -o runs/half --capacity 0.5 --index SQ8
+    """
+
+    NAME: ClassVar[str] = "build-datastore"
+
+    source: Annotated[
+        Path | str | Artifact,
+        PATH,
+        typer.Argument(
+            help="Index these embeddings.", metavar="EMBEDDINGS", autocompletion=completion.artifacts("embeddings")
+        ),
+    ]
+    out: Out
+    _: KW_ONLY
+    index: Annotated[
+        str,
+        typer.Option(
+            help="Build this FAISS index. Flat is exact; SQ8, PQ16x4 and PCA64,Flat take less memory; HNSW32 and"
+            " IVF8,Flat take less time.",
+            metavar="FACTORY",
+            autocompletion=completion.words("Flat", "SQ8", "PQ16x4", "PCA64,Flat", "HNSW32", "IVF8,Flat"),
+        ),
+    ] = "Flat"
+    parameters: Annotated[
+        Mapping[str, str] | None,
+        ASSIGNMENTS,
+        typer.Option(
+            "--set",
+            help="Set a search option of the index, such as nprobe=4; repeat it for more.",
+            metavar="KEY=VALUE",
+            callback=beside_file,
+        ),
+    ] = None
+    capacity: Annotated[
+        float,
+        typer.Option(help="Keep this fraction (0 to 1) of each client's training samples in its store.", metavar="F"),
+    ] = 1.0
+    capacity_spread: Annotated[
+        float,
+        typer.Option(
+            help="Vary the capacity: half of the clients keep --capacity minus this fraction, half --capacity plus it.",
+            metavar="F",
+        ),
+    ] = 0.0
+    prototypes: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep this many k-means prototypes in place of the training samples; below 1, this fraction of them.",
+            metavar="N",
+            show_default="the samples themselves",
+        ),
+    ] = None
+    seed: Seed = None

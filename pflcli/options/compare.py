@@ -1,0 +1,132 @@
+"""The options of ``pfl compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from pflcli import config
+from pflcli.options import completion
+from pflcli.options.declaration import (
+    PATH,
+    PATHS,
+    RAY,
+    WORDS,
+    Baseline,
+    InitialWeights,
+    Link,
+    Metrics,
+    Options,
+    Positive,
+    Target,
+    Typed,
+    as_word,
+    beside_file,
+    numbers,
+    pairs,
+)
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
+
+
+@dataclass(frozen=True)
+class Compare(Options):
+    """Run several methods with several seeds, and summarize them in one table and picture.
+
+    Artifacts that are already there are used again.
+
+    Examples:
+        pfl compare runs/p -o runs/c --methods fedavg,local --seeds 0,1,2
+        pfl compare runs/p -o runs/c2 --methods fedavg,ditto --set ditto.lam=0.5
+    """
+
+    NAME: ClassVar[str] = "compare"
+    HARDWARE: ClassVar[tuple[str, ...]] = (
+        "device",
+        "threads",
+        "engine",
+        "jobs",
+        *RAY,
+    )
+    TRAINING_DEFAULT: ClassVar[str] = ""
+
+    sources: Annotated[
+        Sequence[Path | str | Artifact],
+        PATHS,
+        typer.Argument(
+            help="Compare on this partition, or on several, each with the seed that it was made with.",
+            metavar="PARTITION...",
+            autocompletion=completion.artifacts("partition"),
+        ),
+    ]
+    out: Annotated[
+        Path | str,
+        PATH,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write all artifacts to this folder; the table goes to its subfolder comparison/.",
+            metavar="DIR",
+        ),
+    ]
+    _: KW_ONLY
+    settings: Mapping[str, Any] | None = None
+    methods: Annotated[
+        Sequence[str],
+        WORDS,
+        typer.Option(
+            help="Run these methods, separated by commas, or all; stack pools the others' predictions. METHOD@NAME is "
+            "a variant with its own --set options.",
+            metavar="NAME,NAME",
+            autocompletion=completion.listed(completion.names("methods", "all", "stack")),
+        ),
+    ] = ("all",)
+    seeds: Annotated[
+        Sequence[int] | None,
+        Typed(str, lambda text: numbers(text, "--seeds"), as_word),
+        typer.Option(
+            help="Train with each of these seeds, separated by commas (with one partition only).",
+            metavar="N,N",
+            show_default="that of the partition",
+        ),
+    ] = None
+    options: Annotated[
+        Mapping[str, Mapping[str, Any]] | None,
+        Typed(list[str], lambda typed: config.by_owner(config.assignments(typed)), pairs),
+        typer.Option(
+            "--set",
+            help="Set an option or a training setting of one method, such as ditto.lam=0.5; repeat it for more.",
+            metavar="METHOD.KEY=VALUE",
+            callback=beside_file,
+            autocompletion=completion.assignments_by_method,
+        ),
+    ] = None
+    weights: InitialWeights = None
+    baseline: Baseline = "fedavg"
+    target: Target = None
+    link: Link = None
+    metrics: Metrics = None
+    positive: Positive = None
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            help="First choose options and training settings of every method, fedavg's first, by --metric on validation"
+            " samples: with at most this many trials per method, as `pfl tune` makes them.",
+            metavar="N",
+            show_default="no tuning",
+        ),
+    ] = None
+    only: Annotated[
+        Sequence[str] | None,
+        WORDS,
+        typer.Option(
+            help="Make only these artifacts, named by their folders in DIR such as seed-0/ditto, and no table.",
+            metavar="PATH,PATH",
+            show_default="all, and the table",
+        ),
+    ] = None

@@ -1,0 +1,377 @@
+"""How the options of a command are declared: once, as the fields of a frozen dataclass.
+
+A field has the type that Python callers give, its default, and in ``Annotated`` what Typer needs: help, flags, metavar
+and completion. ``Typed`` says how a value is typed if it is neither a number, a word nor a truth value. From the class
+follow the terminal's options (``cli/from_options.py``), the Python signature (``command``), and the command line that
+an artifact records (``Options.words``).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, TypeVar
+
+import typer
+
+from pflcli import config
+from pflcli.errors import UsageError
+from pflcli.options import completion
+from pflcli.wording import PathWord
+
+if TYPE_CHECKING:
+    from pflcli.execution import Execution
+    from pflcli.training.initial_weights import Weights
+
+P = ParamSpec("P")
+Asked = TypeVar("Asked", bound="Options")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """How a value is typed: the type that Typer reads, and how the text becomes the value and the value a text."""
+
+    kind: Any
+    parse: Callable[[Any], Any] = lambda typed: typed
+    text: Callable[[Any], str | list[str]] = str
+    """a list stands for an option that is repeated"""
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text, which commas separate."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def as_word(value: Any) -> str:
+    """Return a value as a user types it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(as_word, value))
+    return str(value)
+
+
+def as_path(value: Any) -> str:
+    """Return a path as a user types it; an artifact, and weights that were read, stand for their paths."""
+    return PathWord(getattr(value, "path", value))
+
+
+def pairs(values: Mapping[str, Any], owner: str = "") -> list[str]:
+    """Return a table as ``key=value`` pairs, and a nested one (``{"ditto": {"lam": 0.5}}``) as ``ditto.lam=0.5``."""
+    typed: list[str] = []
+    for key, value in values.items():
+        is_table = isinstance(value, Mapping)
+        typed += pairs(value, f"{owner}{key}.") if is_table else [f"{owner}{key}={as_word(value)}"]
+    return typed
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """Return the integers in ``0,1,2``, the value of ``option``; raises UsageError for anything else."""
+    try:
+        return [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise UsageError(f"{option} {text} are not whole numbers", f"{option} 0,1,2") from None
+
+
+def fractions(text: str) -> tuple[float, float, float]:
+    """Return the fractions in ``0.6,0.2,0.2``; raises UsageError for anything but three numbers."""
+    try:
+        train, validation, test = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--fractions {text} are not three numbers", "--fractions 0.6,0.2,0.2") from None
+    return train, validation, test
+
+
+def beside_file(ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None) -> list[str] | None:
+    """Add the ``key=value`` pairs of the configuration file to the typed ones, which override them."""
+    from_file = (ctx.default_map or {}).get(str(param.name))
+    if not value or not from_file or value == from_file:
+        return value
+    typed = {pair.split("=", maxsplit=1)[0] for pair in value}
+    return [*(pair for pair in from_file if pair.split("=", maxsplit=1)[0] not in typed), *value]
+
+
+PATH = Typed(Path, text=as_path)
+PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
+WORDS = Typed(str, words, as_word)
+ASSIGNMENTS = Typed(list[str], config.assignments, pairs)
+FRACTIONS = Typed(str, fractions, as_word)
+
+Out = Annotated[
+    "Path | str", PATH, typer.Option("--out", "-o", help="Write the artifact to this folder.", metavar="DIR")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Draw all random numbers from this seed.", show_default="that of the source", min=0, metavar="N"),
+]
+Set = Annotated[
+    Mapping[str, Any] | None,
+    ASSIGNMENTS,
+    typer.Option(
+        "--set",
+        help="Set an option of the method, scheme or dataset; repeat it for more. `pfl list` shows them.",
+        metavar="KEY=VALUE",
+        callback=beside_file,
+        autocompletion=completion.assignments,
+    ),
+]
+ChosenMethod = Annotated[
+    str | None,
+    typer.Option(
+        help="Take the predictions of this method from a folder of `pfl compare`.",
+        metavar="NAME",
+        show_default="all",
+        autocompletion=completion.names("methods"),
+    ),
+]
+ChosenSeed = Annotated[
+    int | None,
+    typer.Option(
+        help="Take the predictions of this seed from a folder of `pfl compare`.", metavar="N", show_default="all"
+    ),
+]
+Baseline = Annotated[
+    str, typer.Option(help="Measure gains against this method.", autocompletion=completion.names("methods"))
+]
+InitialWeights = Annotated[
+    "Path | str | Weights | None",
+    PATH,
+    typer.Option(
+        help="Start from this state dict (.safetensors or .pt).", metavar="FILE", show_default="random weights"
+    ),
+]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        help="Also report the rounds, seconds and MB until validation accuracy first reaches this value (0 to 1). It is"
+        " that of the clients' own models if the method has them, otherwise of the global model, measured every"
+        " --eval-every rounds.",
+        metavar="F",
+        show_default=False,
+    ),
+]
+Link = Annotated[
+    str | None,
+    typer.Option(
+        help="Also report the seconds that all rounds would take if clients worked at the same time, behind links of"
+        " this speed in Mbit/s, such as 10:50. Each round counts the mean client's time to compute (on one core of this"
+        " machine), receive and send.",
+        metavar="UP:DOWN",
+        show_default=False,
+    ),
+]
+Metrics = Annotated[
+    Sequence[str] | None,
+    WORDS,
+    typer.Option(
+        "--metric",
+        help="Rank methods by this metric, and compute gains, conclusion and picture from it: accuracy, auroc,"
+        " average_precision, f1, balanced_accuracy, sensitivity, specificity, brier_score or log_loss. Further names"
+        " add columns.",
+        metavar="NAME,NAME",
+        show_default="accuracy",
+        autocompletion=completion.listed(completion.words(*completion.METRICS)),
+    ),
+]
+Positive = Annotated[
+    str | None,
+    typer.Option(
+        help="Take this one of two classes as the positive class of sensitivity, specificity and average_precision.",
+        metavar="CLASS",
+        show_default="the last",
+    ),
+]
+Label = Annotated[
+    str | None,
+    typer.Option(help="Take each sample's class from this column or array.", metavar="COL", show_default=False),
+]
+SplitColumn = Annotated[
+    str | None,
+    typer.Option(
+        help="Split samples by this column or array of the words train, validation (or val) and test.",
+        metavar="COL",
+        show_default="drawn at random",
+    ),
+]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        help="Read the arrays of series and images in this order: channels-first or channels-last.",
+        metavar="NAME",
+        show_default="channels-last",
+        autocompletion=completion.words("channels-first", "channels-last"),
+    ),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        help="Split columns at this character, such as ';' or tab.",
+        metavar="CHAR",
+        show_default="comma, or tab for .tsv",
+    ),
+]
+RunWeights = Annotated[
+    "Path | str | None",
+    PATH,
+    typer.Option(
+        help="Read the initial weights of the run again, where PREDICTIONS began with a file and has no backbone.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+RAY = ("executor", "ray_address", "gpus_per_worker")
+"""Options of Ray, among those that say on what a run is computed."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of the options of a command."""
+
+    NAME: ClassVar[str]
+    """the command's name"""
+    HARDWARE: ClassVar[tuple[str, ...]] = ()
+    """fields of ``Execution`` that the command has as options, of those that say on what it computes"""
+    TRAINING_DEFAULT: ClassVar[str] = ""
+    """what the help shows as the default of every training setting; if it is empty, the help shows the value"""
+    HAS_DRY_RUN: ClassVar[bool] = True
+    FORCE_HELP: ClassVar[str] = "Replace an artifact at --out that was made with other options or inputs."
+
+    execution: Execution | None = field(default=None, kw_only=True)
+    """how the result is made and where it is computed, which does not change it"""
+
+    def words(self) -> list[str]:
+        """Return the command line that asks for this, without what is the default."""
+        line: list[str] = ["pfl", self.NAME]
+        options: list[str] = []
+        for option in declared(type(self)):
+            value = getattr(self, option.name)
+            if option.name == "settings":
+                options += _setting_words(value or {})
+            elif option.is_argument:
+                text = option.text(value)
+                line += text if isinstance(text, list) else [text]
+            elif value is not None and value != option.default:
+                options += option.typed(value)
+        return [*line, *options]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field of ``Options`` as it is typed."""
+
+    name: str
+    default: Any
+    kind: Any
+    """the type that Typer reads"""
+    info: Any
+    """Typer's option or argument"""
+    typed_as: Typed | None
+    is_required: bool = False
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it stands on the line without a flag."""
+        return isinstance(self.info, typer.models.ArgumentInfo)
+
+    @property
+    def flag(self) -> str:
+        """The flag, the short one if there is one."""
+        # In Annotated, Typer takes the first flag for a default.
+        declared_flags = [flag for flag in (self.info.default, *(self.info.param_decls or ())) if isinstance(flag, str)]
+        flags = [flag for flag in declared_flags if flag.startswith("-")]
+        return flags[-1] if flags else f"--{self.name.replace('_', '-')}"
+
+    def text(self, value: Any) -> str | list[str]:
+        """Return the value as it is typed; a list stands for several words."""
+        return as_word(value) if self.typed_as is None else self.typed_as.text(value)
+
+    def typed(self, value: Any) -> list[str]:
+        """Return the words of the option with this value."""
+        yes, _, no = self.flag.partition("/")
+        if isinstance(value, bool) and self.kind is bool:
+            return [yes if value else no or f"--no-{self.name.replace('_', '-')}"]
+        text = self.text(value)
+        return [word for each in (text if isinstance(text, list) else [text]) for word in (yes, each)]
+
+
+_HEAVY = ("Artifact", "Execution", "Weights")
+"""Types that are not imported to parse a command line, since NumPy or PyTorch would come with them."""
+
+
+_declared: dict[type, tuple[Option, ...]] = {}
+
+
+def declared(cls: type[Options]) -> tuple[Option, ...]:
+    """Return the options of a command in their order; ``settings`` stands for all training settings."""
+    if cls not in _declared:
+        _declared[cls] = _read(cls)
+    return _declared[cls]
+
+
+def _read(cls: type[Options]) -> tuple[Option, ...]:
+    names = {**dict.fromkeys(_HEAVY, object), "Path": Path, "Mapping": Mapping, "Sequence": Sequence, "Any": Any}
+    hints = typing.get_type_hints(cls, localns=names, include_extras=True)
+    options = []
+    for each in fields(cls):
+        if each.name == "execution":
+            continue
+        default = None if each.default is MISSING else each.default
+        if each.name == "settings":
+            options.append(Option("settings", None, None, None, None))
+            continue
+        kind, *extras = typing.get_args(hints[each.name])
+        typed_as = next((extra for extra in extras if isinstance(extra, Typed)), None)
+        info = next(extra for extra in extras if isinstance(extra, typer.models.ParameterInfo))
+        options.append(
+            Option(
+                each.name, default, kind if typed_as is None else typed_as.kind, info, typed_as, each.default is MISSING
+            )
+        )
+    return tuple(options)
+
+
+def _setting_words(settings: Mapping[str, Any]) -> list[str]:
+    """Return training settings as options, those that are not the default; an upload step has a flag of its own."""
+    from pflcli.settings import Settings
+
+    line: list[str] = []
+    defaults = Settings()
+    for name, value in settings.items():
+        flag, default = f"--{name.replace('_', '-')}", getattr(defaults, name, MISSING)
+        if as_word(value) == as_word(default) or (name == "epochs" and settings.get("steps")):
+            continue
+        if isinstance(default, bool):
+            line.append(flag if as_word(value) == "true" else f"--no-{flag.removeprefix('--')}")
+        elif name == "upload":
+            line += [word for step in ([value] if isinstance(value, str) else value) for word in (flag, step)]
+        else:
+            line += [flag, as_word(value)]
+    return line
+
+
+def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]], Callable[P, Result]]:
+    """Give a function the signature of ``options``, a class of options; it receives them as one object.
+
+    Its ``execution`` carries the command line, which the artifact records.
+    """
+
+    def decorate(function: Callable[[Asked], Result]) -> Callable[P, Result]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            from pflcli.execution import Execution
+
+            asked = options(*args, **kwargs)
+            execution = asked.execution or Execution()
+            return function(replace(asked, execution=replace(execution, command=tuple(asked.words()))))
+
+        call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        return call
+
+    return decorate

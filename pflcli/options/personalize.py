@@ -1,0 +1,72 @@
+"""The options of ``pfl personalize``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from pflcli.options import completion
+from pflcli.options.declaration import PATH, RAY, InitialWeights, Options, Out, Seed, Set
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
+
+
+@dataclass(frozen=True)
+class Personalize(Options):
+    """Run a personalization method, and store its predictions for every validation and test sample.
+
+    Training settings that you do not set are those of the backbone, if SOURCE has one.
+
+    Examples:
+        pfl personalize knn-per runs/d -o runs/knn-per
+        pfl personalize fedavg runs/d -o runs/fedavg
+    """
+
+    NAME: ClassVar[str] = "personalize"
+    HARDWARE: ClassVar[tuple[str, ...]] = (
+        "device",
+        "threads",
+        "engine",
+        "jobs",
+        *RAY,
+    )
+    TRAINING_DEFAULT: ClassVar[str] = "that of the backbone"
+
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="Run this method (`pfl list methods`).",
+            metavar="METHOD",
+            autocompletion=completion.names("methods"),
+        ),
+    ]
+    source: Annotated[
+        Path | str | Artifact,
+        PATH,
+        typer.Argument(
+            help="Run it on this partition, backbone or datastore, and on what that was made from.",
+            metavar="SOURCE",
+            autocompletion=completion.artifacts(*completion.SOURCES),
+        ),
+    ]
+    out: Out
+    _: KW_ONLY
+    settings: Mapping[str, Any] | None = None
+    weights: InitialWeights = None
+    options: Set = None
+    choices: Annotated[
+        Path | str | Artifact | None,
+        PATH,
+        typer.Option(
+            help="With --refit, use the choices of these predictions: of the same run without --refit.",
+            metavar="PREDICTIONS",
+            autocompletion=completion.artifacts("predictions"),
+            show_default=False,
+        ),
+    ] = None
+    seed: Seed = None

@@ -1,0 +1,100 @@
+"""The options of ``pfl predict``."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from pflcli.options import completion
+from pflcli.options.declaration import PATH, ChosenMethod, ChosenSeed, Delimiter, Layout, Options, RunWeights
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
+
+
+@dataclass(frozen=True)
+class Predict(Options):
+    """Answer further samples as a client's personal model does: the class, and the probability of each.
+
+    Examples:
+        pfl predict runs/knn-per digits.npz --client w0012 -o answers.csv
+        pfl predict runs/knn-per digits.npz --client w0012 --answers label
+    """
+
+    NAME: ClassVar[str] = "predict"
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine")
+    HAS_DRY_RUN: ClassVar[bool] = False
+    FORCE_HELP: ClassVar[str] = "Replace the file at --out."
+
+    source: Annotated[
+        Path | str | Artifact,
+        PATH,
+        typer.Argument(
+            help="Answer as a client of these predictions does.",
+            metavar="PREDICTIONS",
+            autocompletion=completion.artifacts("predictions"),
+        ),
+    ]
+    data: Annotated[
+        Path | str,
+        PATH,
+        typer.Argument(
+            help="Answer the samples in this .csv, .tsv, .parquet, .npy, .npz, .h5 or .hdf5 file, in this folder of"
+            " images, or in CSV from stdin (-).",
+            metavar="DATA",
+        ),
+    ]
+    _: KW_ONLY
+    client: Annotated[
+        str,
+        typer.Option(
+            help="Answer for the client of this name. The global model answers for a name that"
+            " PREDICTIONS does not have.",
+            metavar="NAME",
+            autocompletion=completion.clients,
+        ),
+    ]
+    out: Annotated[
+        Path | str | None,
+        PATH,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write the answers to this .csv, .jsonl or .npz file.",
+            metavar="FILE",
+            show_default="print them",
+        ),
+    ] = None
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Print the answers in this form: csv, or jsonl for a JSON object per line.",
+            metavar="NAME",
+            show_default="csv",
+            autocompletion=completion.words("csv", "jsonl"),
+        ),
+    ] = None
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Take the samples from this array of DATA.", metavar="NAME", show_default="x, or the only one"
+        ),
+    ] = None
+    layout: Layout = None
+    delimiter: Delimiter = None
+    weights: RunWeights = None
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            help="Let no more of an answer leave than this: full (its probabilities), rounded:DIGITS, or label.",
+            metavar="FORM",
+            show_default="the parts that explain it, too",
+            autocompletion=completion.words("full", "rounded:1", "label"),
+        ),
+    ] = None
+    method: ChosenMethod = None
+    seed: ChosenSeed = None

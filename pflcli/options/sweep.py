@@ -1,0 +1,79 @@
+"""The options of ``pfl sweep``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from pflcli.options import completion
+from pflcli.options.declaration import PATH, Options, Out, Seed, Typed, as_word
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
+
+
+@dataclass(frozen=True)
+class Sweep(Options):
+    """Score kNN-Per at all combinations of capacity, k, sigma and lambda, with one search per client.
+
+    Writes table.csv, clients.csv (the lambda that each client chooses on validation samples) and sweep.png.
+
+    Examples:
+        pfl sweep runs/e -o runs/sweep
+        pfl sweep runs/e -o runs/sweep2 --k 10 --sigma 0.1,1,10
+    """
+
+    NAME: ClassVar[str] = "sweep"
+    HARDWARE: ClassVar[tuple[str, ...]] = ("threads",)
+
+    source: Annotated[
+        Path | str | Artifact,
+        PATH,
+        typer.Argument(
+            help="Search in these embeddings.", metavar="EMBEDDINGS", autocompletion=completion.artifacts("embeddings")
+        ),
+    ]
+    out: Out
+    _: KW_ONLY
+    capacity: Annotated[
+        Sequence[float] | str | None,
+        Typed(str, text=as_word),
+        typer.Option(
+            help="Try these fractions (0 to 1) of each client's training samples in its store.",
+            show_default="0,0.1,...,1",
+            metavar="F,F",
+        ),
+    ] = None
+    k: Annotated[
+        Sequence[int] | str | None,
+        Typed(str, text=as_word),
+        typer.Option(help="Try these numbers of neighbours.", show_default="1,3,5,7,10,12,14,16", metavar="N,N"),
+    ] = None
+    sigma: Annotated[
+        Sequence[float] | str | None,
+        Typed(str, text=as_word),
+        typer.Option(help="Try these kernel scales.", show_default="1", metavar="F,F"),
+    ] = None
+    weight: Annotated[
+        Sequence[float] | str | None,
+        Typed(str, text=as_word),
+        typer.Option(
+            help="Try these values of lambda (0 to 1), the weight of the neighbours, for all clients alike.",
+            show_default="0,0.1,...,1",
+            metavar="F,F",
+        ),
+    ] = None
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw accuracy over this axis: capacity, k, sigma or lambda.",
+            show_default="the first with several values",
+            metavar="AXIS",
+            autocompletion=completion.words("capacity", "k", "sigma", "lambda"),
+        ),
+    ] = None
+    seed: Seed = None

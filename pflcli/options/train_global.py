@@ -1,0 +1,61 @@
+"""The options of ``pfl train-global``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from pflcli.options import completion
+from pflcli.options.declaration import PATH, RAY, InitialWeights, Options, Out, Seed, Set
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
+
+
+@dataclass(frozen=True)
+class TrainGlobal(Options):
+    """Train a global model, the backbone, on the clients of a partition.
+
+    If interrupted, type the same command again to resume.
+
+    Examples:
+        pfl train-global runs/p -o runs/b --rounds 100
+        pfl train-global runs/p -o runs/b2 --method fedprox --set mu=0.1
+    """
+
+    NAME: ClassVar[str] = "train-global"
+    HARDWARE: ClassVar[tuple[str, ...]] = (
+        "device",
+        "threads",
+        "engine",
+        "jobs",
+        *RAY,
+    )
+    TRAINING_DEFAULT: ClassVar[str] = ""
+
+    source: Annotated[
+        Path | str | Artifact,
+        PATH,
+        typer.Argument(
+            help="Train on the clients of this partition.",
+            metavar="PARTITION",
+            autocompletion=completion.artifacts("partition"),
+        ),
+    ]
+    out: Out
+    _: KW_ONLY
+    settings: Mapping[str, Any] | None = None
+    method: Annotated[
+        str,
+        typer.Option(
+            help="Train with this method, which must be of kind server (`pfl list methods`).",
+            autocompletion=completion.names("methods"),
+        ),
+    ] = "fedavg"
+    weights: InitialWeights = None
+    options: Set = None
+    seed: Seed = None

@@ -1,0 +1,104 @@
+"""The options of ``pfl tune``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from pflcli import config
+from pflcli.options import completion
+from pflcli.options.declaration import PATH, InitialWeights, Options, Seed, Set, Typed, beside_file, pairs
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
+
+
+@dataclass(frozen=True)
+class Tune(Options):
+    """Choose options and training settings of a method by validation samples.
+
+    Every trial is an ordinary artifact. Give DIR/tuning/best.toml to --config of personalize or compare.
+
+    Examples:
+        pfl tune ditto runs/p -o runs/t --search lr=0.03,0.1 --search lam=0.1,1
+        pfl tune knn-per runs/d -o runs/t2 --search k=5,10 --metric log_loss
+    """
+
+    NAME: ClassVar[str] = "tune"
+    HARDWARE: ClassVar[tuple[str, ...]] = (
+        "device",
+        "threads",
+        "engine",
+        "jobs",
+    )
+    TRAINING_DEFAULT: ClassVar[str] = "that of the backbone, if there is one"
+
+    method: Annotated[
+        str,
+        typer.Argument(help="Tune this method (`pfl list methods`).", autocompletion=completion.names("methods")),
+    ]
+    source: Annotated[
+        Path | str | Artifact,
+        PATH,
+        typer.Argument(
+            help="Tune on this partition, or on a backbone or datastore made from it.",
+            autocompletion=completion.artifacts(*completion.SOURCES),
+        ),
+    ]
+    out: Annotated[
+        Path | str,
+        PATH,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write all artifacts to this folder; the result is its subfolder tuning/.",
+            metavar="DIR",
+        ),
+    ]
+    _: KW_ONLY
+    settings: Mapping[str, Any] | None = None
+    search: Annotated[
+        Mapping[str, Any] | None,
+        Typed(list[str], lambda typed: config.assignments(typed, "--search"), pairs),
+        typer.Option(
+            "--search",
+            help="Try these values of an option or training setting; repeat it for more. With optuna also a range,"
+            " 0.01..0.3.",
+            metavar="KEY=VALUE,VALUE",
+            callback=beside_file,
+            autocompletion=completion.searches,
+            show_default="learning rates and the method's own grid",
+        ),
+    ] = None
+    sampler: Annotated[
+        str,
+        typer.Option(
+            help="Choose each next point by this sampler: grid, or optuna (pip install 'pflcli\\[tune]').",
+            metavar="NAME",
+            autocompletion=completion.words("grid", "optuna"),
+        ),
+    ] = "grid"
+    trials: Annotated[int, typer.Option(help="Run at most this many trials.", metavar="N")] = 20
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Start no further trial once all trials together have taken this many minutes.",
+            metavar="M",
+            show_default="no limit",
+        ),
+    ] = None
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="Choose by this metric on validation samples, such as auroc or log_loss.",
+            metavar="NAME",
+            autocompletion=completion.words(*completion.METRICS),
+        ),
+    ] = "accuracy"
+    weights: InitialWeights = None
+    options: Set = None
+    seed: Seed = None
