@@ -10,6 +10,7 @@ import pytest
 from pflcli.commands.train_global import train_global
 from pflcli.engine.executors import ray_runtime
 from pflcli.errors import InputError
+from pflcli.training import hardware
 
 
 class TaskError(Exception):
@@ -49,7 +50,12 @@ class Reference:
 @pytest.fixture
 def at_once(monkeypatch):
     ray = AtOnce()
-    monkeypatch.setattr(ray_runtime, "connect", lambda cluster, cpus, needed=0: ray)
+
+    def connect(cluster, cpus, needed=0):
+        ray.cpus = cpus
+        return ray
+
+    monkeypatch.setattr(ray_runtime, "connect", connect)
     return ray
 
 
@@ -75,10 +81,12 @@ def test_what_needs_a_failed_step_is_left_out(pfl, small, at_once, tmp_path, mon
         raise InputError("no backbone today")
 
     monkeypatch.setattr("pflcli.commands.comparison.chain_steps.train_global", planned_only)
+    monkeypatch.setattr(hardware, "threads", lambda count: count or 5)
     words = ("--methods", "fedavg,fedavg-plus,local", "--baseline", "local", "--model", "mlp", "--rounds", 1)
     ran = pfl("compare", small.p, *words, "-o", tmp_path / "c", "--executor", "ray")
-    assert ran.code == 5
+    assert (ran.code, at_once.cpus) == (5, 5)  # all CPUs of this machine
     assert "no backbone today" in ran.err
+    assert "pfl: 2 of 3 runs failed" in ran.err  # a backbone is no run of the table
     assert at_once.started[:1] == ["backbone"]
     assert "fedavg-plus" not in at_once.started
 
