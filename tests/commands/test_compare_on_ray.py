@@ -22,12 +22,13 @@ class AtOnce:
 
     def __init__(self):
         self.exceptions = SimpleNamespace(RayTaskError=TaskError, RayError=ConnectionError)
-        self.started = []
+        self.started, self.executions = [], []
 
     def remote(self, **options):
         def submit(function, *args):
             self.started.append(args[1].name)
             attempt, step, execution, folder = args
+            self.executions.append(execution)
             return lambda: function(attempt, step, pickle.loads(pickle.dumps(execution)), folder)
 
         return lambda function: SimpleNamespace(remote=lambda *args: Reference(submit(function, *args)))
@@ -71,6 +72,7 @@ def test_methods_side_by_side_make_the_table_of_one_after_the_other(pfl, small, 
     assert sorted(at_once.started) == ["backbone", "fedavg", "fedavg-plus", "local", "stack"]
     assert at_once.started.index("backbone") < at_once.started.index("fedavg-plus")
     assert at_once.started[-1] == "stack"
+    assert {(execution.threads, execution.jobs) for execution in at_once.executions} == {(1, 0)}
     assert "seed 0, local: finished in" in two.err
 
 
