@@ -645,8 +645,11 @@ if __name__ == "__main__":
     if arguments.command == "report":
         sys.exit(not report(arguments.results))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    tests = TestMap(arguments.map)
+    if not tests.tests:
+        sys.exit(f"{arguments.map} holds no tests: record it with `code_mutants.py map {arguments.map}`")
     run(
-        TestMap(arguments.map),
+        tests,
         [*_mutants(arguments)],
         arguments.results.resolve(),
         seconds=arguments.seconds,
