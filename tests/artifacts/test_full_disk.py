@@ -39,6 +39,17 @@ def test_an_import_that_has_no_room_is_refused_before_it_is_written(tmp_path, pf
     assert "needs about 1.8 kB on the disk, and 10 bytes are free" in ran.err
 
 
+def test_features_that_a_partition_standardizes_take_four_bytes_each(tmp_path, pfl, monkeypatch):
+    cells = np.random.default_rng(0).normal(size=(50, 9))
+    lines = [",".join([*map(str, row), "ab"[i % 2], str(i % 5)]) for i, row in enumerate(cells)]
+    (tmp_path / "x.csv").write_text("\n".join([",".join([*"efghijklm", "label", "owner"]), *lines]) + "\n")
+    words = ("--label", "label", "--client", "owner", "--standardize", "--out", tmp_path / "d")
+    assert pfl("import", tmp_path / "x.csv", *words).code == 0
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 10)
+    ran = pfl("partition", tmp_path / "d", "--out", tmp_path / "p", "--dry-run")
+    assert "needs about 1.8 kB on the disk" in ran.err
+
+
 def test_a_tight_disk_is_warned_of(small, tmp_path, pfl, monkeypatch):
     size = (small.e / "embeddings.h5").stat().st_size
     monkeypatch.setattr(disk, "free_bytes", lambda folder: int(size * 0.9))

@@ -308,7 +308,7 @@ def test_show_says_what_it_is(pfl, small):
 def test_the_doctor_finds_this_machine_well(pfl):
     ran = pfl("doctor", "--json")
     assert ran.code == 0
-    assert all(check["ok"] for check in strict(ran.out))
+    assert all(check["ok"] and check["found"] for check in strict(ran.out))
 
 
 # Dry runs

@@ -20,6 +20,7 @@ from pflcli.commands.audit import audit
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
+from pflcli.commands.stack import stack
 from pflcli.errors import InputError, PflError, UsageError
 from pflcli.execution import Execution
 from pflcli.prediction import answerer as answerers
@@ -192,6 +193,18 @@ def test_unseen_clients_are_left_out(tmp_path):
     assert {client for client, count in members.items() if count == 0} == set(np.flatnonzero(data.new))
 
 
+def test_test_samples_that_were_given_are_named_in_a_warning(tmp_path):
+    x, y = np.random.default_rng(0).integers(0, 256, (240, 28, 28), dtype=np.uint8), np.arange(240) % 10
+    np.savez(tmp_path / "fashion_mnist.npz", x_train=x[:180], y_train=y[:180], x_test=x[180:], y_test=y[180:])
+    for name, is_given in (("given", True), ("drawn", False)):
+        at = tmp_path / name
+        partition("fashion-mnist", at / "p", scheme="iid", clients=2, keep_test=is_given, root=tmp_path)
+        personalize("fedavg", at / "p", at / "m", settings=BRIEF, execution=ONE)
+        audit(at / "m", at / "a")
+        warnings = audits.read(open_artifact(at / "a"))["warnings"]
+        assert any("test samples were given, not drawn" in line for line in warnings) == is_given
+
+
 def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     audit(small.st, tmp_path / "a", execution=ONE)
     answerer = answerers.opened(open_artifact(small.st))
@@ -200,6 +213,15 @@ def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     parts, _ = queries.answers_to(answerer, sent_queries, ONE)
     expected = answerer.answer(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
     np.testing.assert_allclose(parts["p"][slice(*sent_queries.offsets[2:4])], expected, atol=1e-6)
+
+
+def test_a_stack_of_a_single_client_is_audited(tmp_path):
+    partition("writers", tmp_path / "p", clients=1)
+    for method in ("local", "fedavg"):
+        personalize(method, tmp_path / "p", tmp_path / method, settings=BRIEF, execution=ONE)
+    stack([tmp_path / "local", tmp_path / "fedavg"], tmp_path / "s")
+    audit(tmp_path / "s", tmp_path / "a")
+    assert {row["client"] for row in rows(tmp_path / "a", "clients.csv")} == {"0"}
 
 
 def test_the_command_prints_a_table_and_makes_nothing_in_a_dry_run(small, tmp_path, pfl):

@@ -663,6 +663,7 @@ WRONG = {
     "no output": ("compare {p}", 2, "missing option '--out'"),
     "no partition": ("compare -o {out}", 2, "missing argument 'PARTITION...'"),
     "a method that is none": (W + "--methods fedavg,lokal", 2, "unknown method 'lokal'", "did you mean 'local'?"),
+    "a method that is none, with options": (W + "--methods lokal --set local.epochs=2", 2, "unknown method 'lokal'"),
     "a method twice": (W + "--methods local,local", 2, "local is named twice"),
     "no method": (W + "--methods ,", 2, "no methods to compare", "--methods fedavg,local"),
     "all and another": (W + "--methods all,local", 2, "local is named twice", "local,local@other"),

@@ -10,6 +10,7 @@ import pytest
 from pflcli.commands.train_global import train_global
 from pflcli.engine.executors import ray_runtime
 from pflcli.errors import InputError
+from pflcli.training import hardware
 
 
 class TaskError(Exception):
@@ -21,12 +22,13 @@ class AtOnce:
 
     def __init__(self):
         self.exceptions = SimpleNamespace(RayTaskError=TaskError, RayError=ConnectionError)
-        self.started = []
+        self.started, self.executions = [], []
 
     def remote(self, **options):
         def submit(function, *args):
             self.started.append(args[1].job.name)
             attempt, item, execution, folder = args
+            self.executions.append(execution)
             return lambda: function(attempt, item, pickle.loads(pickle.dumps(execution)), folder)
 
         return lambda function: SimpleNamespace(remote=lambda *args: Reference(submit(function, *args)))
@@ -49,7 +51,12 @@ class Reference:
 @pytest.fixture
 def at_once(monkeypatch):
     ray = AtOnce()
-    monkeypatch.setattr(ray_runtime, "connect", lambda cluster, cpus, needed=0: ray)
+
+    def connect(cluster, cpus, needed=0):
+        ray.cpus = cpus
+        return ray
+
+    monkeypatch.setattr(ray_runtime, "connect", connect)
     return ray
 
 
@@ -65,6 +72,7 @@ def test_methods_side_by_side_make_the_table_of_one_after_the_other(pfl, small, 
     assert sorted(at_once.started) == ["backbone", "fedavg", "fedavg-plus", "local", "stack"]
     assert at_once.started.index("backbone") < at_once.started.index("fedavg-plus")
     assert at_once.started[-1] == "stack"
+    assert {(execution.threads, execution.jobs) for execution in at_once.executions} == {(1, 0)}
     assert "seed 0, local: finished in" in two.err
 
 
@@ -75,10 +83,12 @@ def test_what_needs_a_failed_step_is_left_out(pfl, small, at_once, tmp_path, mon
         raise InputError("no backbone today")
 
     monkeypatch.setattr("pflcli.commands.comparison.runs.train_global", planned_only)
+    monkeypatch.setattr(hardware, "threads", lambda count: count or 5)
     words = ("--methods", "fedavg,fedavg-plus,local", "--baseline", "local", "--model", "mlp", "--rounds", 1)
     ran = pfl("compare", small.p, *words, "-o", tmp_path / "c", "--executor", "ray")
-    assert ran.code == 5
+    assert (ran.code, at_once.cpus) == (5, 5)  # all CPUs of this machine
     assert "no backbone today" in ran.err
+    assert "pfl: 2 of 3 runs failed" in ran.err  # a backbone is no run of the table
     assert at_once.started[:1] == ["backbone"]
     assert "fedavg-plus" not in at_once.started
 

@@ -281,6 +281,8 @@ def test_the_best_is_that_of_the_metric(writers, unchosen, capsys, pfl):
         p = np.take_along_axis(held_out.parts["p"], held_out.y[:, None], axis=1).astype(float)
         losses[row["trial"]] = -np.log(np.maximum(p, 1e-12)).mean()  # clients by samples: the mean over samples
         assert row["validation_log_loss"] == pytest.approx(losses[row["trial"]], abs=1e-6)
+        for name in ("validation_log_loss", "validation_accuracy", "bottom_decile"):
+            assert row[name] == round(row[name], 6)
     result = search_result(unchosen)
     assert (result["metric"], result["best"]) == ("log_loss", min(losses, key=losses.get))
     manifest = open_artifact(unchosen / "tuning").manifest
@@ -372,6 +374,7 @@ def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_pat
         ("ditto", {"lam": "1,1.0"}, {}, "a value occurs twice"),
         ("ditto", {"lam": "1..2"}, {}, "lam is a range, which a grid does not search"),
         ("ditto", {"lam": "2..1"}, {"sampler": "optuna"}, "lam=2.0..1.0 is no range"),
+        ("fedham", {"form": "faithful..guarded"}, {"sampler": "optuna"}, "form=faithful..guarded is no range"),
         ("ditto", {"grid": [[1, 2]]}, {}, "grid is itself a list"),
         ("ditto", {"lam": "1,2"}, {"options": {"lam": "1"}}, "lam is both set and searched"),
         ("fedavg", {"lr": "0.1", "training.lr": "0.1"}, {}, "searched twice"),

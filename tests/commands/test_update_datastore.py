@@ -105,6 +105,13 @@ def test_growing_to_the_whole_is_building_the_whole(shift, tmp_path):
             np.testing.assert_array_equal(z[order], vectors)
 
 
+def test_nothing_may_arrive(shift, tmp_path):
+    update_datastore(shift / "d", shift / "e1", tmp_path / "d", first=0.5, last=0.5)
+    for actual, expected in zip(samples_by_client(tmp_path / "d"), samples_by_client(shift / "d"), strict=True):
+        for part, known in zip((*actual[0], *actual[1]), (*expected[0], *expected[1]), strict=True):
+            np.testing.assert_array_equal(part, known)
+
+
 def test_fifo_keeps_its_size_and_ends_with_the_new_samples_alone(shift, tmp_path):
     update_datastore(shift / "d", shift / "e2", tmp_path / "d1", last=0.1)
     new = embeddings.read(open_artifact(shift / "e2"))

@@ -164,6 +164,19 @@ def test_local_sgd_is_sgd(name, mode, kind):
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
+def test_compiled_loops_train_a_single_layer(monkeypatch):
+    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(linear_chain, "LARGE", 0)
+    data = worlds.federation()
+    net = models.create("logistic", data.in_shape, worlds.CLASSES, 0)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2)
+    (part,) = Engine(net, data, seed=5).local_sgd([2, 0], parameters.of(net), plan, ("sgd", 0))
+    for place, client in enumerate((2, 0)):
+        expected = reference(net, data, client, plan, ("sgd", 0), 5)
+        for key, value in parameters.pick(part.params, place).items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_proximal_term_pulls_to_its_anchor(mode, kind):

@@ -65,6 +65,15 @@ def small():
     return models.Net(body(Block(4), Block(4), depthwise(4, 2), nn.BatchNorm2d(4)), nn.Linear(4, 3))
 
 
+def capped():
+    """Normalized values far beyond the 6 at which ReLU6 ends."""
+    net = small()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.constant_(module.weight, 10.0)
+    return net
+
+
 def shared():
     return models.Net(body(Shared(4), Block(4), Shared(4), Shared(4)), nn.Linear(4, 3))
 
@@ -93,6 +102,7 @@ NETS = {
     "uneven": (uneven, (2, 17, 13)),
     "averaged": (averaged, (2, 18, 17)),
     "small": (small, (2, 9, 6)),
+    "capped": (capped, (2, 9, 6)),
     "shared": (shared, (2, 9, 6)),
     "mobilenet-v2": (lambda: models.create("mobilenet-v2", (3, 32, 32), 3, 0), (3, 32, 32)),
     "mobilenet-v2, grey": (lambda: models.create("mobilenet-v2", (1, 28, 28), 3, 0), (1, 28, 28)),

@@ -23,8 +23,10 @@ CLIENTS, GROUPS = 24, 3
 @pytest.fixture
 def ray():
     """Ray on this machine with two CPUs; a test that uses it has seconds to start it."""
-    yield ray_runtime.connect(RayCluster(), 2)
+    module = ray_runtime.connect(RayCluster(), 2)
+    yield module
     ray_runtime.disconnect()
+    assert not module.is_initialized()
 
 
 def on_ray(run, workers):

@@ -158,6 +158,7 @@ def test_methods_are_ranked_by_it(tmp_path):
     }
     assert best == {"accuracy": "other", "auroc": "fedavg", "brier-score": "other", "log_loss": "other"}
     for name in best:
+        assert ("metric" in open_artifact(tmp_path / name).manifest.request) == (name != "accuracy")
         assert [path.stem for path in (tmp_path / name).glob("*.png")] == [name.replace("-", "_")]
     _, rows = scored(tmp_path / "brier-score")
     assert rows["fedavg"]["brier_score"]["value"] == pytest.approx((3 * 0.36 + 2 * 0.01) / 5)

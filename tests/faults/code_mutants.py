@@ -7,7 +7,8 @@
 A mutant is one plausible slip: another comparison or operator, a constant that is off, a condition turned round, an
 argument or a statement left out. Docstrings, messages, annotations and decorators are not mutated. The tests that run a
 mutated line are run, related and fast files first, until one fails; a mutant at which they hang counts as killed. Each
-runs in a fork of a process that has imported what pflcli needs but not pflcli. ``run`` goes on where it ended.
+runs in a fork of a process that has imported what pflcli needs but not pflcli. ``run`` goes on where it ended. At last
+it runs the tests that killed a mutant on the code as it is: a mutant whose test fails there too counts as alive.
 
 Mutants that change nothing that can be seen are listed in ``equivalent_mutants.toml`` with the reasons.
 """
@@ -56,13 +57,15 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MAX_TESTS_PER_FILE = 40
 MAX_SECONDS = 60.0
 """Tests of a mutant are chosen until they took so many seconds when the map was made."""
+_OF_STORED_CODE = "tests/engine/test_code_cache.py"
+"""Tests that compiled code is stored, which that of a mutant is not."""
 KILLED = ("killed", "timeout")
 WARM = (
     *("torch", "torch.func", "numba", "pandas", "scipy.stats", "scipy.special", "sklearn.metrics"),
     *("h5py", "faiss", "safetensors.torch", "safetensors.numpy", "pydantic", "typer", "rich.progress", "hypothesis"),
-    *("optuna", "onnxruntime", "pyarrow.parquet", "vl_convert", "dp_accounting", "numba.np.arraymath"),
+    *("optuna", "onnxruntime", "pyarrow.parquet", "dp_accounting", "numba.np.arraymath"),
 )
-"""What is imported once for all mutants."""
+"""What is imported once for all mutants. Not vl_convert: its engine does not survive a fork."""
 
 
 @dataclass(frozen=True)
@@ -429,6 +432,8 @@ class TestMap:
         if not tests:
             for line in self._contexts(mutant.path):
                 tests |= self.covering(mutant.path, line, line)
+        if mutant.path in _compiling_files():
+            tests = {test for test in tests if not test.startswith(_OF_STORED_CODE)}
         parts = set(Path(mutant.path).with_suffix("").parts[1:])
         by_file: dict[str, list[str]] = defaultdict(list)
         for test in sorted(tests, key=lambda test: self.tests[test]["seconds"]):
@@ -468,29 +473,32 @@ class TestMap:
 # Running
 
 
-def _child(mutant: Mutant, tests: list[str], folder: Path) -> None:
-    """Run the tests on a mutant and end with pytest's exit code."""
+def _child(mutant: Mutant | None, tests: list[str], folder: Path) -> None:
+    """Run the tests on a mutant until one fails, or all of them on the code as it is; end with pytest's exit code."""
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
+    # Of data, not of addresses: what draws figures reserves terabytes of these.
+    resource.setrlimit(resource.RLIMIT_DATA, (24 << 30, 24 << 30))
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    name = ".".join(Path(mutant.path).with_suffix("").parts).removesuffix(".__init__")
-    facts: dict[str, Any] = {"name": name, "path": str(ROOT / mutant.path), "source": mutated_source(mutant)}
-    facts["recompiled"] = sorted(recompiled(mutant))
-    (folder / "mutant.json").write_text(json.dumps(facts))
-    os.environ[mutant_import.VARIABLE] = str(folder / "mutant.json")
-    mutant_import.install(**facts)
+    options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line", "-p", "no:xdist"]
+    if mutant is not None:
+        name = ".".join(Path(mutant.path).with_suffix("").parts).removesuffix(".__init__")
+        facts: dict[str, Any] = {"name": name, "path": str(ROOT / mutant.path), "source": mutated_source(mutant)}
+        facts["recompiled"] = sorted(recompiled(mutant))
+        (folder / "mutant.json").write_text(json.dumps(facts))
+        os.environ[mutant_import.VARIABLE] = str(folder / "mutant.json")
+        mutant_import.install(**facts)
+        options.append("-x")
     import pytest
 
-    options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line", "-p", "no:xdist"]
     code = pytest.main([*options, f"--basetemp={folder / 'tests'}", *tests])
     sys.stdout.flush()
     os._exit(int(code))
 
 
-def _outcome(mutant: Mutant, tests: list[str], folder: Path, seconds: float) -> tuple[str, str]:
-    """Return how the tests on a mutant ended, and which of them failed."""
+def _outcome(mutant: Mutant | None, tests: list[str], folder: Path, seconds: float) -> tuple[str, list[str]]:
+    """Return how the tests ended, and the lines of pytest about those that failed, or its exit code."""
     pid = os.fork()
     if not pid:
         try:
@@ -505,14 +513,28 @@ def _outcome(mutant: Mutant, tests: list[str], folder: Path, seconds: float) -> 
         os.killpg(pid, signal.SIGKILL)
     if not ended:
         os.waitpid(pid, 0)
-        return "timeout", ""
+        return "timeout", [""]
     code = os.waitstatus_to_exitcode(status)
-    failed = [
-        line for line in (folder / "log").read_text(errors="replace").splitlines() if line[:6] in ("FAILED", "ERROR ")
-    ]
-    return "survived" if code == 0 else "error" if code in (4, 5) else "killed", failed[0][
-        :300
-    ] if failed else f"exit {code}"
+    lines = (folder / "log").read_text(errors="replace").splitlines()
+    failed = [line[:300] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return "survived" if code == 0 else "error" if code in (4, 5) else "killed", failed or [f"exit {code}"]
+
+
+def _failed_test(line: str) -> str:
+    """Return the test that a line of pytest is about."""
+    return line.partition(" ")[2].partition(" - ")[0]
+
+
+def _doubt(results: Path, folder: Path, seconds: float) -> None:
+    """Run the tests that killed mutants on the code as it is; what one kills that fails there too is ``doubtful``."""
+    killed = [facts for facts in read_results(results).values() if facts["outcome"] == "killed"]
+    tests = sorted({_failed_test(facts["by"]) for facts in killed if "::" in facts["by"]})
+    failed = set(map(_failed_test, _outcome(None, tests, folder, seconds)[1])) if tests else set()
+    with results.open("a") as file:
+        for facts in killed:
+            if _failed_test(facts["by"]) in failed and "::" in facts["by"]:
+                file.write(json.dumps(facts | {"outcome": "doubtful"}) + "\n")
+                print(f"doubtful: {facts['path']}:{facts['line']} {facts['by']}", flush=True)
 
 
 def _site(folder: Path) -> Path:
@@ -543,13 +565,15 @@ def run(tests: TestMap, mutants: list[Mutant], results: Path, *, seconds: float,
             continue
         began, chosen = time.monotonic(), tests.choose(mutant, seconds)
         limit = 60 + 4 * sum(tests.tests[test]["seconds"] for test in chosen) + 60 * bool(recompiled(mutant))
-        outcome, by = _outcome(mutant, chosen, folder, limit) if chosen else ("not covered", "")
+        outcome, (by, *_) = _outcome(mutant, chosen, folder, limit) if chosen else ("not covered", [""])
         facts = {"key": mutant.key, "outcome": outcome, "by": by, "tests": len(chosen)}
         facts |= {"seconds": round(time.monotonic() - began, 1), **asdict(mutant)}
         with results.open("a") as file:
             file.write(json.dumps(facts) + "\n")
         place = f"{mutant.path}:{mutant.line}"
         print(f"{outcome:11} {facts['seconds']:6.1f} s  {place} {mutant.change[:100]}  {by[:90]}", flush=True)
+    if results.exists():
+        _doubt(results, folder, 60 + 60 * seconds)
     shutil.rmtree(folder)
 
 
@@ -621,8 +645,11 @@ if __name__ == "__main__":
     if arguments.command == "report":
         sys.exit(not report(arguments.results))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    tests = TestMap(arguments.map)
+    if not tests.tests:
+        sys.exit(f"{arguments.map} holds no tests: record it with `code_mutants.py map {arguments.map}`")
     run(
-        TestMap(arguments.map),
+        tests,
         [*_mutants(arguments)],
         arguments.results.resolve(),
         seconds=arguments.seconds,

@@ -56,17 +56,20 @@ def install(name: str, path: str, source: str, recompiled: Collection[str]) -> N
 
 
 def _compile_again(names: Collection[str]) -> None:
-    """Let Numba neither read nor store the compiled code of the functions ``names``."""
+    """Let Numba neither read nor store the compiled code of the functions ``names``, and of those in tests."""
     from numba.core import caching
 
     kind: Any = caching.Cache
     load, save = kind._load_overload, kind._save_overload
 
+    def is_mutated(function: Any) -> bool:
+        return function.__name__ in names or not function.__module__.startswith("pflcli.")
+
     def load_others(self: Any, *arguments: Any) -> Any:
-        return None if self._py_func.__name__ in names else load(self, *arguments)
+        return None if is_mutated(self._py_func) else load(self, *arguments)
 
     def save_others(self: Any, *arguments: Any) -> None:
-        if self._py_func.__name__ not in names:
+        if not is_mutated(self._py_func):
             save(self, *arguments)
 
     kind._load_overload, kind._save_overload = load_others, save_others

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import code_mutants
+from pflcli.engine import backend
 
 FOLDER = Path(code_mutants.__file__).parent
 TEST = "tests/evaluation/metrics/test_metrics.py::test_calibration_error_by_hand"
@@ -22,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import code_mutants
 
-path = code_mutants.ROOT / "pflcli/evaluation/metrics/scores.py"
+path = code_mutants.ROOT / (sys.argv[5:] or ["pflcli/evaluation/metrics/scores.py"])[0]
 (mutant,) = (mutant for mutant in code_mutants.mutants_of(path) if mutant.change == sys.argv[2])
 tests = code_mutants.TestMap(Path(sys.argv[3]))
 tests.tests = {sys.argv[4]: {"seconds": 0.1, "passed": True, "fixtures": []}}
@@ -53,6 +54,30 @@ def test_a_mutant_is_killed_by_a_test_that_fails(change, outcome, tmp_path):
     (facts,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
     assert facts["outcome"] == outcome
     assert ("test_calibration_error_by_hand" in facts["by"]) == (outcome == "killed")
+
+
+def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path):
+    (tmp_path / "test_nothing.py").write_text("def test_that_always_fails():\n    assert not 1\n")
+    line = [sys.executable, "-c", RUN, FOLDER, "bins - 1 => (bins + 1)", tmp_path, tmp_path / "test_nothing.py"]
+    subprocess.run([*map(str, line)], check=True, cwd=code_mutants.ROOT, capture_output=True)
+    outcomes = [json.loads(line)["outcome"] for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert outcomes == ["killed", "doubtful"]
+    report = [sys.executable, FOLDER / "code_mutants.py", "report", tmp_path / "results.jsonl"]
+    printed = subprocess.run([*map(str, report)], capture_output=True, text=True, check=False)
+    assert printed.returncode == 1
+    assert "0 of 1 killed" in printed.stdout
+
+
+@pytest.mark.skipif(backend.why_off() is not None, reason="there are no compiled loops")
+def test_compiled_functions_of_tests_are_compiled_again(tmp_path):
+    """They contain code of pflcli, which may be mutated."""
+    test = "tests/engine/test_elementary.py::test_exponentials_and_logarithms_have_seven_digits"
+    first = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    subprocess.run(first, check=True, cwd=code_mutants.ROOT, capture_output=True)  # its compiled code is stored
+    change = "((_E7 * r + _E6) * r + _E5) * r => (((_E7 * r + _E6) * r + _E5) / r)"
+    line = [sys.executable, "-c", RUN, FOLDER, change, tmp_path, test, "pflcli/accelerated/elementary.py"]
+    subprocess.run([*map(str, line)], check=True, cwd=code_mutants.ROOT, capture_output=True)
+    assert json.loads((tmp_path / "results.jsonl").read_text())["outcome"] == "killed"
 
 
 def test_compiled_functions_that_contain_mutated_code_are_compiled_again():

@@ -13,7 +13,7 @@ from pflcli.artifacts.kinds import datastore, embeddings, predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.personalize import personalize
-from pflcli.errors import UsageError
+from pflcli.errors import ConflictError, UsageError
 from pflcli.knn import indexes
 from pflcli.knn.flat_format import flat_indexes
 from pflcli.knn.stores import Stores
@@ -146,6 +146,20 @@ def test_the_same_request_gives_the_same_bytes(small, tmp_path):
     for kind in ("PQ8x4", "HNSW16", "IVF4,Flat"):
         paths = [build_datastore(small.e, tmp_path / f"{kind}-{i}", index=kind).path for i in (0, 1)]
         assert (paths[0] / "stores.faiss").read_bytes() == (paths[1] / "stores.faiss").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "other"),
+    [
+        ({"capacity": 0.5}, {"capacity_spread": 0.1}),
+        ({}, {"prototypes": 3}),
+        ({"index": "IVF4,Flat"}, {"parameters": {"nprobe": 2}}),
+    ],
+)
+def test_another_option_makes_another_request(small, tmp_path, options, other):
+    build_datastore(small.e, tmp_path / "d", **options)
+    with pytest.raises(ConflictError, match="another request"):
+        build_datastore(small.e, tmp_path / "d", **options, **other)
 
 
 def test_half_of_the_clients_are_weak(small, tmp_path):

@@ -534,7 +534,10 @@ def test_a_model_without_a_body_is_refused():
 def test_trees_and_losses_without_acceleration_are_those_of_compiled_loops(monkeypatch):
     """The reference takes the compiled form's omega, as its generator is another, and both splits of classes agree."""
     x, draws = draw(5).normal(size=(9, 4)), draw(6).random((8, 10, 2))
-    np.testing.assert_array_equal(class_tree.splits(x, draws), class_split.splits(x, draws))
+    for rows in (x, 0 * x, x[[0] * 5 + [1] * 4]):  # rows that are alike are cut in the middle
+        np.testing.assert_array_equal(class_tree.splits(rows, draws), class_split.splits(rows, draws))
+    many, starts = draw(9).random((60, 1)), draw(10).random((59, 1, 2))  # it takes several steps from a single start
+    np.testing.assert_array_equal(class_tree.splits(many, starts), class_split.splits(many, starts))
     z = torch.from_numpy(draw(7).normal(size=(2, 14, 3))).float()
     y = torch.from_numpy(draw(8).integers(0, 2, size=(2, 14)))
     trees, sizes = torch.tensor([[1, -1]]).expand(2, 1, 2), [14, 9]

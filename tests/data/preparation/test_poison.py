@@ -112,7 +112,7 @@ def test_nobody_or_all_poisoned_is_refused(tmp_path):
 
 def test_the_page_repeats_it(partitioned):
     (line,) = repeat.lines(lineage.trace(open_artifact(partitioned["scale"])))
-    assert "--poison 0.3:scale:-10" in line
+    assert "--poison 0.3:scale" in line
 
 
 SEND_MORE = ["fedamp", "fedattn", "fedham", "fedhealth"]

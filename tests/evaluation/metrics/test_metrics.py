@@ -48,6 +48,9 @@ def test_calibration_error_by_hand():
     # A confidence of exactly 1 belongs to the last bin, with 0.95: one of the two predictions is right.
     p = np.asarray([[0.95, 0.05], [1.0, 0.0]])
     assert scores.calibration_error(p, np.asarray([0, 1])) == pytest.approx((0.95 + 1 - 1) / 2)
+    # The last of 15 bins begins at 14/15 = 0.933.
+    p = np.asarray([[0.9, 0.1], [0.934, 0.066]])
+    assert scores.calibration_error(p, np.asarray([0, 1])) == pytest.approx((0.1 + 0.934) / 2)
 
 
 def test_log_loss_by_hand():
