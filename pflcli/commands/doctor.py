@@ -14,7 +14,6 @@ _PACKAGES = (
     "torch",
     "torchvision",
     "faiss-cpu",
-    "numba",
     "numpy",
     "pandas",
     "pillow",
@@ -25,6 +24,8 @@ _PACKAGES = (
     "rich",
     "vl-convert-python",
 )
+_OPTIONAL = {"numba": "PyTorch and NumPy compute without it, more slowly"}
+"""Packages that may be missing, and what then happens."""
 
 
 def doctor() -> list[dict[str, Any]]:
@@ -39,10 +40,15 @@ def doctor() -> list[dict[str, Any]]:
             checks.append({"check": package, "found": version(package), "ok": True})
         except PackageNotFoundError:
             checks.append({"check": package, "found": "not installed", "ok": False})
+    for package, consequence in _OPTIONAL.items():
+        try:
+            checks.append({"check": package, "found": version(package), "ok": True})
+        except PackageNotFoundError:
+            checks.append({"check": package, "found": f"not installed: {consequence}", "ok": True})
     for name, probe in {
         "device": _device,
         "models": _vision,
-        "compiled loops": _kernels,
+        "acceleration": _kernels,
         "FAISS beside torch": _faiss,
         "HDF5": _hdf5,
         "charts": _charts,
@@ -86,7 +92,7 @@ def _kernels() -> str:
     largest = operators.RectifiedPool(2)(torch.arange(-8.0, 8.0).view(1, 1, 4, 4)).flatten().tolist()
     if largest != [0, 0, 5, 7]:
         raise RuntimeError(f"the maxima of 2x2 pixels are wrong: {largest} instead of [0, 0, 5, 7]")
-    return f"run, ready after {time.perf_counter() - began:.1f} s"
+    return f"on, ready after {time.perf_counter() - began:.1f} s"
 
 
 def _faiss() -> str:

@@ -16,6 +16,7 @@ from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
+from pflcli.engine import backend
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.normalization import normalized
@@ -83,7 +84,9 @@ def build_run(
     workers = f"{threads} threads"
     if jobs or cluster:
         workers = f"{engine.jobs} {'Ray workers' if cluster else 'processes'}"
-    execution.reporter.detail(f"{settings.model} on {device}, engine mode {engine.mode}, {workers}")
+    why_off = backend.why_off()
+    acceleration = "acceleration on" if why_off is None else f"acceleration off ({why_off})"
+    execution.reporter.detail(f"{settings.model} on {device}, engine mode {engine.mode}, {workers}, {acceleration}")
     engine.explain = lambda strategy: execution.reporter.detail(f"clients train by {strategy}")
     engine.warn, engine.detail = execution.reporter.say, execution.reporter.detail
     run = Run(

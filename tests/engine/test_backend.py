@@ -1,4 +1,7 @@
-"""Everything runs without the accelerated package: switched off, without Numba, and with its folder deleted."""
+"""The chain runs without the accelerated package: switched off, without Numba, and with its folder deleted.
+
+``tests/laws/test_reference.py`` runs every method with acceleration off.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,13 @@ from pathlib import Path
 from pflcli.engine import backend
 print(backend.why_off())
 pflcli.partition("writers", "p", new_clients=0.8, seed=1)
-for method in ("fedavg", "pfedme", "fedproto", "fedrod", "feddbe", "fedem", "fedham", "pfedgp"):
-    for model in ("mlp", "cnn") if method == "fedavg" else ("mlp",):
-        pflcli.personalize(method, "p", f"{method}-{model}", settings={"model": model, "rounds": 1}, seed=1)
-        assert Path(f"{method}-{model}", "predictions.h5").is_file()
+pflcli.train_global("p", "b", settings={"model": "cnn", "rounds": 1}, seed=1)
+pflcli.extract("b", "e")
+pflcli.build_datastore("e", "d")
+for method, source in (("fedavg", "b"), ("knn-per", "d"), ("fedham", "p"), ("pfedgp", "p")):
+    settings = {"model": "mlp", "rounds": 1} if source == "p" else {}
+    pflcli.personalize(method, source, method, settings=settings, seed=1)
+    assert Path(method, "predictions.h5").is_file()
 loaded = [name for name, module in sys.modules.items() if module and name.split(".")[0] in ("numba", "llvmlite")]
 assert not loaded, loaded
 assert not any(name.startswith("pflcli.accelerated") for name in sys.modules)
@@ -36,7 +42,6 @@ assert not any(name.startswith("pflcli.accelerated") for name in sys.modules)
 @pytest.mark.parametrize(
     ("mode", "why"),
     [
-        ("off", "PFL_ACCELERATED is 0"),
         ("interpreted", "NUMBA_DISABLE_JIT is set"),
         ("absent", "Numba is not installed"),
         ("deleted", "the package is not installed"),
@@ -47,12 +52,18 @@ def test_methods_run_without_acceleration(mode, why, tmp_path):
     if mode == "deleted":
         root = tmp_path / "copy"
         shutil.copytree(ROOT, root / "pflcli", ignore=shutil.ignore_patterns("accelerated", "__pycache__"))
-    switches = {"off": {backend.SWITCH: "0"}, "interpreted": {"NUMBA_DISABLE_JIT": "1"}}.get(mode, {})
+    switches = {"NUMBA_DISABLE_JIT": "1"} if mode == "interpreted" else {}
     environment = {**os.environ, backend.SWITCH: "1", **switches, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", _RUNS, mode]
     process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert why in process.stdout
+
+
+def test_the_environment_turns_acceleration_off(monkeypatch):
+    monkeypatch.setenv(backend.SWITCH, "0")
+    assert backend.why_off() == "PFL_ACCELERATED is 0"
+    assert backend.part("products") is None
 
 
 def test_acceleration_is_on_by_default(monkeypatch):
