@@ -23,10 +23,8 @@ from pflcli.errors import InputError
 from pflcli.evaluation.metrics import membership
 from pflcli.execution import Execution
 from pflcli.prediction import embedding
-from pflcli.prediction.answerer import Answerer
-from pflcli.prediction.answering import Answer
-from pflcli.prediction.personalized import Personalized
-from pflcli.prediction.pooled import pooled
+from pflcli.prediction.answerer import Answer, Answerer, pool_answers
+from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.training import absences
 from pflcli.training.predict import client_batches, predict
 from pflcli.training.stored_state import load_state
@@ -127,12 +125,12 @@ def answers_to(answerer: Answerer, queries: Queries, execution: Execution) -> tu
             Answer({name: values[first:last] for name, values in parts.items() if name != DISTANCE}, {})
             for parts, _ in sources
         ]
-        by_client.append(pooled(answerer.artifact, methods, own, len(by_client)).parts)
+        by_client.append(pool_answers(answerer.artifact, methods, own, len(by_client)).parts)
     parts = {name: np.concatenate([parts[name] for parts in by_client]) for name in by_client[0]}
     return parts, list(dict.fromkeys(remark for _, remarks in sources for remark in remarks))
 
 
-def _of_run(model: Personalized, queries: Queries, execution: Execution) -> tuple[dict[str, NDArray[Any]], list[str]]:
+def _of_run(model: ReopenedRun, queries: Queries, execution: Execution) -> tuple[dict[str, NDArray[Any]], list[str]]:
     data, execution = queries.as_test_samples(), model.execution(execution)
     run = model.run(data, execution)
     if run.embeddings is not None:
@@ -150,7 +148,7 @@ def _of_run(model: Personalized, queries: Queries, execution: Execution) -> tupl
     return {name: np.concatenate(values) for name, values in pieces.items()}, [*remarks]
 
 
-def _distances(model: Personalized, run: Any, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+def _distances(model: ReopenedRun, run: Any, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """Return the distances to the nearest stored samples where clients of this method search in stores."""
     if "datastore" not in model.method.NEEDS:
         return {}

@@ -44,7 +44,7 @@ def opened(target: Answerer, artifacts: Sequence[Artifact], weights: Path | str 
                 f"{target.artifact.path}: their answers cannot be compared",
                 "run the same method with the same options on a partition made with another --split-seed",
             )
-    return [answerers.opened(artifact, weights) for artifact in artifacts]
+    return [answerers.open_answerer(artifact, weights) for artifact in artifacts]
 
 
 def _recipe(artifact: Artifact) -> Any:

@@ -33,7 +33,7 @@ from pflcli.execution import Execution
 from pflcli.options.audit import Audit
 from pflcli.options.declaration import command
 from pflcli.prediction import answerer as answerers
-from pflcli.prediction import disclosure, personalized
+from pflcli.prediction import disclosure, reopened_run
 from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.wording import counted
@@ -68,7 +68,7 @@ def audit(asked: Audit) -> Outcome:
     disclosed = disclosure.load(asked.answers)
     artifact = open_one(asked.source, "predictions")
     compared = [open_one(path, "predictions") for path in asked.references]
-    answerer = answerers.opened(artifact, asked.weights)
+    answerer = answerers.open_answerer(artifact, asked.weights)
     reference_answerers = _opened_references(answerer, compared, asked.weights)
     seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
     spec = ArtifactSpec(
@@ -106,7 +106,7 @@ def _build(
     pictures_of = [item.client for item, _ in strongest.defined[:invert]]
     images, remarks = inversion.inverted(answerer, queries.samples_of(answerer), pictures_of, execution, disclosed)
     result.warnings.extend(remarks)
-    names = personalized.client_names(answerer.artifact)
+    names = reopened_run.client_names(answerer.artifact)
     facts = inversion.summary(images)
     if canaries:
         facts["canaries"] = canary_training.audited(answerer, canaries, execution)

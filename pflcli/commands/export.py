@@ -26,7 +26,7 @@ from pflcli.execution import Execution
 from pflcli.foreign import size
 from pflcli.options.declaration import command
 from pflcli.options.export import Export
-from pflcli.prediction import personalized
+from pflcli.prediction import reopened_run
 from pflcli.prediction.exporting import description, onnx_network
 from pflcli.prediction.exporting.description import INDEX, NAME, NETWORK, READER, STORE, Agreement
 from pflcli.prediction.standalone_model import StandaloneModel, standalone_model
@@ -72,11 +72,11 @@ def export(asked: Export) -> Exported:
             f"{artifact.path} is a stack, which answers by several methods, so that it cannot be exported",
             "pfl export the predictions of one of its methods",
         )
-    names = personalized.client_names(artifact)
-    number = personalized.number_of(asked.client, names)
+    names = reopened_run.client_names(artifact)
+    number = reopened_run.number_of(asked.client, names)
     if number is None:
         raise unknown(str(artifact.path), "client", asked.client, names)
-    parts = standalone_model(personalized.opened(artifact, asked.weights), number, execution)
+    parts = standalone_model(reopened_run.reopen(artifact, asked.weights), number, execution)
     try:
         with plain_output.folder(path, FILES) as partial:
             for name, content in _contents(parts).items():

@@ -34,9 +34,9 @@ from pflcli.execution import Execution
 from pflcli.foreign import require_short
 from pflcli.options.declaration import command
 from pflcli.options.new_client import NewClient
-from pflcli.prediction import answering, later_clients, personalized
-from pflcli.prediction.answering import Answer, Ready
-from pflcli.prediction.personalized import Personalized
+from pflcli.prediction import answerer, later_clients, reopened_run
+from pflcli.prediction.answerer import Answer, Ready
+from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.training import state_files
 from pflcli.wording import counted
 
@@ -61,7 +61,7 @@ def new_client(asked: NewClient) -> Outcome:
     _check(artifact, asked.client)
     if asked.fractions is not None:
         deal.check_fractions(asked.fractions)
-    model = personalized.opened(artifact, asked.weights)
+    model = reopened_run.reopen(artifact, asked.weights)
     if model.earlier_run is not None:
         raise InputError(
             f"{artifact.path} was run with --refit: a client that comes later has no choices to begin from",
@@ -69,7 +69,7 @@ def new_client(asked: NewClient) -> Outcome:
         )
     path, partition, book = Path(asked.data), model.partition, codebook.read(artifact)
     # The scale of a client is its own, and is measured on its training samples.
-    preparation = personalized.preprocessing_of(artifact, partition, replace(book, scales=()), None)
+    preparation = reopened_run.preprocessing_of(artifact, partition, replace(book, scales=()), None)
     read = Source(
         path,
         form(path),
@@ -111,7 +111,7 @@ def _check(artifact: Artifact, client: str) -> None:
     if not client.strip() or not client.isprintable():
         raise UsageError(f"{client!r} is no name of a client", "--client NAME")
     require_short("--client", client)
-    if client in personalized.client_names(artifact):
+    if client in reopened_run.client_names(artifact):
         raise UsageError(f"{artifact.path} has a client '{client}'", "--client with another name")
 
 
@@ -125,7 +125,7 @@ def _fractions(partition: Artifact) -> tuple[float, float, float]:
 class _Job:
     """What ``new_client`` was asked for, opened and checked."""
 
-    model: Personalized
+    model: ReopenedRun
     book: Codebook
     client: str
     source: Source
@@ -136,7 +136,7 @@ class _Job:
 def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     """Serve the client and write the predictions of all."""
     model, artifact, say = job.model, job.model.artifact, execution.reporter.say
-    number = len(personalized.client_names(artifact))
+    number = len(reopened_run.client_names(artifact))
     seed = int(model.partition.manifest.request.get("seed", 0))
     arrival = arrivals.read(
         job.source, job.preprocessing, job.book, job.client, number, job.fractions, seed, execution.reporter
@@ -145,10 +145,10 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     later = later_clients.joined(model.later, _later(arrival, model))
     model = replace(model, later=later)
     try:
-        at = answering.ready(model, number, None, execution)
+        at = answerer.ready(model, number, None, execution)
     except UnsuitedError as error:
         raise InputError(f"{model.name} cannot serve a client that comes later: {error.message}") from None
-    answers, _ = answering.predict_client(model, at, None)
+    answers, _ = answerer.predict_client(model, at, None)
     at.run.engine.close()
     others = len(at.run.federation.y) - len(later.y)
     rows = {split: at.run.federation.rows(number, split) - others for split in stored}
@@ -171,7 +171,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     return _built(artifact, tuned, at)
 
 
-def _later(arrival: Arrival, model: Personalized) -> LaterClients:
+def _later(arrival: Arrival, model: ReopenedRun) -> LaterClients:
     """Return the client's samples, with numbers behind those of all others."""
     known = partitions.read(model.partition).sample
     known = known if model.later is None else np.concatenate([known, model.later.sample])
@@ -193,7 +193,7 @@ def _appended(
 
 def _with_client(book: Codebook, artifact: Artifact, client: str, arrival: Arrival) -> Codebook:
     scales = book.scales if arrival.scale is None else (*book.scales, arrival.scale)
-    return replace(book, clients=(*personalized.client_names(artifact), client), scales=scales)
+    return replace(book, clients=(*reopened_run.client_names(artifact), client), scales=scales)
 
 
 def _built(artifact: Artifact, tuned: Mapping[str, Any], at: Ready) -> Built:

@@ -17,9 +17,8 @@ from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.predict import Predict
 from pflcli.prediction import answerer as answerers
-from pflcli.prediction import disclosure, output, personalized
-from pflcli.prediction.answerer import Answerer
-from pflcli.prediction.answering import Answer
+from pflcli.prediction import disclosure, output, reopened_run
+from pflcli.prediction.answerer import Answer, Answerer
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.output import Predicted
 from pflcli.wording import counted
@@ -53,10 +52,10 @@ def predict(asked: Predict) -> Predicted:
             path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
         )
     artifact = open_one(asked.source, "predictions", method=asked.method, seed=asked.seed)
-    answerer = answerers.opened(artifact, asked.weights)
-    number = personalized.number_of(asked.client, personalized.client_names(artifact))
+    answerer = answerers.open_answerer(artifact, asked.weights)
+    number = reopened_run.number_of(asked.client, reopened_run.client_names(artifact))
     partition, book = answerer.partition, codebook.read(artifact)
-    preprocessing = personalized.preprocessing_of(artifact, partition, book, asked.client)
+    preprocessing = reopened_run.preprocessing_of(artifact, partition, book, asked.client)
     queries = Source(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
         preprocessing, execution.reporter
     )

@@ -119,7 +119,5 @@ def drawn(rng: np.random.Generator, ids: NDArray[np.int64], count: int) -> NDArr
 
 def predictor(run: Run, state: State, clients: NDArray[np.int64], newcomer_epochs: int) -> Predictor:
     """Predict with each client's own model; one that never took part trains alone from the common initialisation."""
-    own = state["model"]
-    rate = run.settings.lr_at(run.settings.rounds - 1)
-    alone = run.local_sgd(own.unwritten(clients), own.default, t="newcomer", epochs=newcomer_epochs, lr=rate)
-    return run.predictor(clients, own.replaced(clients, alone))
+    models = state["model"]
+    return run.predictor(clients, run.adapt(models, clients, models.default, epochs=newcomer_epochs))

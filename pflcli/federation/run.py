@@ -197,6 +197,40 @@ class Run(Channel, Selection):
         local = LocalSGD(epochs, settings.batch_size, rates, settings.momentum, settings.weight_decay)
         return replace(local, **{"precision": settings.precision, **training})
 
+    @property
+    def last_lr(self) -> float:
+        """Return the learning rate of the last round."""
+        return self.settings.lr_at(self.settings.rounds - 1)
+
+    def adapt(
+        self,
+        table: ModelTable,
+        clients: NDArray[np.int64],
+        start: Params,
+        *,
+        epochs: int,
+        prefix: str = "",
+        own: Mapping[str, torch.Tensor] | None = None,
+        **training: Any,
+    ) -> Stacked:
+        """Return the clients' entries of ``table``, stacked (n, ...), and train an entry for each client without one.
+
+        A client has no entry if it took part in no round. It trains ``start``, a model with all parameters that the
+        training reads, for ``epochs`` local epochs at the learning rate of the last round. Its entry consists of the
+        trained parameters whose names are those of the table, preceded by ``prefix``. The table does not change.
+
+        ``own`` has a row for each of ``clients`` (n, ...). ``training`` are further options of ``local_sgd``, such as
+        ``trainable`` and ``gradient``; the draws are keyed by "newcomer" and ``name``.
+        """
+        is_new = np.isin(clients, table.unwritten(clients))
+        if own is not None:
+            training["own"] = {name: parameters.rows(value, np.flatnonzero(is_new)) for name, value in own.items()}
+        if training.get("gradient"):  # such rules take a stack of models
+            start = parameters.repeat(start, int(is_new.sum()))
+        parts = self.local_sgd(clients[is_new], start, t="newcomer", epochs=epochs, lr=self.last_lr, **training)
+        entries = (replace(part, params=parameters.unprefixed(part.params, prefix)) for part in parts)
+        return table.replaced(clients, entries)
+
     @contextmanager
     def personalizing(self) -> Iterator[None]:
         """Let clients personalize inside the block: nothing may be sent, and training is not recorded for a round."""

@@ -79,16 +79,17 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's local model, mixed into the global one."""
+    """Predict with each client's local model, mixed into the global one."""
     start, local, alpha = state["global"], state["local"], state["alpha"]
-    new = local.unwritten(clients)
-    both = {**parameters.repeat(start, len(new)), **_prefixed(parameters.repeat(start, len(new)))}
-    rate, epochs = run.settings.lr_at(run.settings.rounds - 1), run.cfg.newcomer_epochs
-    parts = run.local_sgd(
-        new, both, t="newcomer", epochs=epochs, lr=rate, gradient=_gradients, own={"alpha": alpha[new]}
+    own = run.adapt(
+        local,
+        clients,
+        {**start, **_prefixed(start)},
+        epochs=run.cfg.newcomer_epochs,
+        prefix=_LOCAL,
+        gradient=_gradients,
+        own={"alpha": alpha[clients]},
     )
-    trained = (replace(part, params={n: part.params[_LOCAL + n] for n in start}) for part in parts)
-    own = local.replaced(clients, trained)
     predictor = run.predictor(clients, _mixed(run.engine.parameters, alpha[clients], own, start))
     chosen = {"alpha": alpha[clients].double().cpu().numpy()} if run.cfg.adaptive else {}
     return replace(predictor, tuned=chosen)

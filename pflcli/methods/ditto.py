@@ -98,7 +98,7 @@ def train_round(run: Run, state: State, t: int) -> State:
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with each client's personal model."""
     start, personal = state["global"], state["personal"]
-    rate = run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1)
+    rate = run.cfg.lr or run.last_lr
     newcomers, epochs = personal.unwritten(clients), run.cfg.newcomer_epochs
     parts = list(_personal_steps(run, newcomers, start, start, t="newcomer", epochs=epochs, lr=rate))
     predictor = run.predictor(clients, personal.replaced(clients, (part for part, _ in parts)))

@@ -89,17 +89,15 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     local, cfg = state["local"], run.cfg
     models = _mixture(state, clients, _weights(run, state, clients, "personalize"))
     position, newcomers = {int(client): row for row, client in enumerate(clients)}, local.unwritten(clients)
-    rate = run.settings.lr_at(run.settings.rounds - 1)
     for name, ids, epochs in (
         ("newcomer", newcomers, cfg.newcomer_epochs),
         ("final", np.setdiff1d(clients, newcomers), cfg.final_epochs),
     ):
         rows = [position[int(client)] for client in ids]
         initial = {key: value[rows] for key, value in models.items()}
-        for part in run.local_sgd(ids, initial, t=name, epochs=epochs, lr=rate):
+        for part in run.local_sgd(ids, initial, t=name, epochs=epochs, lr=run.last_lr):
             rows = [position[int(client)] for client in part.clients]
-            for key, value in models.items():
-                value[rows] = part.params[key]
+            parameters.write_rows(models, np.asarray(rows), part.params)
     return run.predictor(clients, models)
 
 

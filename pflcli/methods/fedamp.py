@@ -98,11 +98,9 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's own model; one that never took part trains alone from the common initialisation."""
-    own, rate = state["model"], run.settings.lr_at(run.settings.rounds - 1)
-    epochs = run.cfg.newcomer_epochs
-    alone = run.local_sgd(own.unwritten(clients), own.default, t="newcomer", epochs=epochs, lr=rate)
-    return run.predictor(clients, own.replaced(clients, alone))
+    """Predict with each client's own model."""
+    models = state["model"]
+    return run.predictor(clients, run.adapt(models, clients, models.default, epochs=run.cfg.newcomer_epochs))
 
 
 def weights(cfg: Config, products: Array, known: NDArray[np.bool_]) -> Array:

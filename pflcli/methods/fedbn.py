@@ -70,16 +70,10 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's normalization in the global model."""
+    """Predict with each client's normalization layers in the global model."""
     shared, norms = state["shared"], state.get("norms")
     if norms is None:
         return run.predictor(clients, shared)
-    trained = run.local_sgd(
-        norms.unwritten(clients),
-        {**shared, **norms.default},
-        t="newcomer",
-        epochs=run.cfg.newcomer_epochs,
-        lr=run.settings.lr_at(run.settings.rounds - 1),
-        trainable=_layers(norms.default),
-    )
-    return run.predictor(clients, {**parameters.repeat(shared, len(clients)), **norms.replaced(clients, trained)})
+    start, epochs = {**shared, **norms.default}, run.cfg.newcomer_epochs
+    own_norms = run.adapt(norms, clients, start, epochs=epochs, trainable=_layers(norms.default))
+    return run.predictor(clients, {**parameters.repeat(shared, len(clients)), **own_norms})

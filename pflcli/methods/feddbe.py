@@ -15,7 +15,7 @@ answers come from training samples alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -88,21 +88,18 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the global model and each client's memory, which a linear head takes as a part of its bias."""
+    """Predict with the global model, each client's memory being a part of the bias of its head."""
     start, memories = state["global"], state["memories"]
-    new = memories.unwritten(clients)
-    parts = run.local_sgd(
-        new,
-        {**parameters.repeat(start, len(new)), **parameters.repeat(memories.default, len(new))},
-        t="newcomer",
+    own = run.adapt(
+        memories,
+        clients,
+        {**start, **memories.default},
         epochs=run.cfg.newcomer_epochs,
-        lr=run.settings.lr_at(run.settings.rounds - 1),
         gradient=_Rule(),
         shared=_shared(run, state),
         trainable=_MEMORY,
         frozen_norm=True,
     )
-    own = memories.replaced(clients, (replace(part, params={_MEMORY: part.params[_MEMORY]}) for part in parts))
     bias = start[_BIAS] + own[_MEMORY] @ start[_WEIGHT].T
     return run.predictor(clients, {**parameters.repeat(start, len(clients)), _BIAS: bias})
 

@@ -57,14 +57,8 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's head on the global body."""
+    """Predict with each client's head on the global body."""
     body, heads = state["body"], state["heads"]
-    trained = run.local_sgd(
-        heads.unwritten(clients),
-        {**body, **heads.default},
-        t="newcomer",
-        epochs=run.cfg.newcomer_epochs,
-        lr=run.settings.lr_at(run.settings.rounds - 1),
-        trainable="head.",
-    )
-    return run.predictor(clients, {**parameters.repeat(body, len(clients)), **heads.replaced(clients, trained)})
+    start, epochs = {**body, **heads.default}, run.cfg.newcomer_epochs
+    own_heads = run.adapt(heads, clients, start, epochs=epochs, trainable="head.")
+    return run.predictor(clients, {**parameters.repeat(body, len(clients)), **own_heads})

@@ -85,12 +85,10 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer by the global prototypes in the space of each client's model; before there are any, by its head."""
+    """Predict by the global prototypes in the space of each client's model; without prototypes, by its head."""
     models, prototypes, cfg = state["models"], state["prototypes"], run.cfg
-    rate = run.settings.lr_at(run.settings.rounds - 1)
-    new, plan = models.unwritten(clients), _plan(run, prototypes)
-    trained = run.local_sgd(new, models, t="newcomer", epochs=cfg.newcomer_epochs, lr=rate, **plan)
-    own = models.replaced(clients, trained)
+    plan = _plan(run, prototypes)
+    own = run.adapt(models, clients, models.default, epochs=cfg.newcomer_epochs, **plan)
     if cfg.answer == "head" or not prototypes["known"].any():
         return run.predictor(clients, own)
 

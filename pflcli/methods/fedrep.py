@@ -70,12 +70,12 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's head on the global body."""
+    """Predict with each client's head on the global body."""
     body, cfg = state["body"], run.cfg
-    plan: dict[str, Any] = {"name": "head", "lr": run.settings.lr_at(run.settings.rounds - 1), "trainable": "head."}
-    new = state["heads"].unwritten(clients)
-    parts = run.local_sgd(new, {**body, **state["heads"].default}, t="newcomer", epochs=cfg.head_epochs, **plan)
-    models = {**parameters.repeat(body, len(clients)), **state["heads"].replaced(clients, parts)}
+    heads, plan = state["heads"], dict[str, Any](name="head", trainable="head.")
+    own_heads = run.adapt(heads, clients, {**body, **heads.default}, epochs=cfg.head_epochs, **plan)
+    models = {**parameters.repeat(body, len(clients)), **own_heads}
     if not cfg.final_epochs:
         return run.predictor(clients, models)
-    return run.predictor(clients, run.local_sgd(clients, models, t="final", epochs=cfg.final_epochs, **plan))
+    trained = run.local_sgd(clients, models, t="final", epochs=cfg.final_epochs, lr=run.last_lr, **plan)
+    return run.predictor(clients, trained)

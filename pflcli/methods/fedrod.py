@@ -14,7 +14,7 @@ part trains P alone, on the last generic model, when it personalizes. All answer
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -74,22 +74,19 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the generic model and each client's head; heads are linear, so that both together are one head."""
+    """Predict with the sum of the generic and the client's own logits; as heads are linear, this is one head."""
     start, heads = state["global"], state["heads"]
-    new = heads.unwritten(clients)
-    both = {**parameters.repeat(start, len(new)), **_prefixed(parameters.repeat(heads.default, len(new)))}
-    parts = run.local_sgd(
-        new,
-        both,
-        t="newcomer",
+    own = run.adapt(
+        heads,
+        clients,
+        {**start, **_prefixed(heads.default)},
         epochs=run.cfg.newcomer_epochs,
-        lr=run.settings.lr_at(run.settings.rounds - 1),
+        prefix=_OWN,
         gradient=_Rule(),
-        own={"offsets": _offsets(run, new)},
+        own={"offsets": _offsets(run, clients)},
         trainable=_OWN,
         frozen_norm=True,
     )
-    own = heads.replaced(clients, (replace(part, params=_own(part.params)) for part in parts))
     shared = parameters.repeat(start, len(clients))
     return run.predictor(clients, {**shared, **{name: shared[name] + value for name, value in own.items()}})
 

@@ -66,17 +66,10 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's body under the global head."""
+    """Predict with each client's body under the global head."""
     body, head = state["body"], state["head"]
     if "bodies" not in state:
         return run.predictor(clients, {**body, **head})
-    trained = run.local_sgd(
-        state["bodies"].unwritten(clients),
-        {**body, **head},
-        t="newcomer",
-        epochs=run.cfg.newcomer_epochs,
-        lr=run.settings.lr_at(run.settings.rounds - 1),
-        trainable="body.",
-    )
-    own_bodies = state["bodies"].replaced(clients, trained)
+    start, epochs = {**body, **head}, run.cfg.newcomer_epochs
+    own_bodies = run.adapt(state["bodies"], clients, start, epochs=epochs, trainable="body.")
     return run.predictor(clients, {**own_bodies, **parameters.repeat(head, len(clients))})

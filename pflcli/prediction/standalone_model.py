@@ -18,8 +18,8 @@ from pflcli.federation.run import Run
 from pflcli.knn.client_store import NeighbourVote
 from pflcli.models import Net
 from pflcli.parameters import Params
-from pflcli.prediction import answering, personalized
-from pflcli.prediction.personalized import Personalized
+from pflcli.prediction import answerer, reopened_run
+from pflcli.prediction.reopened_run import ReopenedRun
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class StandaloneModel:
     p: NDArray[np.float32]
 
 
-def standalone_model(model: Personalized, client: int, execution: Execution) -> StandaloneModel:
+def standalone_model(model: ReopenedRun, client: int, execution: Execution) -> StandaloneModel:
     """Return everything that a client, by its number, predicts with.
 
     Raises InputError if the method predicts by more than networks and a store, or the client has no sound model.
     """
-    data, _ = answering.samples_of(model, client)
+    data, _ = answerer.samples_of(model, client)
     samples = _own_samples(data, client)
-    at = answering.ready(model, client, samples, execution)
+    at = answerer.ready(model, client, samples, execution)
     at.run.keeps_models = True
-    answers, own = answering.predict_client(model, at)
+    answers, own = answerer.predict_client(model, at)
     answer = answers["test"]
-    name = personalized.client_names(model.artifact)[client]
+    name = reopened_run.client_names(model.artifact)[client]
     if answer.remarks:
         raise InputError(f"client {name} has no sound model: {'; '.join(answer.remarks)}")
     if own is None:
@@ -69,7 +69,7 @@ def standalone_model(model: Personalized, client: int, execution: Execution) -> 
         model.name,
         name,
         tuple(book.class_names(data.classes)),
-        personalized.preprocessing_of(model.artifact, model.partition, book, name),
+        reopened_run.preprocessing_of(model.artifact, model.partition, book, name),
         _pixels(at.run),
         tuple(_network(model, at.run, data.x.dtype == np.int16, params) for params in own.networks),
         own.shares,
@@ -89,7 +89,7 @@ def _own_samples(data: Partition, client: int) -> NDArray[Any]:
     return x if len(x) else data.x[:1]
 
 
-def _network(model: Personalized, run: Run, is_tokens: bool, params: Params) -> Net:
+def _network(model: ReopenedRun, run: Run, is_tokens: bool, params: Params) -> Net:
     """Return the model with these parameters, as it answers."""
     shape, classes = run.federation.in_shape, run.federation.classes
     network = models.create(model.settings.model, shape, classes, model.seed, tokens=is_tokens)

@@ -16,6 +16,9 @@ from pflcli.parameters.model_table import ModelTable
 
 State = Mapping[str, Any]
 
+DEFAULT = "default:"
+"""Prefix, in a table's file, of the parameters that a client has before the method writes an entry for it."""
+
 
 def flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
     """Return a method's state, a nested dict of tensors and tables, as one level with keys ``outer/inner``."""
@@ -89,11 +92,18 @@ def undone_on_failure(state: State, run: Run) -> Iterator[None]:
 
 
 def keep(state: State, work: ArtifactWriter) -> None:
-    """Write a method's final state: ``state.safetensors``, and a file of its own for each table."""
+    """Write a method's final state: ``state.safetensors``, and a file of its own for each table with its default."""
     for name, table in tables(state).items():
         ids = ("clients", torch.int64, table.written.shape, [table.written.astype("<i8").tobytes()])
-        work.stream(f"{name}.safetensors", tensors.pieces([ids, *table.columns()]))
+        default = [
+            (DEFAULT + key, value.dtype, tuple(value.shape), [_bytes(value)]) for key, value in table.default.items()
+        ]
+        work.stream(f"{name}.safetensors", tensors.pieces([ids, *table.columns(), *default]))
     work.write("state.safetensors", bytes(save(flatten(_without_tables(state)))))
+
+
+def _bytes(value: torch.Tensor) -> bytes:
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b""
 
 
 def _without_tables(state: State) -> dict[str, Any]:

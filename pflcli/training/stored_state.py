@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
+from pflcli import parameters
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UnsuitedError
 from pflcli.federation.run import Run
 from pflcli.methods import Method, State
-from pflcli.parameters import Params
 from pflcli.parameters.model_table import ModelTable
+from pflcli.training.state_files import DEFAULT
 
 STATE = "state.safetensors"
 _IDS = "clients"
@@ -25,8 +26,9 @@ def load_state(artifact: Artifact, run: Run, method: Method) -> State:
     """Return the state that a method had when its clients answered, for the clients of ``run``.
 
     ``run`` may have less clients than the predictions, or more behind them; these have the state that ``setup`` gives
-    to a client before its first round. ``setup`` also gives each table its default and all names their
-    order: files are sorted by name, and a sum over layers in another order differs in its last bits.
+    to a client before its first round. The default of a table is that of ``setup``, or of its file if the rounds made
+    the table. ``setup`` gives all names their order: files are sorted by name, and a sum over layers in another order
+    differs in its last bits.
     Raises InputError if the files do not fit the method, UnsuitedError if it refuses the clients.
     """
     count = int(artifact.manifest.summary.get("clients", len(run.clients)))
@@ -84,12 +86,17 @@ def _restore_table(artifact: Artifact, file: str, state: State, run: Run) -> Non
     if _IDS not in rows:
         raise InputError(f"{path} does not say whose models it holds")
     ids = rows.pop(_IDS).numpy()
+    stored_default = parameters.unprefixed(rows, DEFAULT)
+    rows = {name: value for name, value in rows.items() if not name.startswith(DEFAULT)}
     *outer, last = file.removesuffix(".safetensors").split("-")
     inner = state
     for part in outer:
         inner = inner.setdefault(part, {})
     if last not in inner:
-        inner[last] = run.table(_default(rows, state))
+        # Files of lg-fedavg lacked a default once. No prediction reads it, as clients without an entry adapt first.
+        missing = {name: torch.zeros(value.shape[1:], dtype=value.dtype) for name, value in rows.items()}
+        device = run.federation.y.device
+        inner[last] = run.table({n: v.to(device, copy=True) for n, v in (stored_default or missing).items()})
     table = inner[last]
     fits = isinstance(table, ModelTable) and {name: value.shape for name, value in table.default.items()} == {
         name: value.shape[1:] for name, value in rows.items()
@@ -99,17 +106,3 @@ def _restore_table(artifact: Artifact, file: str, state: State, run: Run) -> Non
             f"{path} does not fit the method as this version of pfl has it", f"{predictions.MADE_BY}, again"
         )
     table[ids] = {name: value.to(table.default[name].dtype) for name, value in rows.items()}
-
-
-def _default(rows: Mapping[str, Tensor], state: State) -> Params:
-    """Return the default of a table that the rounds made: the shared parameters of the same names, or zeros."""
-    shared: dict[str, Tensor] = {}
-    for value in state.values():
-        if isinstance(value, Mapping):
-            shared |= {name: inner for name, inner in value.items() if isinstance(inner, Tensor)}
-    return {
-        name: shared[name]
-        if name in shared and shared[name].shape == value.shape[1:]
-        else torch.zeros_like(value[:1])[0]
-        for name, value in rows.items()
-    }

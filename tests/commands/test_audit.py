@@ -85,7 +85,7 @@ def test_an_answerer_that_knows_nothing_of_members_is_a_guess(splits, tmp_path, 
 
 def test_samples_that_are_sent_get_the_answers_of_predict(splits):
     artifact = open_artifact(splits / "local0")
-    answerer = answerers.opened(artifact)
+    answerer = answerers.open_answerer(artifact)
     data = queries.samples_of(answerer)
     sent_queries = queries.of_clients(data, queries.split_of(data) == 0)
     parts, _ = queries.answers_to(answerer, sent_queries, ONE)
@@ -207,7 +207,7 @@ def test_test_samples_that_were_given_are_named_in_a_warning(tmp_path):
 
 def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     audit(small.st, tmp_path / "a", execution=ONE)
-    answerer = answerers.opened(open_artifact(small.st))
+    answerer = answerers.open_answerer(open_artifact(small.st))
     data = queries.samples_of(answerer)
     sent_queries = queries.of_clients(data, queries.split_of(data) == blocks.SPLITS.index("test"))
     parts, _ = queries.answers_to(answerer, sent_queries, ONE)
@@ -261,7 +261,7 @@ def test_a_class_is_inverted_to_the_picture_that_the_model_knows(tmp_path, monke
 
 def test_votes_of_a_store_are_inverted_as_they_are_answered(small):
     """The answer through which gradients flow is the one that the client gives."""
-    model = answerers.opened(open_artifact(small.knn))
+    model = answerers.open_answerer(open_artifact(small.knn))
     parts = standalone_model(model.run, 1, ONE)
     picture = torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]
     with torch.no_grad():
@@ -274,8 +274,8 @@ def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
     assert any("a stack answers by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
     with pytest.raises(UsageError):
         audit(small.knn, tmp_path / "b", invert=-1)
-    data = queries.samples_of(answerers.opened(open_artifact(small.knn)))
-    model = answerers.opened(open_artifact(small.knn))
+    data = queries.samples_of(answerers.open_answerer(open_artifact(small.knn)))
+    model = answerers.open_answerer(open_artifact(small.knn))
     results, remarks = inversion.inverted(model, replace(data, x=data.x.astype(np.float32)), [0], ONE)
     assert (results, remarks) == ([], ["classes are not inverted: samples are not images"])
 

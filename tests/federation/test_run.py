@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import worlds
 from pflcli import parameters
+from pflcli.engine.gradients import gradient
 from pflcli.errors import ComputationError
 from pflcli.federation.attendance import Attendance, Unanswered
 
@@ -31,3 +33,46 @@ def test_clients_that_have_trained_are_recorded():
     for part in run.local_sgd([6, 0, 3], run.init, t=0):
         assert run.trained.issuperset(part.clients.tolist())
     assert run.trained == {0, 3, 6}
+
+
+def test_only_clients_without_an_entry_adapt_before_they_predict():
+    run = worlds.run()
+    clients, start = np.asarray([6, 0, 3]), run.initial_model()
+    table = run.table(start)
+    trained = {name: value + 1 for name, value in start.items()}
+    table[[0]] = parameters.stack([trained])
+    with run.personalizing():
+        models = run.adapt(table, clients, start, epochs=2)
+        rate = run.settings.lr_at(run.settings.rounds - 1)
+        alone = run.local_sgd(np.asarray([6, 3]), start, t="newcomer", epochs=2, lr=rate)
+        expected = table.replaced(clients, alone)
+    assert worlds.same(models, expected)
+    assert worlds.same(parameters.pick(models, 1), trained)
+    assert not worlds.same(parameters.pick(models, 0), start)
+    assert table.written.tolist() == [0], "the table itself must not change"
+
+
+def test_adaptation_keeps_the_entries_of_the_table_alone_and_reads_the_rows_of_newcomers():
+    run, seen = worlds.run(), []
+    clients, start = np.asarray([6, 0, 3]), run.initial_model()
+    head = parameters.part(start, "head.")
+    table = run.table(head)
+    table[[0]] = parameters.stack([head])
+
+    def rule(network, params, batch):
+        seen.extend(batch.own["client"].flatten().tolist())
+        return cross_entropy_of(network, params, batch)
+
+    def cross_entropy_of(network, params, batch):
+        inner = {name: params[name] for name in start}
+        losses, grads = gradient(network, inner, batch, models=inner)
+        return losses, {**grads, **{f"own:{name}": torch.ones_like(params[f"own:{name}"]) for name in head}}
+
+    both = {**start, **{f"own:{name}": value for name, value in head.items()}}
+    own = {"client": torch.from_numpy(clients).float()[:, None]}
+    with run.personalizing():
+        heads = run.adapt(table, clients, both, epochs=1, prefix="own:", gradient=rule, own=own)
+    assert set(seen) == {6.0, 3.0}
+    assert set(heads) == set(head)
+    assert worlds.same(parameters.pick(heads, 1), head)
+    assert (parameters.pick(heads, 0)["head.bias"] < head["head.bias"]).all()

@@ -148,6 +148,18 @@ def test_a_client_that_comes_after_the_rounds_is_served_as_one_that_they_left_ou
     assert {split: p.tobytes() for split, p in actual.items()} == {split: p.tobytes() for split, p in expected.items()}
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stored_table_keeps_its_default(method):
+    """To the bit, whether ``setup`` or a round made the table."""
+    run, files = worlds.run(method, rounds=2), StateFiles(len(worlds.federation().clients))
+    state = worlds.play(method, run)
+    state_files.keep(state, files)
+    loaded = state_files.tables(load_state(files, worlds.run(method, rounds=2), methods.load(method)))
+    for name, table in state_files.tables(state).items():
+        assert worlds.same(loaded[name].default, table.default), name
+        assert np.array_equal(loaded[name].written, table.written), name
+
+
 @pytest.mark.parametrize("changed", ["test samples", "new clients"])
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_learned_from_test_samples_or_new_clients(method, changed):

@@ -23,7 +23,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError
 from pflcli.execution import Execution
-from pflcli.prediction import answering, personalized
+from pflcli.prediction import answerer, reopened_run
 from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.exporting import reader
 
@@ -58,13 +58,13 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
     personalize(method, source, tmp_path / "m", settings={} if source.name == "d" else BRIEF, execution=execution)
     artifact = open_artifact(tmp_path / "m")
     assert predictions.new(artifact)[[*PAIR]].sum() == 1
-    model, data = personalized.opened(artifact, None), partitions.read(open_artifact(chain / "p"))
+    model, data = reopened_run.reopen(artifact, None), partitions.read(open_artifact(chain / "p"))
     expected, tuned = predictions.read(artifact, "test"), predictions.tuned(artifact)
     own = data.x[slice(*data.offsets[3 * 17 + 2 : 3 * 17 + 4])]
-    at = answering.ready(model, 17, own, Execution(threads=1))
+    at = answerer.ready(model, 17, own, Execution(threads=1))
     assert set(at.clients) == PAIR
     for client in PAIR:  # the other one answers for its own stored samples
-        answers, _ = answering.predict_client(model, replace(at, client=client))
+        answers, _ = answerer.predict_client(model, replace(at, client=client))
         answer = answers["test"]
         assert answer.parts.keys() == expected.parts.keys()
         for part, values in expected.parts.items():

@@ -30,7 +30,7 @@ from pflcli.training.build_run import build_run
 
 
 @dataclass(frozen=True)
-class Personalized:
+class ReopenedRun:
     """Predictions of one method with the run that made them: everything that ``personalize`` was asked for."""
 
     artifact: Artifact
@@ -86,7 +86,7 @@ class Personalized:
         )
 
 
-def opened(artifact: Artifact, weights: Path | str | None) -> Personalized:
+def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     """Open predictions of one method and their lineage.
 
     Raises InputError if a part of the lineage is missing or the predictions are too old to be read as a run, UsageError
@@ -110,7 +110,7 @@ def opened(artifact: Artifact, weights: Path | str | None) -> Personalized:
         raise InputError(
             f"{artifact.path} was made by another version of pfl: {error.message}", "run its method again"
         ) from None
-    return Personalized(
+    return ReopenedRun(
         artifact,
         name,
         method,
