@@ -19,6 +19,11 @@ class Execution(Making):
     ray_address: str = ""
     gpus_per_worker: float = 0.0
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether other processes compute, too."""
+        return bool(self.jobs) or self.executor != "local"
+
     def locally(self) -> Execution:
         """Return this execution without Ray."""
         return replace(self, executor="local", ray_address="", gpus_per_worker=0.0)

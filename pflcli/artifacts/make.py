@@ -65,6 +65,11 @@ class Making:
     command: tuple[str, ...] = ()
     """the words of the command line that makes the artifact, which it records"""
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether other processes compute, too."""
+        return False
+
     def reading(self, *paths: Path | str | None) -> Self:
         """Return a copy with further ``reads``."""
         return replace(self, reads=(*self.reads, *(Path(path) for path in paths if path is not None)))
@@ -139,7 +144,8 @@ def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, fo
             writer.finish(writer.complete)
             return writer.complete.summary
         summary, circumstances = build(writer)
-        gc.collect()  # ends worker processes that nothing refers to any more, so that their seconds count
+        if execution.has_workers:
+            gc.collect()  # ends worker processes that nothing refers to any more, so that their seconds count
         processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
         recorded = {"command": _line(execution.command, out)} if execution.command else {}
         versions = {"pfl": version("pflcli"), "python": platform.python_version()}
