@@ -56,6 +56,7 @@ def test_a_mutant_is_killed_by_a_test_that_fails(change, outcome, tmp_path):
     assert ("test_calibration_error_by_hand" in facts["by"]) == (outcome == "killed")
 
 
+@pytest.mark.long
 def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path):
     (tmp_path / "test_nothing.py").write_text("def test_that_always_fails():\n    assert not 1\n")
     line = [sys.executable, "-c", RUN, FOLDER, "bins - 1 => (bins + 1)", tmp_path, tmp_path / "test_nothing.py"]
@@ -69,6 +70,7 @@ def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path):
 
 
 @pytest.mark.skipif(backend.why_off() is not None, reason="there are no compiled loops")
+@pytest.mark.long
 def test_compiled_functions_of_tests_are_compiled_again(tmp_path):
     """They contain code of pflcli, which may be mutated."""
     test = "tests/engine/test_elementary.py::test_exponentials_and_logarithms_have_seven_digits"
