@@ -26,11 +26,7 @@ class Audit(Options):
     """
 
     NAME: ClassVar[str] = "audit"
-    HARDWARE: ClassVar[tuple[str, ...]] = (
-        "device",
-        "threads",
-        "engine",
-    )
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine")
 
     source: Annotated[
         Path | str | Artifact,

@@ -46,13 +46,7 @@ class Compare(Options):
     """
 
     NAME: ClassVar[str] = "compare"
-    HARDWARE: ClassVar[tuple[str, ...]] = (
-        "device",
-        "threads",
-        "engine",
-        "jobs",
-        *RAY,
-    )
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine", "jobs", *RAY)
     TRAINING_DEFAULT: ClassVar[str] = ""
 
     sources: Annotated[

@@ -20,12 +20,7 @@ class Demo(Options):
     """
 
     NAME: ClassVar[str] = "demo"
-    HARDWARE: ClassVar[tuple[str, ...]] = (
-        "device",
-        "threads",
-        "engine",
-        "jobs",
-    )
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine", "jobs")
 
     out: Out
     _: KW_ONLY

@@ -25,10 +25,7 @@ class Extract(Options):
     """
 
     NAME: ClassVar[str] = "extract"
-    HARDWARE: ClassVar[tuple[str, ...]] = (
-        "device",
-        "threads",
-    )
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads")
 
     source: Annotated[
         Path | str | Artifact,

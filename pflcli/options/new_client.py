@@ -25,11 +25,7 @@ class NewClient(Options):
     """
 
     NAME: ClassVar[str] = "new-client"
-    HARDWARE: ClassVar[tuple[str, ...]] = (
-        "device",
-        "threads",
-        "engine",
-    )
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine")
 
     source: Annotated[
         Path | str | Artifact,

@@ -28,13 +28,7 @@ class Personalize(Options):
     """
 
     NAME: ClassVar[str] = "personalize"
-    HARDWARE: ClassVar[tuple[str, ...]] = (
-        "device",
-        "threads",
-        "engine",
-        "jobs",
-        *RAY,
-    )
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine", "jobs", *RAY)
     TRAINING_DEFAULT: ClassVar[str] = "that of the backbone"
 
     method: Annotated[

@@ -28,13 +28,7 @@ class TrainGlobal(Options):
     """
 
     NAME: ClassVar[str] = "train-global"
-    HARDWARE: ClassVar[tuple[str, ...]] = (
-        "device",
-        "threads",
-        "engine",
-        "jobs",
-        *RAY,
-    )
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine", "jobs", *RAY)
     TRAINING_DEFAULT: ClassVar[str] = ""
 
     source: Annotated[

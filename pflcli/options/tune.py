@@ -29,12 +29,7 @@ class Tune(Options):
     """
 
     NAME: ClassVar[str] = "tune"
-    HARDWARE: ClassVar[tuple[str, ...]] = (
-        "device",
-        "threads",
-        "engine",
-        "jobs",
-    )
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine", "jobs")
     TRAINING_DEFAULT: ClassVar[str] = "that of the backbone, if there is one"
 
     method: Annotated[

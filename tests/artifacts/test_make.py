@@ -1,13 +1,18 @@
-"""A Makefile over pfl's commands comes to rest: what is up to date is newer than what it was made from."""
+"""How commands make artifacts: a Makefile comes to rest, as what is up to date is newer than what it was made from."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 
 import pytest
+
+from helpers import build, spec
+from pflcli.artifacts.make import make
+from pflcli.execution import Execution
 
 MAKEFILE = """
 PFL = {python} -m pflcli
@@ -37,3 +42,13 @@ def test_make_asks_once_for_what_is_up_to_date(tmp_path):
     assert len(make()) == 1
     assert make() == []
     assert (tmp_path / "b" / "manifest.json").read_bytes() == written
+
+
+def test_garbage_is_searched_for_only_after_worker_processes(tmp_path, monkeypatch):
+    """A search takes as long as small artifacts do, and alone ends worker processes whose seconds count."""
+    searches = []
+    monkeypatch.setattr(gc, "collect", lambda: searches.append("search"))
+    make(tmp_path / "alone", spec(), Execution(), build)
+    assert searches == []
+    make(tmp_path / "beside", spec(), Execution(jobs=2), build)
+    assert searches == ["search"]

@@ -1,1 +1,1 @@
-"""Parts of ``pfl compare``: plan, steps, progress, and the comparison that exists already."""
+"""Parts of ``pfl compare``: variants of methods, their jobs, tunings and costs, and an existing comparison."""
