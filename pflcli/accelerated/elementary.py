@@ -9,11 +9,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pflcli.accelerated.compiler import compiled, inlined
-
-Array = NDArray[Any]
+from pflcli.accelerated.compiler import Array, compiled, inlined
 
 _F, _I, _U, _WIDE = np.float32, np.int32, np.uint32, np.uint64
 _HALF, _ONE, _TWO = _F(0.5), _F(1), _F(2)

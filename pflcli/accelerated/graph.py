@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import operator
 from dataclasses import dataclass
-from functools import cache
 from math import inf
-from types import ModuleType
 from typing import Any, TypeGuard
 
 from torch import fx, nn
+
+_SIDE = 64
+"""Largest height and width of images; on larger ones the stock depthwise convolution is fast enough."""
 
 _POOLED = ("first_pooled", "pooled_conv")
 """Kinds of layers whose pixels may become one row of numbers."""
@@ -47,7 +48,11 @@ class Layer:
 def read(net: nn.Module, in_shape: tuple[int, ...]) -> list[Layer] | None:
     """Return the layers of ``net`` for images of ``in_shape`` (C, H, W), in their order, or None."""
     modules = dict(net.named_modules())
-    if len(in_shape) != 3 or not any(is_depthwise(module) or _is_filter(module) for module in modules.values()):
+    if (
+        len(in_shape) != 3
+        or max(in_shape[1:]) > _SIDE
+        or not any(is_depthwise(module) or _is_filter(module) for module in modules.values())
+    ):
         return None
     try:
         nodes = list(_Tracer().trace(net).nodes)
@@ -263,11 +268,3 @@ def _after(module: nn.Conv2d, x: Value) -> Value:
         )
     )
     return Value(height, width, module.out_channels)
-
-
-@cache
-def kernels() -> ModuleType:
-    """Return the compiled loops; Numba takes a third of a second to import."""
-    from pflcli.accelerated import kernels as compiled
-
-    return compiled

@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from pflcli.accelerated.compiler import compiled
-from pflcli.accelerated.kernels import Array
+from pflcli.accelerated.compiler import Array, compiled
+from pflcli.accelerated.compiler import codegen as _utils
+from pflcli.accelerated.instructions import INDEX, Vectors, dot_tile
 from pflcli.accelerated.products import product_by_rows
-from pflcli.accelerated.tiles import dot_tile
-from pflcli.accelerated.vectors import INDEX, Vectors
 
 _intrinsic: Any = intrinsic
-_utils: Any = cgutils
 
 _STORED, _QUERIES, _LANES = 64, 256, 16
 """Stored vectors and queries that meet at a time, and numbers in the longest vector."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from pflcli.accelerated import graph
-from pflcli.accelerated.graph import kernels
 
 _SMALL = 2
 """Depthwise convolutions of maps up to this height and width are computed tap by tap."""
@@ -89,17 +88,21 @@ class _Pool(torch.autograd.Function):
         x = x.contiguous()
         images, channels, height, width = x.shape
         out = x.new_empty(images, channels, height // 2, width // 2)
-        kernels().rectified_pool(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy())
+        from pflcli.accelerated import loops  # Numba takes a third of a second to import
+
+        loops.rectified_pool(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy())
         ctx.save_for_backward(x)  # not the output, which the next layer may change in place
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        from pflcli.accelerated import loops
+
         (x,) = ctx.saved_tensors
         to_x = torch.empty_like(x)
         inputs = (value.flatten(0, 1).numpy() for value in (x.detach(), grad.contiguous()))
-        kernels().rectified_pool_backward(*inputs, to_x.flatten(0, 1).numpy())
+        loops.rectified_pool_backward(*inputs, to_x.flatten(0, 1).numpy())
         return to_x
 
 

@@ -14,11 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli.accelerated.compiler import compiled, inlined
-from pflcli.accelerated.kernels import Array
-from pflcli.accelerated.memory import Step
-from pflcli.accelerated.tiles import DOT_COLUMNS, DOT_ROWS, MOST, dot_tile, tile, turn
-from pflcli.accelerated.vectors import BYTES, PAIR, WIDE, combination, prefetch
+from pflcli.accelerated.compiler import Array, compiled, inlined
+from pflcli.accelerated.instructions import (
+    BYTES,
+    DOT_COLUMNS,
+    DOT_ROWS,
+    MOST,
+    PAIR,
+    WIDE,
+    combination,
+    dot_tile,
+    prefetch,
+    tile,
+    turn,
+)
+
+Step = Callable[[], object]
+"""A part of a pass that computes in memory which it knows."""
 
 _CPU: str = llvmlite.binding.get_host_cpu_name()
 """What LLVM calls this CPU: ``znver`` and a number is one of AMD's."""

@@ -16,32 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from pflcli import parameters
-from pflcli.accelerated import graph
+from pflcli.accelerated import loops, products
 from pflcli.accelerated.graph import Layer
-from pflcli.accelerated.memory import Step
-from pflcli.accelerated.mobile_layers import MobileLayers
-from pflcli.accelerated.pooled_layers import PooledLayers
+from pflcli.accelerated.instructions import FUSED
+from pflcli.accelerated.layers import MobileLayers, PooledLayers
+from pflcli.accelerated.products import Step
+from pflcli.engine import tables
+from pflcli.engine.gradients import Outputs, StackedBatch, StackedNetwork
+from pflcli.engine.networks import own_names
 from pflcli.engine.optimizer_moves import Move
-
-_SIDE = 64
-"""Largest height and width of images; on larger ones the stock depthwise convolution is fast enough."""
+from pflcli.parameters import Stacked
 
 
-def of(net: nn.Module, in_shape: tuple[int, ...]) -> Program | None:
-    """Return the program of a network for samples of ``in_shape`` (C, H, W), or None if it has none."""
-    if len(in_shape) != 3 or max(in_shape[1:]) > _SIDE or next(net.parameters()).device.type != "cpu":
-        return None
-    layers = graph.read(net, in_shape)
-    return Program(net, layers) if layers and all(map(_is_compiled, layers)) else None
-
-
-def _is_compiled(layer: Layer) -> bool:
-    """Whether this CPU has the instructions with which a layer's loops are fast."""
-    if layer.kind not in ("first_pooled", "pooled_conv"):
-        return True
-    from pflcli.accelerated import vectors
-
-    return vectors.FUSED
+def compile_network(net: nn.Module, layers: list[Layer]) -> Program | None:
+    """Return the program of a network of these layers; None if this CPU lacks the instructions that make it fast."""
+    pools = any(layer.kind in ("first_pooled", "pooled_conv") for layer in layers)
+    return None if pools and not FUSED else Program(net, layers)
 
 
 class Program:
@@ -194,7 +184,7 @@ class _Pass(MobileLayers, PooledLayers):
     def cross_entropy(self, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean loss of the last batch with labels ``y`` (n,), and the gradient (n, C) by its logits."""
         weights = (self._even if weight is None else weight.to(self._even)).numpy()
-        loss = graph.kernels().cross_entropy(self._logits.numpy(), y.numpy(), weights, 1.0, self._to_logits.numpy())
+        loss = loops.cross_entropy(self._logits.numpy(), y.numpy(), weights, 1.0, self._to_logits.numpy())
         return torch.tensor(loss, dtype=self._logits.dtype), self._to_logits
 
     def backward(self, grad: Tensor, z_grad: Tensor | None, layers: int) -> None:
@@ -209,3 +199,80 @@ class _Pass(MobileLayers, PooledLayers):
                 self._to_z.add_(z_grad)
             for step in steps:
                 step()
+
+
+class CompiledNetwork(StackedNetwork):
+    """Passes of one model at a time by a compiled program, in training mode and for more than one sample."""
+
+    one_at_a_time = compiled = True
+
+    def __init__(self, net: nn.Module, trained: Collection[str], program: Program) -> None:
+        self.parameters, self.trained = own_names(net, trained)
+        self._program, self._state = program, parameters.state(net)
+
+    def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
+        """Return the outputs of the only model of ``params`` (1, ...) for ``x`` (1, n, ...), in training mode."""
+        with torch.no_grad():
+            self._program.load({name: params[name][0] for name in self._state})
+            logits, z = self._program.forward(x[0])
+            for name, value in self._state.items():
+                if name not in self.parameters:
+                    params[name][0].copy_(value)
+        return Outputs(logits.clone()[None], z.clone()[None], len(x[0]))  # the next batch overwrites them
+
+    def backward(
+        self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None
+    ) -> Stacked:
+        """Return the gradients (1, ...) of parameters for gradients of the outputs."""
+        names = self.trained if names is None else names
+        if not names:
+            return {}
+        logits = torch.zeros_like(outputs.logits) if logits is None else logits
+        self._program.backward(outputs.trace, logits[0], None if z is None else z[0])
+        return {name: self._program.grads[name].clone()[None] for name in names}
+
+    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
+        """Subtract the gradients from the trained parameters of ``models`` (1, ...)."""
+        moves = {name: Move(models[name][0], 1.0) for name in self.trained if name in self._program.linear}
+        rest = [name for name in self.trained if name not in moves]
+        logits = torch.zeros_like(outputs.logits) if logits is None else logits
+        self._program.backward(outputs.trace, logits[0], None if z is None else z[0], self.trained, moves)
+        if rest:
+            torch._foreach_sub_([models[name][0] for name in rest], [self._program.grads[name] for name in rest])
+
+    def proximal_steps(
+        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int = 1
+    ) -> None:
+        """Take steps in place, those of a model one after the other, see ``StackedNetwork``."""
+        inside = [name for name in self.trained if name in self._program.linear]
+        rest = [name for name in self.trained if name not in inside]
+        for row, size in enumerate(batch.sizes):
+            model, centre = parameters.pick(params, row), parameters.pick(anchor, row) if lam else {}
+            moves = {name: Move(model[name], rate, centre.get(name), rate * lam) for name in inside}
+            own, grads = (batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]), self._program.grads
+            for _ in range(count):
+                with self._program.model(model):
+                    self._program.step(*own, self.trained, moves)
+                if lam and rest:
+                    torch._foreach_lerp_([model[n] for n in rest], [centre[n] for n in rest], rate * lam)
+                if rest:
+                    torch._foreach_add_([model[name] for name in rest], [grads[name] for name in rest], alpha=-rate)
+
+    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
+        """Do as ``StackedNetwork`` says: the gradients of each mixture take its place in memory.
+
+        With products of pfl's own a client's bits depend on no other.
+        """
+        mixed, losses = tables.mixtures(share, models, independent=True), torch.empty_like(share[:, 0])
+        for row, size in enumerate(batch.sizes):
+            moves = {name: Move(mixed[name][row], 0.0, replaces=True) for name in self._program.linear}
+            own = batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]
+            with self._program.model(parameters.pick(mixed, row)):
+                losses[row] = self._program.step(*own, moves=moves)
+            for name in self.parameters:
+                if name not in moves:
+                    mixed[name][row] = self._program.grads[name]
+        by_share = torch.zeros_like(share)
+        for name in self.parameters:
+            products.add_inner_products(mixed[name].flatten(1), models[name].flatten(1), by_share)
+        return losses, by_share

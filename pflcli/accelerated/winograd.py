@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from math import prod
 
-from pflcli.accelerated.compiler import compiled
-from pflcli.accelerated.kernels import Array
-from pflcli.accelerated.pooled import rectified_max, rectified_max_backward
+from pflcli.accelerated.compiler import Array, compiled
+from pflcli.accelerated.instructions import as_row, combination
+from pflcli.accelerated.loops import rectified_max, rectified_max_backward
 from pflcli.accelerated.products import product, transpose
-from pflcli.accelerated.vectors import as_row, combination
 
 SIDE, POINTS = 8, 64
 """Pixels in a row of a tile, and in a tile."""

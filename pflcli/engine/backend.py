@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from functools import cache
-from typing import Any, Protocol
+from functools import cache, wraps
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ SWITCH = "PFL_ACCELERATED"
 """The environment variable that turns acceleration off if it is 0."""
 
 _PACKAGE = "pflcli.accelerated"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Program(Protocol):
@@ -68,26 +70,51 @@ def part(name: str) -> Any | None:
     return None if why_off() else _module(name)
 
 
+def accelerated(name: str, when: Callable[..., bool] = lambda *args: True) -> Callable[[_Function], _Function]:
+    """Let a function be computed by the function of its name in a module of the package, for arguments ``when`` it can.
+
+    The function is the reference: it runs where acceleration is off.
+    """
+
+    def decorate(reference: _Function) -> _Function:
+        @wraps(reference)
+        def call(*args: Any) -> Any:
+            module = part(name) if when(*args) else None
+            return (reference if module is None else getattr(module, reference.__name__))(*args)
+
+        return cast("_Function", call)
+
+    return decorate
+
+
+def program(net: nn.Module, in_shape: tuple[int, ...]) -> Program | None:
+    """Return the compiled program of a network for samples of ``in_shape``, or None if it has none."""
+    graph = part("graph")  # which does without Numba, as most networks have no program
+    layers = graph.read(net, in_shape) if graph and next(net.parameters()).device.type == "cpu" else None
+    compiled: Program | None = _module("program").compile_network(net, layers) if layers else None
+    return compiled
+
+
 def network(net: nn.Module, trained: Collection[str], program: Program) -> Any:
     """Return the passes of a network by its compiled program, a ``StackedNetwork``."""
-    return _module("program_network").CompiledNetwork(net, trained, program)
+    return _module("program").CompiledNetwork(net, trained, program)
 
 
 def chain_network(chain: Any, trained: Collection[str]) -> Any:
     """Return the compiled passes of a chain of linear layers, a ``StackedNetwork``."""
-    return _module("compiled_passes").CompiledChainNetwork(chain, trained)
+    return _module("chains").CompiledChainNetwork(chain, trained)
 
 
 def train_chain(*task: Any) -> NDArray[np.float64]:
-    """Train clients whose network is a chain of linear layers in compiled loops, see ``compiled_chain.train``."""
-    losses: NDArray[np.float64] = _module("compiled_chain").train(*task)
+    """Train clients whose network is a chain of linear layers in compiled loops, see ``accelerated/steps.py``."""
+    losses: NDArray[np.float64] = _module("steps").train(*task)
     return losses
 
 
 def has_steps(rule: Any) -> bool:
     """Whether the steps of a gradient rule are compiled."""
-    rules = part("rules")
-    return rules is not None and rules.name(rule) in rules.STEPS
+    steps = part("steps")
+    return steps is not None and steps.registered_name(rule) in steps.STEPS
 
 
 def products_in_words() -> str:

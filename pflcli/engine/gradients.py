@@ -7,9 +7,10 @@ differentiated automatically. All tensors have a leading axis over the clients o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ class StackedBatch:
 
     ``weight`` (a, n) adds up to one for each client, unless samples have weights of their own; it is zero for padding.
     ``draws`` (a,) are the clients' generators, for rules that draw. ``rate`` (a,) are learning rates where ``descend``
-    takes steps: those of plain SGD, on a ``DescendingNetwork``.
+    takes the steps of plain SGD.
     """
 
     x: Tensor
@@ -53,17 +54,22 @@ class Outputs:
     trace: Any
 
 
-class StackedNetwork(Protocol):
-    """Passes of one network. Take the backward pass of some outputs before the next forward pass, or never."""
+class StackedNetwork(ABC):
+    """Passes of one network over stacks of models, and what follows from them.
 
-    @property
-    def parameters(self) -> Collection[str]:
-        """The names of the network's parameters, in its order, without buffers."""
+    Take the backward pass of some outputs before the next forward pass, or never.
+    """
 
-    @property
-    def trained(self) -> Collection[str]:
-        """Those of them that the clients train."""
+    parameters: Collection[str]
+    """the names of the network's parameters, in its order, without buffers"""
+    trained: Collection[str]
+    """those of them that the clients train"""
+    one_at_a_time: ClassVar[bool] = False
+    """whether the network passes stacks of one model"""
+    compiled: ClassVar[bool] = False
+    """whether its passes are compiled loops"""
 
+    @abstractmethod
     def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...), in training mode.
 
@@ -72,6 +78,7 @@ class StackedNetwork(Protocol):
         gradients by these are taken for zero.
         """
 
+    @abstractmethod
     def backward(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None
     ) -> Stacked:
@@ -81,9 +88,86 @@ class StackedNetwork(Protocol):
         representations where the loss does not go through the head. ``logits`` may be overwritten.
         """
 
+    def gradient(
+        self,
+        params: Stacked,
+        batch: StackedBatch,
+        names: Collection[str] | None = None,
+        scale: Tensor | None = None,
+        models: Stacked | None = None,
+    ) -> tuple[Tensor, Stacked]:
+        """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...).
 
-class OneModelNetwork:
-    """A network that passes one model at a time forward and backward."""
+        The gradients are multiplied by the ``scale`` (a,) of each client. Given ``models`` (a, ...), these ``descend``.
+        """
+        if len(batch.x) > 1 and self.one_at_a_time:
+            return self._gradient_one_by_one(params, batch, self.trained if names is None else names, scale)
+        outputs = self.forward(params, batch.x, batch.weight)
+        losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
+        if models is not None:
+            return losses, self.descend(models, batch, outputs, grad)
+        return losses, self.backward(outputs, grad, names=names)
+
+    def _gradient_one_by_one(
+        self, params: Stacked, batch: StackedBatch, names: Collection[str], scale: Tensor | None
+    ) -> tuple[Tensor, Stacked]:
+        """Do as ``gradient`` with one model at a time, without the padding of each batch."""
+        losses, grads = torch.empty_like(batch.weight[:, 0]), {name: torch.empty_like(params[name]) for name in names}
+        for index, size in enumerate(batch.sizes):
+            row = slice(index, index + 1)
+            own = StackedBatch(batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size], {}, {})
+            models = {name: value[row] for name, value in params.items()}
+            losses[row], own_grads = self.gradient(models, own, names, None if scale is None else scale[row])
+            for name, value in own_grads.items():
+                grads[name][row] = value
+        return losses, grads
+
+    def descend(
+        self, models: Stacked, batch: StackedBatch, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None
+    ) -> Stacked:
+        """Return the gradients (a, ...) along which the trained parameters of ``models`` (a, ...) are to descend.
+
+        Where a step is that of plain SGD, and the network takes it without copies of gradients, it is taken here and
+        nothing is returned. So a rule reads ``models`` before it calls this, and passes them on as it got them.
+        ``logits`` and ``z`` are those of ``backward``.
+        """
+        if batch.rate is None:
+            return self.backward(outputs, logits, z)
+        rate = batch.rate[:, None, None]
+        by_logits, by_z = (None if by_output is None else by_output * rate for by_output in (logits, z))
+        self.subtract_gradients(outputs, by_logits, by_z, models)
+        return {}
+
+    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
+        """Subtract the gradients that ``backward`` returns from the trained parameters of ``models`` (a, ...)."""
+        for name, grad in self.backward(outputs, logits, z).items():
+            models[name].sub_(grad)
+
+    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
+        """Return the cross-entropy (a,) of mixtures of ``models`` (m, ...) by ``share`` (a, m), and its gradients.
+
+        The gradient by the share of a model is the inner product of this model with the gradient by the mixture.
+        """
+        losses, by_mixture = self.gradient(tables.mixtures(share, models), batch, self.parameters)
+        by_share = torch.zeros_like(share)
+        for name, value in by_mixture.items():
+            by_share += tables.inner_products(value.flatten(1), models[name].flatten(1))
+        return losses, by_share
+
+    def proximal_steps(
+        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int = 1
+    ) -> None:
+        """Take ``count`` steps of gradient descent in place on the loss F(params) + lam / 2 |params - anchor|^2.
+
+        F is the cross-entropy. ``params`` and ``anchor`` are models (a, ...); only trained parameters change.
+        """
+        weights, centres = [params[name] for name in self.trained], [anchor[name] for name in self.trained]
+        for _ in range(count):
+            step = self.gradient(params, batch)[1]
+            grads = [step[name] for name in self.trained]
+            if lam:
+                torch._foreach_add_(grads, torch._foreach_sub(weights, centres), alpha=lam)
+            torch._foreach_add_(weights, grads, alpha=-rate)
 
 
 @dataclass(frozen=True)
@@ -104,40 +188,9 @@ def dense(gradient: Tensor | OuterProducts) -> Tensor:
 Gradients = Mapping[str, Tensor | OuterProducts]
 
 GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Gradients]]
-"""Returns losses (a,) and the gradients of all trained tensors (a, ...) but those that ``descend`` moved; defined in
-a module, so that processes can import it."""
+"""Returns losses (a,) and the gradients of all trained tensors (a, ...) but those that ``descend`` moved.
 
-
-@runtime_checkable
-class DescendingNetwork(Protocol):
-    """A network that moves models along gradients without copies of these.
-
-    If it has a ``step``, that is a forward pass, cross-entropy and ``descend`` in one call: see ``gradient``.
-    """
-
-    def descend(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
-        """Subtract the gradients that ``backward`` returns from the trained parameters of ``models`` (a, ...)."""
-
-
-def descend(
-    network: StackedNetwork,
-    models: Stacked,
-    batch: StackedBatch,
-    outputs: Outputs,
-    logits: Tensor | None,
-    z: Tensor | None = None,
-) -> Stacked:
-    """Return the gradients (a, ...) along which the trained parameters of ``models`` (a, ...) are to descend.
-
-    Where a step is that of plain SGD, and the network takes it without copies of gradients, it is taken here and
-    nothing is returned. So a rule reads ``models`` before it calls this, and passes them on as it got them.
-    """
-    if batch.rate is None:
-        return network.backward(outputs, logits, z)
-    rate, descending = batch.rate[:, None, None], cast("DescendingNetwork", network)  # an instance check takes longer
-    by_logits, by_z = (None if by_output is None else by_output * rate for by_output in (logits, z))
-    descending.descend(outputs, by_logits, by_z, models)
-    return {}
+It is defined in a module, so that processes can import it."""
 
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -151,100 +204,6 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: Tensor | Non
     return losses, grad.mul_((weight if scale is None else weight * scale[:, None])[..., None])
 
 
-def gradient(
-    network: StackedNetwork,
-    params: Stacked,
-    batch: StackedBatch,
-    names: Collection[str] | None = None,
-    scale: Tensor | None = None,
-    models: Stacked | None = None,
-) -> tuple[Tensor, Stacked]:
-    """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...).
-
-    The gradients are multiplied by the ``scale`` (a,) of each client. Given ``models`` (a, ...), these ``descend``.
-    """
-    step: Callable[..., Tensor] | None = getattr(network, "step", None)
-    if step is not None and models is not None and batch.rate is not None:
-        return step(params, models, batch, scale), {}
-    if len(batch.x) > 1 and isinstance(network, OneModelNetwork):
-        return _one_by_one(network, params, batch, network.trained if names is None else names, scale)
-    outputs = network.forward(params, batch.x, batch.weight)
-    losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
-    if models is not None:
-        return losses, descend(network, models, batch, outputs, grad)
-    return losses, network.backward(outputs, grad, names=names)
-
-
-def _one_by_one(
-    network: Any, params: Stacked, batch: StackedBatch, names: Collection[str], scale: Tensor | None
-) -> tuple[Tensor, Stacked]:
-    """Do as ``gradient`` by a network that takes one model at a time, without the padding of each batch."""
-    losses, grads = torch.empty_like(batch.weight[:, 0]), {name: torch.empty_like(params[name]) for name in names}
-    for index, size in enumerate(batch.sizes):
-        row = slice(index, index + 1)
-        own = StackedBatch(batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size], {}, {})
-        models = {name: value[row] for name, value in params.items()}
-        losses[row], own_grads = gradient(network, models, own, names, None if scale is None else scale[row])
-        for name, value in own_grads.items():
-            grads[name][row] = value
-    return losses, grads
-
-
-@runtime_checkable
-class MixingNetwork(Protocol):
-    """A network that passes mixtures of models without having all of them in memory."""
-
-    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
-        """Do as the function of this name."""
-
-
-def mixture_gradient(
-    network: StackedNetwork, share: Tensor, models: Stacked, batch: StackedBatch
-) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy (a,) of mixtures of ``models`` (m, ...) by ``share`` (a, m), and its gradients by that.
-
-    The gradient by the share of a model is the inner product of this model with the gradient by the mixture.
-    """
-    if isinstance(network, MixingNetwork):
-        return network.mixture_gradient(share, models, batch)
-    losses, by_mixture = gradient(network, tables.mixtures(share, models), batch, network.parameters)
-    by_share = torch.zeros_like(share)
-    for name, value in by_mixture.items():
-        by_share += tables.inner_products(value.flatten(1), models[name].flatten(1))
-    return losses, by_share
-
-
-@runtime_checkable
-class ProximalNetwork(Protocol):
-    """A network that takes proximal steps without gradients in memory."""
-
-    def proximal_steps(
-        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int
-    ) -> None:
-        """Do as the function of this name."""
-
-
-def proximal_steps(
-    network: StackedNetwork,
-    params: Stacked,
-    anchor: Stacked,
-    batch: StackedBatch,
-    *,
-    lam: float,
-    rate: float,
-    count: int = 1,
-) -> None:
-    """Take ``count`` steps of gradient descent in place, on the cross-entropy F(params) + lam / 2 |params - anchor|^2.
-
-    ``params`` and ``anchor`` are models (a, ...); only trained parameters change.
-    """
-    if isinstance(network, ProximalNetwork):
-        network.proximal_steps(params, anchor, batch, lam=lam, rate=rate, count=count)
-        return
-    weights, centres = [params[name] for name in network.trained], [anchor[name] for name in network.trained]
-    for _ in range(count):
-        step = gradient(network, params, batch)[1]
-        grads = [step[name] for name in network.trained]
-        if lam:
-            torch._foreach_add_(grads, torch._foreach_sub(weights, centres), alpha=lam)
-        torch._foreach_add_(weights, grads, alpha=-rate)
+def cross_entropy_rule(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
+    """Return the cross-entropy (a,) of clients and its gradients: the rule of methods that have no other."""
+    return network.gradient(params, batch)

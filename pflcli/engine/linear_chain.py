@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pflcli.engine import backend
-from pflcli.engine.gradients import Outputs, cross_entropy
+from pflcli.engine.gradients import Outputs, StackedNetwork, cross_entropy
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params, Stacked
@@ -100,7 +100,7 @@ def compiled_outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple
     return stack.logits[0], stack.z[0]
 
 
-class ChainNetwork:
+class ChainNetwork(StackedNetwork):
     """Forward and backward passes of a stack of chains, see ``pflcli.engine.gradients``."""
 
     def __init__(self, chain: Sequence[Layer], trained: Collection[str]) -> None:
@@ -130,7 +130,7 @@ class ChainNetwork:
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def descend(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
+    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients from the trained parameters of ``models`` (a, ...), in products that compute them."""
         for name, grad, h in self._gradients(outputs, logits, z, self.trained):
             _subtract(models[name], grad, h)
@@ -185,9 +185,9 @@ class Trainer:
         self._models = models
         weights = [models[layer.weight][0] for layer in chain]
         names = [name for name in models if name.startswith(plan.trainable)]
-        # Where a chain has compiled loops, one of them takes all plain steps of a client: see compiled_chain.py.
+        # Where a chain has compiled loops, one of them takes all plain steps: see ``accelerated/steps.py``.
         self._network = ChainNetwork(chain, names) if plan.is_plain else network(chain, names, weights)
-        self.names = self._network.trained
+        self.names = tuple(self._network.trained)
         self._update = Update(plan, self.names, [models[name] for name in self.names])
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pflcli import parameters
-from pflcli.engine.gradients import OneModelNetwork, Outputs
+from pflcli.engine.gradients import Outputs, StackedNetwork
 from pflcli.parameters import Stacked
 
 
@@ -38,8 +38,10 @@ def _grads(outputs: Sequence[Tensor], by_outputs: Sequence[Tensor | None], weigh
     return torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
 
 
-class AutogradNetwork(OneModelNetwork):
+class AutogradNetwork(StackedNetwork):
     """Passes of one model at a time, on the resident network, by autograd."""
+
+    one_at_a_time = True
 
     def __init__(self, net: nn.Module, trained: Collection[str], precision: str) -> None:
         self.parameters, self.trained = own_names(net, trained)
@@ -70,7 +72,7 @@ class AutogradNetwork(OneModelNetwork):
         return {name: value[None] for name, value in zip(names, _grads(outputs.trace, grads, weights), strict=True)}
 
 
-class VmappedNetwork:
+class VmappedNetwork(StackedNetwork):
     """Passes of a stack of any network, as one batched program."""
 
     def __init__(self, net: nn.Module, trained: Collection[str], precision: str) -> None:

@@ -114,15 +114,15 @@ class Update:
 
     def _outer_adam(self, weights: list[Tensor], grads: list[OuterProducts], rate: float | Tensor) -> None:
         """Take a step of Adam along gradients that never lie in memory."""
-        outer_adam = backend.part("outer_adam")
-        assert outer_adam is not None
+        fedham = backend.part("fedham")
+        assert fedham is not None
         self._steps += 1
         if self._steps == 1:
             self._first, self._second = ([torch.empty_like(w) for w in weights] for _ in range(2))
         rates = torch.as_tensor(rate, dtype=torch.float64).expand(len(weights[0])).contiguous().numpy()
         for weight, grad, first, second in zip(weights, grads, self._first, self._second, strict=True):
             tensors = weight, grad.left.contiguous(), grad.right.contiguous(), first, second
-            outer_adam.step(*(tensor.numpy() for tensor in tensors), rates, _BETAS, _EPS, self._steps)
+            fedham.adam_step(*(tensor.numpy() for tensor in tensors), rates, _BETAS, _EPS, self._steps)
 
     def _adam(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor, active: slice) -> None:
         """Take a step of Adam in one pass over the weights, per client where their rates differ."""

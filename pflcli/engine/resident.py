@@ -28,6 +28,4 @@ class ResidentNet:
     @classmethod
     def of(cls, net: nn.Module, in_shape: tuple[int, ...]) -> ResidentNet:
         """Compile ``net`` for samples of ``in_shape``. Not thread-safe: it traces the network."""
-        programs = backend.part("program")
-        program = programs.of(net, in_shape) if programs else None
-        return cls(net, linear_chain.layers(net), program)
+        return cls(net, linear_chain.layers(net), backend.program(net, in_shape))

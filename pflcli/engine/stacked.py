@@ -21,7 +21,7 @@ from torch.func import grad_and_value, vmap
 from pflcli import parameters
 from pflcli.engine import backend, linear_chain
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import Gradients, StackedBatch, StackedNetwork, dense, gradient
+from pflcli.engine.gradients import Gradients, StackedBatch, StackedNetwork, cross_entropy_rule, dense
 from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.networks import AutogradNetwork, VmappedNetwork
@@ -141,7 +141,7 @@ class _Ruled:
         how: Strategy,
         draws: list[np.random.Generator],
     ) -> None:
-        self._rule, self._models, self._plan, self._draws = plan.gradient or gradient, models, plan, draws
+        self._rule, self._models, self._plan, self._draws = plan.gradient or cross_entropy_rule, models, plan, draws
         self._names = [name for name in learnable(net, models) if name.startswith(plan.trainable)]
         self._update = Update(plan, self._names, [models[name] for name in self._names])
         self._net = net if how.layers else net.train(not plan.frozen_norm)

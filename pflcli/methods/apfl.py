@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
+from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
@@ -110,15 +110,15 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
     local = parameters.unprefixed(params, _LOCAL)
     shared, alpha = {name: params[name] for name in local}, batch.own["alpha"]
     mixed = _mixed(network.parameters, alpha, local, shared)
-    losses, grads = gradient(network, shared, batch, models=shared)
-    at_mixture, mixture_grads = gradient(network, mixed, batch, scale=alpha, models=local)
+    losses, grads = network.gradient(shared, batch, models=shared)
+    at_mixture, mixture_grads = network.gradient(mixed, batch, scale=alpha, models=local)
     return losses + at_mixture, {**grads, **{_LOCAL + name: value for name, value in mixture_grads.items()}}
 
 
 def _slope(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return F(alpha v + (1 - alpha) w), and its derivative by alpha."""
     alpha, shared = params["alpha"], parameters.repeat(batch.shared, len(batch.x))
-    losses, grads = gradient(network, _mixed(network.parameters, alpha, batch.own, shared), batch, network.parameters)
+    losses, grads = network.gradient(_mixed(network.parameters, alpha, batch.own, shared), batch, network.parameters)
     slope = torch.zeros_like(alpha)
     for name, value in grads.items():
         slope += (value * (batch.own[name] - shared[name])).flatten(1).sum(dim=1)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient
+from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
@@ -154,5 +154,5 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
     shared = parameters.repeat(batch.shared, len(batch.x))
     apart = {name: shared[name] - own for name, own in batch.own.items()}
     mixed = {name: torch.addcmul(own, apart[name], params[name]) for name, own in batch.own.items()}
-    losses, grads = gradient(network, {**shared, **mixed}, batch)
+    losses, grads = network.gradient({**shared, **mixed}, batch)
     return losses, {name: value.mul_(apart[name]) for name, value in grads.items()}

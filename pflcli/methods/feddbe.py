@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.errors import UsageError
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
@@ -122,7 +122,7 @@ class _Rule:
         losses = losses + (apart * (mean - batch.shared["consensus"])).sum(dim=1) / 2
         by_bias = by_logits.sum(dim=1)  # (a, C)
         by_memory = torch.bmm(by_bias[:, None], weight)[:, 0]
-        grads = descend(network, params, batch, outputs, by_logits, batch.weight[..., None] * apart[:, None])
+        grads = network.descend(params, batch, outputs, by_logits, batch.weight[..., None] * apart[:, None])
         if _WEIGHT in network.trained:
             grads[_WEIGHT] = by_bias[..., None] * memory[:, None] + grads.get(_WEIGHT, 0)
         return losses, {**grads, _MEMORY: by_memory}

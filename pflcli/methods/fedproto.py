@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.engine import probabilities
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, TrainedClients
 
@@ -137,4 +137,4 @@ class _Rule:
         apart = outputs.z - shared["mean"][batch.y]
         pull = shared["lam"] * batch.weight * shared["known"][batch.y] / apart.shape[2]  # (a, n)
         losses = losses + (pull * apart.square().sum(dim=2)).sum(dim=1)
-        return losses, descend(network, params, batch, outputs, by_logits, apart.mul_(2 * pull[..., None]))
+        return losses, network.descend(params, batch, outputs, by_logits, apart.mul_(2 * pull[..., None]))

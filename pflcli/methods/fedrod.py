@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, descend
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts.class_counts import training_counts
 from pflcli.parameters import Stacked
@@ -120,4 +120,4 @@ class _Rule:
         losses, by_personal = cross_entropy(personal, batch.y, batch.weight)
         head_grads = {"head.weight": torch.bmm(by_personal.mT, z), "head.bias": by_personal.sum(dim=1)}
         grads = {_OWN + name: head_grads[name] for name in own}
-        return balanced + losses, {**descend(network, params, batch, outputs, by_logits), **grads}
+        return balanced + losses, {**network.descend(params, batch, outputs, by_logits), **grads}

@@ -23,7 +23,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, gradient, proximal_steps
+from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, repeat
 
@@ -79,8 +79,8 @@ def _meta_gradient(
     """Return the loss on one half of a batch after a step on the other, and its gradient there (first order)."""
     inner, outer = _halves(batch)
     moved = {**params, **{name: params[name].clone() for name in network.trained}}
-    proximal_steps(network, moved, params, inner, lam=0, rate=alpha)
-    return gradient(network, moved, outer, models=params)
+    network.proximal_steps(moved, params, inner, lam=0, rate=alpha)
+    return network.gradient(moved, outer, models=params)
 
 
 def _halves(batch: StackedBatch) -> tuple[StackedBatch, StackedBatch]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, descend
+from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import class_tree
 from pflcli.methods.parts.gaussian_process import Prior, probabilities
@@ -107,7 +107,7 @@ def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: Sta
     outputs = network.forward(params, batch.x, batch.weight)
     sizes = (batch.weight > 0).sum(dim=1).tolist()
     losses, by_z = losses_and_gradients(prior, batch.own["tree"], outputs.z, batch.y, sizes, batch.draws)
-    return losses, descend(network, params, batch, outputs, None, by_z)
+    return losses, network.descend(params, batch, outputs, None, by_z)
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

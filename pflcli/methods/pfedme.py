@@ -27,7 +27,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy, proximal_steps
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, repeat
 
@@ -110,7 +110,7 @@ class _Envelope:
         anchor = [params[name] for name in names]
         theta = [value.clone() for value in anchor]
         models = {**params, **dict(zip(names, theta, strict=True))}
-        proximal_steps(network, models, params, batch, lam=self.lam, rate=self.rate, count=self.count)
+        network.proximal_steps(models, params, batch, lam=self.lam, rate=self.rate, count=self.count)
         losses, _ = cross_entropy(network.forward(models, batch.x, batch.weight).logits, batch.y, batch.weight)
         apart = torch._foreach_sub(anchor, theta)
         for value in apart:

@@ -125,8 +125,9 @@ class ModelTable:
         """Replace the clients' models by those of a stack (n, ...)."""
         ids, pieces = np.asarray(clients, dtype=np.int64), []
         for name, like in self.default.items():
-            values = stacked[name].detach().cpu().reshape(len(ids), like.numel()).view(torch.uint8).numpy()
-            pieces += [(self._pieces[name], values)] if like.numel() else []
+            # A view as bytes needs strides, which a value that was expanded to one client lacks.
+            values = stacked[name].detach().cpu().flatten().as_strided((len(ids), like.numel()), (like.numel(), 1))
+            pieces += [(self._pieces[name], values.view(torch.uint8).numpy())] if like.numel() else []
         content = np.empty(self._size, dtype=np.uint8)
         for position, client in enumerate(ids.tolist()):
             for piece, values in pieces:

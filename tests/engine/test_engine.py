@@ -29,7 +29,6 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.executors import threads as thread_executor
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import gradient
 from pflcli.engine.local_sgd import LocalSGD, batches, stacks, widths
 from pflcli.engine.resident import ResidentNet
 from pflcli.errors import ComputationError, LostWorkerError, UsageError
@@ -657,7 +656,7 @@ def noisy(network, params, batch):
     sizes = (batch.weight > 0).sum(dim=1).tolist()
     counts = torch.tensor([int(own.integers(1, size + 1)) for size, own in zip(sizes, batch.draws, strict=True)])
     weight = batch.weight * (torch.arange(batch.y.shape[1]) < counts[:, None])
-    return gradient(network, params, replace(batch, weight=weight))
+    return network.gradient(params, replace(batch, weight=weight))
 
 
 @pytest.mark.parametrize("kind", KINDS)

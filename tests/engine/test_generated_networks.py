@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters
-from pflcli.accelerated import operators, program
+from pflcli.accelerated import operators
+from pflcli.engine import backend
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, batches
 from pflcli.engine.resident import ResidentNet
@@ -276,7 +277,7 @@ def agree(draw, kind):
             assert params.keys() == out.keys()
             for name, value in params.items():
                 torch.testing.assert_close(out[name][place], value, rtol=1e-5, atol=1e-7)
-    return program.of(form, shape) is not None
+    return backend.program(form, shape) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)

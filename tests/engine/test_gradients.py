@@ -14,11 +14,11 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models, parameters, rng
-from pflcli.accelerated import compiled_passes, products, program
-from pflcli.accelerated.compiled_passes import CompiledChainNetwork
-from pflcli.accelerated.program_network import CompiledNetwork
+from pflcli.accelerated import chains, products
+from pflcli.accelerated.chains import CompiledChainNetwork
+from pflcli.accelerated.program import CompiledNetwork
+from pflcli.engine import backend, gradients, linear_chain, networks, strategy
 from pflcli.engine import engine as engines
-from pflcli.engine import gradients, linear_chain, networks, strategy
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import OuterProducts
@@ -63,7 +63,7 @@ def forms(kind, net, shape, trained):
         yield CompiledChainNetwork(linear_chain.layers(net), trained), 2
     else:
         own = copy.deepcopy(net)
-        yield CompiledNetwork(own, trained, program.of(own, shape)), 1
+        yield CompiledNetwork(own, trained, backend.program(own, shape)), 1
 
 
 @pytest.mark.parametrize("kind", ["mlp", "mobile", "cnn"])
@@ -134,13 +134,13 @@ def test_proximal_steps_in_every_form(kind, prefix, lam, count):
     weight = torch.tensor(
         [[0.25] * 4, [0.0, 0.4, 0.6, 0.0]]
     )  # the second has a sample that does not count, and padding
-    for network, least in forms(kind, net, shape, trained):
-        size = 2 if isinstance(network, gradients.ProximalNetwork) else least
+    for network, _ in forms(kind, net, shape, trained):
+        size = 2
         stack = {name: value[:size].clone() for name, value in start.items()}
         batch = gradients.StackedBatch(x[:size], y[:size], weight[:size], {}, {})
         centres = {name: value[:size] for name, value in anchor.items()}
         with torch.no_grad():
-            gradients.proximal_steps(network, stack, centres, batch, lam=lam, rate=0.1, count=count)
+            network.proximal_steps(stack, centres, batch, lam=lam, rate=0.1, count=count)
         for row in range(size):
             model = {name: value[row].clone() for name, value in start.items()}
             for _ in range(count):
@@ -164,11 +164,7 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
     x, counts = torch.rand(2, 4, *shape, generator=draw), [4, 3]
     # The second client has a sample that does not count, and padding.
     weight = torch.tensor([[0.25] * 4, [0.5, 0.0, 0.5, 0.0]])
-    descending = [
-        form for form, _ in forms("mlp", net, shape, trained) if isinstance(form, gradients.DescendingNetwork)
-    ]
-    assert [type(form).__name__ for form in descending] == ["ChainNetwork", "CompiledChainNetwork"]
-    for network in descending:
+    for network in (form for form, _ in forms("mlp", net, shape, trained) if not form.one_at_a_time):
         stack = {name: value.clone() for name, value in start.items()}
         models = {name: torch.ones_like(value) for name, value in start.items()} if elsewhere else stack
         before = {name: value.clone() for name, value in models.items()}
@@ -182,7 +178,7 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
             for row, count in enumerate(counts):
                 by_logits[row, count:] = by_outputs[row, count:] = 0
             by_both = None if by == "z" else by_logits.clone(), None if by == "logits" else by_outputs
-            assert gradients.descend(network, models, batch, outputs, *by_both) == {}
+            assert network.descend(models, batch, outputs, *by_both) == {}
         for row, count in enumerate(counts):
             leaves = {name: value[row].clone().requires_grad_(name in trained) for name, value in start.items()}
             own_z, h = None, x[row, :count].flatten(1)
@@ -208,18 +204,16 @@ def test_compiled_networks_descend_as_by_autograd(kind, prefix):
     net.train()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     (by_autograd, _), (network, _) = forms(kind, net, shape, trained)
-    assert isinstance(network, gradients.DescendingNetwork)
-    assert not isinstance(by_autograd, gradients.DescendingNetwork)
     start = parameters.stack([parameters.of(net)])
     x, y = torch.rand(1, 4, *shape), torch.tensor([[0, 2, 1, 1]])
     batch = gradients.StackedBatch(x, y, torch.full((1, 4), 0.25), {}, {}, rate=torch.tensor([0.5]))
     models = {name: value + 1 for name, value in start.items()}
     with torch.no_grad():
-        expected_losses, expected = gradients.gradient(by_autograd, {**start}, batch)
-        losses, grads = gradients.gradient(network, {**start}, batch, models=models)
+        expected_losses, expected = by_autograd.gradient({**start}, batch)
+        losses, grads = network.gradient({**start}, batch, models=models)
         outputs = network.forward({**start}, x)
         z = torch.ones_like(outputs.z)
-        assert gradients.descend(network, models, batch, outputs, None, z) == {}
+        assert network.descend(models, batch, outputs, None, z) == {}
         by_z = by_autograd.backward(by_autograd.forward({**start}, x), None, z)
     assert grads == {}
     torch.testing.assert_close(losses, expected_losses)
@@ -236,12 +230,12 @@ def test_models_descend_by_the_cross_entropy_of_others():
     x, y = torch.rand(2, 4, *shape, generator=draw), torch.randint(3, (2, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0]])
     for network, _ in forms("mlp", net, shape, names[1:]):
-        if not isinstance(network, gradients.DescendingNetwork):
+        if network.one_at_a_time:
             continue
         stack, models = ({name: value + more for name, value in start.items()} for more in (0, 1))
         batch = gradients.StackedBatch(x, y, weight, {}, {}, rate=rate)
         with torch.no_grad():
-            losses, grads = gradients.gradient(network, stack, batch, scale=scale, models=models)
+            losses, grads = network.gradient(stack, batch, scale=scale, models=models)
         assert grads == {}
         for row in range(2):
             leaves = {name: value[row].clone().requires_grad_() for name, value in start.items()}
@@ -265,8 +259,8 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
     batch = gradients.StackedBatch(x, y, weight, {}, {})
     one_model, *stacked = (form for form, _ in forms("mlp", net, shape, names))
     with torch.no_grad():
-        losses, grads = gradients.gradient(one_model, stack, batch, scale=scale)
-        expected_losses, expected = gradients.gradient(stacked[1], stack, batch, scale=scale)
+        losses, grads = one_model.gradient(stack, batch, scale=scale)
+        expected_losses, expected = stacked[1].gradient(stack, batch, scale=scale)
     torch.testing.assert_close(losses, expected_losses)
     for name in names:
         torch.testing.assert_close(grads[name], expected[name], rtol=1e-4, atol=1e-5)
@@ -277,7 +271,7 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
 def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
     """In every form, whole layers or two rows of the first at a time; bit by bit those of each client alone."""
     if rows:
-        monkeypatch.setattr(compiled_passes, "_ROWS", rows * 4 * 12)
+        monkeypatch.setattr(chains, "_ROWS", rows * 4 * 12)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(12, 7, bias=bias), nn.ReLU()), nn.Linear(7, 3, bias=bias))
     names = [name for name, _ in net.named_parameters()]
     draw = torch.Generator().manual_seed(1)
@@ -290,7 +284,7 @@ def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
         for part in [slice(2), slice(1), slice(1, 2)] if size > 1 else [slice(1), slice(1, 2)]:
             batch = gradients.StackedBatch(x[part], y[part], weight[part], {}, {})
             with torch.no_grad():
-                losses, by_share = gradients.mixture_gradient(network, shares[part], basis, batch)
+                losses, by_share = network.mixture_gradient(shares[part], basis, batch)
             for row, client in enumerate(range(2)[part]):
                 leaf = shares[client].clone().requires_grad_()
                 mixed = {name: torch.tensordot(leaf, value, dims=1) for name, value in basis.items()}
@@ -298,7 +292,7 @@ def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
                 loss = (each * weight[client]).sum()
                 assert losses[row].item() == pytest.approx(loss.item(), rel=1e-5)
                 torch.testing.assert_close(by_share[row], torch.autograd.grad(loss, leaf)[0], rtol=1e-4, atol=1e-5)
-                if isinstance(network, gradients.MixingNetwork):
+                if network.compiled:
                     compiled.add((client, *by_share[row].tolist()))
     assert len(compiled) == 2
 
@@ -315,14 +309,14 @@ def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
     shares = torch.rand(3, 5, generator=draw) / 5
     x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    network = CompiledNetwork(net, [], program.of(net, shape))
+    network = CompiledNetwork(net, [], backend.program(net, shape))
     before = {name: value.clone() for name, value in basis.items()}
     with torch.no_grad():
         batches = [
             gradients.StackedBatch(x[rows], y[rows], weight[rows], {}, {}) for rows in (slice(3), slice(1, 2), slice(2))
         ]
         results = [
-            gradients.mixture_gradient(network, shares[rows], basis, batch)
+            network.mixture_gradient(shares[rows], basis, batch)
             for rows, batch in zip((slice(3), slice(1, 2), slice(2)), batches, strict=True)
         ]
     assert all(torch.equal(value, before[name]) for name, value in basis.items())
@@ -343,7 +337,7 @@ def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
 
 
 def test_bits_are_independent_of_a_stack_by_own_products_alone(monkeypatch):
-    plan = LocalSGD(1, 4, [0.1], gradient=gradients.gradient, frozen_norm=True, lockstep=True)
+    plan = LocalSGD(1, 4, [0.1], gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=True)
     for make, compiles in ((cnn, True), (mobile, False)):
         net, shape = make()
         resident = ResidentNet.of(net.float(), shape)
@@ -364,7 +358,7 @@ def test_padding_changes_no_bit_of_what_mixtures_give():
     weight[:, 100:] = 0
     network = CompiledChainNetwork(linear_chain.layers(net), [*basis])
     batches = [gradients.StackedBatch(x[:, :n], y[:, :n], weight[:, :n], {}, {}) for n in (100, 112)]
-    results = [gradients.mixture_gradient(network, shares, basis, batch) for batch in batches]
+    results = [network.mixture_gradient(shares, basis, batch) for batch in batches]
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
@@ -374,7 +368,7 @@ def by_representations(network, params, batch):
     losses, grad = gradients.cross_entropy(outputs.logits, batch.y, batch.weight)
     losses = losses + (outputs.z.square().sum(dim=2) * batch.weight).sum(dim=1) + params["number"].square()
     by_z = 2 * outputs.z * batch.weight[..., None]
-    return losses, {"number": 2 * params["number"], **gradients.descend(network, params, batch, outputs, grad, by_z)}
+    return losses, {"number": 2 * params["number"], **network.descend(params, batch, outputs, grad, by_z)}
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -456,7 +450,7 @@ def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
     offsets = np.cumsum(np.concatenate([[0], *([size, 0, 0] for size in sizes)]))
     data = Federation.of(x, draw.integers(0, 3, sizes.sum()), offsets, 3)
     start = parameters.stack([parameters.of(net)] * 3)
-    plan = LocalSGD(2, 4, [0.1, 0.05], gradient=gradients.gradient, frozen_norm=True)
+    plan = LocalSGD(2, 4, [0.1, 0.05], gradient=gradients.cross_entropy_rule, frozen_norm=True)
     parts = [
         next(
             Engine(copy.deepcopy(net), data, seed=0, mode="loop", threads=2).local_sgd(
@@ -481,7 +475,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
     x = draw.normal(size=(12, *shape)).astype(np.float32)
     data, net = Federation.of(x, draw.integers(0, 3, 12), ends, 3), net.float()
     start, plan = parameters.of(net), LocalSGD(1, 4, [0.1])
-    ruled = replace(plan, gradient=gradients.gradient, frozen_norm=True, lockstep=mode == "lockstep")
+    ruled = replace(plan, gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=mode == "lockstep")
     parts = []
     for before in (False, True):
         engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop")
@@ -495,7 +489,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
 
 
 def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
-    plan = LocalSGD(1, 4, [0.1], gradient=gradients.gradient, frozen_norm=True, lockstep=True)
+    plan = LocalSGD(1, 4, [0.1], gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=True)
     for net, shape in (cnn(), mobile()):
         resident = ResidentNet.of(net.float(), shape)
         assert resident.program is not None

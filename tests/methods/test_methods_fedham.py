@@ -18,7 +18,7 @@ from torch.nn import functional
 import worlds
 from pflcli import config, models, parameters, rng
 from pflcli.accelerated import products
-from pflcli.accelerated.compiled_passes import CompiledChainNetwork
+from pflcli.accelerated.chains import CompiledChainNetwork
 from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain
 from pflcli.engine.engine import Engine
@@ -29,7 +29,6 @@ from pflcli.engine.networks import AutogradNetwork
 from pflcli.federation.run import Run, Settings
 from pflcli.methods import fedham
 from pflcli.methods.parts import clustering, ham, ham_records
-from pflcli.methods.parts import sketch as sketches
 from pflcli.methods.parts.sketch import CountSketch
 from pflcli.training import state_files
 
@@ -392,20 +391,6 @@ def test_a_sketch_by_hand():
 
     sketch = CountSketch({"w": torch.zeros(3)}, ["w"], 4, Draws())
     assert sketch({"w": torch.tensor([[10.0, 20.0, 30.0]])}).tolist() == [[10 - 30, 0, -20, 0]]
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_sketches_by_compiled_loops_have_the_bits_of_sums_in_order(count, monkeypatch):
-    monkeypatch.setattr(sketches, "_LARGE", 0)
-    draw = np.random.default_rng(0)
-    like = {"a": torch.zeros(50, 100), "b": torch.zeros(3), "c": torch.zeros(0)}
-    sketch = CountSketch(like, like, 7, draw)
-    stack = {n: torch.from_numpy(draw.normal(size=(count, *v.shape)).astype(np.float32)) for n, v in like.items()}
-    expected = np.zeros((count, 7))
-    for name, (bucket, sign) in sketch._maps.items():
-        for row, value in zip(expected, stack[name].flatten(1).double().numpy(), strict=True):
-            np.add.at(row, bucket.numpy(), value * sign.numpy())
-    assert np.array_equal(sketch(stack).numpy(), expected)
 
 
 def test_all_on_itself_is_training_alone():

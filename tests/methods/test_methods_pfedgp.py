@@ -12,8 +12,7 @@ from torch.nn.functional import normalize
 
 import worlds
 from pflcli import parameters, rng
-from pflcli.accelerated.gp import class_split, gibbs_loops, pfedgp_loops, tree_loops
-from pflcli.accelerated.gp import gaussian_process_blocks as blocks
+from pflcli.accelerated import pfedgp as compiled
 from pflcli.engine import backend
 from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.networks import AutogradNetwork
@@ -37,6 +36,10 @@ def numpy_kernel(a, b):
     return 8 * np.exp(-np.square(a[:, None] - b).sum(axis=2) / 2)
 
 
+def draws(rng):
+    return gp.Draws(gp.random_key(rng))
+
+
 def dense(z, sign, omega, points):
     """Mean and variance of f at ``asked`` by the formulas as they are printed, with an inverse, in float64."""
     inverse = np.linalg.inv(numpy_kernel(z, z) + 1e-3 * np.eye(len(z)) + np.diag(1 / omega))
@@ -53,7 +56,7 @@ def integral(mean, variance):
 
 def compiled_polya_gamma(c, g):
     omega = np.empty(len(c), np.float32)
-    gibbs_loops.polya_gamma(c.numpy(), g.numpy(), omega)
+    compiled.polya_gamma(c.numpy(), g.numpy(), omega)
     return torch.from_numpy(omega)
 
 
@@ -87,9 +90,9 @@ def test_blocks_solve_for_all_chains_at_a_time():
     points = draw().normal(size=(n + others, 2))
     wide = numpy_kernel(points[:n], points).astype(np.float32)
     root, last = (draw(seed).random((n, chains)).astype(np.float32) for seed in (1, 2))
-    u, inverses = blocks.new_factors(n, n + others + 1, chains)
-    blocks.factor(wide, n + others, root, last, u, inverses, 0)
-    blocks.back_substitute(n, u, inverses, n, others + 1)
+    u, inverses = compiled.new_factors(n, n + others + 1, chains)
+    compiled.factor(wide, n + others, root, last, u, inverses, 0)
+    compiled.back_substitute(n, u, inverses, n, others + 1)
     for c in range(chains):
         b = np.eye(n) + root[:, c, None] * wide[:, :n].astype(np.float64) * root[:, c]
         right = np.column_stack([root[:, c, None] * wide[:, n:], last[:, c]])
@@ -121,7 +124,7 @@ def test_expected_sigmoid_by_a_fine_grid():
 def test_the_posterior_is_that_of_dense_algebra():
     z = normalize(torch.from_numpy(draw(1).normal(size=(30, 4))).float(), dim=1)
     sign = torch.where(z[:, 0] > 0, 1, -1)
-    posterior = gp.Posterior(gp.Prior(chains=3), z[:20], sign[:20], draw())
+    posterior = gp.Posterior(gp.Prior(chains=3), z[:20], sign[:20], draws(draw()))
     mean, variance = posterior.latent(z[20:])
     assert posterior.omega.shape == (3, 20)
     for chain in range(3):
@@ -144,7 +147,9 @@ def test_gibbs_draws_the_true_posterior():
         mean, variance = f[keep] @ np.linalg.solve(k, cross), 8 - cross @ np.linalg.solve(k, cross)
         exact.append(sum(w * integral(m, variance) for w, m in zip(weight[keep], mean, strict=True)))
     exact = np.asarray(exact) / weight[keep].sum()
-    posterior = gp.Posterior(gp.Prior(chains=4000, sweeps=30), torch.tensor(z).float(), torch.tensor(sign), draw())
+    posterior = gp.Posterior(
+        gp.Prior(chains=4000, sweeps=30), torch.tensor(z).float(), torch.tensor(sign), draws(draw())
+    )
     actual = posterior.log_probability(torch.tensor(points).float(), torch.ones(3)).exp()
     np.testing.assert_allclose(actual, exact, atol=0.012)
     assert actual[0] > 0.55
@@ -153,7 +158,12 @@ def test_gibbs_draws_the_true_posterior():
 
 def test_a_factor_that_does_not_exist_is_not_a_crash():
     z = torch.full((4, 2), torch.nan)
-    assert gp.Posterior(PRIOR, z, torch.tensor([1, 1, -1, -1]), draw()).log_probability(z, torch.ones(4)).isnan().all()
+    assert (
+        gp.Posterior(PRIOR, z, torch.tensor([1, 1, -1, -1]), draws(draw()))
+        .log_probability(z, torch.ones(4))
+        .isnan()
+        .all()
+    )
 
 
 def test_the_tree_splits_near_classes_last():
@@ -201,20 +211,20 @@ def test_a_tree_separates_all_classes_whatever_they_look_like(classes):
 
 def test_two_means_finds_the_tightest_split():
     x = np.concatenate([draw().normal(size=(5, 3)), 4 + draw(1).normal(size=(3, 3))])
-    part = class_split.split(x, np.arange(8), draw().random((10, 2)))
+    part = compiled.split(x, np.arange(8), draw().random((10, 2)))
     np.testing.assert_array_equal(part != part[0], [False] * 5 + [True] * 3)
 
 
 def test_two_means_goes_on_until_no_row_moves_even_if_one_row_is_left_alone():
     # From 0 and 9, the first step assigns 5 to the part of 9; the second returns it to the part of 0.
     x = np.asarray([0, 4, 4, 4, 4, 5, 9], dtype=np.float32)[:, None]
-    part = class_split.split(x, np.arange(7), np.asarray([[0.0, 0.9]]))
+    part = compiled.split(x, np.arange(7), np.asarray([[0.0, 0.9]]))
     np.testing.assert_array_equal(part != part[0], [False] * 6 + [True])
 
 
 def test_samples_are_halved_and_cut_class_by_class():
     y = np.asarray([2, 0, 2, 2, 0, 1, 0, 0])
-    halves = tree_loops.halves(y)
+    halves = compiled.halves(y)
     np.testing.assert_array_equal(halves, [1, 1, 0, 1, 0, 1, 1, 0])
     y = np.repeat([0, 1, 3], [60, 30, 1])
     rows = class_tree.stratified(y, 16, draw())
@@ -242,14 +252,20 @@ def loss_and_gradients(prior, net, x, y, tree, draws):
     return float(losses[0]), parameters.pick(grads, 0)
 
 
-@pytest.mark.parametrize("few", [gp.FEW, 0])
+@pytest.mark.parametrize("few", [compiled.FEW, 0, None])
 def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(few, monkeypatch):
-    """Two classes: -log of the mean over chains of E[sigmoid], of every second sample given the others."""
+    """Two classes: -log of the mean over chains of E[sigmoid], of every second sample given the others.
+
+    By compiled loops in lanes and in blocks, and by PyTorch.
+    """
     net = Tiny()
     x, y = torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 1, 0, 0, 1] * 2)
     weight = net.body.weight.detach().clone()
-    for module, name in ((gp, "FEW"), (tree_likelihood, "FEW"), (tree_likelihood, "FEW_PREDICTING")):
-        monkeypatch.setattr(module, name, few)
+    if few is None:
+        monkeypatch.setenv(backend.SWITCH, "0")
+    else:
+        for name in ("FEW", "FEW_PREDICTING"):
+            monkeypatch.setattr(compiled, name, few)
     loss, grads = loss_and_gradients(gp.Prior(chains=2), net, x, y, torch.tensor([[1, -1], [0, 0]]), draw())
     actual = grads["body.weight"]
     assert float(actual.norm()) > 1e-3
@@ -265,14 +281,14 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(fe
 
 def omega_of(prior, unit, y, rng):
     """Omega (chains, n) of the first half of samples of two classes, as the loss of a tree with one node draws it."""
-    first_half = torch.from_numpy(tree_loops.halves(y.numpy())).bool()
+    first_half = torch.from_numpy(compiled.halves(y.numpy())).bool()
     k = prior.kernel(unit[first_half], unit[first_half]) + prior.jitter * torch.eye(int(first_half.sum()))
-    return gp.gibbs(k, 1 - 2 * y[first_half], prior.chains, prior.sweeps, rng).double()
+    return gp.gibbs(k, 1 - 2 * y[first_half], prior.chains, prior.sweeps, draws(rng)).double()
 
 
 def dense_loss(prior, z, y, omega):
     """-log of the mean over chains of E[sigmoid] of the other half, by inverses and a fine grid, in float64."""
-    first_half = torch.from_numpy(tree_loops.halves(y.numpy())).bool()
+    first_half = torch.from_numpy(compiled.halves(y.numpy())).bool()
     z = normalize(z, dim=1)
     apart = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").square()
     k = prior.scale * torch.exp(-apart / (2 * prior.length**2))
@@ -349,7 +365,7 @@ def test_few_samples_and_many_take_one_loss():
     def result(few):
         with pytest.MonkeyPatch.context() as patch:
             for name in ("FEW", "FEW_PREDICTING"):
-                patch.setattr(tree_likelihood, name, few)
+                patch.setattr(compiled, name, few)
             return tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, [80, 65], [draw(2), draw(3)])
 
     for in_lanes, in_blocks in zip(result(100), result(0), strict=True):
@@ -359,14 +375,13 @@ def test_few_samples_and_many_take_one_loss():
 
 
 @pytest.mark.skipif(backend.why_off() is not None, reason="compares compiled loops with the reference")
-def test_sampling_in_lanes_and_in_blocks_is_that_by_lapack(monkeypatch):
+def test_sampling_in_lanes_and_in_blocks_is_that_by_lapack():
     z = normalize(torch.from_numpy(draw(1).normal(size=(70, 5))).float(), dim=1)
     k, sign = PRIOR.kernel(z, z) + 1e-3 * torch.eye(70), torch.where(z[:, 0] > 0, 1, -1)
-    monkeypatch.setattr(gp, "FEW", 0)
-    expected = gp.gibbs(k, sign, 20, 5, draw(2)).T.numpy()
+    expected = gp.gibbs(k, sign, 20, 5, draws(draw(2))).T.numpy()
     for few in (0, 100):
         key = gp.random_key(draw(2))
-        omega, drawn = gibbs_loops.gibbs(k.numpy(), sign.numpy(), key, 0, 20, 5, few)
+        omega, drawn = compiled.gibbs(k.numpy(), sign.numpy(), key, 0, 20, 5, few)
         np.testing.assert_allclose(omega, expected, rtol=2e-3)
         assert drawn == 5 * 2 * 70 * 20
 
@@ -397,12 +412,12 @@ def test_blocks_are_dense_algebra(n, m):
     gradient[:, :n] = (gradient[:, :n] + gradient[:, :n].T) / 2
 
     actual = wide.float().numpy()
-    *factors, mean, variance = pfedgp_loops.reduced(actual, labels, omega, 8.0, True)
+    *factors, mean, variance = compiled.reduced(actual, labels, omega, 8.0, True)
     for name, value, expected in zip(("mean", "variance"), (mean, variance), torch.stack(moments, dim=2), strict=True):
         np.testing.assert_allclose(value, expected.detach(), atol=2e-4, err_msg=name)
-    *_, again, _ = pfedgp_loops.reduced(actual, labels, omega, 8.0, False)
+    *_, again, _ = compiled.reduced(actual, labels, omega, 8.0, False)
     np.testing.assert_array_equal(again, mean)
-    pfedgp_loops.gradient(*factors, omega, by_mean, by_variance, actual)
+    compiled.gradient(*factors, omega, by_mean, by_variance, actual)
     np.testing.assert_allclose(actual, gradient, rtol=1e-3, atol=1e-3)
 
 
@@ -411,8 +426,7 @@ def test_answers_are_those_of_the_posterior(monkeypatch):
     z = normalize(torch.from_numpy(draw(1).normal(size=(390, 4))).float(), dim=1)
     sign = torch.where(z[:70, 0] > 0, 1, -1)
     actual = gp.probabilities(gp.Prior(chains=30), z[:70], sign, z[70:], draw(2))
-    monkeypatch.setattr(gp, "FEW", 0)
-    posterior = gp.Posterior(gp.Prior(chains=30), z[:70], sign, draw(2))
+    posterior = gp.Posterior(gp.Prior(chains=30), z[:70], sign, draws(draw(2)))
     expected = posterior.log_probability(z[70:], torch.ones(320)).double().exp()
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)
     assert float(actual.std()) > 0.1
@@ -471,12 +485,12 @@ def test_without_rounds_the_answers_are_those_of_gps_on_the_first_embeddings():
         for split in ("train", "test")
     }
     y = data.y[data.block(client, "train")]
-    draws = rng.generator(0, "answer", client)
-    tree = class_tree.build(z["train"].numpy(), y.numpy(), 3, draws)
+    generator = rng.generator(0, "answer", client)
+    tree = class_tree.build(z["train"].numpy(), y.numpy(), 3, generator)
     positive = []
     for node in torch.from_numpy(tree):
         sign = node[y]
-        posterior = gp.Posterior(gp.Prior(chains=30), z["train"][sign != 0], sign[sign != 0], draws)
+        posterior = gp.Posterior(gp.Prior(chains=30), z["train"][sign != 0], sign[sign != 0], draws(generator))
         chains = [
             dense(z["train"][sign != 0].numpy(), sign[sign != 0].numpy(), omega.double().numpy(), z["test"].numpy())
             for omega in posterior.omega
@@ -532,22 +546,18 @@ def test_a_model_without_a_body_is_refused():
 
 @pytest.mark.skipif(backend.why_off() is not None, reason="compares compiled loops with the reference")
 def test_trees_and_losses_without_acceleration_are_those_of_compiled_loops(monkeypatch):
-    """The reference takes the compiled form's omega, as its generator is another, and both splits of classes agree."""
-    x, draws = draw(5).normal(size=(9, 4)), draw(6).random((8, 10, 2))
+    x, starts = draw(5).normal(size=(9, 4)), draw(6).random((8, 10, 2))
     for rows in (x, 0 * x, x[[0] * 5 + [1] * 4]):  # rows that are alike are cut in the middle
-        np.testing.assert_array_equal(class_tree.splits(rows, draws), class_split.splits(rows, draws))
+        np.testing.assert_array_equal(class_tree.splits.__wrapped__(rows, starts), compiled.splits(rows, starts))
     many, starts = draw(9).random((60, 1)), draw(10).random((59, 1, 2))  # it takes several steps from a single start
-    np.testing.assert_array_equal(class_tree.splits(many, starts), class_split.splits(many, starts))
+    np.testing.assert_array_equal(class_tree.splits.__wrapped__(many, starts), compiled.splits(many, starts))
     z = torch.from_numpy(draw(7).normal(size=(2, 14, 3))).float()
     y = torch.from_numpy(draw(8).integers(0, 2, size=(2, 14)))
     trees, sizes = torch.tensor([[1, -1]]).expand(2, 1, 2), [14, 9]
     expected = tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
     with monkeypatch.context() as patch:
-        patch.setattr(tree_likelihood.backend, "part", lambda name: None if name == "gp.tree_loops" else _part(name))
+        patch.setenv(backend.SWITCH, "0")
         actual = tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
     for own, other in zip(actual, expected, strict=True):
         assert float(other.norm()) > 0.1
         torch.testing.assert_close(own, other, rtol=0.01, atol=1e-3)
-
-
-_part = backend.part

@@ -60,6 +60,13 @@ def test_models_are_read_with_others_behind_them():
             assert torch.equal(value, torch.stack([DEFAULT[name], *stack(8, 9, 8)[name]]))
 
 
+def test_a_number_that_was_expanded_to_one_client_is_stored():
+    """Such as the counter of BatchNorm in the mixture of one client."""
+    table = ModelTable({"count": torch.tensor(0)}, 2, InMemoryRows())
+    table[[1]] = {"count": torch.tensor(7).expand(1)}
+    assert table[np.array([1, 0])]["count"].tolist() == [7, 0]
+
+
 def test_large_models_are_read_apart():
     like, draw = {"w": torch.zeros(64, 64), "b": torch.zeros(64)}, torch.Generator().manual_seed(0)
     table, written = (

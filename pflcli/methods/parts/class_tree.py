@@ -33,12 +33,12 @@ def build(z: NDArray[np.float32], y: NDArray[np.int64], classes: int, rng: np.ra
         means = (place == np.arange(len(present))[:, None]).astype(np.float64) @ z.astype(np.float64)
         means /= np.bincount(place)[:, None]
         draws = rng.random((len(present) - 1, _RESTARTS, 2))
-        compiled = backend.part("gp.class_split")
-        nodes = compiled.splits(means, draws) if compiled else splits(means, draws)
+        nodes = splits(means, draws)
         tree[: len(nodes), present] = nodes
     return tree
 
 
+@backend.accelerated("pfedgp")
 def splits(x: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the tree (n - 1, n) over rows ``x`` (n, d), n >= 2.
 

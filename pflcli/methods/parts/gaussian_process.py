@@ -22,9 +22,6 @@ from torch.nn.functional import logsigmoid
 
 from pflcli.engine import backend
 
-FEW, FEW_PREDICTING = 72, 40
-"""Samples up to which Gibbs sampling, and predicting as many more, is faster in lanes of chains than in blocks."""
-
 TERMS = 4
 """Terms of the Pólya-Gamma series that are drawn."""
 
@@ -35,7 +32,7 @@ which the variance of a draw is 0.4 % off at most for |c| <= 60, and 0.01 % for 
 _POINTS = 20
 """Points of Gauss-Hermite quadrature."""
 
-_QUERIES = 256
+QUERIES = 256
 """Samples that are predicted at a time."""
 
 
@@ -62,13 +59,13 @@ class Prior:
 class Posterior:
     """A GP given samples ``z`` (n, d) with labels ``sign`` (n,) of +1 or -1.
 
-    The chains' omega (chains, n) are drawn with ``rng``.
+    The chains' omega (chains, n) are drawn from ``draws``.
     """
 
-    def __init__(self, prior: Prior, z: Tensor, sign: Tensor, rng: np.random.Generator) -> None:
+    def __init__(self, prior: Prior, z: Tensor, sign: Tensor, draws: Draws) -> None:
         self.prior, self._z = prior, z
-        k = _jittered(prior, z)
-        self.omega = gibbs(k.detach(), sign, prior.chains, prior.sweeps, rng)
+        k = jittered(prior, z)
+        self.omega = gibbs(k.detach(), sign, prior.chains, prior.sweeps, draws)
         self._root = self.omega.sqrt()
         self._factor = _cholesky(_b(k, self._root))
         target = sign.to(z.dtype) / 2 / self._root
@@ -83,29 +80,19 @@ class Posterior:
 
     def log_probability(self, z: Tensor, sign: Tensor) -> Tensor:
         """Return the log-probabilities (q,) that rows ``z`` (q, d) have the labels ``sign`` (q,), over all chains."""
-        pieces = zip(torch.split(z, _QUERIES), torch.split(sign, _QUERIES), strict=True)
+        pieces = zip(torch.split(z, QUERIES), torch.split(sign, QUERIES), strict=True)
         return torch.cat([log_expected_sigmoid(*self.latent(part), labels) for part, labels in pieces])
 
 
+@backend.accelerated("pfedgp", when=lambda prior, z, *_: z.is_cpu)
 def probabilities(prior: Prior, z: Tensor, sign: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
     """Return the probabilities (q,) of +1, in float64, of rows ``queries`` (q, d), as ``Posterior`` has them."""
-    names = "gp.pfedgp_loops", "gp.gibbs_loops"
-    pfedgp_loops, gibbs_loops = (backend.part(name) if z.is_cpu else None for name in names)
-    if pfedgp_loops is None or gibbs_loops is None:
-        log_p = Posterior(prior, z, sign, rng).log_probability(queries, torch.ones_like(queries[:, 0]))
-        return log_p.double().exp()
-    labels, k, p = sign.numpy(), _jittered(prior, z), []
-    omega, _ = gibbs_loops.gibbs(k.numpy(), labels, random_key(rng), 0, prior.chains, prior.sweeps, FEW)
-    for part in torch.split(queries, max(_QUERIES, 2 * len(z))):  # each part factors the samples' covariances again
-        wide = torch.cat([k, prior.kernel(z, part)], dim=1)
-        *_, mean, variance = pfedgp_loops.reduced(wide.numpy(), labels, omega, prior.scale, False)
-        value = np.empty_like(mean)
-        gibbs_loops.expect(mean, variance, np.ones(len(part), np.int64), *quadrature(), value)
-        p.append(value.mean(axis=1, dtype=np.float64))
-    return torch.from_numpy(np.concatenate(p))
+    posterior = Posterior(prior, z, sign, Draws(random_key(rng)))
+    return posterior.log_probability(queries, torch.ones_like(queries[:, 0])).double().exp()
 
 
-def _jittered(prior: Prior, z: Tensor) -> Tensor:
+def jittered(prior: Prior, z: Tensor) -> Tensor:
+    """Return the covariances (n, n) of samples ``z`` (n, d) that a GP is conditioned on."""
     return prior.kernel(z, z) + prior.jitter * torch.eye(len(z), dtype=z.dtype, device=z.device)
 
 
@@ -128,20 +115,16 @@ def quadrature() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 
 @torch.no_grad()
-def gibbs(k: Tensor, sign: Tensor, chains: int, sweeps: int, rng: np.random.Generator) -> Tensor:
+def gibbs(k: Tensor, sign: Tensor, chains: int, sweeps: int, draws: Draws) -> Tensor:
     """Return omega (chains, n) after ``sweeps`` from its mean under f = 0, for covariances ``k`` (n, n) of f."""
-    key = random_key(rng)
-    gibbs_loops = backend.part("gp.gibbs_loops") if k.is_cpu and len(k) <= FEW else None
-    if gibbs_loops:
-        covariances = k.float().contiguous().numpy()
-        few, _ = gibbs_loops.gibbs(covariances, sign.numpy(), key, 0, chains, sweeps, FEW)
-        return torch.from_numpy(few.T).to(k)
-    normals, exponentials = draws(key, len(k), chains, sweeps)
-    of_sweeps = [torch.from_numpy(drawn).view(sweeps, -1, len(k), chains).mT.to(k) for drawn in (normals, exponentials)]
+    of_sweeps = [
+        [torch.from_numpy(drawn).view(-1, len(k), chains).mT.to(k) for drawn in draws.sweep(len(k) * chains)]
+        for _ in range(sweeps)
+    ]
     # In float64: the covariance of many nearly equal samples has no Cholesky factor in float32.
     factor = _cholesky(k.double()).to(k.dtype)
     omega = k.new_full((chains, len(k)), 0.25)
-    for (from_prior, noise), exponential in zip(*of_sweeps, strict=True):
+    for (from_prior, noise), exponential in of_sweeps:
         root = omega.sqrt()
         # A draw from the prior, corrected by its difference from the (noisy) targets: Matheron's rule.
         prior = from_prior @ factor.T
@@ -152,24 +135,47 @@ def gibbs(k: Tensor, sign: Tensor, chains: int, sweeps: int, rng: np.random.Gene
 
 
 def random_key(rng: np.random.Generator) -> NDArray[np.uint32]:
-    """Return two numbers of 32 bits, by which compiled loops draw all others."""
+    """Return two numbers of 32 bits, which determine all ``Draws``."""
     return rng.integers(0, 2**32, 2, dtype=np.uint32)
 
 
-def draws(
-    key: NDArray[np.uint32], samples: int, chains: int, sweeps: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the normal and exponential numbers that ``sweeps`` of ``chains`` over so many samples take."""
-    gibbs_loops, size = backend.part("gp.gibbs_loops"), samples * chains
-    if gibbs_loops is None:
-        generator = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
-        noise = generator.standard_normal((sweeps, 2, size), np.float32)
-        return noise, generator.standard_exponential((sweeps, TERMS + 1, size), np.float32)
-    normals = np.empty((sweeps, 2, size), np.float32)
-    exponentials = np.empty((sweeps, TERMS + 1, size), np.float32)
-    for sweep in range(sweeps):
-        gibbs_loops.draw(key, 2 * size * sweep, normals[sweep], exponentials[sweep])
-    return normals, exponentials
+class Draws:
+    """Random numbers of Gibbs sampling, determined by a ``key`` (2,).
+
+    They are those that compiled loops draw, up to rounding.
+    """
+
+    def __init__(self, key: NDArray[np.uint32]) -> None:
+        self._key, self._used = key, 0
+
+    def sweep(self, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the next normal (2, size) and exponential numbers (TERMS + 1, size)."""
+        bits = np.concatenate([random_bits(self._key, self._used + first, size) for first in (0, size)])
+        self._used += 2 * size
+        uniform = (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+        exponentials = -np.log(uniform[2 : TERMS + 3])
+        # Box & Muller (1958). The lowest two bits choose one of four quarters of the circle, the others a place in it.
+        angle = ((bits[1] >> np.uint32(2)).astype(np.float32) - np.float32(2.0**29)) * np.float32(math.pi / 2**31)
+        sine, cosine = np.sin(angle), np.where(bits[1] & 1, -np.cos(angle), np.cos(angle))
+        pair = np.where(bits[1] & 2, (sine, cosine), (cosine, sine))
+        return np.sqrt(-2 * np.log(uniform[0])) * pair, exponentials
+
+
+def random_bits(key: NDArray[np.uint32], first: int, count: int) -> NDArray[np.uint32]:
+    """Return random numbers of 32 bits (4, count) of the counters from ``first`` on by Philox 4x32-10.
+
+    Salmon et al. (2011), https://doi.org/10.1145/2063384.2063405.
+    """
+    low_bits, half = np.uint64(2**32 - 1), np.uint64(32)
+    counter = np.arange(first, first + count, dtype=np.uint64)
+    a, b, c, d = counter & low_bits, counter >> half, np.zeros_like(counter), np.zeros_like(counter)
+    own0, own1 = (int(part) for part in key)
+    for _ in range(10):
+        low, high = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b = (high >> half) ^ b ^ np.uint64(own0), high & low_bits
+        c, d = (low >> half) ^ d ^ np.uint64(own1), low & low_bits
+        own0, own1 = (own0 + 0x9E3779B9) % 2**32, (own1 + 0xBB67AE85) % 2**32
+    return np.stack([a, b, c, d]).astype(np.uint32)
 
 
 def polya_gamma(c: Tensor, g: Tensor) -> Tensor:

@@ -17,14 +17,7 @@ from torch.nn import functional
 
 from pflcli import parameters
 from pflcli.engine import backend
-from pflcli.engine.gradients import (
-    Gradients,
-    MixingNetwork,
-    OuterProducts,
-    StackedBatch,
-    StackedNetwork,
-    mixture_gradient,
-)
+from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, Model
 from pflcli.methods.parts import attention, sketch
 from pflcli.parameters import Params, Stacked
@@ -125,15 +118,12 @@ def mix(share: Tensor, basis: Stacked) -> Params | Stacked:
     }
 
 
+@backend.accelerated("fedham", when=lambda network, params, batch: network.compiled)
 def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
     """Return F(H(x^g, X)) of Eq. 13 plus the divergence from the first attention, and its gradients by HAM (a, ...).
 
     Without lambda, which scales a gradient whose scale Adam does not see.
     """
-    compiled = backend.part("rules.ham") if isinstance(network, MixingNetwork) else None
-    if compiled:
-        result: tuple[Tensor, Gradients] = compiled.gradients(network, params, batch)
-        return result
     shared, me = batch.shared, batch.own["me"]
     basis, z = parameters.unprefixed(shared, "basis."), unit(shared["points"])
     own_point = _mean(me, z[:-1])
@@ -144,7 +134,7 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         a, b = _attention(queries[0], queries[1], shared["points"], z, own_point, me, shared["slots"])
         share = coefficients(a, b, me)
         penalty = shared["rho"] * attention.divergence(batch.own["prior"], a)
-    losses, by_share = mixture_gradient(network, share.detach(), basis, batch)
+    losses, by_share = network.mixture_gradient(share.detach(), basis, batch)
     with torch.enable_grad():
         total = (share * by_share).sum() + penalty.sum()  # clients are independent
     by_queries = torch.autograd.grad(total, queries, allow_unused=True, materialize_grads=True)

@@ -13,11 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli.engine import backend
 from pflcli.parameters import Params, Stacked
-
-_LARGE = 1 << 20
-"""Numbers of all models from which it is worth to import Numba."""
 
 
 class CountSketch:
@@ -49,12 +45,8 @@ class CountSketch:
         out = torch.zeros((count, self._width), dtype=torch.float64)
         for name, (bucket, sign) in self._maps.items():
             values = stacked[name].detach().reshape(count, len(bucket)).cpu()
-            compiled = backend.part("rules.sketch_loops") if values.numel() >= _LARGE else None
-            if compiled is None:
-                for row, value in zip(out, values, strict=True):
-                    row.index_add_(0, bucket, value.double() * sign)
-            else:
-                compiled.add(values.contiguous().numpy(), bucket.numpy(), sign.numpy(), out.numpy())
+            for row, value in zip(out, values, strict=True):
+                row.index_add_(0, bucket, value.double() * sign)
         return out
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflcli.engine import backend
-from pflcli.methods.parts.gaussian_process import FEW, FEW_PREDICTING, Posterior, Prior, quadrature, random_key
+from pflcli.methods.parts.gaussian_process import Draws, Posterior, Prior, random_key
 
 
+@backend.accelerated("pfedgp", when=lambda prior, trees, z, *_: z.is_cpu)
 def losses_and_gradients(
     prior: Prior, trees: Tensor, z: Tensor, y: Tensor, sizes: Sequence[int], rngs: Sequence[np.random.Generator]
 ) -> tuple[Tensor, Tensor]:
@@ -25,33 +26,19 @@ def losses_and_gradients(
     ``trees`` (a, nodes, C) are those of ``class_tree``, ``y`` (a, n); of each client the first ``sizes`` samples count.
     Embeddings are scaled to length 1.
     """
-    compiled = backend.part("gp.tree_loops") if z.is_cpu else None
-    if compiled is None:
-        return _by_autograd(prior, trees, z, y, sizes, rngs)
-    on_cpu = (value.cpu().contiguous().numpy() for value in (z.float(), trees, y))
-    by_z, keys = torch.empty(z.shape), np.stack([random_key(rng) for rng in rngs])
-    drawing = prior.chains, prior.sweeps, prior.scale, prior.length, prior.jitter
-    limits = FEW, FEW_PREDICTING, by_z.numpy()
-    losses = compiled.stack_losses(*on_cpu, np.asarray(sizes), keys, *drawing, *quadrature(), *limits)
-    return torch.from_numpy(losses).to(z), by_z.to(z)
-
-
-def _by_autograd(
-    prior: Prior, trees: Tensor, z: Tensor, y: Tensor, sizes: Sequence[int], rngs: Sequence[np.random.Generator]
-) -> tuple[Tensor, Tensor]:
-    """Do as ``losses_and_gradients`` in PyTorch, on the device of ``z``."""
     losses, by_z = z.new_zeros(len(z)), torch.zeros_like(z)
     for client, (size, rng) in enumerate(zip(sizes, rngs, strict=True)):
+        draws = Draws(random_key(rng))
         with torch.enable_grad():
             own = z[client, :size].detach().float().requires_grad_()
-            loss = _tree_loss(prior, trees[client], functional.normalize(own, dim=1), y[client, :size], rng)
+            loss = _tree_loss(prior, trees[client], functional.normalize(own, dim=1), y[client, :size], draws)
             if loss is not None:
                 losses[client] = loss.detach()
                 by_z[client, :size] = torch.autograd.grad(loss, own)[0]
     return losses, by_z
 
 
-def _tree_loss(prior: Prior, tree: Tensor, unit: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor | None:
+def _tree_loss(prior: Prior, tree: Tensor, unit: Tensor, y: Tensor, draws: Draws) -> Tensor | None:
     """Return the mean over one half of the samples of -log p, summed over the nodes; None if none is predicted."""
     conditions = halves(y, tree.shape[1])
     losses = []
@@ -59,7 +46,7 @@ def _tree_loss(prior: Prior, tree: Tensor, unit: Tensor, y: Tensor, rng: np.rand
         sign = node[y]  # +1, -1, or 0 for samples that are not below the node
         observed, predicted = conditions & (sign != 0), ~conditions & (sign != 0)
         if predicted.any():
-            posterior = Posterior(prior, unit[observed], sign[observed], rng)
+            posterior = Posterior(prior, unit[observed], sign[observed], draws)
             losses.append(-posterior.log_probability(unit[predicted], sign[predicted]).sum())
     return torch.stack(losses).sum() / (~conditions).sum() if losses else None
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pflcli.accelerated import lanes
+from pflcli.accelerated import instructions
 from pflcli.accelerated.compiler import compiled
 
 
@@ -12,14 +12,14 @@ def subtract(count, a, b, c, rows, width, step):
     """Rows of ``c`` (rows, width) less products of those of ``a`` (rows, count, width) and ``b`` (count + 1, width)."""
     first, last = (0, 0) if step > 0 else ((count - 1) * width, count * width)
     own = step * width
-    lanes.minus_products(count, a, first, count * width, own, b, last, own, c, 0, width, rows, width)
+    instructions.minus_products(count, a, first, count * width, own, b, last, own, c, 0, width, rows, width)
 
 
 @compiled
 def solve(count, a, b, c, rows, width, step):
     first, last = (0, 0) if step > 0 else ((count - 1) * width, count * width)
     own = step * width
-    lanes.solve(count, a, first, count * width, own, b, last, own, c, 0, width, rows, width)
+    instructions.solve(count, a, first, count * width, own, b, last, own, c, 0, width, rows, width)
 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 20, 32, 33, 70])
@@ -44,7 +44,7 @@ def test_sums_of_products_lane_by_lane(width, rows, count, step):
 
 @compiled
 def multiply(factor, a, b, c, width):
-    lanes.products(factor, a, 1, b, 2, c, 3, width)
+    instructions.products(factor, a, 1, b, 2, c, 3, width)
 
 
 @pytest.mark.parametrize("width", [0, 1, 16, 20, 37])

@@ -1,6 +1,7 @@
-"""Compiled loops for the vectors of HAM, see ``ham.py``: a client's attention and its gradients, by hand.
+"""HAM, the attention of FedHAM, in compiled loops: a client's attention, its gradients, and steps of Adam along these.
 
-What a client gets depends on no other, to the bit.
+``methods/parts/ham.py`` is the reference. Gradients are computed by hand. What a client gets depends on no other, to
+the bit.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from torch import Tensor
 
-from pflcli.accelerated.compiler import compiled, inlined
-from pflcli.accelerated.kernels import Array
-
-Arrays = tuple[Array, ...]
+from pflcli import parameters
+from pflcli.accelerated.compiler import Array, Arrays, compiled, inlined
+from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork
+from pflcli.methods.parts.ham import unit
+from pflcli.parameters import Stacked
 
 
 @inlined
@@ -24,7 +27,7 @@ def _dot(a: Array, b: Array) -> float:
 
 
 @inlined
-def _add(to: Array, factor: float, values: Array) -> None:
+def _add_scaled(to: Array, factor: float, values: Array) -> None:
     scale = to.dtype.type(factor)
     for i in range(len(to)):
         to[i] += scale * values[i]
@@ -40,7 +43,7 @@ def _times(matrix: Array, vector: Array, out: Array) -> None:
 def _turned_times(matrix: Array, vector: Array, out: Array) -> None:
     out[:] = 0
     for i in range(len(matrix)):
-        _add(out, vector[i], matrix[i])
+        _add_scaled(out, vector[i], matrix[i])
 
 
 @inlined
@@ -65,7 +68,7 @@ def _softmax_backward(weights: Array, grads: Array) -> None:
 
 
 @compiled
-def forward(
+def attention_forward(
     theta: Arrays,
     sketches: Array,
     z: Array,
@@ -89,7 +92,7 @@ def forward(
         a, b, others = first[client], second[client], me[client] == 0
         own[:] = 0
         for j in range(n):
-            _add(own, me[client, j], z[j])
+            _add_scaled(own, me[client, j], z[j])
         for layer in range(2):
             middle, query = vectors[client, 2 + 2 * layer], vectors[client, 3 + 2 * layer]
             _times(theta[2 * layer][client], own, middle)
@@ -101,9 +104,9 @@ def forward(
         for j in range(n):
             rest -= a[j]
         enhanced[:] = 0
-        _add(enhanced, rest, sketches[n])
+        _add_scaled(enhanced, rest, sketches[n])
         for j in range(n):
-            _add(enhanced, a[j], sketches[j])
+            _add_scaled(enhanced, a[j], sketches[j])
         length[client] = max(math.sqrt(_dot(enhanced, enhanced)), 1e-12)
         for i in range(len(enhanced)):
             enhanced[i] /= length[client]
@@ -116,7 +119,7 @@ def forward(
 
 
 @compiled
-def backward(
+def attention_backward(
     theta: Arrays,
     sketches: Array,
     z: Array,
@@ -134,7 +137,7 @@ def backward(
     """Write the gradients by q z and k^T q z, per layer, into ``by_vectors`` (a, 4, r), for those by the shares.
 
     ``penalty`` (a,) becomes rho KL(prior || first attention), whose gradients are among them; ``prior`` (a, n). The
-    other arguments are those of ``forward``.
+    other arguments are those of ``attention_forward``.
     """
     n, scale, tiny = me.shape[1], 1 / math.sqrt(z.shape[1]), np.finfo(np.float32).tiny
     by_first, by_second, by_enhanced = np.empty(n, z.dtype), np.empty(3, z.dtype), np.empty(z.shape[1], z.dtype)
@@ -147,10 +150,10 @@ def backward(
         by_query = by_vectors[client, 3]
         by_query[:] = 0
         for slot, key in enumerate((vectors[client, 0], enhanced, z[n])):
-            _add(by_query, scale * by_second[slot], key)
+            _add_scaled(by_query, scale * by_second[slot], key)
         by_enhanced[:] = 0
-        _add(by_enhanced, scale * by_second[1] / length[client], vectors[client, 5])
-        _add(by_enhanced, -_dot(by_enhanced, enhanced), enhanced)  # only its direction counts
+        _add_scaled(by_enhanced, scale * by_second[1] / length[client], vectors[client, 5])
+        _add_scaled(by_enhanced, -_dot(by_enhanced, enhanced), enhanced)  # only its direction counts
         penalty[client] = 0
         for j in range(n):
             by_first[j] = b[1] * (by[j] - by[n]) + _dot(by_enhanced, sketches[j]) - _dot(by_enhanced, sketches[n])
@@ -161,6 +164,62 @@ def backward(
         by_query = by_vectors[client, 1]
         by_query[:] = 0
         for j in range(n):
-            _add(by_query, scale * by_first[j], z[j])
+            _add_scaled(by_query, scale * by_first[j], z[j])
         for layer in range(2):
             _times(theta[2 * layer + 1][client], by_vectors[client, 2 * layer + 1], by_vectors[client, 2 * layer])
+
+
+def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
+    """Do as ``gradients`` by compiled loops, so that a client's last bits depend on no other in the stack."""
+    shared, names = batch.shared, ("q1", "k1", "q2", "k2")
+    theta = tuple(params[name].contiguous().numpy() for name in names)
+    points, me, prior = shared["points"], batch.own["me"], batch.own["prior"]
+    (a, n), r = me.shape, points.shape[1]
+    vectors, length, first, second = (points.new_empty(a, *shape) for shape in ((6, r), (), (n,), (3,)))
+    share, by_vectors, penalty = (points.new_empty(a, *shape) for shape in ((n + 1,), (4, r), ()))
+    read = theta, *(value.contiguous().numpy() for value in (points, unit(points), me))
+    outputs = [value.numpy() for value in (vectors, length, first, second)]
+    attention_forward(*read, shared["slots"].numpy(), *outputs, share.numpy())
+    losses, by_share = network.mixture_gradient(share, parameters.unprefixed(shared, "basis."), batch)
+    constants = prior.contiguous().numpy(), float(shared["rho"])
+    attention_backward(*read, *constants, *outputs, by_share.numpy(), by_vectors.numpy(), penalty.numpy())
+    own = vectors[:, 0]
+    of_queries = (OuterProducts(by_vectors[:, 2 * layer], own) for layer in range(2))
+    of_keys = (OuterProducts(vectors[:, 2 + 2 * layer], by_vectors[:, 2 * layer + 1]) for layer in range(2))
+    by_theta = {f"q{layer}": value for layer, value in enumerate(of_queries, 1)}
+    by_theta |= {f"k{layer}": value for layer, value in enumerate(of_keys, 1)}
+    return losses + penalty, {name: by_theta[name] for name in params}
+
+
+@compiled
+def adam_step(
+    weights: Array,
+    left: Array,
+    right: Array,
+    first: Array,
+    second: Array,
+    rate: Array,
+    betas: tuple[float, float],
+    eps: float,
+    count: int,
+) -> None:
+    """Change ``weights`` (a, r, c) by step ``count``, from 1, for gradients ``left`` (a, r) times ``right`` (a, c).
+
+    ``rate`` (a,) are learning rates. The moments ``first`` and ``second`` (a, r, c) are zero before the first step,
+    whatever their memory contains. Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1.
+    """
+    number = weights.dtype.type
+    keep1, keep2, new1, new2 = number(betas[0]), number(betas[1]), number(1 - betas[0]), number(1 - betas[1])
+    scale, least = number(1 / math.sqrt(1 - betas[1] ** count)), number(eps)
+    for client in range(len(weights)):
+        by, size = right[client], number(rate[client] / (1 - betas[0] ** count))
+        for i in range(weights.shape[1]):
+            w, m, v, factor = weights[client, i], first[client, i], second[client, i], left[client, i]
+            if count == 1:
+                m[:] = 0
+                v[:] = 0
+            for j in range(len(w)):
+                grad = factor * by[j]
+                m[j] = keep1 * m[j] + new1 * grad
+                v[j] = keep2 * v[j] + new2 * grad * grad
+                w[j] -= size * m[j] / (math.sqrt(v[j]) * scale + least)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli.accelerated import products, tiles, vectors
+from pflcli.accelerated import instructions, products
 from pflcli.accelerated.compiler import compiled
 
 SHAPES = [
@@ -44,7 +44,7 @@ def test_products_of_any_size_are_those_in_double_precision(kind, dtype):
 
 
 def test_a_row_of_a_product_depends_on_no_other():
-    """So a stack gives the bytes of its clients one by one, whatever the sizes of tiles."""
+    """So a stack gives the bytes of its clients one by one, whatever the sizes of instructions."""
     draw = np.random.default_rng(1)
     a, b, c = (draw.standard_normal(shape, dtype=np.float32) for shape in ((25, 1500), (31, 1500), (25, 31)))
     products.product_by_rows((25, 31, 1500), a.ravel(), 0, 1500, b.ravel(), 0, 1500, c.ravel(), 0, 31, 0)
@@ -57,7 +57,7 @@ def test_a_row_of_a_product_depends_on_no_other():
 def test_sums_of_a_tile_stay_in_their_order(monkeypatch, tmp_path):
     """On CPUs without AVX-512 a row's last bits depended on others, as LLVM added up in the order it liked."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    dots = tiles.dot_tile(3)
+    dots = instructions.dot_tile(3)
 
     @compiled
     def multiply(a, b, c):
@@ -121,8 +121,8 @@ def test_a_transpose_is_written_between_its_borders(dtype):
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_cpu_that_does_not_multiply_and_add_at_once_calls_no_function_for_it(fused, monkeypatch):
     """Machines that emulate an old CPU lack the instruction; a function per number took 30 times as long."""
-    monkeypatch.setattr(vectors, "FUSED", fused)
-    combine = vectors.combination([[1, 3]])
+    monkeypatch.setattr(instructions, "FUSED", fused)
+    combine = instructions.combination([[1, 3]])
 
     @numba.njit
     def combined(x, y):
@@ -137,7 +137,7 @@ def test_a_cpu_that_does_not_multiply_and_add_at_once_calls_no_function_for_it(f
 
 def test_prefetching_reaches_the_cpu_and_changes_nothing():
     def ask(x, place):
-        vectors.prefetch(x, place)
+        instructions.prefetch(x, place)
 
     x, compiled = np.arange(4.0, dtype=np.float32), numba.njit(ask)
     compiled(x, 10**9)  # no place is a fault

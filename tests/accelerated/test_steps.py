@@ -12,9 +12,9 @@ from torch.nn import functional
 
 import worlds
 from pflcli import models
-from pflcli.accelerated import products, rules
-from pflcli.accelerated.chain import Chain, Minibatches
-from pflcli.accelerated.compiled_passes import are_trained, arrays, table
+from pflcli.accelerated import products, steps
+from pflcli.accelerated.chains import are_trained, arrays, table
+from pflcli.accelerated.steps import Chain, Minibatches
 from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain, strategy
 from pflcli.engine.engine import Engine
@@ -129,7 +129,9 @@ def after_steps(rule, layers, models_, trained, minibatches, own_constants, shar
     own = {name: value.clone() for name, value in models_.items()}
     like = {name: value[0] for name, value in own.items()}
     chain = Chain(table(layers, like), arrays(layers, own), are_trained(layers, trained), own, own_constants, shared)
-    losses = rules.STEPS[rules.name(rule)](rule, chain, Minibatches(*(value.numpy() for value in minibatches)))
+    losses = steps.STEPS[steps.registered_name(rule)](
+        rule, chain, Minibatches(*(value.numpy() for value in minibatches))
+    )
     return losses, own
 
 

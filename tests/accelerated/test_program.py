@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters
-from pflcli.accelerated import graph, products, program
-from pflcli.accelerated.program_network import CompiledNetwork
-from pflcli.engine import gradients, loop, strategy
+from pflcli.accelerated import graph, loops, products, program
+from pflcli.accelerated.program import CompiledNetwork
+from pflcli.engine import backend, gradients, loop, strategy
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
@@ -123,7 +123,7 @@ def test_gradients_and_statistics_are_those_of_autograd(case, own_products):
     draw = torch.Generator().manual_seed(1)
     plain = build().double().train()
     other = copy.deepcopy(plain)
-    compiled = program.of(other, shape)
+    compiled = backend.program(other, shape)
     # The memory grows, and serves smaller batches too. Of very few samples a norm over 1x1 maps is ill-conditioned.
     for n in (12, 9, 16, 12, *([1] if case in ("cnn", "uneven") else [])):
         x = torch.rand(n, *shape, generator=draw, dtype=torch.double)
@@ -143,7 +143,7 @@ def test_gradients_in_single_precision_are_as_exact_as_those_of_autograd(own_pro
     draw = torch.Generator().manual_seed(2)
     x, y = torch.rand(8, 1, 28, 28, generator=draw, dtype=torch.double), torch.arange(8) % 3
     expected = torch.autograd.grad(functional.cross_entropy(exact(x), y), list(exact.parameters()))
-    compiled = program.of(copy.deepcopy(exact).float(), (1, 28, 28))
+    compiled = backend.program(copy.deepcopy(exact).float(), (1, 28, 28))
     compiled.step(x.float(), y)
     for (name, _), grad in zip(exact.named_parameters(), expected, strict=True):
         difference = (compiled.grads[name] - grad).abs().max() / grad.abs().max()
@@ -158,7 +158,7 @@ def test_rounding_of_a_convolution_is_within_two_digits_of_the_direct_sum():
     layers = nn.Sequential(*first, conv, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     exact = models.Net(layers, nn.Linear(64 * 9, 3).double())
     images = torch.randn(9, 1, 20, 20, generator=draw, dtype=torch.double)
-    _, z = program.of(copy.deepcopy(exact).float(), (1, 20, 20)).forward(images.float())
+    _, z = backend.program(copy.deepcopy(exact).float(), (1, 20, 20)).forward(images.float())
     with torch.no_grad():
         deviation = conv(first(images)).std()
         error = (z - exact.body(images)) / deviation
@@ -171,7 +171,7 @@ def test_weights_change_by_the_gradients_of_linear_layers_within_their_products(
     plain = uneven().double().train()
     other = copy.deepcopy(plain)
     x, y = torch.rand(9, 2, 17, 13, generator=draw, dtype=torch.double), torch.arange(9) % 3
-    expected, compiled = program.of(plain, (2, 17, 13)), program.of(other, (2, 17, 13))
+    expected, compiled = backend.program(plain, (2, 17, 13)), backend.program(other, (2, 17, 13))
     assert compiled.linear == {"body.7.weight", "body.9.weight", "head.weight"}
     expected.step(x, y)
     before = {name: value.clone() for name, value in other.state_dict().items()}
@@ -193,7 +193,7 @@ def test_weights_change_by_the_gradients_of_linear_layers_within_their_products(
 
 def test_the_backward_pass_ends_with_the_lowest_layer_that_trains():
     net = uneven().train()
-    compiled, x, y = program.of(net, (2, 17, 13)), torch.rand(4, 2, 17, 13), torch.arange(4) % 3
+    compiled, x, y = backend.program(net, (2, 17, 13)), torch.rand(4, 2, 17, 13), torch.arange(4) % 3
     compiled.step(x, y)
     expected = {name: grad.clone() for name, grad in compiled.grads.items()}
     for names, absent in ((["head.bias"], "body.9.weight"), (["body.7.weight"], "body.3.weight")):
@@ -210,7 +210,7 @@ def test_the_loss_counts_many_classes_of_little_probability():
     logits = np.full((1, 100_000), -17, np.float32)
     logits[0, 0] = 0
     grad = np.empty_like(logits)
-    loss = graph.kernels().cross_entropy(logits, np.zeros(1, np.int64), np.ones(1, np.float32), 2.0, grad)
+    loss = loops.cross_entropy(logits, np.zeros(1, np.int64), np.ones(1, np.float32), 2.0, grad)
     assert loss == pytest.approx(np.log1p(99_999 * np.exp(-17)), rel=1e-5)
     assert grad[0, 0] == pytest.approx(2 * np.expm1(-loss), rel=1e-3)
     assert grad[0, 1:].sum() == pytest.approx(-grad[0, 0], rel=1e-3)
@@ -219,7 +219,7 @@ def test_the_loss_counts_many_classes_of_little_probability():
 def test_a_number_that_is_not_finite_is_not_lost():
     """A client that diverges must be seen to."""
     net = cnn().train()
-    compiled = program.of(net, (2, 8, 8))
+    compiled = backend.program(net, (2, 8, 8))
     x = torch.rand(3, 2, 8, 8)
     x[1] = torch.nan
     logits, _ = compiled.forward(x)
@@ -232,7 +232,7 @@ def test_the_largest_of_a_window_is_that_of_pytorch():
     net = cnn().double().train()
     for level in (0.0, 0.7):
         x, y = torch.full((2, 2, 8, 8), level, dtype=torch.double), torch.tensor([0, 1])
-        compiled = program.of(net, (2, 8, 8))
+        compiled = backend.program(net, (2, 8, 8))
         loss = compiled.step(x, y)
         expected = functional.cross_entropy(net(x), y)
         torch.testing.assert_close(loss, expected.detach())
@@ -244,7 +244,7 @@ def test_the_largest_of_a_window_is_that_of_pytorch():
 
 def test_the_parameters_are_read_where_they_lie():
     net = small().train()
-    compiled, x, y = program.of(net, (2, 8, 8)), torch.rand(4, 2, 8, 8), torch.arange(4) % 3
+    compiled, x, y = backend.program(net, (2, 8, 8)), torch.rand(4, 2, 8, 8), torch.arange(4) % 3
     before = compiled.step(x, y)
     with torch.no_grad():
         net.head.weight.zero_()
@@ -258,7 +258,7 @@ def test_the_parameters_are_read_where_they_lie():
 def test_linear_weights_of_a_model_are_read_and_change_where_they_lie(size, turned, own_products):
     """Also for more samples than a layer has inputs; a weight in another order of memory is copied."""
     net, other = uneven().double(), uneven().double()
-    compiled, draw = program.of(net, (2, 17, 13)), torch.Generator().manual_seed(0)
+    compiled, draw = backend.program(net, (2, 17, 13)), torch.Generator().manual_seed(0)
     x, y = torch.randn(size, 2, 17, 13, generator=draw).double(), torch.randint(3, (size,), generator=draw)
     params = {name: value + 0.1 for name, value in parameters.of(other).items()}
     if turned:
@@ -284,7 +284,7 @@ def test_the_same_batch_gives_the_same_bytes():
     draws = []
     for _ in range(2):
         torch.manual_seed(0)
-        compiled = program.of(small().train(), (2, 8, 8))
+        compiled = backend.program(small().train(), (2, 8, 8))
         compiled.step(torch.rand(6, 2, 8, 8), torch.arange(6) % 3)
         draws.append(torch.cat([value.flatten() for value in compiled.grads.values()]))
     assert torch.equal(*draws)
@@ -456,7 +456,7 @@ def test_other_networks_have_no_program(case):
     net = UNKNOWN[case]()
     net(torch.rand(2, 2, 8, 8))  # it is a network
     assert graph.read(net, (2, 8, 8)) is None
-    assert program.of(net, (2, 8, 8)) is None
+    assert backend.program(net, (2, 8, 8)) is None
 
 
 def test_a_known_network_differs_from_them():
@@ -464,7 +464,7 @@ def test_a_known_network_differs_from_them():
 
 
 def test_large_images_go_through_autograd():
-    assert program.of(small(), (2, 65, 8)) is None
+    assert backend.program(small(), (2, 65, 8)) is None
 
 
 def with_squares(network, params, batch):
@@ -472,7 +472,7 @@ def with_squares(network, params, batch):
     outputs = network.forward(params, batch.x, batch.weight)
     losses, grad = gradients.cross_entropy(outputs.logits, batch.y, batch.weight)
     losses = losses + (outputs.z.square().sum(dim=2) * batch.weight).sum(dim=1)
-    return losses, gradients.descend(network, params, batch, outputs, grad, 2 * outputs.z * batch.weight[..., None])
+    return losses, network.descend(params, batch, outputs, grad, 2 * outputs.z * batch.weight[..., None])
 
 
 PLANS = {
@@ -502,7 +502,7 @@ def test_a_client_trains_as_by_autograd(case, build, monkeypatch):
     monkeypatch.setattr(Federation, "inputs", lambda self, rows: self.x[rows].double() / 255)
     for compiled in (True, False):
         if not compiled:
-            monkeypatch.setattr(program, "of", lambda net, shape: None)
+            monkeypatch.setattr(program, "compile_network", lambda net, layers: None)
         net = build().double()
         out = {name: torch.empty_like(value) for name, value in start.items()}
         direct = strategy.choose(ResidentNet.of(net, data.in_shape), plan, "loop", 1).program
@@ -526,7 +526,7 @@ def test_clients_side_by_side_train_to_the_same_bytes(build, how):
     plan = LocalSGD(epochs=2, batch_size=8, lr=np.full(2, 0.05))
     torch.manual_seed(0)
     net = build()
-    assert program.of(net, shape)
+    assert backend.program(net, shape)
     results = []
     for options in ({"threads": 1}, how):
         engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop", **options)
@@ -560,7 +560,7 @@ def test_predictions_by_the_program_are_the_same_with_any_number_of_threads():
 def test_outputs_outlive_the_next_batch():
     """A rule may pass several batches before it uses the outputs."""
     net = uneven().train()
-    network = CompiledNetwork(net, [name for name, _ in net.named_parameters()], program.of(net, (2, 17, 13)))
+    network = CompiledNetwork(net, [name for name, _ in net.named_parameters()], backend.program(net, (2, 17, 13)))
     models = {name: value[None].clone() for name, value in parameters.of(net).items()}
     first = network.forward(models, torch.zeros(1, 4, 2, 17, 13))
     before = first.logits.clone(), first.z.clone()

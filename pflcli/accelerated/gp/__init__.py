@@ -1,1 +1,0 @@
-"""The compiled form of pFedGP: its trees and their Gaussian processes."""

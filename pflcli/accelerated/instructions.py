@@ -1,0 +1,603 @@
+"""Vector instructions for compiled loops: sums of rows, tiles of matrix products, and many small systems at once.
+
+The vectors are written out in LLVM's language, and LLVM chooses the instructions of the CPU at hand. By itself it would
+keep neither a tile of a product nor the partial sums of a few lanes in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from pflcli.accelerated.compiler import borrowed as _borrowed
+from pflcli.accelerated.compiler import codegen as _utils
+from pflcli.accelerated.compiler import populate as _populate
+
+_intrinsic: Any = intrinsic
+
+_FEATURES: Any = llvmlite.binding.get_host_cpu_features()
+
+FUSED = bool(_FEATURES.get("fma") or _FEATURES.get("neon"))
+"""whether the CPU multiplies and adds in one instruction"""
+
+WIDE = bool(_FEATURES.get("avx512f"))
+"""whether it has vectors of 64 bytes"""
+
+BYTES = 64 if WIDE else 32 if _FEATURES.get("avx2") else 16
+"""bytes of a vector"""
+
+PAIR = 2 * BYTES
+"""bytes in two vectors"""
+
+INT, INDEX = ir.IntType(64), types.int64
+"""the type of integers, for LLVM and for Numba"""
+
+
+class Vectors:
+    """Instructions on vectors of the numbers of ``arrays``, Numba types, at builder ``bld``."""
+
+    def __init__(self, context: Any, bld: Any, array: Any, lanes: int | None = None) -> None:
+        self._context, self._bld = context, bld
+        self._element = context.get_value_type(array.dtype)
+        self.lanes = lanes or BYTES // (array.dtype.bitwidth // 8)
+        self._type = ir.VectorType(self._element, self.lanes)
+        self._name = f"v{self.lanes}f{array.dtype.bitwidth}"
+
+    def at(self, array: Any, value: Any, offset: Any) -> Any:
+        """Return the address of a number of an array."""
+        return self._bld.gep(self._context.make_array(array)(self._context, self._bld, value).data, [offset])
+
+    def ahead(self, address: Any, numbers: Any) -> Any:
+        """Return the address so many numbers further on."""
+        return self._bld.gep(address, [INT(numbers) if isinstance(numbers, int) else numbers])
+
+    def all(self, number: Any) -> Any:
+        """Return a vector of the same number, which may be a Python number."""
+        if isinstance(number, float):
+            return ir.Constant(self._type, [ir.Constant(self._element, number)] * self.lanes)
+        return self._spread(number, self._type)
+
+    def _spread(self, number: Any, vector: Any) -> Any:
+        none, zero = ir.Constant(vector, ir.Undefined), ir.IntType(32)(0)
+        first = self._bld.insert_element(none, number, zero)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [zero] * self.lanes)
+        return self._bld.shuffle_vector(first, none, zeros)
+
+    def mask(self, first: int, width: Any) -> Any:
+        """Return which numbers of a vector that begins at column ``first`` lie before column ``width``."""
+        columns = ir.Constant(ir.VectorType(INT, self.lanes), [INT(first + lane) for lane in range(self.lanes)])
+        return self._bld.icmp_signed("<", columns, self._spread(width, columns.type))
+
+    def all_or_none(self, bit: Any) -> Any:
+        """Return a mask that is the same everywhere."""
+        return self._spread(bit, ir.VectorType(ir.IntType(1), self.lanes))
+
+    def load(self, address: Any, mask: Any = None) -> Any:
+        """Return the vector at an address, zero where the ``mask`` is not set."""
+        place = self._bld.bitcast(address, self._type.as_pointer())
+        if mask is None:
+            return self._bld.load(place, align=4)
+        arguments = (place, ir.IntType(32)(4), mask, self.all(0.0))
+        return self._call(f"llvm.masked.load.{self._name}.p0", self._type, *arguments)
+
+    def store(self, vector: Any, address: Any, mask: Any = None) -> None:
+        """Write a vector, where the ``mask`` is set."""
+        place = self._bld.bitcast(address, self._type.as_pointer())
+        if mask is None:
+            self._bld.store(vector, place, align=4)
+        else:
+            arguments = (vector, place, ir.IntType(32)(4), mask)
+            self._call(f"llvm.masked.store.{self._name}.p0", ir.VoidType(), *arguments)
+
+    def prefetch(self, address: Any) -> None:
+        """Ask for what lies around an address to come into all caches, to be read."""
+        place, integer = self._bld.bitcast(address, ir.IntType(8).as_pointer()), ir.IntType(32)
+        self._call("llvm.prefetch.p0", ir.VoidType(), place, integer(0), integer(3), integer(1))
+
+    def fused(self, a: Any, b: Any, c: Any) -> Any:
+        """Return a b + c, rounded once where the CPU can do that: others would call a function for each number."""
+        if not FUSED:
+            return self.sum(self._bld.fmul(a, b), c)
+        return self._call(f"llvm.fma.{self._name}", self._type, a, b, c)
+
+    def sum(self, a: Any, b: Any) -> Any:
+        """Return a + b, in its place: LLVM would add up several in an order that depends on the code around them."""
+        return self._bld.fadd(a, b, flags=("nsz",))  # Numba gives its flags to those that have none
+
+    def transposed(self, square: list[Any]) -> list[Any]:
+        """Return the columns of as many vectors as one has numbers."""
+        distance = 1
+        while distance < self.lanes:
+            for i in (i for i in range(self.lanes) if not i & distance):
+                one, other = square[i], square[i + distance]
+                # The numbers of the other vector come behind those of the one.
+                low = [lane + (lane & distance and self.lanes - distance) for lane in range(self.lanes)]
+                high = [lane + (self.lanes if lane & distance else distance) for lane in range(self.lanes)]
+                square[i], square[i + distance] = self._pick(one, other, low), self._pick(one, other, high)
+            distance *= 2
+        return square
+
+    def _pick(self, one: Any, other: Any, lanes: list[int]) -> Any:
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [ir.IntType(32)(lane) for lane in lanes])
+        return self._bld.shuffle_vector(one, other, mask)
+
+    def pairwise(self, vectors: Sequence[Any]) -> list[Any]:
+        """Return the sums of the numbers of each vector, in their order, as vectors: neighbours are added first.
+
+        There must be a power of two of vectors.
+        """
+        numbers = self.lanes  # which are still to be added up to one
+        while numbers > 1:
+            pairs = zip(vectors[::2], vectors[1::2] or [None], strict=True)
+            vectors = [self._neighbours(first, second) for first, second in pairs]
+            numbers //= 2
+        return list(vectors)
+
+    def _neighbours(self, first: Any, second: Any) -> Any:
+        """Return the sums of neighbours in one or two vectors."""
+        none = ir.Constant(first.type, ir.Undefined) if second is None else second
+        count = first.type.count * (1 if second is None else 2)
+        halves = [ir.Constant(ir.VectorType(ir.IntType(32), count // 2), list(range(i, count, 2))) for i in range(2)]
+        even, odd = (self._bld.shuffle_vector(first, none, half) for half in halves)
+        return self.sum(even, odd)
+
+    def along(self, count: Any, body: Callable[[Any, Any], None]) -> None:
+        """Write a loop over ``count`` numbers: ``body`` gets the first number of a vector, and a mask for the last."""
+        vectors = self._bld.sdiv(count, INT(self.lanes))
+        with _utils.for_range(self._bld, vectors) as loop:
+            body(self._bld.mul(loop.index, INT(self.lanes)), None)
+        first = self._bld.mul(vectors, INT(self.lanes))
+        with self._bld.if_then(self._bld.icmp_signed("<", first, count)):
+            body(first, self.mask(0, self._bld.sub(count, first)))
+
+    def _call(self, name: str, result: Any, *arguments: Any) -> Any:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self._bld.call(_utils.get_or_insert_function(self._bld.module, kind, name), arguments)
+
+
+def combination(matrix: Sequence[Sequence[float]], adds: bool = False) -> Callable[..., None]:
+    """Return a function that writes the rows of a constant matrix times the rows of ``x``, or adds them.
+
+    It writes y[y0 + r y_row + j] = sum over k of matrix[r][k] x[x0 + k x_row + j] for j < width. Arrays are contiguous,
+    and everything else counts numbers.
+    """
+
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def combine(typing: Any, x: Any, x0: Any, x_row: Any, y: Any, y0: Any, y_row: Any, width: Any) -> Any:
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            _, x0, x_row, _, y0, y_row, width = values
+            vec = Vectors(context, bld, y)
+            from_x, to_y = vec.at(x, values[0], x0), vec.at(y, values[3], y0)
+
+            def body(first: Any, mask: Any) -> None:
+                used = [k for k in range(len(matrix[0])) if any(row[k] for row in matrix)]
+                rows = {k: vec.load(vec.ahead(from_x, bld.add(first, bld.mul(x_row, INT(k)))), mask) for k in used}
+                for r, coefficients in enumerate(matrix):
+                    place = vec.ahead(to_y, bld.add(first, bld.mul(y_row, INT(r))))
+                    total = vec.load(place, mask) if adds else None
+                    for k, coefficient in enumerate(coefficients):
+                        if coefficient:
+                            total = _add(bld, vec, total, rows[k], float(coefficient))
+                    vec.store(vec.all(0.0) if total is None else total, place, mask)
+
+            vec.along(width, body)
+            return context.get_dummy_value()
+
+        i = INDEX
+        return types.void(x, i, i, y, i, i, i), generate
+
+    function: Callable[..., None] = combine
+    return function
+
+
+def _add(bld: Any, vec: Vectors, total: Any, row: Any, coefficient: float) -> Any:
+    """Return ``total`` plus the coefficient times a row; a total of None is zero."""
+    if total is None:
+        return row if coefficient == 1 else bld.fmul(row, vec.all(coefficient))
+    if coefficient in (1, -1):
+        return bld.fadd(total, row) if coefficient == 1 else bld.fsub(total, row)
+    return vec.fused(row, vec.all(coefficient), total)
+
+
+def _prefetch() -> Callable[..., None]:
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def ask(typing: Any, x: Any, place: Any) -> Any:
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            vec = Vectors(context, bld, x)
+            vec.prefetch(vec.at(x, *values))
+            return context.get_dummy_value()
+
+        return types.void(x, INDEX), generate
+
+    function: Callable[..., None] = ask
+    return function
+
+
+prefetch = _prefetch()
+"""``prefetch(x, place)`` asks for x[place], and what lies around it, to come into the cache, and does not wait."""
+
+
+def _as_row() -> Callable[[Any], Any]:
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def view(typing: Any, x: Any) -> Any:
+        if x.layout != "C":
+            return None  # Numba says which arguments have no such function
+        row = x.copy(ndim=1)
+
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            array, result = context.make_array(x)(context, bld, values[0]), context.make_array(row)(context, bld)
+            fields = {"data": array.data, "itemsize": array.itemsize, "meminfo": array.meminfo, "parent": array.parent}
+            _populate(result, shape=[array.nitems], strides=[array.itemsize], **fields)
+            return _borrowed(context, bld, row, result._getvalue())
+
+        return row(x), generate
+
+    function: Callable[[Any], Any] = view
+    return function
+
+
+as_row = _as_row()
+"""``as_row(x)`` is a contiguous array as one row: functions that take rows compile once for arrays of all shapes."""
+
+
+MOST = 6 if BYTES == 32 else 14
+"""Rows of the largest tile: one of two vectors per row must fit into 16 or 32 registers."""
+
+DOT_ROWS = (3, 2) if BYTES == 32 else (6, 5, 4)
+"""Rows of the tiles of vectors along the inner index."""
+
+DOT_COLUMNS = 4
+"""columns of those tiles"""
+
+
+def _tile() -> Callable[..., None]:
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def multiply(
+        typing: Any,
+        rows: Any,
+        inner: Any,
+        a: Any,
+        a0: Any,
+        a_row: Any,
+        a_inner: Any,
+        b: Any,
+        b0: Any,
+        b_row: Any,
+        c: Any,
+        c0: Any,
+        c_row: Any,
+        width: Any,
+        more: Any,
+    ) -> Any:
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            after = bld.append_basic_block("after")
+            choice = bld.switch(values[0], after)
+            for count in (1, *range(2, MOST + 1, 2)):
+                choice.add_case(INT(count), block := bld.append_basic_block(f"rows{count}"))
+                bld.position_at_end(block)
+                _generate_tile(count, Vectors(context, bld, c), bld, (a, b, c), values[1:])
+                bld.branch(after)
+            bld.position_at_end(after)
+            return context.get_dummy_value()
+
+        i = INDEX
+        return types.void(i, i, a, i, i, i, b, i, i, c, i, i, i, i), generate
+
+    function: Callable[..., None] = multiply
+    return function
+
+
+tile = _tile()
+"""``tile(rows, inner, a, a0, a_row, a_inner, b, b0, b_row, c, c0, c_row, width, more)`` multiplies ``rows`` rows of
+``a``, one or an even number up to ``MOST``, with two vectors of each row of ``b``.
+
+It writes c[c0 + r c_row + j] = sum over k < inner of a[a0 + r a_row + k a_inner] b[b0 + k b_row + j] for r < rows and
+j < width, where ``width`` is at most two vectors; with ``more`` it adds the sum to what is there. Arrays are
+contiguous, and everything else counts numbers.
+"""
+
+
+def _generate_tile(rows: int, vec: Vectors, bld: Any, arrays: Sequence[Any], values: Sequence[Any]) -> None:
+    """Write the instructions of ``tile`` for its arguments."""
+    a, b, c = arrays
+    inner, a0, a_row, a_inner, b0, b_row, c0, c_row, width, more = (values[i] for i in _TILE_INTEGERS)
+    # LLVM would count a pointer per row if it knew the distance, and run out of registers.
+    a_inner = bld.asm(ir.FunctionType(INT, [INT]), "", "=r,0", [a_inner], False)
+    from_a, from_b, to_c = vec.at(a, values[1], a0), vec.at(b, values[5], b0), vec.at(c, values[8], c0)
+    columns = [first * vec.lanes for first in range(2)]
+
+    cells = [(vec.ahead(to_c, bld.mul(c_row, INT(r))), j) for r in range(rows) for j in range(2)]
+    masks = [vec.mask(first, width) for first in columns]
+    sums = [_utils.alloca_once_value(bld, vec.all(0.0)) for _ in cells]  # which become registers
+    for total in sums:
+        bld.store(vec.all(0.0), total)
+    with bld.if_then(bld.icmp_signed("!=", more, INT(0))):
+        for (row, j), total in zip(cells, sums, strict=True):
+            bld.store(vec.load(vec.ahead(row, columns[j]), masks[j]), total)
+    with _utils.for_range(bld, inner) as loop:
+        row = vec.ahead(from_b, bld.mul(loop.index, b_row))
+        pair = [vec.load(vec.ahead(row, columns[j]), masks[j]) for j in range(2)]
+        column = vec.ahead(from_a, bld.mul(loop.index, a_inner))
+        for r in range(rows):
+            factor = vec.all(bld.load(vec.ahead(column, bld.mul(a_row, INT(r)))))
+            for j in range(2):
+                total = sums[2 * r + j]
+                bld.store(vec.fused(factor, pair[j], bld.load(total)), total)
+
+    def write(used: Sequence[Any]) -> None:
+        for (row, j), total in zip(cells, sums, strict=True):
+            vec.store(bld.load(total), vec.ahead(row, columns[j]), used[j])
+
+    if WIDE:
+        write(masks)
+        return
+    # Whole vectors apart: without AVX-512 masked stores are slow.
+    with bld.if_else(bld.icmp_signed(">=", width, INT(2 * vec.lanes))) as (full, partial):
+        with full:
+            write((None, None))
+        with partial:
+            write(masks)
+
+
+_TILE_INTEGERS = (0, 2, 3, 4, 6, 7, 9, 10, 11, 12)
+
+
+def dot_tile(height: int) -> Callable[..., None]:
+    """Return a function that multiplies up to ``height`` rows of ``a`` with up to ``DOT_COLUMNS`` rows of ``b``.
+
+    It writes c[c0 + r c_row + j] = sum over k < inner of a[a0 + r a_row + k] b[b0 + j b_row + k] for r < rows and
+    j < width; with ``more`` it adds the sum to what is there. Arrays are contiguous, and everything else counts
+    numbers. Fewer rows take as long as all.
+    """
+
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def multiply(
+        typing: Any,
+        inner: Any,
+        a: Any,
+        a0: Any,
+        a_row: Any,
+        b: Any,
+        b0: Any,
+        b_row: Any,
+        c: Any,
+        c0: Any,
+        c_row: Any,
+        rows: Any,
+        width: Any,
+        more: Any,
+    ) -> Any:
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            inner, _, a0, a_row, _, b0, b_row, _, c0, c_row, rows, width, more = values
+            vec = Vectors(context, bld, c)
+            from_a = _rows(vec, bld, vec.at(a, values[1], a0), a_row, height, rows)
+            from_b = _rows(vec, bld, vec.at(b, values[4], b0), b_row, DOT_COLUMNS, width)
+            sums = _generate_dots(vec, bld, inner, from_a, from_b)
+            part = Vectors(context, bld, c, min(vec.lanes, DOT_COLUMNS))
+            for r, row in enumerate(_rows(part, bld, vec.at(c, values[7], c0), c_row, height, rows)):
+                with bld.if_then(bld.icmp_signed("<", INT(r), rows)):
+                    totals = [bld.load(total) for total in sums[r]]
+                    for i, total in enumerate(vec.pairwise(totals)):
+                        place, mask = part.ahead(row, i * part.lanes), part.mask(i * part.lanes, width)
+                        before = part.load(place, bld.and_(mask, part.all_or_none(bld.icmp_signed("!=", more, INT(0)))))
+                        part.store(part.sum(before, total), place, mask)
+            return context.get_dummy_value()
+
+        i = INDEX
+        return types.void(i, a, i, i, b, i, i, c, i, i, i, i, i), generate
+
+    function: Callable[..., None] = multiply
+    return function
+
+
+def _rows(vec: Vectors, bld: Any, first: Any, stride: Any, count: int, existing: Any) -> list[Any]:
+    """Return the addresses of ``count`` rows; those that do not exist are the last one that does."""
+    last = bld.sub(existing, INT(1))
+    places = [bld.select(bld.icmp_signed("<", INT(r), existing), INT(r), last) for r in range(count)]
+    return [vec.ahead(first, bld.mul(stride, place)) for place in places]
+
+
+def _generate_dots(vec: Vectors, bld: Any, inner: Any, from_a: list[Any], from_b: list[Any]) -> list[list[Any]]:
+    """Write the instructions that multiply rows, and return per row and column the place of a vector of sums."""
+    sums = [[_utils.alloca_once_value(bld, vec.all(0.0)) for _ in from_b] for _ in from_a]  # which become registers
+    for total in (total for row in sums for total in row):
+        bld.store(vec.all(0.0), total)
+
+    def body(first: Any, mask: Any) -> None:
+        columns = [vec.load(vec.ahead(row, first), mask) for row in from_b]
+        for row, totals in zip(from_a, sums, strict=True):
+            factor = vec.load(vec.ahead(row, first), mask)
+            for column, total in zip(columns, totals, strict=True):
+                bld.store(vec.fused(factor, column, bld.load(total)), total)
+
+    vec.along(inner, body)
+    return sums
+
+
+def _turn() -> Callable[..., None]:
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def transpose(typing: Any, x: Any, x0: Any, x_row: Any, y: Any, y0: Any, y_row: Any, rows: Any, width: Any) -> Any:
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            _, x0, x_row, _, y0, y_row, rows, width = values
+            vec = Vectors(context, bld, y)
+            from_x, to_y, lanes = vec.at(x, values[0], x0), vec.at(y, values[3], y0), INT(vec.lanes)
+            full = bld.and_(bld.icmp_signed("==", rows, lanes), bld.icmp_signed("==", width, lanes))
+
+            def copy(masks: Callable[[int, Any, Any], Any]) -> None:
+                of_x = [vec.ahead(from_x, bld.mul(x_row, INT(i))) for i in range(vec.lanes)]
+                square = [vec.load(place, masks(i, rows, width)) for i, place in enumerate(of_x)]
+                for j, column in enumerate(vec.transposed(square)):
+                    vec.store(column, vec.ahead(to_y, bld.mul(y_row, INT(j))), masks(j, width, rows))
+
+            with bld.if_else(full) as (square_of_lanes, part):
+                with square_of_lanes:
+                    copy(lambda index, count, width: None)
+                with part:
+                    none = INT(0)
+                    copy(
+                        lambda index, count, width: vec.mask(
+                            0, bld.select(bld.icmp_signed("<", INT(index), count), width, none)
+                        )
+                    )
+            return context.get_dummy_value()
+
+        i = INDEX
+        return types.void(x, i, i, y, i, i, i, i), generate
+
+    function: Callable[..., None] = transpose
+    return function
+
+
+turn = _turn()
+"""``turn(x, x0, x_row, y, y0, y_row, rows, width)`` writes y[y0 + j y_row + i] = x[x0 + i x_row + j] for i < rows and
+j < width, where both are at most one vector. Arrays are contiguous, and everything else counts numbers.
+"""
+
+
+_ROWS = 4
+"""Rows of numbers that are computed at a time, so that none waits for itself."""
+
+
+def _elimination(*, scales: bool) -> Callable[..., None]:
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def eliminate(
+        typing: Any,
+        count: Any,
+        a: Any,
+        a0: Any,
+        a_row: Any,
+        a_step: Any,
+        b: Any,
+        b0: Any,
+        b_step: Any,
+        c: Any,
+        c0: Any,
+        c_row: Any,
+        rows: Any,
+        width: Any,
+    ) -> Any:
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            count, _, a0, a_row, a_step, _, b0, b_step, _, c0, c_row, rows, width = values
+            vec = Vectors(context, bld, c)
+            from_b = vec.at(b, values[5], b0)
+
+            def rows_from(first: Any, together: int) -> None:
+                place_a, place_c = bld.add(a0, bld.mul(first, a_row)), bld.add(c0, bld.mul(first, c_row))
+                from_a = [vec.at(a, values[1], bld.add(place_a, bld.mul(a_row, INT(r)))) for r in range(together)]
+                to_c = [vec.at(c, values[8], bld.add(place_c, bld.mul(c_row, INT(r)))) for r in range(together)]
+                own = partial(_eliminated, vec, bld, count, from_a, a_step, from_b, b_step, to_c, scales)
+                _along_pairs(vec, bld, width, own)
+
+            groups = bld.sdiv(rows, INT(_ROWS))
+            with _utils.for_range(bld, groups) as loop:
+                rows_from(bld.mul(loop.index, INT(_ROWS)), _ROWS)
+            first, after = bld.mul(groups, INT(_ROWS)), bld.append_basic_block("after")
+            choice = bld.switch(bld.sub(rows, first), after)
+            for rest in range(1, _ROWS):
+                choice.add_case(INT(rest), block := bld.append_basic_block(f"rest{rest}"))
+                bld.position_at_end(block)
+                rows_from(first, rest)
+                bld.branch(after)
+            bld.position_at_end(after)
+            return context.get_dummy_value()
+
+        i = INDEX
+        return types.void(i, a, i, i, i, b, i, i, c, i, i, i, i), generate
+
+    function: Callable[..., None] = eliminate
+    return function
+
+
+def _eliminated(
+    vec: Vectors,
+    bld: Any,
+    count: Any,
+    from_a: Sequence[Any],
+    a_step: Any,
+    from_b: Any,
+    b_step: Any,
+    to_c: Sequence[Any],
+    scales: bool,
+    lanes: Sequence[Any],
+    masks: Sequence[Any],
+) -> None:
+    """Write the instructions of ``minus_products`` or ``solve`` for some rows and lanes."""
+    parts = list(zip(lanes, masks, strict=True))
+    cells = [(r, part) for r in range(len(from_a)) for part in range(len(parts))]
+    sums = [_utils.alloca_once_value(bld, vec.all(0.0)) for _ in cells]  # which become registers
+    for total in sums:
+        bld.store(vec.all(0.0), total)
+    with _utils.for_range(bld, count) as loop:
+        places = [bld.add(lane, bld.mul(loop.index, a_step)) for lane in lanes]
+        row = vec.ahead(from_b, bld.mul(loop.index, b_step))
+        factors = [vec.load(vec.ahead(row, lane), mask) for lane, mask in parts]
+        for (r, part), total in zip(cells, sums, strict=True):
+            value = vec.load(vec.ahead(from_a[r], places[part]), masks[part])
+            bld.store(vec.fused(value, factors[part], bld.load(total)), total)
+    row = vec.ahead(from_b, bld.mul(count, b_step))
+    scale = [vec.load(vec.ahead(row, lane), mask) if scales else None for lane, mask in parts]
+    for (r, part), total in zip(cells, sums, strict=True):
+        target = vec.ahead(to_c[r], lanes[part])
+        rest = bld.fsub(vec.load(target, masks[part]), bld.load(total))
+        vec.store(bld.fmul(rest, scale[part]) if scales else rest, target, masks[part])
+
+
+def _along_pairs(vec: Vectors, bld: Any, count: Any, body: Callable[[Any, Any], None]) -> None:
+    """Write a loop over ``count`` numbers; ``body`` gets the first numbers of one or two vectors, and masks."""
+    pairs = bld.sdiv(count, INT(2 * vec.lanes))
+    with _utils.for_range(bld, pairs) as loop:
+        first = bld.mul(loop.index, INT(2 * vec.lanes))
+        body([first, bld.add(first, INT(vec.lanes))], [None, None])
+    first = bld.mul(pairs, INT(2 * vec.lanes))
+    rest = bld.sub(count, first)
+    with bld.if_then(bld.icmp_signed(">", rest, INT(0))):
+        is_two = bld.icmp_signed(">", rest, INT(vec.lanes))
+        with bld.if_else(is_two) as (two, one):
+            with two:
+                body([first, bld.add(first, INT(vec.lanes))], [None, vec.mask(vec.lanes, rest)])
+            with one:
+                body([first], [vec.mask(0, rest)])
+
+
+minus_products = _elimination(scales=False)
+"""``minus_products(count, a, a0, a_row, a_step, b, b0, b_step, c, c0, c_row, rows, width)`` subtracts sums of products
+from ``rows`` rows of numbers, lane by lane.
+
+From c[c0 + r c_row + j] it subtracts the sum over p < count of a[a0 + r a_row + p a_step + j] b[b0 + p b_step + j], for
+r < rows and j < width. Arrays are contiguous, and everything else counts numbers.
+"""
+
+solve = _elimination(scales=True)
+"""``solve`` does as ``minus_products``, and then multiplies by the next number of b, b[b0 + count b_step + j]."""
+
+
+def _products() -> Callable[..., None]:
+    @_intrinsic  # type: ignore[untyped-decorator]
+    def multiply(typing: Any, factor: Any, a: Any, a0: Any, b: Any, b0: Any, c: Any, c0: Any, width: Any) -> Any:
+        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+            vec = Vectors(context, bld, c)
+            scale, width = vec.all(values[0]), values[7]
+            from_a, from_b, to_c = (vec.at(x, values[i], values[i + 1]) for x, i in ((a, 1), (b, 3), (c, 5)))
+
+            def body(lane: Any, mask: Any) -> None:
+                first, second = (vec.load(vec.ahead(place, lane), mask) for place in (from_a, from_b))
+                vec.store(bld.fmul(bld.fmul(first, scale), second), vec.ahead(to_c, lane), mask)
+
+            vec.along(width, body)
+            return context.get_dummy_value()
+
+        i = INDEX
+        return types.void(c.dtype, a, i, b, i, c, i, i), generate
+
+    function: Callable[..., None] = multiply
+    return function
+
+
+products = _products()
+"""``products(factor, a, a0, b, b0, c, c0, width)`` writes c[c0 + j] = factor a[a0 + j] b[b0 + j] for j < ``width``."""
