@@ -21,7 +21,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pflcli
-from pflcli.engine import backend, gradients, linear_chain, optimizer, strategy, tables
+from pflcli.accelerated.chains import CompiledChainNetwork
+from pflcli.accelerated.program import CompiledNetwork
+from pflcli.engine import backend, linear_chain, strategy, tables
+from pflcli.engine.gradients import StackedNetwork
 from pflcli.execution import Execution
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -42,7 +45,15 @@ class Part:
 
 
 @contextmanager
-def absent(*names: str, caller: Any = backend) -> Iterator[None]:
+def plain(name: str) -> Iterator[None]:
+    """Let compiled networks compute this as any network does."""
+    reference = getattr(StackedNetwork, name)
+    with patch.object(CompiledChainNetwork, name, reference), patch.object(CompiledNetwork, name, reference):
+        yield
+
+
+@contextmanager
+def absent(*names: str) -> Iterator[None]:
     """Let ``backend.part`` find no module of these names."""
     found = backend.part
 
@@ -86,10 +97,6 @@ def without_rules(*names: str) -> Callable[[], Any]:
     return lambda: patch.object(backend, "has_steps", has_steps)
 
 
-class _Nobody:
-    """A class without instances."""
-
-
 PARTS = {
     "all": Part(lambda: patch.dict("os.environ", {backend.SWITCH: "0"}), (*GENERAL, "fedproto", "fedrod", "feddbe")),
     "chain": Part(lambda: patch.object(linear_chain, "pays_to_compile", lambda _: False), GENERAL, ("mlp",)),
@@ -98,16 +105,13 @@ PARTS = {
     "fedrod": Part(without_rules("fedrod"), ("fedrod",), ("mlp",)),
     "feddbe": Part(without_rules("feddbe"), ("feddbe",), ("mlp",)),
     "pfedme": Part(without_rules("pfedme"), ("pfedme",), ("mlp",)),
-    "program": Part(lambda: absent("program"), GENERAL, ("cnn",)),
+    "program": Part(lambda: absent("graph"), GENERAL, ("cnn",)),
     "operators": Part(lambda: absent("operators"), GENERAL, ("cnn",)),
     "model products": Part(own_products_of_models_absent, ("fedamp", "panm", "fedala", "fedham", "fedattn")),
-    "attention": Part(lambda: absent("rules.ham"), ("fedham",)),
-    "mixtures": Part(lambda: patch.object(gradients, "MixingNetwork", _Nobody), ("fedham",)),
-    "proximal": Part(lambda: patch.object(gradients, "ProximalNetwork", _Nobody), ("pfedme",), ("cnn",)),
-    "sketches": Part(lambda: absent("rules.sketch_loops"), ("fedham",)),
-    "outer Adam": Part(lambda: patch.object(optimizer.Update, "_takes_outer_products", lambda *_: False), ("fedham",)),
-    "pfedgp": Part(lambda: absent("gp.tree_loops", "gp.pfedgp_loops", "gp.gibbs_loops", "gp.class_split"), ("pfedgp",)),
-    "class tree": Part(lambda: absent("gp.class_split"), ("pfedgp",)),
+    "mixtures": Part(lambda: plain("mixture_gradient"), ("fedham",)),
+    "proximal": Part(lambda: plain("proximal_steps"), ("pfedme",), ("cnn",)),
+    "fedham": Part(lambda: absent("fedham", "adam"), ("fedham",)),
+    "pfedgp": Part(lambda: absent("pfedgp"), ("pfedgp",)),
 }
 
 

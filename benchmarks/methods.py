@@ -27,12 +27,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import pflcli
 from pflcli import config, methods, registry
-from pflcli.accelerated.compiled_passes import CompiledChainNetwork
+from pflcli.accelerated.chains import CompiledChainNetwork
+from pflcli.accelerated.program import CompiledNetwork
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import tables
 from pflcli.engine.allocator import keep_freed_memory
-from pflcli.engine.networks import CompiledNetwork
 from pflcli.errors import PflError
 from pflcli.execution import Execution
 from pflcli.methods import pfedgp

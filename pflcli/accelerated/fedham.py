@@ -1,7 +1,6 @@
-"""HAM, the attention of FedHAM, in compiled loops: a client's attention, its gradients, and steps of Adam along these.
+"""HAM, the attention of FedHAM, in compiled loops: a client's attention, and its gradients by hand.
 
-``methods/parts/ham.py`` is the reference. Gradients are computed by hand. What a client gets depends on no other, to
-the bit.
+``methods/parts/ham.py`` is the reference. What a client gets depends on no other, to the bit.
 """
 
 from __future__ import annotations
@@ -189,37 +188,3 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
     by_theta = {f"q{layer}": value for layer, value in enumerate(of_queries, 1)}
     by_theta |= {f"k{layer}": value for layer, value in enumerate(of_keys, 1)}
     return losses + penalty, {name: by_theta[name] for name in params}
-
-
-@compiled
-def adam_step(
-    weights: Array,
-    left: Array,
-    right: Array,
-    first: Array,
-    second: Array,
-    rate: Array,
-    betas: tuple[float, float],
-    eps: float,
-    count: int,
-) -> None:
-    """Change ``weights`` (a, r, c) by step ``count``, from 1, for gradients ``left`` (a, r) times ``right`` (a, c).
-
-    ``rate`` (a,) are learning rates. The moments ``first`` and ``second`` (a, r, c) are zero before the first step,
-    whatever their memory contains. Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1.
-    """
-    number = weights.dtype.type
-    keep1, keep2, new1, new2 = number(betas[0]), number(betas[1]), number(1 - betas[0]), number(1 - betas[1])
-    scale, least = number(1 / math.sqrt(1 - betas[1] ** count)), number(eps)
-    for client in range(len(weights)):
-        by, size = right[client], number(rate[client] / (1 - betas[0] ** count))
-        for i in range(weights.shape[1]):
-            w, m, v, factor = weights[client, i], first[client, i], second[client, i], left[client, i]
-            if count == 1:
-                m[:] = 0
-                v[:] = 0
-            for j in range(len(w)):
-                grad = factor * by[j]
-                m[j] = keep1 * m[j] + new1 * grad
-                v[j] = keep2 * v[j] + new2 * grad * grad
-                w[j] -= size * m[j] / (math.sqrt(v[j]) * scale + least)

@@ -108,21 +108,21 @@ class Update:
         """Whether a step is Adam alone: a client's bits then depend on no other, as by PyTorch those of the last do."""
         plan = self._plan
         only_adam = plan.optimizer == "adam" and not (plan.weight_decay or plan.bounds or self._anchor or self._drift)
-        if not only_adam or backend.why_off():
+        if not only_adam or backend.part("adam") is None:
             return False
         return all(w.is_cpu and w.dtype == torch.float32 and w.is_contiguous() for w in weights)
 
     def _outer_adam(self, weights: list[Tensor], grads: list[OuterProducts], rate: float | Tensor) -> None:
         """Take a step of Adam along gradients that never lie in memory."""
-        fedham = backend.part("fedham")
-        assert fedham is not None
+        adam = backend.part("adam")
+        assert adam is not None
         self._steps += 1
         if self._steps == 1:
             self._first, self._second = ([torch.empty_like(w) for w in weights] for _ in range(2))
         rates = torch.as_tensor(rate, dtype=torch.float64).expand(len(weights[0])).contiguous().numpy()
         for weight, grad, first, second in zip(weights, grads, self._first, self._second, strict=True):
             tensors = weight, grad.left.contiguous(), grad.right.contiguous(), first, second
-            fedham.adam_step(*(tensor.numpy() for tensor in tensors), rates, _BETAS, _EPS, self._steps)
+            adam.step(*(tensor.numpy() for tensor in tensors), rates, _BETAS, _EPS, self._steps)
 
     def _adam(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor, active: slice) -> None:
         """Take a step of Adam in one pass over the weights, per client where their rates differ."""

@@ -126,8 +126,8 @@ class ModelTable:
         ids, pieces = np.asarray(clients, dtype=np.int64), []
         for name, like in self.default.items():
             # A view as bytes needs strides, which a value that was expanded to one client lacks.
-            values = stacked[name].detach().cpu().flatten().as_strided((len(ids), like.numel()), (like.numel(), 1))
-            pieces += [(self._pieces[name], values.view(torch.uint8).numpy())] if like.numel() else []
+            numbers = stacked[name].detach().cpu().flatten().as_strided((len(ids), like.numel()), (like.numel(), 1))
+            pieces += [(self._pieces[name], numbers.view(torch.uint8).numpy())] if like.numel() else []
         content = np.empty(self._size, dtype=np.uint8)
         for position, client in enumerate(ids.tolist()):
             for piece, values in pieces:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -35,6 +37,15 @@ def run(program, *words):
     with pytest.raises(SystemExit) as end:
         program.main(list(words))
     return end.value.code
+
+
+def test_every_program_can_be_loaded():
+    """In a process of its own, as some change the package that they measure."""
+    names = sorted(path.stem for path in (PROJECT / "benchmarks").glob("*.py"))
+    code = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, PROJECT / "benchmarks")))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_a_gpu_the_program_says_so_in_one_line(gpu, monkeypatch):
