@@ -23,7 +23,7 @@ from unittest.mock import patch
 import pflcli
 from pflcli.accelerated.chains import CompiledChainNetwork
 from pflcli.accelerated.program import CompiledNetwork
-from pflcli.engine import backend, linear_chain, strategy, tables
+from pflcli.engine import backend, linear_chain, model_algebra, strategy
 from pflcli.engine.gradients import StackedNetwork
 from pflcli.execution import Execution
 
@@ -71,7 +71,7 @@ def own_products_of_models_absent() -> Iterator[None]:
     class Backend:
         part = staticmethod(lambda name: None)
 
-    with patch.object(tables, "backend", Backend):
+    with patch.object(model_algebra, "backend", Backend):
         yield
 
 

@@ -31,7 +31,7 @@ from pflcli.accelerated.chains import CompiledChainNetwork
 from pflcli.accelerated.program import CompiledNetwork
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.engine import tables
+from pflcli.engine import model_algebra
 from pflcli.engine.allocator import keep_freed_memory
 from pflcli.errors import PflError
 from pflcli.execution import Execution
@@ -83,13 +83,13 @@ def main() -> None:
 
 
 class Multiplications:
-    """Counts the multiplications of whole models in ``tables``, and of systems of equations, from its creation on."""
+    """Counts the multiplications of whole models, and of systems of equations, from its creation on."""
 
     def __init__(self) -> None:
         self.count = 0
         for name in ("mix", "inner_products"):
-            setattr(tables, name, self._counted(getattr(tables, name)))
-        tables.mix_few = self._counted_few(tables.mix_few)
+            setattr(model_algebra, name, self._counted(getattr(model_algebra, name)))
+        model_algebra.mix_few = self._counted_few(model_algebra.mix_few)
         passes = "mixture_gradient"  # where it multiplies in loops of its own
         for network in (CompiledChainNetwork, CompiledNetwork):
             setattr(network, passes, self._counted_gradient(getattr(network, passes)))
@@ -145,14 +145,14 @@ MULTIPLICATIONS = Multiplications()
 def compile_products() -> None:
     """Compile the products of models, or read them from a cache: a process does so once, whatever its rounds."""
     models = torch.ones(70, 20000)
-    tables.inner_products(models, models)
-    tables.mix(torch.ones(1, 70), models, torch.empty(1, 20000))
+    model_algebra.inner_products(models, models)
+    model_algebra.mix(torch.ones(1, 70), models, torch.empty(1, 20000))
 
 
 def of_a_pass(run: Any) -> float:
     """Return the multiplications of a pass forward of one sample."""
     x = run.federation.inputs(torch.zeros(1, dtype=torch.int64))
-    counter, net = FlopCounterMode(display=False), run.engine._resident.net
+    counter, net = FlopCounterMode(display=False), run.engine._worker_net.net
     with counter, torch.no_grad():
         net.eval()(x)
     return counter.get_total_flops() / 2

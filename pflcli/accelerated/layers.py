@@ -22,7 +22,7 @@ from pflcli.accelerated.graph import Layer, Value
 from pflcli.accelerated.instructions import MOST, as_row
 from pflcli.accelerated.loops import pull
 from pflcli.accelerated.products import Step, flat, multiply, multiply_by_rows, product, transpose
-from pflcli.engine.optimizer_moves import Move
+from pflcli.engine.backend import Move
 
 
 def sequence(steps: list[Step]) -> Step:

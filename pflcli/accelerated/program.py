@@ -21,10 +21,10 @@ from pflcli.accelerated.graph import Layer
 from pflcli.accelerated.instructions import FUSED
 from pflcli.accelerated.layers import MobileLayers, PooledLayers
 from pflcli.accelerated.products import Step
-from pflcli.engine import tables
+from pflcli.engine import model_algebra
+from pflcli.engine.backend import Move
 from pflcli.engine.gradients import Outputs, StackedBatch, StackedNetwork
 from pflcli.engine.networks import own_names
-from pflcli.engine.optimizer_moves import Move
 from pflcli.parameters import Stacked
 
 
@@ -263,7 +263,7 @@ class CompiledNetwork(StackedNetwork):
 
         With products of pfl's own a client's bits depend on no other.
         """
-        mixed, losses = tables.mixtures(share, models, independent=True), torch.empty_like(share[:, 0])
+        mixed, losses = model_algebra.mixtures(share, models, independent=True), torch.empty_like(share[:, 0])
         for row, size in enumerate(batch.sizes):
             moves = {name: Move(mixed[name][row], 0.0, replaces=True) for name in self._program.linear}
             own = batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]

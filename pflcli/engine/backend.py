@@ -12,6 +12,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, Protocol, TypeVar, cast
 
@@ -19,14 +20,28 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.engine.optimizer_moves import Move
-
 SWITCH = "PFL_ACCELERATED"
 """The environment variable that turns acceleration off if it is 0."""
 
 _PACKAGE = "pflcli.accelerated"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Move:
+    """A weight that changes by minus a rate times its gradient, in the product that computes this.
+
+    Before that it moves by ``part`` of the way to the ``anchor``, and by minus the rate times the ``drift``. If the
+    gradient ``replaces`` it, there is no rate.
+    """
+
+    weight: Tensor
+    rate: float
+    anchor: Tensor | None = None
+    part: float = 0.0
+    drift: Tensor | None = None
+    replaces: bool = False
 
 
 class Program(Protocol):

@@ -27,8 +27,9 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked, stacks
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.numerics import intra_op
-from pflcli.engine.passes import Passes, trained_samples
+from pflcli.engine.sample_counter import Passes, trained_samples
 from pflcli.engine.task import Task
+from pflcli.errors import ComputationError
 from pflcli.parameters import Params, Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
 
@@ -45,6 +46,10 @@ _TASKS, _MOST_BATCHES = 4, 64  # of inference: at least so many tasks per thread
 _STACK_BYTES, _MIN_STACKS = {"cpu": 4 << 20, "cuda": 256 << 20}, 4
 """Bytes of parameters that one stack may have: on a CPU it then fits into the cache; on a GPU its activations, many
 times as large, fit into memory. And the least number of stacks on a CPU, so that each of several workers gets some."""
+
+
+class ServerDiverged(ComputationError):
+    """Training at the server ended with parameters that are not finite."""
 
 
 class Engine:
@@ -73,8 +78,8 @@ class Engine:
         self._like = {name: value.to(federation.y.device) for name, value in parameters.of(net).items()}
         self.mode = strategy.fastest_mode(net, self._device) if mode == "auto" else mode
         threaded = Threads(net, federation, threads)
-        with threaded.net() as resident:
-            self._resident = resident[self.mode]  # only read, to choose a strategy
+        with threaded.net() as worker_net:
+            self._worker_net = worker_net[self.mode]  # only read, to choose a strategy
         self.executor: Executor = threaded
         self.warn: Callable[[str], None] = lambda warning: None
         """called with what a user should know, such as lost workers"""
@@ -160,7 +165,7 @@ class Engine:
         executor = self.executor
         if not isinstance(executor, SummingExecutor) or not len(clients):
             return None
-        chosen = strategy.choose(self._resident, plan, self.mode, len(clients))
+        chosen = strategy.choose(self._worker_net, plan, self.mode, len(clients))
         own_loss = plan.objective or plan.gradient or plan.own or plan.sample_weights is not None
         own_starts = isinstance(start, ModelTable) or own_loss or is_stacked(start, self._like)
         if own_starts or (chosen.stacked and chosen.layers is None):
@@ -194,12 +199,28 @@ class Engine:
             groups = list(order[:, None])
         else:
             size, shared = parameters.size(parameters.pick(out, 0)), parameters.size(plan.shared)
-            independent = strategy.is_independent(self._resident, plan, self.mode)
+            independent = strategy.is_independent(self._worker_net, plan, self.mode)
             stack_size = self.stack_size(size, len(clients), shared, independent=independent)
             width = plan.batch_size if shared <= _STACK_BYTES[self._device] else None  # reading may take longest
             groups = [order[positions] for positions in stacks(sizes[order], stack_size, width)]
         losses = self._run_tasks(clients, groups, start, out, plan, key)
         return TrainedClients(clients, out, sizes.astype(np.float64), losses, parameters.finite(out))
+
+    def train_at_server(self, rows: NDArray[np.int64], start: Params, plan: LocalSGD, key: tuple[Any, ...]) -> Params:
+        """Train one model from ``start`` on rows of the federation, as a client with these samples would.
+
+        ``key`` names the draw of minibatches. Raises ServerDiverged if parameters become non-finite.
+        """
+        out = {name: torch.empty_like(value)[None] for name, value in start.items()}
+        self.count_training(plan, np.asarray([len(rows)]))
+        task = Task(self.mode, np.zeros(1, np.int64), np.zeros(1, np.int64), plan, self.seed, key, rows)
+        with intra_op(1):
+            list(self.executor.run([task], start, out))
+        if not parameters.finite(out).all():
+            raise ServerDiverged(
+                f"the server's parameters became non-finite ({' '.join(map(str, key))})", "a smaller --lr may help"
+            )
+        return parameters.pick(out, 0)
 
     def _run_tasks(
         self,
@@ -213,7 +234,7 @@ class Engine:
         """Train clients at the places of each group as one task, on the executor's workers; returns the losses (m,)."""
         tasks = [Task(self.mode, places, clients[places], plan, self.seed, key) for places in groups]
         widest = max(len(task.clients) for task in tasks)
-        self._explain_once(str(strategy.choose(self._resident, plan, self.mode, widest)))
+        self._explain_once(str(strategy.choose(self._worker_net, plan, self.mode, widest)))
         losses, trained = np.empty(len(clients)), 0
         with intra_op(1):
             for places, values in zip(groups, self.executor.run(tasks, start, out), strict=True):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine import tables
+from pflcli.engine import model_algebra
 from pflcli.parameters import Stacked
 
 
@@ -148,10 +148,10 @@ class StackedNetwork(ABC):
 
         The gradient by the share of a model is the inner product of this model with the gradient by the mixture.
         """
-        losses, by_mixture = self.gradient(tables.mixtures(share, models), batch, self.parameters)
+        losses, by_mixture = self.gradient(model_algebra.mixtures(share, models), batch, self.parameters)
         by_share = torch.zeros_like(share)
         for name, value in by_mixture.items():
-            by_share += tables.inner_products(value.flatten(1), models[name].flatten(1))
+            by_share += model_algebra.inner_products(value.flatten(1), models[name].flatten(1))
         return losses, by_share
 
     def proximal_steps(

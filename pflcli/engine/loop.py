@@ -1,4 +1,4 @@
-"""The **loop** mode: one client after the other on a resident model.
+"""The **loop** mode: one client after the other on the worker's network.
 
 Parameters are copied in place, minibatches are slices of the epoch's permuted samples, gradients come from
 ``torch.autograd.grad`` and updates go through ``torch._foreach_*``: no DataLoader, no deepcopy, no optimizer object, no
@@ -69,7 +69,7 @@ def train_client(
 
 
 class _Plain:
-    """Trains the resident network itself by its cross-entropy."""
+    """Trains the worker's network itself by its cross-entropy."""
 
     def __init__(
         self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator

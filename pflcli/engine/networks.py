@@ -39,7 +39,7 @@ def _grads(outputs: Sequence[Tensor], by_outputs: Sequence[Tensor | None], weigh
 
 
 class AutogradNetwork(StackedNetwork):
-    """Passes of one model at a time, on the resident network, by autograd."""
+    """Passes of one model at a time, on the worker's network, by autograd."""
 
     one_at_a_time = True
 

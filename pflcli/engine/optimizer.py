@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pflcli.engine import backend
+from pflcli.engine.backend import Move
 from pflcli.engine.gradients import OuterProducts, dense
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.optimizer_moves import Move
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 """Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1."""

@@ -14,7 +14,7 @@ from pflcli.engine.backend import Program
 from pflcli.engine.linear_chain import Layer
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.loop import has_batch_norm
-from pflcli.engine.resident import ResidentNet
+from pflcli.engine.worker_net import WorkerNet
 
 MODES = ("loop", "stacked")
 """Modes of the engine: a worker trains one client after the other, or many clients as one batched program."""
@@ -48,28 +48,28 @@ def fastest_mode(net: nn.Module, device: str) -> str:
     return "stacked" if linear_chain.layers(net) is not None else "loop"
 
 
-def compiles_chain(resident: ResidentNet, plan: LocalSGD) -> bool:
+def compiles_chain(worker_net: WorkerNet, plan: LocalSGD) -> bool:
     """Whether clients pass through a compiled chain of linear layers."""
-    return plan.objective is None and plan.precision == "float32" and resident.compiles_chain
+    return plan.objective is None and plan.precision == "float32" and worker_net.compiles_chain
 
 
-def is_independent(resident: ResidentNet, plan: LocalSGD, mode: str) -> bool:
+def is_independent(worker_net: WorkerNet, plan: LocalSGD, mode: str) -> bool:
     """Whether a client that takes its steps in lockstep gets the same bits in any stack of ``mode``."""
     if not plan.lockstep:
         return False
-    chosen = choose(resident, plan, mode, 2)
+    chosen = choose(worker_net, plan, mode, 2)
     if chosen.program is None:
-        return compiles_chain(resident, plan)
+        return compiles_chain(worker_net, plan)
     products = backend.part("products")
     return products is not None and bool(products.OWN)
 
 
-def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
-    """Return how one worker trains a number of ``clients`` together on its resident network."""
+def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
+    """Return how one worker trains a number of ``clients`` together on its network."""
     plain = plan.objective is None and plan.precision == "float32"
-    layers = resident.layers if plain else None
+    layers = worker_net.layers if plain else None
     if layers is not None:
-        if not resident.compiles_chain:
+        if not worker_net.compiles_chain:
             return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
         bare = not (plan.prox and plan.prox[1])
         if plan.is_plain and (plan.gradient is None or (bare and backend.has_steps(plan.gradient))):
@@ -80,15 +80,15 @@ def choose(resident: ResidentNet, plan: LocalSGD, mode: str, clients: int) -> St
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
     if mode == "stacked" and clients > 1:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
-    program = resident.program if plain else None
+    program = worker_net.program if plain else None
     compiled = program if program is not None and (program.infers or not plan.frozen_norm) else None
-    if plan.lockstep and clients > 1 and (plan.frozen_norm or not has_batch_norm(resident.net)):
+    if plan.lockstep and clients > 1 and (plan.frozen_norm or not has_batch_norm(worker_net.net)):
         why = "clients take each step together, as it reads much that they share"
         return Strategy("lockstep", why, True, program=compiled, lockstep=True)
     if compiled is not None:
         why = f"every layer of the network has a compiled form; {backend.products_in_words()}"
         return Strategy("compiled program", why, False, program=compiled)
-    return Strategy("autograd, one client at a time", _no_program(plan, resident.net), False)
+    return Strategy("autograd, one client at a time", _no_program(plan, worker_net.net), False)
 
 
 def _no_program(plan: LocalSGD, net: nn.Module) -> str:

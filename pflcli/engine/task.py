@@ -12,7 +12,7 @@ from pflcli import parameters, rng
 from pflcli.engine import backend, loop, stacked, strategy
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
-from pflcli.engine.resident import ResidentNet
+from pflcli.engine.worker_net import WorkerNet
 from pflcli.parameters import Params, Stacked
 
 
@@ -31,7 +31,7 @@ class Task:
 
 
 def run_task(
-    task: Task, resident: ResidentNet, data: Federation, start: Params | Stacked, out: Stacked
+    task: Task, worker_net: WorkerNet, data: Federation, start: Params | Stacked, out: Stacked
 ) -> NDArray[np.float64]:
     """Train the task's clients into their places in ``out``; returns their mean losses (m,).
 
@@ -41,29 +41,29 @@ def run_task(
     request stacks the same clients on every machine, so that its bytes stay the same.
     """
     try:
-        return _run(task, resident, data, start, out)
+        return _run(task, worker_net, data, start, out)
     finally:
-        if resident.program is not None:
-            resident.program.forget()
+        if worker_net.program is not None:
+            worker_net.program.forget()
 
 
 def _run(
-    task: Task, resident: ResidentNet, data: Federation, start: Params | Stacked, out: Stacked
+    task: Task, worker_net: WorkerNet, data: Federation, start: Params | Stacked, out: Stacked
 ) -> NDArray[np.float64]:
     data = data if task.rows is None else data.pooled(task.rows)
     like = {name: value[0] for name, value in out.items()}
     own_start = is_stacked(start, like)
     draws = [rng.generator(task.seed, *task.key, int(client)) for client in task.clients]
-    how = strategy.choose(resident, task.plan, task.mode, len(task.clients))
+    how = strategy.choose(worker_net, task.plan, task.mode, len(task.clients))
     if how.in_place:
         assert how.layers is not None
         return backend.train_chain(how.layers, data, task.clients, draws, task.places, start, out, task.plan)
     if how.stacked:
-        net, plan = resident.net, task.plan
+        net, plan = worker_net.net, task.plan
         return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how)
     losses = [
         loop.train_client(
-            resident.net,
+            worker_net.net,
             data,
             int(client),
             parameters.pick(start, place) if own_start else start,

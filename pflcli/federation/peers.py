@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine import tables
+from pflcli.engine import model_algebra
 from pflcli.federation.run import Predictor, Run
 
 State = dict[str, Any]
@@ -106,7 +106,7 @@ def average(
         weights[np.arange(len(receivers)), receivers] = 1
         if not uniform:
             weights *= run.federation.sizes("train")
-        for rows, models in tables.mixed(
+        for rows, models in model_algebra.mixed(
             state["sent"], weights, run.engine.clients_that_fit(parameters.size(run.init))
         ):
             state["model"][receivers[rows]] = models

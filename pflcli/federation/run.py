@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from pflcli import parameters, rng
-from pflcli.engine import server
 from pflcli.engine.engine import Engine, probabilities
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
@@ -173,7 +172,7 @@ class Run(Channel, Selection):
         **training: Any,
     ) -> Params:
         """Train one model at the server on rows of the federation, with options as of ``local_sgd``."""
-        return server.train(self.engine, rows, start, self._training(t, epochs, lr, training), (name, t))
+        return self.engine.train_at_server(rows, start, self._training(t, epochs, lr, training), (name, t))
 
     def _training(
         self,

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
+from pflcli.engine.engine import ServerDiverged
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
-from pflcli.engine.server import ServerDiverged
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 

@@ -14,11 +14,11 @@ from pflcli import models, parameters
 from pflcli.accelerated import graph, loops, products, program
 from pflcli.accelerated.program import CompiledNetwork
 from pflcli.engine import backend, gradients, loop, strategy
+from pflcli.engine.backend import Move
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.optimizer_moves import Move
-from pflcli.engine.resident import ResidentNet
+from pflcli.engine.worker_net import WorkerNet
 
 
 def depthwise(channels, stride=1, **how):
@@ -505,7 +505,7 @@ def test_a_client_trains_as_by_autograd(case, build, monkeypatch):
             monkeypatch.setattr(program, "compile_network", lambda net, layers: None)
         net = build().double()
         out = {name: torch.empty_like(value) for name, value in start.items()}
-        direct = strategy.choose(ResidentNet.of(net, data.in_shape), plan, "loop", 1).program
+        direct = strategy.choose(WorkerNet.compile(net, data.in_shape), plan, "loop", 1).program
         loss = loop.train_client(net, data, 0, start, out, plan, np.random.default_rng(5), direct)
         results.append((loss, out))
     assert len(steps) == (0 if plan.gradient or (case == "frozen norm" and list(net.buffers())) else 6)

@@ -19,7 +19,7 @@ from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain, strategy
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.resident import ResidentNet
+from pflcli.engine.worker_net import WorkerNet
 from pflcli.methods import feddbe, fedproto, fedrod, pfedme
 
 CHAINS = {
@@ -235,5 +235,5 @@ def test_compiled_loops_take_plain_steps_alone(settings, monkeypatch):
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.ReLU()), nn.Linear(4, 3))
     plan = LocalSGD(1, 4, np.full(1, 0.1), gradient=pfedme._Envelope(LAM, 1, RATE), **settings)
-    chosen = strategy.choose(ResidentNet.of(net, (5,)), plan, "stacked", 3)
+    chosen = strategy.choose(WorkerNet.compile(net, (5,)), plan, "stacked", 3)
     assert chosen.in_place == (settings == {})

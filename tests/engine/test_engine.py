@@ -30,7 +30,7 @@ from pflcli.engine.executors import threads as thread_executor
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, batches, stacks, widths
-from pflcli.engine.resident import ResidentNet
+from pflcli.engine.worker_net import WorkerNet
 from pflcli.errors import ComputationError, LostWorkerError, UsageError
 from pflcli.parameters.model_table import ModelTable
 from pflcli.parameters.row_storage import InMemoryRows
@@ -858,7 +858,7 @@ def test_the_engine_says_how_clients_train_and_why():
         shape = (1, 28, 28) if model == "cnn" else (worlds.FEATURES,)
         net, plan = models.create(model, shape, worlds.CLASSES, 0), LocalSGD(1, np.full(1, 0.1), 4, **settings)
         explanations.append(
-            str(strategy.choose(ResidentNet.of(net, shape), plan, strategy.fastest_mode(net, "cpu"), 3))
+            str(strategy.choose(WorkerNet.compile(net, shape), plan, strategy.fastest_mode(net, "cpu"), 3))
         )
     assert [text.split(":")[0] for text in explanations] == [
         "linear chain",
@@ -881,7 +881,7 @@ def test_compiled_chains_may_lack_biases(monkeypatch):
     net = models.Net(nn.Sequential(nn.Flatten(), *layers), nn.Linear(5, worlds.CLASSES, bias=False))
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2)
     chosen = [
-        strategy.choose(ResidentNet.of(each, data.in_shape), plan, "stacked", 2)
+        strategy.choose(WorkerNet.compile(each, data.in_shape), plan, "stacked", 2)
         for each in (net, copy.deepcopy(net).double())
     ]
     assert [each.in_place for each in chosen] == [True, False]

@@ -21,8 +21,8 @@ from pflcli.accelerated import operators
 from pflcli.engine import backend
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, batches
-from pflcli.engine.resident import ResidentNet
 from pflcli.engine.task import Task, run_task
+from pflcli.engine.worker_net import WorkerNet
 from pflcli.rng import generator
 
 CLASSES, BATCH, EPOCHS = 3, 4, 2
@@ -266,12 +266,12 @@ def agree(draw, kind):
         for into, value in zip(form.parameters(), [start[name] for name, _ in form.named_parameters()], strict=True):
             into.copy_(value)
     clients = np.arange(len(SIZES))
-    for mode, resident in (
-        ("loop", ResidentNet.of(form, shape)),
-        ("stacked", ResidentNet.of(copy.deepcopy(net), shape)),
+    for mode, worker_net in (
+        ("loop", WorkerNet.compile(form, shape)),
+        ("stacked", WorkerNet.compile(copy.deepcopy(net), shape)),
     ):
         out = {name: torch.empty((len(SIZES), *value.shape), dtype=value.dtype) for name, value in start.items()}
-        losses = run_task(Task(mode, np.arange(len(SIZES)), clients, PLAN, 0, key), resident, data, start, out)
+        losses = run_task(Task(mode, np.arange(len(SIZES)), clients, PLAN, 0, key), worker_net, data, start, out)
         for place, (loss, params) in enumerate(expected):
             assert losses[place] == pytest.approx(loss, rel=1e-6, abs=1e-9), mode
             assert params.keys() == out.keys()

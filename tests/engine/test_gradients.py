@@ -24,7 +24,7 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import OuterProducts
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Update
-from pflcli.engine.resident import ResidentNet
+from pflcli.engine.worker_net import WorkerNet
 
 MODES = ("loop", "stacked")
 
@@ -340,13 +340,13 @@ def test_bits_are_independent_of_a_stack_by_own_products_alone(monkeypatch):
     plan = LocalSGD(1, 4, [0.1], gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=True)
     for make, compiles in ((cnn, True), (mobile, False)):
         net, shape = make()
-        resident = ResidentNet.of(net.float(), shape)
+        worker_net = WorkerNet.compile(net.float(), shape)
         for own in (False, True):
             monkeypatch.setattr(products, "OWN", own)
-            assert strategy.is_independent(resident, plan, "loop") == (own and compiles)
-            assert not strategy.is_independent(resident, replace(plan, lockstep=False), "loop")
-            assert not strategy.is_independent(resident, replace(plan, precision="bfloat16"), "loop")
-            assert not strategy.is_independent(resident, plan, "stacked")
+            assert strategy.is_independent(worker_net, plan, "loop") == (own and compiles)
+            assert not strategy.is_independent(worker_net, replace(plan, lockstep=False), "loop")
+            assert not strategy.is_independent(worker_net, replace(plan, precision="bfloat16"), "loop")
+            assert not strategy.is_independent(worker_net, plan, "stacked")
 
 
 def test_padding_changes_no_bit_of_what_mixtures_give():
@@ -481,7 +481,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
         engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop")
         if before:
             list(engine.local_sgd([0, 1], parameters.stack([start] * 2), ruled, ("sgd", 0)))
-            assert not engine._resident.program._elsewhere
+            assert not engine._worker_net.program._elsewhere
         parts += engine.local_sgd([0, 1], start, plan, ("sgd", 1))
     for name, value in parts[0].params.items():
         assert torch.equal(value, parts[1].params[name])
@@ -491,13 +491,13 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
 def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
     plan = LocalSGD(1, 4, [0.1], gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=True)
     for net, shape in (cnn(), mobile()):
-        resident = ResidentNet.of(net.float(), shape)
-        assert resident.program is not None
+        worker_net = WorkerNet.compile(net.float(), shape)
+        assert worker_net.program is not None
         for count, name in ((1, "compiled program"), (2, "lockstep")):
-            chosen = strategy.choose(resident, plan, "loop", count)
+            chosen = strategy.choose(worker_net, plan, "loop", count)
             assert (chosen.program is None) == any(net.named_buffers())
             assert chosen.name == name or (count == 1 and chosen.program is None)
-        changing = strategy.choose(resident, replace(plan, frozen_norm=False), "loop", 2)
+        changing = strategy.choose(worker_net, replace(plan, frozen_norm=False), "loop", 2)
         assert changing.name == ("compiled program" if any(net.named_buffers()) else "lockstep")
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import worlds
 from pflcli import parameters
-from pflcli.engine import tables
+from pflcli.engine import model_algebra
 from pflcli.errors import InputError
 from pflcli.evaluation.metrics import neighbourhood
 from pflcli.federation import clusters
@@ -227,7 +227,7 @@ def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
     judged = []
 
     def split(run, members, update, largest, t):
-        judged.append((members.tolist(), tables.gram(update, members, run.engine.parameters, 99)))
+        judged.append((members.tolist(), model_algebra.gram(update, members, run.engine.parameters, 99)))
         return np.zeros(len(members), bool), 0.0
 
     monkeypatch.setattr(clustered_fl, "_split", split)
@@ -443,7 +443,7 @@ def test_fedamp_weighs_its_own_cluster_more():
     data = worlds.clustered()
     run = worlds.run("fedamp", data=data, rounds=6, participation=1.0, epochs=3, batch_size=10)
     state = worlds.play("fedamp", run)
-    products = tables.gram(state["model"], run.clients, run.engine.parameters, 99, run.init)
+    products = model_algebra.gram(state["model"], run.clients, run.engine.parameters, 99, run.init)
     xi = fedamp.weights(run.cfg, products, np.ones(12, dtype=bool))
     same = neighbourhood.together(data.cluster)
     assert xi[same].min() > 3 * xi[~same & ~np.eye(12, dtype=bool)].max()

@@ -27,10 +27,10 @@ from torch import Tensor
 from pflcli.engine.allocator import keep_freed_memory
 from pflcli.engine.executors import Inference
 from pflcli.engine.executors.shared_memory import Arena, Layout, attach
-from pflcli.engine.executors.threads import ResidentNets, Threads
+from pflcli.engine.executors.threads import Threads, WorkerNets
 from pflcli.engine.federation import Federation
-from pflcli.engine.resident import ResidentNet
 from pflcli.engine.task import Task, run_task
+from pflcli.engine.worker_net import WorkerNet
 from pflcli.errors import LostWorkerError, PflError
 from pflcli.parameters import Params, Stacked
 
@@ -115,7 +115,7 @@ def _end(workers: Sequence[_Worker], *arenas: Arena) -> None:
 class _Setup:
     """What a worker needs before its first task; ``federation`` lacks the samples, which ``samples`` locates."""
 
-    nets: ResidentNets
+    nets: WorkerNets
     samples: Layout
     federation: Federation
 
@@ -196,7 +196,7 @@ def serve(pipe: connection.Connection) -> None:
 
 
 def _run_with_views(
-    task: Task, resident: ResidentNet, data: Federation, views: dict[str, Tensor]
+    task: Task, worker_net: WorkerNet, data: Federation, views: dict[str, Tensor]
 ) -> NDArray[np.float64]:
     """Run a task on the parameters in shared memory."""
 
@@ -206,7 +206,7 @@ def _run_with_views(
     plan = replace(task.plan, own=group("own"), shared=group("shared"))
     if plan.prox:
         plan = replace(plan, prox=(group("anchor"), plan.prox[1]))
-    return run_task(replace(task, plan=plan), resident, data, group("start"), group("out"))
+    return run_task(replace(task, plan=plan), worker_net, data, group("start"), group("out"))
 
 
 def _end_with(parent: int) -> None:

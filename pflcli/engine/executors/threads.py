@@ -20,13 +20,13 @@ from pflcli.engine import backend, linear_chain
 from pflcli.engine.executors import Inference, T, batches
 from pflcli.engine.federation import Federation
 from pflcli.engine.linear_chain import Layer
-from pflcli.engine.resident import ResidentNet
 from pflcli.engine.task import Task, run_task
+from pflcli.engine.worker_net import WorkerNet
 from pflcli.parameters import Params, Stacked
 
 S = TypeVar("S")
 
-ResidentNets = dict[str, ResidentNet]
+WorkerNets = dict[str, WorkerNet]
 """The networks of one worker by mode: ``loop`` with the fastest form of each layer, ``stacked`` with stock layers."""
 
 _STACK = 8
@@ -48,12 +48,12 @@ class Threads:
         self._batch = BATCH[device.type]
         self._shares_net = True
         """whether threads predict by one network; not if it has memory of its own, or if none is needed"""
-        self._nets: queue.SimpleQueue[ResidentNets] = queue.SimpleQueue()
+        self._nets: queue.SimpleQueue[WorkerNets] = queue.SimpleQueue()
         operators = backend.part("operators") if device.type == "cpu" else None
         for _ in range(count if device.type == "cpu" else 1):
             tuned = operators.tuned(net, federation.in_shape) if operators else copy.deepcopy(net)
             forms = {"loop": tuned, "stacked": copy.deepcopy(net)}
-            nets = {mode: ResidentNet.of(form.to(device), federation.in_shape) for mode, form in forms.items()}
+            nets = {mode: WorkerNet.compile(form.to(device), federation.in_shape) for mode, form in forms.items()}
             program = nets["loop"].program
             self._shares_net = nets["stacked"].layers is None and not (program and program.infers)
             self._nets.put(nets)
@@ -63,7 +63,7 @@ class Threads:
             self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
     @contextmanager
-    def net(self) -> Iterator[ResidentNets]:
+    def net(self) -> Iterator[WorkerNets]:
         """Lend the networks of one worker, which nobody else uses inside the block."""
         nets = self._nets.get()
         try:
@@ -172,7 +172,7 @@ class Threads:
 
 
 def _loaded(net: nn.Module, params: Params) -> nn.Module:
-    """Copy parameters into a resident network and return it in evaluation mode."""
+    """Copy parameters into a worker's network and return it in evaluation mode."""
     with torch.no_grad():
         for name, value in parameters.state(net).items():
             value.copy_(params[name])

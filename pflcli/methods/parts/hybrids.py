@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine import tables
+from pflcli.engine import model_algebra
 from pflcli.engine.numerics import intra_op
 from pflcli.methods.parts import ham
 from pflcli.methods.parts.sketch import CountSketch
@@ -38,7 +38,7 @@ class ReceivedModels:
     def mixed(self, a: Tensor, b: Tensor) -> Stacked:
         """Return the clients' hybrids (q, ...) by their attention (q, n) and (q, 3)."""
         with intra_op(1):
-            return tables.mixtures(ham.coefficients(a, b, self.me), self.basis)
+            return model_algebra.mixtures(ham.coefficients(a, b, self.me), self.basis)
 
     def with_own(self, hybrids: Stacked, share: Tensor) -> Stacked:
         """Return hybrids (q, ...) of which ``share`` (q, 1) became the clients' own models."""

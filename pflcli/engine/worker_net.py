@@ -12,7 +12,7 @@ from pflcli.engine.linear_chain import Layer
 
 
 @dataclass(frozen=True)
-class ResidentNet:
+class WorkerNet:
     """A network whose parameters each client's training overwrites, with its fast forms, if it has any."""
 
     net: nn.Module
@@ -26,6 +26,6 @@ class ResidentNet:
         return self.layers is not None and linear_chain.pays_to_compile(self.net.parameters())
 
     @classmethod
-    def of(cls, net: nn.Module, in_shape: tuple[int, ...]) -> ResidentNet:
+    def compile(cls, net: nn.Module, in_shape: tuple[int, ...]) -> WorkerNet:
         """Compile ``net`` for samples of ``in_shape``. Not thread-safe: it traces the network."""
         return cls(net, linear_chain.layers(net), backend.program(net, in_shape))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pflcli.accelerated import products
-from pflcli.engine import tables
+from pflcli.engine import model_algebra
 from pflcli.parameters.model_table import ModelTable, rows_apart
 from pflcli.parameters.row_storage import InMemoryRows
 
@@ -17,10 +17,10 @@ from pflcli.parameters.row_storage import InMemoryRows
 def test_products_are_those_in_double_precision(r, m, d, is_slice):
     weights, models = torch.rand(r, m), torch.randn(m, d + 7)[:, : d if is_slice else None]
     expected, out = weights.double() @ models.double(), torch.zeros(r, 2 * models.shape[1])[:, 3 : 3 + models.shape[1]]
-    tables.mix(weights, models, out)
+    model_algebra.mix(weights, models, out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-4)
     others = torch.randn(r, models.shape[1])
-    actual = tables.inner_products(others, models)
+    actual = model_algebra.inner_products(others, models)
     torch.testing.assert_close(actual.double(), others.double() @ models.double().T, rtol=1e-5, atol=1e-2)
 
 
@@ -32,7 +32,7 @@ def test_sums_of_few_models_are_those_in_double_precision_and_read_no_others(r, 
     models[weights.sum(dim=0) == 0] = torch.nan
     expected = weights.double() @ models.double().nan_to_num()
     out = torch.zeros(r, 2 * d)[:, 1 : 1 + d] if is_slice else torch.zeros(r, d)
-    tables.mix_few(weights.to_sparse(), models, out)
+    model_algebra.mix_few(weights.to_sparse(), models, out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -50,9 +50,9 @@ def test_means_of_few_models_are_those_in_double_precision(room, monkeypatch):
         weights[receiver, receiver : 7 * receiver + 1 : 5] = 3.0 + receiver
     weights[3, 39] = 1e-60  # which single precision has no number for
     calls, plain = [], models[range(count)]
-    few = tables.mix_few
-    monkeypatch.setattr(tables, "mix_few", lambda *args: calls.append(few(*args)))
-    for rows, means in tables.mixed(models, weights, room):
+    few = model_algebra.mix_few
+    monkeypatch.setattr(model_algebra, "mix_few", lambda *args: calls.append(few(*args)))
+    for rows, means in model_algebra.mixed(models, weights, room):
         own = torch.from_numpy(weights[rows] / weights[rows].sum(axis=1, keepdims=True))
         for name in ("a", "b"):
             expected = torch.einsum("rm,m...->r...", own, plain[name].double())
@@ -64,8 +64,8 @@ def test_means_of_few_models_are_those_in_double_precision(room, monkeypatch):
 def test_means_of_most_models_are_one_product(monkeypatch):
     models = ModelTable({"a": torch.zeros(30)}, 4, InMemoryRows())
     models[range(4)] = {"a": torch.randn(4, 30)}
-    monkeypatch.delattr(tables, "mix_few")
-    ((_, means),) = tables.mixed(models, np.ones((3, 4)), 9)
+    monkeypatch.delattr(model_algebra, "mix_few")
+    ((_, means),) = model_algebra.mixed(models, np.ones((3, 4)), 9)
     torch.testing.assert_close(means["a"], models[range(4)]["a"].mean(dim=0).expand(3, -1))
 
 
@@ -75,13 +75,13 @@ def test_independent_mixtures_are_the_same_alone_and_far_from_each_other(stride,
     shares = torch.rand(5, 3)
     models = {"w": torch.randn(3, stride)[:, :4095].view(3, 15, 273), "b": torch.randn(3, 2), "one": torch.randn(3)}
     models |= {"none": torch.randn(3, 0), "count": torch.tensor([1, 2, 3])}
-    mixed = tables.mixtures(shares, models, independent=True)
+    mixed = model_algebra.mixtures(shares, models, independent=True)
     for name in ("w", "b", "one", "none"):
         expected = torch.tensordot(shares.double(), models[name].double(), dims=1)
         torch.testing.assert_close(mixed[name].double(), expected, rtol=1e-5, atol=1e-5)
     assert mixed["count"].tolist() == [3] * 5
     for row in range(5):
-        alone = tables.mixtures(shares[row : row + 1], models, independent=True)
+        alone = model_algebra.mixtures(shares[row : row + 1], models, independent=True)
         assert all(torch.equal(value[0], mixed[name][row]) for name, value in alone.items())
 
 

@@ -9,7 +9,7 @@ import worlds
 from pflcli import methods
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.networks import AutogradNetwork
-from pflcli.engine.passes import trained_samples
+from pflcli.engine.sample_counter import trained_samples
 
 
 @pytest.mark.parametrize("join_single", [False, True])
