@@ -158,6 +158,9 @@ class Run(Channel, Selection):
         if nobody answers. When clients personalize, those that diverge get their start back.
         """
         local, key = self._training(t, epochs, lr, training), (name, t)
+        if (local.gradient or local.objective) and not isinstance(start, ModelTable):  # which take a stack of models
+            is_one = any(n in start and start[n].shape == value.shape for n, value in self.init.items())
+            start = parameters.repeat(start, len(clients)) if is_one else start
         return LocalTraining(self, np.asarray(clients), start, local, key)
 
     def server_sgd(
@@ -224,8 +227,6 @@ class Run(Channel, Selection):
         is_new = np.isin(clients, table.unwritten(clients))
         if own is not None:
             training["own"] = {name: parameters.rows(value, np.flatnonzero(is_new)) for name, value in own.items()}
-        if training.get("gradient"):  # such rules take a stack of models
-            start = parameters.repeat(start, int(is_new.sum()))
         parts = self.local_sgd(clients[is_new], start, t="newcomer", epochs=epochs, lr=self.last_lr, **training)
         entries = (replace(part, params=parameters.unprefixed(part.params, prefix)) for part in parts)
         return table.replaced(clients, entries)

@@ -8,6 +8,7 @@ import torch
 
 import worlds
 from pflcli import parameters
+from pflcli.engine.gradients import cross_entropy_rule
 from pflcli.errors import ComputationError
 from pflcli.federation.attendance import Attendance, Unanswered
 
@@ -75,3 +76,19 @@ def test_adaptation_keeps_the_entries_of_the_table_alone_and_reads_the_rows_of_n
     assert set(heads) == set(head)
     assert worlds.same(parameters.pick(heads, 1), head)
     assert (parameters.pick(heads, 0)["head.bias"] < head["head.bias"]).all()
+
+
+@pytest.mark.parametrize("kind", ["plain", "gradient", "objective"])
+def test_clients_train_from_one_model_as_from_a_stack_of_it(kind):
+    def objective(model, params, batch):
+        return batch.cross_entropy(model(params, batch.x))
+
+    rule = {"plain": {}, "gradient": {"gradient": cross_entropy_rule}, "objective": {"objective": objective}}[kind]
+    run = worlds.run("fedavg")
+    clients, start = np.arange(3), run.initial_model()
+    results = [
+        [part.params for part in run.local_sgd(clients, model, t=0, **rule)]
+        for model in (start, parameters.repeat(start, 3))
+    ]
+    for one, stacked in zip(*results, strict=True):
+        assert worlds.same(one, stacked)
