@@ -1,15 +1,15 @@
-"""APFL: each client mixes a model of its own into the global one, weight by weight.
+"""APFL: each client predicts with a weighted mean of its local model and the global model.
 
 Deng et al. (2020), https://arxiv.org/abs/2003.13461, Algorithm 1. Client i holds a local model v and a copy w of the
-global one; its personal model is alpha v + (1 - alpha) w, a mixture of weights as in the paper, where others mix
-outputs. Each minibatch moves both at once, w by grad F(w) and v by alpha grad F(alpha v + (1 - alpha) w); w is
-averaged as in FedAvg and alone travels. With `adaptive` a client takes one step of gradient descent on alpha, over all
+global one; its personal model is alpha v + (1 - alpha) w, a mixture of weights as in the paper (other codebases
+mix outputs). Each minibatch moves both at once, w by grad F(w) and v by alpha grad F(alpha v + (1 - alpha) w); only w
+travels, and is averaged as in FedAvg. With `adaptive` a client takes one step of gradient descent on alpha, over all
 its training samples, at the beginning of its round, and clips it to [0, 1]. Running statistics of BatchNorm are those
 of v.
 
-Local models begin at the common initialisation. A client answers with its local model, as its last round left it,
-mixed into the last global model. One that never took part begins a local model at the last global one when it
-personalizes, and trains it as in a round. All answers come from training samples alone.
+Local models start from the common initialisation. A client predicts with its local model, from its last round, mixed
+with the last global model. A client that never took part starts a local model from the last global model when it
+personalizes, and trains it as in a round. Predictions use training samples only.
 """
 
 from __future__ import annotations

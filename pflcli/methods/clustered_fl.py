@@ -1,4 +1,4 @@
-"""Clustered FL: one federation that splits where its clients' updates point apart.
+"""Clustered FL: splits the federation into clusters where clients' updates point in different directions.
 
 Sattler et al. (2020), https://arxiv.org/abs/1910.01991. All clients begin in one cluster, which is FedAvg. Where its
 mean update is small while some client's is not, it has come to rest between objectives that disagree, and is split in
@@ -6,10 +6,10 @@ two by the cosines of the updates; each half starts from the same model, and may
 
 How small depends on the scale of updates; by default it is relative to the largest of the cluster. Where clients hold
 few samples their updates disagree by noise alone, and by the paper's rules clients of one kind are split again and
-again; so `gap` asks that halves be more alike within than across, which noise is not (an extension, 0 turns it off). As
-the authors' code does, clusters are split by complete linkage; `linkage=single` is the paper's Algorithm 1. The paper
-has all clients in every round; here each is judged by its last update. A client that joins after a split is sent all
-models and takes the one with the lowest loss on its training samples.
+again; so `gap` requires updates to be more similar within the halves than across them, which noise is not (an
+extension; 0 turns it off). As the authors' code does, clusters are split by complete linkage; `linkage=single` is the
+paper's Algorithm 1. The paper has all clients in every round; here each is judged by its last update. A client that
+joins after a split is sent all models and takes the one with the lowest loss on its training samples.
 """
 
 from __future__ import annotations

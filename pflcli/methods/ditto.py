@@ -1,4 +1,4 @@
-"""Ditto: beside the global model of FedAvg, a personal model of every client that stays near it.
+"""Ditto: each client trains a personal model that is pulled towards the global model of FedAvg.
 
 Li et al. (2021), https://arxiv.org/abs/2012.04221, Algorithm 1. Client i minimises F_i(v) + lambda/2 |v - w|^2 over its
 personal model v: in a round the cohort is sent w^t, and each of it takes personal steps v <- v - lr (grad F_i(v) +

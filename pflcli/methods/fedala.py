@@ -1,4 +1,4 @@
-"""FedALA: before it trains, each client mixes the global model into its own, weight by weight, as suits its samples.
+"""FedALA: each client learns, for every parameter, how much of the global model to take before it trains.
 
 Zhang et al. (2023), "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI,
 https://arxiv.org/abs/2212.01197, Algorithm 1. A client of a round is sent the global model Theta. Of the upper layers
@@ -8,10 +8,10 @@ projected gradient descent on the client's training loss at that mixture (Eq. 5)
 trained, and sent back for the mean of FedAvg. No more travels than in FedAvg. Buffers of the upper layers are the
 global ones.
 
-Where we leave it: W_i is learned from all training samples of the client, not a random 80 % of them; and when a client
-first learns it, for `first_epochs` in place of until its losses settle, later for `weight_epochs`, 1 as in the paper.
-In its first round a client has no local model and trains the global one. A client answers with the mixture of its
-local model and the last global one, after another `weight_epochs` on its W_i, as Algorithm 1 returns it; with
+Differences from the paper: W_i is learned from all training samples of the client, not a random 80 % of them; and when
+a client first learns it, for `first_epochs` in place of until its losses settle, later for `weight_epochs`, 1 as in the
+paper. In its first round a client has no local model and trains the global one. A client answers with the mixture of
+its local model and the last global one, after another `weight_epochs` on its W_i, as Algorithm 1 returns it; with
 `final_epochs` it trains it as well. A client that never took part has the global model to begin with. All answers come
 from training samples alone.
 """

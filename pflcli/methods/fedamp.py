@@ -1,4 +1,4 @@
-"""FedAMP: every client is pulled to a mean of all models in which those like its own weigh more.
+"""FedAMP: pulls each client towards a mean of all models that gives similar models more weight.
 
 Huang et al. (2021), https://arxiv.org/abs/2007.03797. The server keeps every client's model, makes for client i the
 mean u_i = sum_j xi_ij w_j, and sends it; the client minimises F_i(w) + lambda / (2 alpha) |w - u_i|^2 over its own w.

@@ -1,4 +1,4 @@
-"""FedAttn: each client's biases come from its nearest neighbours' by attention, on top of a global model.
+"""FedAttn: computes each client's biases by attention over its nearest neighbours, on top of a global model.
 
 Luo, Panchal & Guan (2022), "Personalized Federated Learning through Collaboration with Nearest Neighbors" (report,
 University of Massachusetts), Algorithm 1. The server keeps each client's biases M and representation Z, the mean input
@@ -16,8 +16,8 @@ learn of their own labels, and it is off by default. Either way uploads that are
 ``history`` in the state has a value for each round after the warm-up: ``rho``, the spectral radius of W_V; ``largest``
 bias sent; ``rejected`` uploads; ``validation`` accuracy of the models as sent (-1 without such samples).
 Before crediting attention, compare with ``attention=none`` (FedAvg), ``k=1`` (private biases), ``neighbours=random``.
-By default there are several neighbours, as that is the method. But where clients have few classes each, private biases
-are better: 87.1 against 82.0 % (validation accuracy, Fashion-MNIST, Dirichlet 0.1, mean of eight runs); among writers
+By default there are several neighbours, as in the paper. Where clients have few classes each, private biases are
+better: 87.1 against 82.0 % (validation accuracy, Fashion-MNIST, Dirichlet 0.1, mean of eight runs); among writers
 they are as good.
 """
 

@@ -1,4 +1,4 @@
-"""FedAvg: one global model for everyone, the weighted mean of locally trained ones.
+"""FedAvg: one global model, the weighted mean of locally trained models.
 
 McMahan et al. (2017), https://arxiv.org/abs/1602.05629, Algorithm 1. Weights are training samples, renormalised over
 the clients that take part; buffers are averaged like parameters. Given a backbone that FedAvg made, it answers with it.

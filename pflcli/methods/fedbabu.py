@@ -1,4 +1,4 @@
-"""FedBABU: the federation trains the body alone, under a random head that never changes; clients fine-tune afterwards.
+"""FedBABU: trains only the body, under a random head that never changes; each client then fine-tunes.
 
 Oh et al. (2022), https://arxiv.org/abs/2106.06042, Algorithm 1: everyone knows the initial head, which is as good as
 any while it is the same for all, so that only bodies travel and are averaged, weighted by samples. Then each client

@@ -6,7 +6,7 @@ of FedAvg. A model that has no BatchNorm has nothing to keep: the method then is
 
 A client answers with its own BatchNorm layers, as its last round left them, in the last global model. They begin at the
 common initialisation; a client that never took part trains them alone, in the last global model, when it personalizes.
-All answers come from training samples alone.
+Predictions use training samples only.
 """
 
 from __future__ import annotations

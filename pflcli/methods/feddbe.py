@@ -1,16 +1,16 @@
-"""FedDBE: FedAvg whose clients keep what is their own of representations, and pull the mean of the rest together.
+"""FedDBE: FedAvg in which each client stores its own shift of representations; the rest is pulled to a consensus.
 
 Zhang et al. (2023), "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS,
 https://arxiv.org/abs/2311.14975, with FedAvg. Before the rounds every client trains the initial model once and sends
 the mean of its representations; their mean, weighted by samples, is the consensus c, which stays. In a round a client
-trains body, head and its own memory m (PRBM), a vector that is added to each representation z before the head: the
-loss is the cross-entropy of head(z + m) plus kappa times the mean over dimensions of 1/2 (z' - c)^2, z' being the mean
+trains body, head and its own memory m (PRBM), a vector that is added to each representation z before the head: the loss
+is the cross-entropy of head(z + m) plus kappa times the mean over dimensions of 1/2 (z' - c)^2, z' being the mean
 representation of the minibatch (MR). Body and head travel and are averaged as in FedAvg; m never leaves its client.
 
 z' is that of one minibatch, which is the paper's running mean with a momentum of 1, the authors' choice for their CNN.
 Memories begin at zero. Where a head reads a part of the representation alone, as that of `lstm` does, m is added to
-that part. A client that never took part trains its memory alone, on the last global model, when it personalizes. All
-answers come from training samples alone.
+that part. A client that never took part trains its memory alone, on the last global model, when it personalizes.
+Predictions use training samples only.
 """
 
 from __future__ import annotations

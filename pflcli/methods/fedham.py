@@ -1,4 +1,4 @@
-"""FedHAM: each client learns, by attention over models, which others to mix with its own and the global one.
+"""FedHAM: each client learns by attention which other models to mix with its own and the global model.
 
 Gao et al. (2023), "Configure Your Federation", https://doi.org/10.1145/3591362, Algorithms 1 and 2; its network HAM
 is in ``parts/ham.py``. After a warm-up of FedAvg a client is sent the global model x^g and the last uploads of its

@@ -1,18 +1,18 @@
-"""FedProto: clients exchange the mean representation of each class, and nothing of their models.
+"""FedProto: clients exchange the mean representation of each class instead of models.
 
 Tan et al. (2022), "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI,
 https://arxiv.org/abs/2105.00243, Algorithm 1. Every client has a model of its own. In a round the cohort is sent the
 global prototypes, one vector for each class; each client trains its model on its cross-entropy plus lambda times the
 mean over dimensions of (z - p_y)^2 (Eq. 7), z being a sample's representation and p_y the prototype of its class,
 where there is one. It sends back the mean representation of each class that it has training samples of (Eq. 3), and
-the server takes their means, weighted by these samples (Eq. 6). A class that nobody of the cohort has keeps its
-prototype, so that the first round is training alone.
+the server takes their means, weighted by these samples (Eq. 6). A class without samples in the cohort keeps its
+prototype, so that clients train alone in the first round.
 
 A client answers by the nearest global prototype, as in the paper: with the softmax of minus the squared distances,
 halved; or with `answer=head` by the head of its own model. Models begin at the common initialisation, which lets
 representations be compared, and have one architecture here, though the algorithm needs only representations of one
 size. A client that never took part trains a model, with the same pull to the last prototypes, when it personalizes.
-All answers come from training samples alone.
+Predictions use training samples only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedRep: clients fit their own head to the common body first, then the body to their head.
+"""FedRep: in each round, clients train their own head on the common body, then the body under that head.
 
 Collins et al. (2021), https://arxiv.org/abs/2102.07078, Algorithm 1: in a round the cohort is sent the body; each
 client takes `head_epochs` of steps on its head while the body stays, then `body_epochs` on the body while the head
@@ -11,7 +11,7 @@ A client answers with its own head on the last global body. A head that its clie
 that body, so at last every client takes `final_epochs` of steps on its head, as in the last round of the authors' code,
 which all users take part in with 10 epochs. That needs the body alone, which every method's last model has to reach its
 clients by, and sends nothing back: no bytes are counted. Heads begin at the common initialisation; a client that never
-took part trains its head on the last body for `head_epochs` first. All answers come from training samples alone.
+took part trains its head on the last body for `head_epochs` first. Predictions use training samples only.
 """
 
 from __future__ import annotations

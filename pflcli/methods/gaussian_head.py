@@ -9,7 +9,7 @@ sends back the frequencies, means and the covariance of all. Nothing of the mode
 
 Distances in many dimensions make Gaussians far too sure of themselves, so log-likelihoods are divided by a
 temperature, which each client chooses by its validation log-loss; it leaves the most probable class as it is. A client
-without validation samples takes 10. A class that nobody has stands at the mean of all embeddings, and counts as 1e-6
+without validation samples takes 10. A class without samples has the mean of all embeddings, and counts as 1e-6
 of all samples.
 """
 

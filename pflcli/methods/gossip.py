@@ -1,4 +1,4 @@
-"""Gossip: peers average with random others, whoever these are.
+"""Gossip: each peer averages its model with those of random other peers.
 
 After Hegedűs et al. (2019), "Gossip Learning as a Decentralized Alternative to Federated Learning", and the random
 baseline of PENS (Onoszko et al., 2021), https://arxiv.org/abs/2107.08517, in rounds: a client trains, receives the

@@ -1,9 +1,9 @@
-"""IFCA: k models, of which each client trains the one that suits it best.
+"""IFCA: k models; each client trains the one with the lowest loss on its samples.
 
 Ghosh et al. (2020), https://arxiv.org/abs/2006.04088, Algorithm 1 with model averaging. The server sends all k models;
 a client takes the one with the lowest loss on its training samples, trains it and sends it back; the server averages
-those of each model. A model that nobody takes stays as it is. Models start from initial weights drawn independently:
-from the same ones, all clients would take the first for ever. With one model this is FedAvg.
+those of each model. A model that no client takes does not change. Models start from initial weights drawn
+independently: from the same ones, all clients would take the first for ever. With one model this is FedAvg.
 
 The choice for the answers is made on training samples of the last models, too; the authors' code makes it on test
 samples. `shared` is the paper's weight sharing (section 6): parameters that all models have in common.

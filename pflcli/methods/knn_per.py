@@ -10,7 +10,7 @@ With ``decay``, which the paper does not have, lambda falls with the distance d(
 one: lambda(x) = lambda max(0, 1 - decay d(x) / s), where s is the median of d over the client's validation samples. It
 is the form of the distance-aware adapter of Dai et al. (2023), https://openreview.net/forum?id=uu1GBD9SlLe.
 
-``vote``, which the paper does not have, hides from whoever sees answers how near the stored samples are: see
+``vote``, which the paper does not have, hides from readers of the predictions how near the stored samples are: see
 ``knn.voting``, and docs/privacy.md for what each costs.
 """
 

@@ -1,13 +1,13 @@
-"""LG-FedAvg: a body of every client's own under a common head, the mirror image of FedPer.
+"""LG-FedAvg: a personal body under a common head, the mirror image of FedPer.
 
-Liang et al. (2020), https://arxiv.org/abs/2001.01523, Algorithm 1: clients learn their own representation and train
-it together with the global head that they are sent; heads travel and are averaged, weighted by samples. The authors
-begin with a model that FedAvg made, which is `warmup`: bodies then start from that of its last round. The head is the
-model's last linear layer here.
+Liang et al. (2020), https://arxiv.org/abs/2001.01523, Algorithm 1: clients learn their own representation and train it
+together with the global head that they are sent; heads travel and are averaged, weighted by samples. The authors begin
+with a model that FedAvg made, which is `warmup`: bodies then start from that of its last round. The head is the model's
+last linear layer here.
 
 A client answers with its own body, as its last round left it, under the last global head. A client that never took part
-trains the body, from where all bodies began, under that head, which stays as it is, when it personalizes. All answers
-come from training samples alone.
+trains the body, from where all bodies began, under that head, which stays as it is, when it personalizes. Predictions
+use training samples only.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""PANM: peers find those with the same task by themselves, whatever the number of clusters.
+"""PANM: peers find others with the same task, for any number of clusters.
 
 Li & Wu (2022), "Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor
 Matching", MLSys poster. First a client keeps the k most similar of those it asks and those it had (confident neighbour
-initialisation, Eq. 5); from round t1 on it asks some of its neighbours and some others, and keeps whom two Gaussians
-give to its cluster (heuristic neighbour matching, Eq. 6 to 10, `mixture.py`). In between it averages with k of them.
+initialisation, Eq. 5); from round t1 on it asks some of its neighbours and some others, and keeps those that two
+Gaussians assign to its cluster (heuristic neighbour matching, Eq. 6 to 10, `mixture.py`). In between it averages with k
+of them.
 
 Similarity is 1 / loss of a peer's model on one's own samples (Eq. 1: PANMLoss), or the cosine of the last local updates
-mixed with that of the way from the common initialisation (Eq. 2 to 4: PANMGrad). `grad-centred` is PANMGrad less what
-all that are compared have in common, which otherwise comes to outweigh the rest (an extension). PANMGrad needs several
-local epochs: after one, updates are mostly noise. Eq. 10's new neighbours serve from the round that finds them on.
+mixed with that of the way from the common initialisation (Eq. 2 to 4: PANMGrad). `grad-centred` is PANMGrad minus the
+part that all compared clients have in common, which otherwise dominates (an extension). PANMGrad needs several local
+epochs: after one, updates are mostly noise. New neighbours (Eq. 10) are used from the round that finds them.
 
-A contact sends its model, and with gradients its last update beside it.
+A contacted client sends its model and, if gradients are compared, its last update.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""PENS: peers find neighbours by trying others' models on their own samples and counting who does well.
+"""PENS: peers select neighbours whose models often have a low loss on their own samples.
 
 Onoszko et al. (2021), https://arxiv.org/abs/2107.08517. First a client receives the models of n random others, averages
-its own with the m that have the lowest loss on its training samples, and counts whom it asked and whom it took. Those
-taken more often than chance would have it, m of n times they were asked, are its neighbours; after that it averages
-with random ones of these. A client without any goes on asking. In the paper models wander at times of their own; here
-in rounds.
+its own with the m that have the lowest loss on its training samples, and counts how often it asked and took each of
+them. Its neighbours are those that it took more often than by chance, which is m of the n times that it asked them; in
+the second stage it averages with random neighbours. A client without neighbours continues to ask. Models are exchanged
+in rounds here, asynchronously in the paper.
 """
 
 from __future__ import annotations

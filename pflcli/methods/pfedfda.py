@@ -3,8 +3,8 @@
 McLaughlin & Su (2024), "Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS,
 https://arxiv.org/abs/2411.00329. Features z of class c are taken for Gaussian with mean mu_c and a covariance S that
 classes share, so that the most probable class is that of a linear head: weights S^-1 mu_c, biases -1/2 mu_c' S^-1 mu_c
-+ log pi_c, pi being the client's own class frequencies. In a round the cohort is sent the body and the global mu and
-S; each client trains the body under that head, which stays; estimates means and covariance of its features; and
++ log pi_c, pi being the client's own class frequencies. In a round the cohort is sent the body and the global mu and S;
+each client trains the body under that head, which stays; estimates means and covariance of its features; and
 interpolates, beta own + (1 - beta) global, with the beta of least cross-entropy in two-fold cross-validation over its
 training samples. It sends back the body and the interpolated statistics, of all of which the server takes the mean,
 weighted by samples.
@@ -12,9 +12,9 @@ weighted by samples.
 A client answers with the last body under statistics that it has adapted in the same way; nothing is remembered from
 round to round. As in the authors' code global means begin as uniform draws and S as the identity, `ridge` is added to
 the diagonal of a client's covariance, 1e-4 of the mean variance to that of any S that is inverted, and a class without
-samples has a frequency of 1e-4. Where we leave it: one beta for means and covariance, out of `grid` rather than by
-L-BFGS; features are those after local training, not those met on the way; a class without samples in a fold takes its
-global mean. A client without two samples of any class has nothing to validate on and takes beta = 0.
+samples has a frequency of 1e-4. Differences from the paper: one beta for means and covariance, out of `grid` rather
+than by L-BFGS; features are those after local training, not those met on the way; a class without samples in a fold
+takes its global mean. A client without two samples of any class has nothing to validate on and takes beta = 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""pFedMe: each client's model is the best one near the global model, which descends on how good that is.
+"""pFedMe: each personal model minimises the client's loss near the global model (a Moreau envelope).
 
 Dinh et al. (2020), https://arxiv.org/abs/2006.08848, Algorithm 1. The personal model is theta_i(w) = argmin F_i(theta)
 + lambda/2 |theta - w|^2, and the federation minimises the mean of these minima, its Moreau envelope, over w. A local

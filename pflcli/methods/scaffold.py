@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose clients correct the drift of their own steps by control variates.
+"""SCAFFOLD: FedAvg with control variates that correct the drift of local steps.
 
 Karimireddy et al. (2020), https://arxiv.org/abs/1910.06378, Algorithm 1, option II. Client i steps along grad F(y) -
 c_i + c from the global model x, and after K steps that led to y its control variate becomes c_i - c + (x - y) / (K lr),
