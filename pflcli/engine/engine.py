@@ -203,7 +203,15 @@ class Engine:
             stack_size = self.stack_size(size, len(clients), shared, independent=independent)
             width = plan.batch_size if shared <= _STACK_BYTES[self._device] else None  # reading may take longest
             groups = [order[positions] for positions in stacks(sizes[order], stack_size, width)]
-        losses = self._run_tasks(clients, groups, start, out, plan, key)
+        tasks = [Task(self.mode, places, clients[places], plan, self.seed, key) for places in groups]
+        widest = max(len(places) for places in groups)
+        self._explain_once(str(strategy.choose(self._worker_net, plan, self.mode, widest)))
+        losses, count = np.empty(len(clients)), 0
+        with intra_op(1):
+            for places, values in zip(groups, self.executor.run(tasks, start, out), strict=True):
+                losses[places] = values
+                count += len(places)
+                self.on_progress(f"{count} of {len(clients)} clients trained")
         return TrainedClients(clients, out, sizes.astype(np.float64), losses, parameters.finite(out))
 
     def train_at_server(self, rows: NDArray[np.int64], start: Params, plan: LocalSGD, key: tuple[Any, ...]) -> Params:
@@ -221,27 +229,6 @@ class Engine:
                 f"the server's parameters became non-finite ({' '.join(map(str, key))})", "a smaller --lr may help"
             )
         return parameters.pick(out, 0)
-
-    def _run_tasks(
-        self,
-        clients: NDArray[np.int64],
-        groups: Sequence[NDArray[np.int64]],
-        start: Params | Stacked,
-        out: Stacked,
-        plan: LocalSGD,
-        key: tuple[Any, ...],
-    ) -> NDArray[np.float64]:
-        """Train clients at the places of each group as one task, on the executor's workers; returns the losses (m,)."""
-        tasks = [Task(self.mode, places, clients[places], plan, self.seed, key) for places in groups]
-        widest = max(len(task.clients) for task in tasks)
-        self._explain_once(str(strategy.choose(self._worker_net, plan, self.mode, widest)))
-        losses, trained = np.empty(len(clients)), 0
-        with intra_op(1):
-            for places, values in zip(groups, self.executor.run(tasks, start, out), strict=True):
-                losses[places] = values
-                trained += len(places)
-                self.on_progress(f"{trained} of {len(clients)} clients trained")
-        return losses
 
     def count_training(self, plan: LocalSGD, sizes: NDArray[np.int64]) -> None:
         """Count the passes of clients (m,) that train by ``plan`` on ``sizes`` (m,) samples."""

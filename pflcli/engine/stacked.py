@@ -80,20 +80,16 @@ def train_stack(
     else:
         models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
     own_draws = [draws[index] for index in order]
-    losses = _run(_trainer(net, models, plan.for_clients(rows, like), how, own_draws), data, schedule)
-    parameters.write_rows(out, rows, models)
-    return np.asarray(losses[np.argsort(order)])
-
-
-def _run(trainer: _Trainer, data: Federation, schedule: _Schedule) -> NDArray[np.float64]:
+    trainer = _trainer(net, models, plan.for_clients(rows, like), how, own_draws)
     total = torch.zeros(len(schedule.steps), dtype=torch.float64, device=data.y.device)
     for s in range(schedule.steps.max(initial=0)):
-        active = int((schedule.steps > s).sum())
-        rows = schedule.rows[:active, s]
-        x = data.inputs(rows.flatten()).view(*rows.shape, *data.in_shape)
-        total[:active] += trainer.step(x, data.y[rows], schedule.weight[:active, s], schedule.lr[:active, s])
-    steps = torch.from_numpy(np.maximum(schedule.steps, 1)).to(total.device)
-    return np.asarray((total / steps).cpu().numpy())
+        active = int((schedule.steps > s).sum())  # the first ones, as the clients with most steps come first
+        samples = schedule.rows[:active, s]
+        x = data.inputs(samples.flatten()).view(*samples.shape, *data.in_shape)
+        total[:active] += trainer.step(x, data.y[samples], schedule.weight[:active, s], schedule.lr[:active, s])
+    parameters.write_rows(out, rows, models)
+    losses = (total / torch.from_numpy(np.maximum(schedule.steps, 1)).to(total.device)).cpu().numpy()
+    return np.asarray(losses[np.argsort(order)])
 
 
 def _trainer(

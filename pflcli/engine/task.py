@@ -40,16 +40,6 @@ def run_task(
     pads each client by its own samples alone; otherwise up to rounding, as batched kernels may add in another order. A
     request stacks the same clients on every machine, so that its bytes stay the same.
     """
-    try:
-        return _run(task, worker_net, data, start, out)
-    finally:
-        if worker_net.program is not None:
-            worker_net.program.forget()
-
-
-def _run(
-    task: Task, worker_net: WorkerNet, data: Federation, start: Params | Stacked, out: Stacked
-) -> NDArray[np.float64]:
     data = data if task.rows is None else data.pooled(task.rows)
     like = {name: value[0] for name, value in out.items()}
     own_start = is_stacked(start, like)
@@ -58,20 +48,18 @@ def _run(
     if how.in_place:
         assert how.layers is not None
         return backend.train_chain(how.layers, data, task.clients, draws, task.places, start, out, task.plan)
-    if how.stacked:
-        net, plan = worker_net.net, task.plan
-        return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how)
-    losses = [
-        loop.train_client(
-            worker_net.net,
-            data,
-            int(client),
-            parameters.pick(start, place) if own_start else start,
-            parameters.pick(out, place),
-            task.plan.for_client(place, like),
-            draws[index],
-            how.program,
-        )
-        for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True))
-    ]
-    return np.asarray(losses)
+    try:
+        if how.stacked:
+            net, plan = worker_net.net, task.plan
+            return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how)
+        losses = np.empty(len(task.clients))
+        for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True)):
+            own, to = parameters.pick(start, place) if own_start else start, parameters.pick(out, place)
+            plan = task.plan.for_client(place, like)
+            losses[index] = loop.train_client(
+                worker_net.net, data, int(client), own, to, plan, draws[index], how.program
+            )
+        return losses
+    finally:
+        if worker_net.program is not None:
+            worker_net.program.forget()  # the weights of these clients

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +21,7 @@ Encode = Callable[[Stacked], Stacked]
 
 
 class Trains(Protocol):
-    """What a run keeps of training, see ``fl.run.Run``."""
+    """What a run keeps of training, see ``Run``."""
 
     engine: Engine
     attendance: Attendance
@@ -34,18 +33,14 @@ class Trains(Protocol):
 
 
 @dataclass
-class LocalTraining(Iterator[TrainedClients]):
-    """Trains clients (n,) when it is first iterated, and yields their models in parts; or trains them for ``total``."""
+class LocalTraining(Iterable[TrainedClients]):
+    """Trains clients (n,) when it is iterated, once, and yields their models in parts; or trains them for ``total``."""
 
     run: Trains
     clients: NDArray[np.int64]
     start: Params | Stacked | ModelTable
     plan: LocalSGD
     key: tuple[Any, ...]
-
-    def __next__(self) -> TrainedClients:
-        """Return the next part."""
-        return next(self._parts)
 
     def total(self, encode: Encode) -> WeightedSum | None:
         """Train the clients and return the sum of what they upload; None if only their models can be had.
@@ -66,11 +61,11 @@ class LocalTraining(Iterator[TrainedClients]):
         self.run.losses += zip(summed.loss.tolist(), sizes.tolist(), strict=True)
         return summed.total
 
-    @cached_property
-    def _parts(self) -> Iterator[TrainedClients]:
-        return self._train()
+    def __iter__(self) -> Iterator[TrainedClients]:
+        """Train the clients, and yield their models in parts.
 
-    def _train(self) -> Iterator[TrainedClients]:
+        Raises Diverged at the end with all clients whose parameters became non-finite, Unanswered if nobody answers.
+        """
         if self.run.privacy is not None and not len(self.clients):
             return  # a round of noise alone
         self._require_answers()

@@ -19,7 +19,7 @@ lambda is chosen, validation accuracy is of the samples that chose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -115,7 +115,7 @@ def _personal_steps(
 ) -> Iterator[tuple[TrainedClients, NDArray[np.float64]]]:
     """Yield the clients' personal models after proximal steps, in parts, with the lambda of each client (n,)."""
 
-    def steps(ids: NDArray[np.int64], lam: float) -> Iterator[TrainedClients]:
+    def steps(ids: NDArray[np.int64], lam: float) -> Iterable[TrainedClients]:
         return run.local_sgd(ids, initial, name="personal", prox=(anchor, lam), **plan)
 
     lambdas = _fixed_lambdas(run, clients)
@@ -137,7 +137,7 @@ def _fixed_lambdas(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _chosen(
-    run: Run, ids: NDArray[np.int64], steps: Callable[[NDArray[np.int64], float], Iterator[TrainedClients]]
+    run: Run, ids: NDArray[np.int64], steps: Callable[[NDArray[np.int64], float], Iterable[TrainedClients]]
 ) -> tuple[TrainedClients, NDArray[np.float64]]:
     """Return each client's model with the lowest validation loss over the lambdas of the grid, and that lambda (n,)."""
     (best,) = steps(ids, run.cfg.grid[0])  # a chunk of clients is trained in one part

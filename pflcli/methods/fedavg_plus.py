@@ -8,7 +8,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -77,7 +77,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     return Predictor(answer, predictors[0].splits, model_of=model_of)
 
 
-def ensemble(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterator[TrainedClients]]:
+def ensemble(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterable[TrainedClients]]:
     """Return the ``models`` of the clients, each fine-tuned on another part of their training samples.
 
     Gao et al. (2023), FedHAM, https://doi.org/10.1145/3591362, section 7, ensemble learning: what one sample has left
@@ -93,7 +93,7 @@ def ensemble(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterator[TrainedC
         yield fine_tuned(run, clients, name=f"model {number}", sample_weights=weights)
 
 
-def fine_tuned(run: Run, clients: NDArray[np.int64], **training: Any) -> Iterator[TrainedClients]:
+def fine_tuned(run: Run, clients: NDArray[np.int64], **training: Any) -> Iterable[TrainedClients]:
     """Return the fine-tuned models of the clients, in parts; raises UsageError if ``trainable`` names no parameters.
 
     ``training`` are further options of ``run.local_sgd``.
