@@ -38,12 +38,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out unless they are asked for."""
+    """Leave the long tests out unless they are asked for, and those of compiled loops where there are none."""
+    from pflcli.engine import backend
+
     if not config.getoption("--long"):
         long = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if item not in long]
         if long:
             config.hook.pytest_deselected(items=long)
+    if why := backend.why_off():
+        for item in items:
+            if item.get_closest_marker("compiled"):
+                item.add_marker(pytest.mark.skip(reason=f"tests compiled loops, and {why}"))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -573,6 +573,7 @@ def test_a_chain_answers_as_its_network_does_to_the_bit(model):
             assert torch.equal(z, net.body(x))
 
 
+@pytest.mark.compiled
 def test_compiled_predictions_of_a_chain_agree_with_its_network_and_do_not_depend_on_threads(monkeypatch):
     monkeypatch.setattr(products, "OWN", True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
@@ -872,6 +873,7 @@ def test_the_engine_says_how_clients_train_and_why():
     assert lines == [explanations[0]]
 
 
+@pytest.mark.compiled
 def test_compiled_chains_may_lack_biases(monkeypatch):
     monkeypatch.setattr(products, "OWN", True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)

@@ -61,7 +61,7 @@ def forms(kind, net, shape, trained):
         yield networks.VmappedNetwork(copy.deepcopy(net), trained, "float32"), 2
         yield linear_chain.ChainNetwork(linear_chain.layers(net), trained), 2
         yield CompiledChainNetwork(linear_chain.layers(net), trained), 2
-    else:
+    elif backend.why_off() is None:
         own = copy.deepcopy(net)
         yield CompiledNetwork(own, trained, backend.program(own, shape)), 1
 
@@ -199,6 +199,7 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
 
 @pytest.mark.parametrize("kind", ["mobile", "cnn"])
 @pytest.mark.parametrize("prefix", ["", "head.", "none"])
+@pytest.mark.compiled
 def test_compiled_networks_descend_as_by_autograd(kind, prefix):
     net, shape = {"mobile": mobile, "cnn": cnn}[kind]()
     net.train()
@@ -298,6 +299,7 @@ def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
 
 
 @pytest.mark.parametrize("own", [False, True])
+@pytest.mark.compiled
 def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
     """Each client's are those by autograd in double precision, and with pfl's own products do not depend on others."""
     monkeypatch.setattr(products, "OWN", own)
@@ -336,6 +338,7 @@ def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
         assert torch.equal(pair[0], losses[:2])
 
 
+@pytest.mark.compiled
 def test_bits_are_independent_of_a_stack_by_own_products_alone(monkeypatch):
     plan = LocalSGD(1, 4, [0.1], gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=True)
     for make, compiles in ((cnn, True), (mobile, False)):
@@ -467,6 +470,7 @@ def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["loop", "lockstep"])
+@pytest.mark.compiled
 def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatch):
     """Linear weights of a model are read where they lie; the next client trains in the network itself."""
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
@@ -488,6 +492,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
         assert not torch.equal(value[0], start[name])
 
 
+@pytest.mark.compiled
 def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
     plan = LocalSGD(1, 4, [0.1], gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=True)
     for net, shape in (cnn(), mobile()):
@@ -519,6 +524,7 @@ def test_adam_along_outer_products_is_adam_along_their_products(shape):
     torch.testing.assert_close(weights, torch.stack(expected).detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.compiled
 def test_adam_along_outer_products_moves_a_client_as_if_it_were_alone():
     """To the bit, also where its numbers are no whole vectors: by PyTorch the last ones of a stack are rounded else."""
     draw, plan = torch.Generator().manual_seed(0), LocalSGD(1, 4, [0.1], optimizer="adam")

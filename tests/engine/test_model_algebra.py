@@ -69,6 +69,7 @@ def test_means_of_most_models_are_one_product(monkeypatch):
     torch.testing.assert_close(means["a"], models[range(4)]["a"].mean(dim=0).expand(3, -1))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("stride", [4096, 4097])
 def test_independent_mixtures_are_the_same_alone_and_far_from_each_other(stride, monkeypatch):
     monkeypatch.setattr(products, "OWN", True)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import code_mutants
-from pflcli.engine import backend
 
 FOLDER = Path(code_mutants.__file__).parent
 TEST = "tests/evaluation/metrics/test_metrics.py::test_calibration_error_by_hand"
@@ -69,7 +68,7 @@ def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path):
     assert "0 of 1 killed" in printed.stdout
 
 
-@pytest.mark.skipif(backend.why_off() is not None, reason="there are no compiled loops")
+@pytest.mark.compiled
 @pytest.mark.long
 def test_compiled_functions_of_tests_are_compiled_again(tmp_path):
     """They contain code of pflcli, which may be mutated."""

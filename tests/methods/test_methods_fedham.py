@@ -825,6 +825,7 @@ def test_processes_train_ham_as_threads_do(lam):
     assert worlds.same(*states)
 
 
+@pytest.mark.compiled
 def test_each_worker_trains_one_stack_of_ham_with_the_same_bytes(monkeypatch):
     """Compiled loops serve the network, and clients share more than a stack may have."""
     monkeypatch.setattr(products, "OWN", True)

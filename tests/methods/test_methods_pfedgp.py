@@ -374,7 +374,7 @@ def test_few_samples_and_many_take_one_loss():
     assert not result(0)[1][1, 65:].any()
 
 
-@pytest.mark.skipif(backend.why_off() is not None, reason="compares compiled loops with the reference")
+@pytest.mark.compiled
 def test_sampling_in_lanes_and_in_blocks_is_that_by_lapack():
     z = normalize(torch.from_numpy(draw(1).normal(size=(70, 5))).float(), dim=1)
     k, sign = PRIOR.kernel(z, z) + 1e-3 * torch.eye(70), torch.where(z[:, 0] > 0, 1, -1)
@@ -544,7 +544,7 @@ def test_a_model_without_a_body_is_refused():
         worlds.play("pfedgp", run)
 
 
-@pytest.mark.skipif(backend.why_off() is not None, reason="compares compiled loops with the reference")
+@pytest.mark.compiled
 def test_trees_and_losses_without_acceleration_are_those_of_compiled_loops(monkeypatch):
     x, starts = draw(5).normal(size=(9, 4)), draw(6).random((8, 10, 2))
     for rows in (x, 0 * x, x[[0] * 5 + [1] * 4]):  # rows that are alike are cut in the middle
