@@ -107,7 +107,7 @@ class Vectors:
         return self._call(f"llvm.fma.{self._name}", self._type, a, b, c)
 
     def sum(self, a: Any, b: Any) -> Any:
-        """Return a + b, in its place: LLVM would add up several in an order that depends on the code around them."""
+        """Return a + b, in this order: LLVM would add up several in an order that depends on the code around them."""
         return self._bld.fadd(a, b, flags=("nsz",))  # Numba gives its flags to those that have none
 
     def transposed(self, square: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Trains chains of linear layers by plain SGD in compiled loops: all steps of one client after the other, in its place.
+"""Trains chains of linear layers by plain SGD in compiled loops: all steps of a client, one client after the other.
 
 The weights of a small multilayer perceptron stay in the cache of a core, where those of a stack would not. ``STEPS``
 names the rules of methods that have such loops.
@@ -40,7 +40,7 @@ from pflcli.parameters import Params, Stacked
 
 @dataclass(frozen=True)
 class Chain:
-    """Models of clients whose network is a chain of linear layers, all of whose steps are taken in their place.
+    """Models of clients whose network is a chain of linear layers, all of whose steps are taken in place.
 
     For ``layers``, ``parameters`` and ``trained`` see ``take_steps``. ``models`` (m, ...) are all tensors of the
     clients; ``own`` (m, ...) and ``shared`` are constants.

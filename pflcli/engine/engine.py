@@ -99,7 +99,7 @@ class Engine:
         self.passes = Passes()
         """samples that went through models so far"""
         self.measures = False
-        """whether answers of clients' own models are only measured, for which compiled loops need not be loaded anew"""
+        """whether answers of clients' own models are only measured, for which it does not pay to load compiled loops"""
         self._arrivals: set[str] = set()
 
     @property

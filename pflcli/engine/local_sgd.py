@@ -78,48 +78,51 @@ Objective = Callable[[Model, Params, Batch], Tensor]
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """How each client trains locally.
-
-    ``lr`` holds the learning rate of each local epoch, (epochs,), or one row per client, (m, epochs). ``prox=(anchor,
-    mu)`` adds mu (w - anchor) to the gradient; the anchor is one model, or a stack in the clients' order. Only
-    parameters whose name starts with ``trainable`` are trained, on the samples of ``splits``. ``objective`` replaces
-    the cross-entropy of the model: its parameters are all tensors of the start, a stack, and its constants are ``own``
-    (m, ...) and ``shared``. ``gradient`` does the same by gradients instead of a loss, which takes less time. Without
-    both, ``adds_own`` adds the constants ``own``, one for each trained parameter, to the gradients. ``passes`` says how
-    often a step passes its samples forward and backward. ``sample_weights`` (m, n) multiply the losses of each client's
-    samples, in their order. ``batches`` bounds the minibatches of an epoch. ``steps`` replaces ``epochs`` by a number
-    of local steps: epochs, each in an order of its own, follow each other until so many steps are taken; ``lr`` then
-    holds the learning rate of each step. A client without samples takes no step. With ``frozen_norm`` BatchNorm
-    normalizes by its running statistics and does not change them. With ``lockstep`` several clients take each step
-    together even where their passes go one after the other: for a rule that takes no passes but those of ``gradient``,
-    reads much that clients share, and by a compiled chain gives a client the same bits in any stack. Clients that
-    diverge are left out of the round unless they ``may_diverge``: then the method itself must look for parameters that
-    are not finite. ``bounds`` clip what is trained after every step, as in projected gradient descent.
-    """
+    """How each client trains locally. A client without samples takes no step."""
 
     epochs: int
+    """number of local epochs, each in an order of its own"""
     batch_size: int
     lr: NDArray[np.float64]
+    """learning rate of each local epoch (epochs,), or a row for each client (m, epochs); with ``steps``, of each step"""
     momentum: float = 0.0
     weight_decay: float = 0.0
     prox: tuple[Params | Stacked, float] | None = None
+    """``(anchor, mu)`` adds mu (w - anchor) to the gradient; the anchor is one model or a stack in the clients' order"""
     trainable: str | tuple[str, ...] = ""
+    """prefix of the names of the parameters that are trained"""
     splits: tuple[str, ...] = ("train",)
+    """splits whose samples a client trains on"""
     optimizer: Literal["sgd", "adam"] = "sgd"
     precision: Literal["float32", "bfloat16"] = "float32"
     objective: Objective | None = None
+    """loss that replaces the cross-entropy; its parameters are all tensors of the start, a stack"""
     gradient: GradientRule | None = None
+    """does the same by gradients instead of a loss, which takes less time"""
     adds_own: bool = False
+    """whether the constants ``own``, one for each trained parameter, are added to the gradients of the cross-entropy"""
     passes: float = 1.0
+    """how often a step passes its samples forward and backward"""
     sample_weights: Tensor | None = None
+    """factors (m, n) of the losses of each client's samples, in their order"""
     own: Stacked = field(default_factory=dict)
+    """constants of each client (m, ...) for ``objective`` and ``gradient``"""
     shared: Params = field(default_factory=dict)
+    """constants that all clients share"""
     batches: int | None = None
+    """largest number of minibatches per epoch"""
     steps: int | None = None
+    """number of local steps, which replaces ``epochs``: epochs follow each other until so many steps are taken"""
     frozen_norm: bool = False
+    """whether BatchNorm normalizes by its running statistics and does not change them"""
     lockstep: bool = False
+    """whether clients take each step together, even where their passes go one after the other: for a rule that reads
+    much that clients share, whose only passes are those of ``StackedNetwork.gradient``, and which gives a client the
+    same bits in any stack of a compiled chain"""
     may_diverge: bool = False
+    """whether clients that diverge stay in the round; the method must then look for parameters that are not finite"""
     bounds: tuple[float, float] | None = None
+    """limits to which trained parameters are clipped after every step, as in projected gradient descent"""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", np.asarray(self.lr, dtype=np.float64))

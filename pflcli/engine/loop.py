@@ -1,8 +1,8 @@
 """The **loop** mode: one client after the other on the worker's network.
 
 Parameters are copied in place, minibatches are slices of the epoch's permuted samples, gradients come from
-``torch.autograd.grad`` and updates go through ``torch._foreach_*``: no DataLoader, no deepcopy, no optimizer object, no
-trips of state dicts. Networks with a program (``program.py``) do without autograd.
+``torch.autograd.grad`` and updates go through ``torch._foreach_*``, without DataLoader, deepcopy, optimizer objects or
+state dicts. Networks with a compiled program do not need autograd.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def train_client(
     if plan.gradient:
         for name, value in start.items():
             out[name].copy_(value)
-        start = out  # trained in its place
+        start = out  # trained in place
     trainer = _Ruled if plan.gradient else _Objective if plan.objective else _Plain
     client_trainer = trainer(net, start, plan, program, draw)
     rows = torch.from_numpy(data.rows(client, *plan.splits))
@@ -137,7 +137,7 @@ class _Objective:
 
 
 class _Ruled:
-    """Trains the tensors of a start in their place, as a stack of one client, by a gradient rule of the method."""
+    """Trains the tensors of a start in place, as a stack of one client, by a gradient rule of the method."""
 
     def __init__(
         self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator

@@ -30,9 +30,9 @@ class Update:
         self._second: list[Tensor] = []
         self._steps = 0
         self.is_plain = plan.is_plain
-        """whether a step is ``pull`` and then minus the rate times the gradients, which anybody may subtract"""
+        """whether a step is ``pull`` and then minus the rate times the gradients, which the caller may subtract itself"""
         self.is_bare = self.is_plain and not (self._anchor or self._drift)
-        """whether ``pull`` does nothing, either"""
+        """whether, in addition, ``pull`` does nothing"""
 
     def __call__(
         self, weights: list[Tensor], gradients: Sequence[Tensor | OuterProducts], rate: float | Tensor
@@ -105,7 +105,10 @@ class Update:
             torch._foreach_add_(grads, [drift[active] for drift in self._drift])
 
     def _takes_outer_products(self, weights: list[Tensor]) -> bool:
-        """Whether a step is Adam alone: a client's bits then depend on no other, as by PyTorch those of the last do."""
+        """Whether a step is Adam and nothing else, so that the compiled loop can take it.
+
+        A client's bits then do not depend on its stack; with PyTorch those of the last client do.
+        """
         plan = self._plan
         only_adam = plan.optimizer == "adam" and not (plan.weight_decay or plan.bounds or self._anchor or self._drift)
         if not only_adam or backend.part("adam") is None:

@@ -160,7 +160,7 @@ class _Worker:
         )
 
     def close(self) -> None:
-        """Let the process end and wait for it; kill it if it is still training, as nobody needs the result."""
+        """Let the process end and wait for it; kill it if it is still training, as its result is not needed."""
         self.pipe.close()
         try:
             self._process.wait(timeout=_EXIT_SECONDS)

@@ -64,7 +64,7 @@ class Threads:
 
     @contextmanager
     def net(self) -> Iterator[WorkerNets]:
-        """Lend the networks of one worker, which nobody else uses inside the block."""
+        """Lend the networks of one worker; no other task uses them inside the block."""
         nets = self._nets.get()
         try:
             yield nets
@@ -138,7 +138,7 @@ class Threads:
     def _map(self, work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
         """Return the results of all items in their order; a single worker is the calling thread.
 
-        To hand a task to another thread and wait for it takes as long as many a task.
+        Handing a task to another thread and waiting for it can take as long as the task.
         """
         return map(work, items) if self._pool is None else self._pool.map(work, items)
 
