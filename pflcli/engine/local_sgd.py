@@ -84,11 +84,11 @@ class LocalSGD:
     """number of local epochs, each in an order of its own"""
     batch_size: int
     lr: NDArray[np.float64]
-    """learning rate of each local epoch (epochs,), or a row for each client (m, epochs); with ``steps``, of each step"""
+    """learning rate of each local epoch (epochs,), or a row per client (m, epochs); with ``steps``, of each step"""
     momentum: float = 0.0
     weight_decay: float = 0.0
     prox: tuple[Params | Stacked, float] | None = None
-    """``(anchor, mu)`` adds mu (w - anchor) to the gradient; the anchor is one model or a stack in the clients' order"""
+    """``(anchor, mu)`` adds mu (w - anchor) to the gradient; the anchor is one model or a stack of models"""
     trainable: str | tuple[str, ...] = ""
     """prefix of the names of the parameters that are trained"""
     splits: tuple[str, ...] = ("train",)

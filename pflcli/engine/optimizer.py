@@ -30,7 +30,7 @@ class Update:
         self._second: list[Tensor] = []
         self._steps = 0
         self.is_plain = plan.is_plain
-        """whether a step is ``pull`` and then minus the rate times the gradients, which the caller may subtract itself"""
+        """whether a step is ``pull`` and then minus the rate times the gradients, which a caller may subtract"""
         self.is_bare = self.is_plain and not (self._anchor or self._drift)
         """whether, in addition, ``pull`` does nothing"""
 
