@@ -71,7 +71,7 @@ def main(args: list[str] | None = None) -> None:
     from pflcli.options import completion
 
     if args is None and completion.VARIABLE in os.environ:
-        sys.exit(completion.answer(app))
+        sys.exit(completion.print_completions(app))
     try:
         Path.cwd()
     except OSError:  # libraries of PyTorch end the process without a message

@@ -667,7 +667,7 @@ WRONG = {
     "a method twice": (W + "--methods local,local", 2, "local is named twice"),
     "no method": (W + "--methods ,", 2, "no methods to compare", "--methods fedavg,local"),
     "all and another": (W + "--methods all,local", 2, "local is named twice", "local,local@other"),
-    "seeds in words": (W + "--seeds one", 2, "--seeds one are not whole numbers", "--seeds 0,1,2"),
+    "seeds in words": (W + "--seeds one", 2, "--seeds one", "--seeds 0,1,2"),
     "a seed twice": (W + "--seeds 1,1", 2, "--seeds 1,1 are not different numbers"),
     "a seed below zero": (W + "--seeds 0,-1", 2, "--seeds 0,-1", "--seeds 0,1,2"),
     "an option of nobody": (W + "--set lam=1", 2, "does not say of which method", "--set METHOD.lam=1"),
