@@ -550,7 +550,7 @@ WRONG = {
     "a method that stands on embeddings": (
         f"{T} --method prior",
         2,
-        "prior stands on embeddings and makes no global model",
+        "prior needs embeddings and makes no global model",
         "--method fedavg",
     ),
     "alpha of zero": (f"{W} --scheme dirichlet --clients 4 --set alpha=0", 2, "alpha=0", "greater than 0"),

@@ -229,7 +229,7 @@ def test_methods_begin_where_the_backbone_began(tmp_path, trained):
             self.lines.append(text)
 
     personalize("fedavg", tmp_path / "b1", tmp_path / "f", execution=Execution(reporter=Recorder()))
-    assert f"fedavg: taking the 1 rounds of {tmp_path / 'b1'}" in Recorder.lines
+    assert f"fedavg: reusing the 1 rounds of {tmp_path / 'b1'}" in Recorder.lines
     # A method that trains anew, with no step to take, is left with the weights.
     personalize("fedavg", tmp_path / "b1", tmp_path / "f0", settings={"rounds": 0})
     state = load_file(tmp_path / "f0" / "state.safetensors")
@@ -286,7 +286,7 @@ def test_all_methods_of_a_comparison_begin_with_the_weights(small, tmp_path, tra
 
 
 def test_weights_other_than_the_backbones_are_refused(pfl, small, tmp_path, trained):
-    with pytest.raises(UsageError, match="did not begin with"):
+    with pytest.raises(UsageError, match="did not start from"):
         personalize("fedavg-plus", small.b, tmp_path / "f", weights=tmp_path / "w.pt")
     same = personalize("fedavg", tmp_path / "b0", tmp_path / "f", weights=tmp_path / "w.pt")
     assert same.request["weights"] == initial.read(tmp_path / "w.pt").digest
