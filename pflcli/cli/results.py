@@ -63,11 +63,11 @@ def show_trials(
     """Print the trials of a search, or in a dry run the decision for each."""
     from pflcli.artifacts.kinds import tuning
     from pflcli.artifacts.reader import open_artifact
-    from pflcli.commands.tuning import tables
+    from pflcli.commands.tuning import trials
 
     if not quiet:
         if not execution.dry_run:
-            console.table(*tables.readable(tuning.read(open_artifact(outcome.path))), to_stderr=True)
+            console.table(*trials.readable(tuning.read(open_artifact(outcome.path))), to_stderr=True)
         elif plan := outcome.summary["plan"]:
             rows = [[*map(as_typed, step["values"].values()), step["decision"]] for step in plan]
             console.table([*plan[0]["values"], ""], rows, to_stderr=True)

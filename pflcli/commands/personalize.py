@@ -191,7 +191,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     inputs = {kind: item for kind in chain.KINDS if kind in needed and (item := job.lineage[kind]) is not None}
     backbone = inputs.get("backbone") if not progress.rows else None
     reported = progress.facts() if backbone is None else run_request.reported_round(backbone)
-    tuned, flags = _write_predictions(job, run, data, progress.joined(), writer)
+    tuned, flags = _write_predictions(job, run, data, progress.join_answers(), writer)
     _write_rounds(job, run, data, progress, reported, writer)
     clients = codebook.read(job.source).client_names(len(run.clients))
     missing = absences.summary([*progress.before, *progress.rows], clients) | absences.names_of_flagged(flags, clients)

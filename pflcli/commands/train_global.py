@@ -71,7 +71,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
         noise_seed = dp_secret.noise_seed(training, spec, partition, writer)
         run = build_run(partitions.read(partition), definition, cfg, training, seed, execution, noise_seed=noise_seed)
         if file is not None:
-            run.init = initial.begun(file, training, run.init, execution.reporter.say)
+            run.init = initial.apply_weights(file, training, run.init, execution.reporter.say)
             writer.write(initial.INITIAL, bytes(save(state_files.flatten(run.init))))
         progress = loop.resume(run, definition, writer, execution)
         if "global" not in progress.state:

@@ -747,9 +747,9 @@ def test_variants_of_a_method_are_rows_of_their_own(new_folder, small):
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        (["local", "local"], "named twice"),
-        (["local@"], "a variant is named by"),
-        (["local@a/b"], "a variant is named by"),
+        (["local", "local"], "given twice"),
+        (["local@"], "the name of a variant"),
+        (["local@a/b"], "the name of a variant"),
         (["locl@a"], "locl"),
     ],
 )

@@ -18,8 +18,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
 from pflcli.commands.tuning import samplers
-from pflcli.commands.tuning.space import Axis, space
-from pflcli.commands.tuning.tables import readable
+from pflcli.commands.tuning.space import Axis, search_space
+from pflcli.commands.tuning.trials import readable
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 
@@ -332,19 +332,19 @@ def proposed(searched, count, scores=(), seed=0):
 
 
 def test_optuna_proposes_the_same_again_the_default_first_and_no_point_twice():
-    ranges = space("ditto", {"training.lr": "0.001..1", "lam": "none,0.1,1"}, {}, {}, "optuna")
+    ranges = search_space("ditto", {"training.lr": "0.001..1", "lam": "none,0.1,1"}, {}, {}, "optuna")
     points = proposed(ranges, 15, [0.1, None, 0.9])
     assert points == proposed(ranges, 15, [0.1, None, 0.9])
     assert points[:8] == proposed(ranges, 8, [0.1, None, 0.9])
     assert points[0] == {"training.lr": 0.1, "lam": None}
     assert len({json.dumps(point) for point in points}) == 15
     assert points != proposed(ranges, 15, [0.1, None, 0.9], seed=1)
-    lists = space("ditto", {"training.lr": "0.1,1", "lam": "none,0.1,1"}, {}, {}, "optuna")
+    lists = search_space("ditto", {"training.lr": "0.1,1", "lam": "none,0.1,1"}, {}, {}, "optuna")
     assert len({json.dumps(point) for point in proposed(lists, 50)}) == 6
 
 
 def test_optuna_takes_the_range_that_a_grid_spans():
-    axes = {axis.key: axis for axis in space("knn-per", None, {}, {}, "optuna").axes}
+    axes = {axis.key: axis for axis in search_space("knn-per", None, {}, {}, "optuna").axes}
     assert axes["k"].plain() == {"low": 1, "high": 16}
     assert axes["k"].is_whole
     assert Axis("lam", (3.0, 0.5)).ranged() == Axis("lam", (), (0.5, 3.0))

@@ -93,7 +93,7 @@ def test_choices_of_other_clients_are_refused(small, refit, tmp_path):
     extract(tmp_path / "b", tmp_path / "e")
     build_datastore(tmp_path / "e", tmp_path / "d")
     personalize("knn-per", tmp_path / "d", tmp_path / "k")
-    with pytest.raises(InputError, match="is of the partition"):
+    with pytest.raises(InputError, match="made on the partition"):
         personalize("knn-per", refit.d, tmp_path / "k2", choices=tmp_path / "k")
 
 

@@ -105,11 +105,11 @@ def damage(change):
 MISFITS = {
     "a name too many": (
         lambda: damage({"body.9.weight": torch.ones(1), "odd": torch.ones(1)}),
-        "holds 2 names that mlp lacks: body.9.weight, odd",
+        "contains 2 names that mlp lacks: body.9.weight, odd",
     ),
     "a layer too many": (
         lambda: damage({"old.weight": torch.ones(4, 200), "old.bias": torch.ones(4)}),
-        "holds 2 names that mlp lacks: old.weight, old.bias",
+        "contains 2 names that mlp lacks: old.weight, old.bias",
     ),
     "names missing": (
         lambda: {k: v for k, v in damage({}).items() if not k.startswith("body.1.")},
@@ -117,7 +117,7 @@ MISFITS = {
     ),
     "another input": (
         lambda: parameters.of(models.create("mlp", (5,), 4, seed=1)),
-        "holds 1 shapes that differ from mlp's: body.1.weight 200x5 in the file, 200x6 in the model",
+        "contains 1 shapes that differ from mlp's: body.1.weight 200x5 in the file, 200x6 in the model",
     ),
     "not a number": (lambda: damage({"body.1.bias": torch.full((200,), torch.nan)}), "body.1.bias is not finite"),
     "a checkpoint": (lambda: {"epoch": 3, "model": damage({})}, "holds a dict with epoch, model, not a state dict"),
@@ -241,7 +241,7 @@ def test_the_command_line(pfl, small, tmp_path):
     line = ("train-global", small.p, "-o", tmp_path / "b", "--model", "mlp", "--rounds", 1, "--weights")
     ran = pfl(*line, tmp_path / "w.pt", "--json")
     assert ran.code == 0
-    assert "the head starts anew" in ran.err
+    assert "the head is initialized at random" in ran.err
     assert len(json.loads(ran.out)["request"]["weights"]) == 64
     assert open_artifact(tmp_path / "b").manifest.made["weights"] == str(tmp_path / "w.pt")
     ran = pfl(*line, tmp_path / "gone.pt")
