@@ -37,7 +37,7 @@ from pflcli.evaluation import scoring, simulated_time, stack_references, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
-from pflcli.jobs.job import LATER, Job, Plan, Planned, listed, plan, require_free, rows
+from pflcli.jobs.job import LATER, Job, Plan, Planned, list_unfinished, plan, require_free, rows
 from pflcli.jobs.run import Results, counts, run
 from pflcli.options.compare import Compare
 from pflcli.options.declaration import command
@@ -127,7 +127,7 @@ def compare(asked: Compare) -> Outcome:
         if asked.only is None and not tuned.is_complete:
             execution.reporter.say(tuned.announcement)
             later = _jobs(partitions, out, variants, training, initial_weights, tuner.jobs_by_variant(tuning))
-            todo = listed({**tuning, **{job: Planned(job, LATER) for job in later}}, out)
+            todo = list_unfinished({**tuning, **{job: Planned(job, LATER) for job in later}}, out)
             plan_rows = tuned.plan(out, variants, list(partitions))
             return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", {"plan": plan_rows, "jobs": todo})
         training = run_request.resolve_settings({}, tuned.settings, partition)
@@ -177,7 +177,7 @@ def compare(asked: Compare) -> Outcome:
         estimate.announce(out, execution.reporter)
         facts = {
             "plan": estimate.add_to_rows([*tuned.plan(out, variants, ()), *rows(planned.values())]),
-            "jobs": listed(planned, out),
+            "jobs": list_unfinished(planned, out),
             **({"privacy": privacy} if privacy else {}),
             **estimate.facts(),
         }

@@ -556,7 +556,7 @@ WRONG = {
     "alpha of zero": (f"{W} --scheme dirichlet --clients 4 --set alpha=0", 2, "alpha=0", "greater than 0"),
     "alpha below zero": (f"{W} --scheme dirichlet --clients 4 --set alpha=-1", 2, "alpha=-1", "greater than 0"),
     "alpha in words": (f"{W} --scheme dirichlet --clients 4 --set alpha=low", 2, "alpha=low", "valid number"),
-    "a set that sets nothing": (f"{K} --set k", 2, "'--set k' is not of the form key=value", "--set k=10"),
+    "a set that sets nothing": (f"{K} --set k", 2, "'--set k' does not have the form key=value", "--set k=10"),
     "a set that is set twice": (f"{K} --set k=1 --set k=2", 2, "'k' is set twice: 1 and 2"),
     "no neighbours": (f"{K} --set k=0", 2, "k=0", "greater than or equal to 1"),
     "nothing to choose from": (f"{K} --set grid=", 2, "grid is empty"),

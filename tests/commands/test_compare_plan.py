@@ -246,7 +246,7 @@ def test_make_tries_again_what_failed(writers, tmp_path, tools, pfl):
         (("--plan", "sh", "--only", "seed-0/fedavg"), "--plan cannot be combined with --only"),
         (("--plan", "sh", "--set", "ditto.lam=0.5"), "options are set for ditto, which is not compared"),
         (("--plan", "make", "-o", "a%b"), "make cannot name"),
-        (("--plan", "sh", "-o", "a\nb"), "a script cannot hold"),
+        (("--plan", "sh", "-o", "a\nb"), "a script cannot contain"),
         (("--only", "seed-0/ditto"), "seed-0/ditto does not belong to this comparison"),
         (("--only", "seed-7/fedavg"), "seed-7/fedavg does not belong to this comparison"),
         (("--only", "tune/fedavg/tuning"), "tune/fedavg/tuning does not belong to this comparison"),
@@ -280,7 +280,7 @@ def test_a_tuning_that_is_needed_must_be_there(writers, tmp_path, pfl):
     ):
         ran = pfl(*line, path)
         assert (ran.code, ran.out) == (5, "")
-        assert f"{path} is not made: {missing}, which it needs, is not there" in ran.err
+        assert f"cannot make {path}: it needs {missing}" in ran.err
 
 
 # In processes of their own

@@ -107,7 +107,7 @@ def test_when_all_diverge_the_run_ends_with_the_reason(method):
         play(method, worlds.run(method, lr=1e37))
     assert "--lr" in error.value.fix[0]
     if method != "fedhealth":
-        assert error.value.message.startswith(f"{method}, round 1: the parameters of all that trained")
+        assert error.value.message.startswith(f"{method}, round 1: the parameters of all clients that trained")
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -68,7 +68,7 @@ def test_what_is_missing_or_does_not_go_together_is_refused(small, refit, tmp_pa
     def run(*args, **kwargs):
         personalize(*args, tmp_path / "k", **kwargs)
 
-    with pytest.raises(UsageError, match="knn-per chooses lambda by validation samples"):
+    with pytest.raises(UsageError, match="knn-per chooses lambda on validation samples"):
         run("knn-per", refit.d)
     with pytest.raises(UsageError, match="chooses itself without --refit"):
         run("knn-per", small.d, choices=small.knn)
