@@ -1,4 +1,4 @@
-"""The console script: run a command, turn whatever goes wrong into one clear error and an exit code."""
+"""The console script: run a command, and turn any failure into one clear error and an exit code."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ if TYPE_CHECKING:
     from typer import TyperException
 
 _INTERRUPTED = 130
-"""Exit code, as of a shell's child that SIGINT ends."""
+"""The exit code of a process that SIGINT ends, as shells report it."""
 
-_OBJECTS = 500_000
-"""Objects between searches for unreachable ones: more than imports leave, none of which a search could free."""
+_GC_THRESHOLD = 500_000
+"""Threshold of the garbage collector, above the number of objects that imports create, none of which can be freed."""
 
 
 def run() -> None:
-    """Run as the process ``pfl``: an interruption ends it at once, without waiting for threads that train clients."""
+    """Run the process ``pfl``: an interruption ends it at once, without waiting for threads that train clients."""
     _open_closed_streams()
     sys.unraisablehook = _raise_again
-    gc.set_threshold(_OBJECTS)  # by default these searches take a third of the time that PyTorch takes to import
+    gc.set_threshold(_GC_THRESHOLD)  # with the default, collections take a third of the time to import PyTorch
     try:
         main()
     except SystemExit as end:
         if end.code == _INTERRUPTED:
             os._exit(_INTERRUPTED)
-        # The work is done. An interruption while Python shuts down would show a traceback.
+        # The work is done: ignore interruptions while Python shuts down, which would show a traceback.
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
-        gc.freeze()  # or Python searches all objects several times while it ends, for half a second
+        gc.freeze()  # without it, Python traverses all objects several times at exit, which takes half a second
         raise
-    except KeyboardInterrupt:  # before the command began, while Python read its modules, or just after its end
+    except KeyboardInterrupt:  # during imports, before the command began, or just after its end
         os._exit(_INTERRUPTED)
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null for each standard stream that is closed, as daemons close them.
+    """Open /dev/null for each standard stream that is closed, as for daemons.
 
-    Python has None in place of such a stream, and the next file that is opened would get its number.
+    Python sets such a stream to None, and the next file that is opened would get its number.
     """
     for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number, which is ``number``
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
@@ -64,49 +64,48 @@ def main(args: list[str] | None = None) -> None:
     if sys.platform == "win32":
         sys.stderr.write("pfl: Windows is not supported\n     run pfl in WSL, the Windows Subsystem for Linux\n")
         sys.exit(3)
-    # Imported here, because it takes long enough to be interrupted.
+    # Imported here, because imports take long enough to be interrupted, which ``run`` handles.
     from typer import Abort, TyperException
 
     from pflcli.cli import app, console
     from pflcli.options import completion
 
     if args is None and completion.VARIABLE in os.environ:
-        sys.exit(completion.answer(app))
+        sys.exit(completion.print_completions(app))
     try:
         Path.cwd()
-    except OSError:  # libraries of PyTorch end the process without a message
+    except OSError:  # libraries of PyTorch would abort the process without a message
         console.fail("the current folder no longer exists", "cd to another folder")
         sys.exit(3)
     # Idle OpenMP threads that spin slow down small FAISS searches beside torch; read when either is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants SIGHUP to be
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _interrupt)
     arguments = sys.argv[1:] if args is None else args
     try:
         code = app(arguments, prog_name="pfl", standalone_mode=False)
-        if code == _INTERRUPTED:  # what Typer makes of KeyboardInterrupt
+        if code == _INTERRUPTED:  # Typer returns this code after a KeyboardInterrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
     except PflError as error:
         console.fail(error.message, *error.fix)
         code = error.exit_code
     except (KeyboardInterrupt, Abort):
-        code = _interrupted(arguments)
+        code = _report_interruption(arguments)
     except TyperException as error:
-        # Without arguments Typer has printed the help, and there is nothing to add.
+        # Without arguments Typer has printed the help, and the message is empty.
         if error.format_message():
             console.fail(*_usage(error))
         code = error.exit_code
     except (BrokenPipeError, SystemExit) as end:
-        # Typer exits by itself on a broken pipe, and when it has completed a word for the shell.
+        # Typer raises SystemExit for a broken pipe, and also after a completion.
         if BrokenPipeError not in (type(end), type(end.__context__)):
             raise
-        # The reader of our output has gone.
         _mute()
         code = 0
     except Exception as error:
-        code = _interrupted(arguments) if _was_interrupted(error) else _unexpected(error, arguments)
+        code = _report_interruption(arguments) if _was_interrupted(error) else _report_unexpected(error, arguments)
     try:
         sys.stdout.flush()
     except OSError:
@@ -115,7 +114,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _mute() -> None:
-    """Send the rest of stdout nowhere, so that Python's last flush does not fail."""
+    """Redirect stdout to /dev/null, so that Python's last flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -124,7 +123,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Raise an interruption a moment later that came where Python ignores errors, as in the callback of a weakref."""
+    """Raise an interruption again a moment later if Python ignored it, as in the callback of a weakref."""
     if issubclass(ignored.exc_type, KeyboardInterrupt):
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -133,17 +132,17 @@ def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether an interruption led to an error.
+    """Return whether an interruption caused an error.
 
-    A progress bar fails that ends on a terminal that has gone, and so does the import of a module within another.
+    For example, a progress bar raises another error if its terminal was closed, and so does an interrupted import.
     """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-def _interrupted(arguments: list[str]) -> int:
-    """Print how to resume, and return the exit code; a terminal that has gone is ignored."""
+def _report_interruption(arguments: list[str]) -> int:
+    """Print how to resume, and return the exit code; a closed terminal is ignored."""
     from pflcli.cli import console
 
     with suppress(OSError):
@@ -165,7 +164,7 @@ def _usage(error: TyperException) -> list[str]:
     return [words[:1].lower() + words[1:].rstrip("."), f"{path} --help"]
 
 
-def _unexpected(error: Exception, arguments: list[str]) -> int:
+def _report_unexpected(error: Exception, arguments: list[str]) -> int:
     from pflcli.cli import console
 
     if isinstance(error, OSError) and error.strerror:
@@ -173,7 +172,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
         console.fail(f"{name}{error.strerror}")
         return 3
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib, until Python 3.12
-        console.fail(f"a link leads back to itself: {str(error).partition(' from ')[2]}", "choose another path")
+        console.fail(f"a symbolic link points to itself: {str(error).partition(' from ')[2]}", "choose another path")
         return 3
     lack = out_of_memory(error)
     if lack is not None:
@@ -183,7 +182,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
         import traceback
 
         traceback.print_exc()
-    console.fail(f"a bug in pfl: {type(error).__name__}: {error}", "the same command with -v shows where")
+    console.fail(f"a bug in pfl: {type(error).__name__}: {error}", "run the command with -v to see the traceback")
     return 1
 
 

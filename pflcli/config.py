@@ -1,4 +1,4 @@
-"""Options of a method, scheme or model: frozen dataclasses, filled from ``--set key=value`` and TOML."""
+"""Options of a method, scheme or model: frozen dataclasses, built from ``--set key=value`` and TOML."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ def assignments(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise UsageError(f"'{option} {pair}' is not of the form key=value", f"{option} k=10")
+            raise UsageError(f"'{option} {pair}' does not have the form key=value", f"{option} k=10")
         if key in values:
-            raise UsageError(f"option '{key}' is set twice: {values[key]} and {value}")
+            raise UsageError(f"option '{key}' is set twice: {values[key]} and {value}", "set it once")
         values[key] = value
     return values
 
 
-def by_owner(values: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Sort ``owner.key`` options by owner; raises UsageError for one that names none."""
-    sorted_: dict[str, dict[str, str]] = {}
+def group_by_owner(values: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Group ``owner.key`` options by owner; raises UsageError for an option without an owner."""
+    grouped: dict[str, dict[str, str]] = {}
     for key, value in values.items():
         owner, dot, name = key.partition(".")
         if not (owner and dot and name):
-            raise UsageError(f"'--set {key}={value}' does not say of which method", f"--set METHOD.{key}={value}")
-        sorted_.setdefault(owner, {})[name] = value
-    return sorted_
+            raise UsageError(f"'--set {key}={value}' does not name a method", f"--set METHOD.{key}={value}")
+        grouped.setdefault(owner, {})[name] = value
+    return grouped
 
 
 def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     """Return ``cls(**values)`` with every value checked against its annotation.
 
-    Strings are converted to the field's type; a tuple is written ``0,0.5,1``, no value ``none``. ``owner`` is named
-    in errors.
-    Raises UsageError for an unknown key (with the nearest one), a value that does not fit, or a number beyond all use.
+    Strings are converted to the field's type; a tuple is written ``0,0.5,1`` and None is written ``none``. Errors name
+    ``owner``. Raises UsageError for an unknown key (with the nearest one), an invalid value, or a number that is too
+    large.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -63,9 +63,9 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise UsageError(f"{key}={value} does not fit {owner}: {reason}") from None
-        most = _MOST.get(type(checked[key]))
-        if most is not None and abs(checked[key]) > most:
-            raise UsageError(f"{key}={value} does not fit {owner}: {most:,} is the most")
+        largest = _LARGEST_NUMBER.get(type(checked[key]))
+        if largest is not None and abs(checked[key]) > largest:
+            raise UsageError(f"{key}={value} does not fit {owner}: the largest number is {largest:,}")
     try:
         return cls(**checked)
     except ValueError as error:
@@ -73,9 +73,9 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
 
 
 def build_each(owners: Mapping[str, type[Any] | None], values: Mapping[str, Any]) -> list[Any]:
-    """Return one config for each of ``owners`` (None for an owner without options), each with the values it knows.
+    """Return one config for each of ``owners`` (None for an owner without options), with the values of its fields.
 
-    Raises UsageError for a key that none of them knows, naming all that have options.
+    Raises UsageError for a key that is a field of none of them, naming all owners with options.
     """
     known = {
         owner: set() if cls is None else {field.name for field in dataclasses.fields(cls)}
@@ -97,7 +97,7 @@ def _bare(hint: Any) -> Any:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON-ready values, tuples as lists, in field order."""
+    """Return a dataclass as a dict of JSON values in field order, with tuples as lists."""
     values = dataclasses.asdict(config)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
@@ -105,13 +105,15 @@ def plain(config: Any) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; raises InputError if it is missing, malformed or too large for a configuration."""
     with reading(path, "TOML"):
-        if path.stat().st_size > _LARGEST:
-            raise InputError(f"{path} holds {size(path.stat().st_size)}, and {size(_LARGEST)} are the most")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise InputError(
+                f"{path} has {size(path.stat().st_size)}, but a configuration file has at most {size(_LARGEST_FILE)}"
+            )
         return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-_MOST = {int: 10**6, float: 1e38}
-"""Numbers beyond which no option has a use: a million epochs do not end, and float32 ends at 3.4e38."""
+_LARGEST_NUMBER = {int: 10**6, float: 1e38}
+"""The largest useful numbers: a million epochs would never finish, and float32 ends at 3.4e38."""
 
-_LARGEST = 10**6
-"""Bytes of a configuration file."""
+_LARGEST_FILE = 10**6
+"""Maximum bytes of a configuration file."""

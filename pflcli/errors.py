@@ -1,6 +1,6 @@
-"""Errors: a message for people, and an exit code for scripts.
+"""Errors, each with a message for people and an exit code for scripts.
 
-Every error carries one sentence that says what is wrong and, where there is one, what to type instead.
+The message is one sentence that says what is wrong; ``fix`` says what to type instead, if there is a remedy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class PflError(Exception):
-    """Something a user can act on; ``fix`` holds the lines to show under the message."""
+    """An error that a user can act on; ``fix`` contains the lines to show below the message."""
 
     exit_code = 1
 
@@ -21,7 +21,7 @@ class PflError(Exception):
 
 
 class UsageError(PflError):
-    """The command line asks for something that does not exist or cannot be."""
+    """An option or argument is invalid."""
 
     exit_code = 2
 
@@ -33,11 +33,11 @@ class InputError(PflError):
 
 
 class GoneError(InputError):
-    """An input of an artifact does not exist any more, or has been replaced."""
+    """An input of an artifact no longer exists, or was replaced."""
 
 
 class UnsuitedError(InputError):
-    """A method cannot run on the data, because they lack something that it needs, such as true clusters."""
+    """A method cannot run on the data, because they lack information that it needs, such as true clusters."""
 
 
 class ConflictError(PflError):
@@ -53,13 +53,13 @@ class ComputationError(PflError):
 
 
 class LostWorkerError(PflError):
-    """A worker process was ended from outside: what was computed is sound, and the same command goes on from it."""
+    """A worker process was killed. The progress so far is intact, and the same command resumes from it."""
 
     exit_code = 5
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """One line that helps after a misspelt ``word``: the nearest known name, else all of them."""
+    """Return a hint for a misspelt ``word``: the nearest known name, else all known names."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if near:
@@ -68,7 +68,7 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 def out_of_memory(error: BaseException) -> ComputationError | None:
-    """Return the error for a lack of memory, on whatever device; None if ``error`` is something else."""
+    """Return the error to show if ``error`` means that memory ran out, on any device; otherwise None."""
     # PyTorch raises RuntimeErrors: "... can't allocate memory" of a CPU, "CUDA out of memory" of a GPU.
     text = str(error)
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:

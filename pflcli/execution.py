@@ -1,4 +1,4 @@
-"""Where a command computes: device, engine, threads, processes, Ray. None of this changes a result."""
+"""The hardware on which a command runs: device, engine, threads, processes, Ray. It does not change results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Execution(Making):
 
     @property
     def has_workers(self) -> bool:
-        """Whether other processes compute, too."""
+        """Whether worker processes take part in the computation."""
         return bool(self.jobs) or self.executor != "local"
 
     def locally(self) -> Execution:

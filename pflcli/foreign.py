@@ -1,4 +1,4 @@
-"""Open files of others safely: refuse what is no plain file or declares too much, and turn parser errors into words."""
+"""Open untrusted files safely: refuse special files and excessive sizes, and turn parser errors into clear messages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAME_LENGTH = 255
-"""Characters that the name of a client or class may have: in an array, each takes the room of the longest."""
+"""Maximum characters in the name of a client or class, because an array of names is as wide as the longest one."""
 
-_RATIO = 500
-_FREELY = 256 * 10**6
-"""Packed data may declare so many times what they take in the file, and this much in any case: zeros pack by 1,000."""
+_MAX_RATIO = 500
+_ALWAYS_ALLOWED_BYTES = 256 * 10**6
+"""Compressed data may declare ``_MAX_RATIO`` times their size in the file, or ``_ALWAYS_ALLOWED_BYTES`` if that is more
+(zeros are compressed by a factor of 1,000)."""
 
 
 @contextmanager
 def reading(path: Path, form: str, *fix: str) -> Iterator[None]:
-    """Read a file within the block; raises InputError if it is no plain file, or as ``parsing`` does."""
+    """Read a file within the block; raises InputError if it is not a regular file, or as ``parsing`` does."""
     require_file(path)
     with parsing(str(path), form, *fix):
         yield
@@ -42,14 +43,14 @@ def parsing(name: str, form: str, *fix: str) -> Iterator[None]:
     except PflError:
         raise
     except MemoryError:
-        raise InputError(f"{name} takes more memory to read than is free ({size(free_memory())})") from None
-    except Exception as error:  # each parser raises its own kinds on bytes that it does not expect
+        raise InputError(f"reading {name} takes more than the free memory ({size(free_memory())})") from None
+    except Exception as error:  # each parser raises its own errors for unexpected bytes
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
         raise InputError(f"{name} cannot be read as {form}: {reason[:300]}", *fix) from error
 
 
 def require_file(path: Path) -> None:
-    """Raise InputError for a path that is no plain file (a pipe has no end), or a file larger than free memory."""
+    """Raise InputError for a path that is not a regular file, such as a pipe, or a file larger than free memory."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -57,44 +58,44 @@ def require_file(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{path} is {kind(status.st_mode)}, not a file", "copy what it gives into a file first")
+        raise InputError(f"{path} is {kind(status.st_mode)}, not a file", "copy its content to a file first")
     if status.st_size > free_memory():
-        raise InputError(
-            f"{path} holds {size(status.st_size)}, more than the {size(free_memory())} of memory that is free"
-        )
+        raise InputError(f"{path} has {size(status.st_size)}, more than the free memory ({size(free_memory())})")
 
 
 def kind(mode: int) -> str:
-    """Return what a path is, in words, if it is not a plain file."""
+    """Return the kind of a path that is not a regular file, such as ``a pipe``."""
     kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
     return next((words for test, words in kinds.items() if test(mode)), "a device")
 
 
 def require_room(name: str, declared: int, stored: int | None = None) -> None:
-    """Raise InputError if what declares so many bytes cannot be read.
+    """Raise InputError if data that declare this many bytes cannot be read.
 
-    It is held twice while it is read and checked, so half of the free memory is the bound; for packed data that take
-    ``stored`` bytes in the file, a multiple of these is another.
+    The limit is half of the free memory, because two copies exist while data are read and checked. Compressed data of
+    ``stored`` bytes in the file are also limited to a multiple of these.
     """
-    most = None if stored is None else max(_FREELY, _RATIO * stored)
-    if most is not None and declared > most:
+    largest = None if stored is None else max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * stored)
+    if largest is not None and declared > largest:
         raise InputError(
-            f"{name} declares {size(declared)} and takes {size(stored or 0)} in the file; the most is {_RATIO} times"
-            f" that, or {size(_FREELY)}"
+            f"{name} declares {size(declared)} but takes {size(stored or 0)} in the file; the maximum is {_MAX_RATIO}"
+            f" times that, or {size(_ALWAYS_ALLOWED_BYTES)}"
         )
     free = free_memory()
     if declared > free // 2:
-        raise InputError(f"{name} declares {size(declared)}, more than half of the {size(free)} of memory that is free")
+        raise InputError(f"{name} declares {size(declared)}, more than half of the free memory ({size(free)})")
 
 
 def require_short(where: str, name: str) -> None:
-    """Raise InputError for a name of a client, class or word of a column that is longer than ``NAME_LENGTH``."""
+    """Raise InputError for a name of a client or class, or a word of a column, longer than ``NAME_LENGTH``."""
     if len(name) > NAME_LENGTH:
-        raise InputError(f"{where}: a name has {len(name)} characters, and {NAME_LENGTH} is the most: {name[:20]!r}...")
+        raise InputError(
+            f"{where}: a name has {len(name)} characters, but the maximum is {NAME_LENGTH}: {name[:20]!r}..."
+        )
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that this process may still take: the machine's, its group's, its own limit's."""
+    """Return the bytes of memory that this process may still use: the least of all limits that are known."""
     page, free = 4096, []
     with suppress(OSError, ValueError, AttributeError):
         page = os.sysconf("SC_PAGE_SIZE")
@@ -104,19 +105,19 @@ def free_memory() -> int:
         free.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
     with suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        most = int((group / "memory.max").read_text(encoding="ascii"))  # "max" is no number, and no limit
-        free.append(most - int((group / "memory.current").read_text(encoding="ascii")))
+        limit = int((group / "memory.max").read_text(encoding="ascii"))  # "max" raises ValueError: there is no limit
+        free.append(limit - int((group / "memory.current").read_text(encoding="ascii")))
     with suppress(OSError, ValueError, AttributeError, ImportError):
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
             free.append(limit - page * int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]))
-    return max(0, min(free, default=sys.maxsize))  # where nothing is known, nothing is refused
+    return max(0, min(free, default=sys.maxsize))  # without any information, nothing is refused
 
 
 def size(count: float) -> str:
-    """Return bytes in words, such as 4.0 TB."""
+    """Return a number of bytes as text, such as 4.0 TB."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if count < 1000:
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -128,7 +129,7 @@ class Npz:
     """The arrays of an NPZ file, each checked before it is read; nothing is unpickled."""
 
     def __init__(self, path: Path) -> None:
-        """Open ``path``, as a context manager; raises InputError for a single array, BadZipFile for another file."""
+        """Open ``path``, as a context manager; raises InputError for an NPY file, BadZipFile for other files."""
         with path.open("rb") as file:
             if file.read(6) == b"\x93NUMPY":
                 raise InputError(f"{path} is one array, not an NPZ file", "np.savez('data.npz', x=x, y=y, owner=owner)")
@@ -145,7 +146,7 @@ class Npz:
         self._zip.close()
 
     def load(self, name: str) -> Any:
-        """Return an array; raises InputError for one of Python objects, or that declares more than it holds."""
+        """Return an array; raises InputError if it contains Python objects or declares more bytes than it has."""
         member = f"{name}.npy" if f"{name}.npy" in self._zip.namelist() else name
         info = self._zip.getinfo(member)
         source = f"{self.path}: array '{name}'"
@@ -162,9 +163,10 @@ class Npz:
             return npy.read_array(file, allow_pickle=False)
 
     def _mapped(self, info: zipfile.ZipInfo) -> NDArray[Any] | None:
-        """Return an array of bytes, such as images, that is not packed as a read-only memory map; None for others.
+        """Return an uncompressed array of bytes, such as images, as a read-only memory map; None for other arrays.
 
-        Its checksum is compared first. Numbers of other types are read, as they are checked and converted in memory.
+        The checksum is verified first. Numbers of other types are not mapped, because they are checked and converted in
+        memory.
         """
         import numpy as np
         from numpy.lib import format as npy
@@ -178,7 +180,7 @@ class Npz:
             if dtype != np.uint8 or is_fortran:
                 return None
             while file.read(1 << 20):
-                pass  # at the end, zipfile compares the checksum
+                pass  # at the end, zipfile verifies the checksum
         with self.path.open("rb") as archive:
             archive.seek(info.header_offset)
             local = archive.read(_LOCAL_HEADER)
@@ -188,13 +190,13 @@ class Npz:
 
 
 _LOCAL_HEADER = 30
-"""Bytes before the name of a member of a ZIP file: APPNOTE.TXT, section 4.3.7."""
+"""Bytes before the name of a member in a ZIP file: APPNOTE.TXT, section 4.3.7."""
 _MAPPED = 1 << 24
-"""Bytes from which an array of an NPZ file is mapped."""
+"""Minimum bytes of an array of an NPZ file that is mapped."""
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """Return the array of an NPY file; raises InputError for Python objects, or one that declares more than it has."""
+    """Return the array of an NPY file; raises InputError if it contains Python objects or declares too many bytes."""
     from numpy.lib import format as npy
 
     with path.open("rb") as file:
@@ -205,7 +207,7 @@ def read_npy(path: Path) -> NDArray[Any]:
 
 
 def _declared(source: str, name: str, file: IO[bytes], stored: int) -> int:
-    """Return the bytes that the array in a ``file`` of ``stored`` bytes declares, which are as many as it holds."""
+    """Return the bytes that the array in a ``file`` of ``stored`` bytes declares; raises InputError if it has fewer."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(file)
@@ -213,12 +215,12 @@ def _declared(source: str, name: str, file: IO[bytes], stored: int) -> int:
     shape, _, dtype = read(file)
     if dtype.hasobject:
         raise InputError(
-            f"{source} holds Python objects, which pfl does not unpickle",
+            f"{source} contains Python objects, which pfl does not unpickle",
             f"save it as numbers or text: {name}=np.asarray({name}.tolist())",
         )
     declared, actual = math.prod(shape) * dtype.itemsize, stored - file.tell()
     if min(shape, default=0) < 0 or declared > actual:
-        raise InputError(f"{source} declares {size(declared)} and holds {size(actual)}")
+        raise InputError(f"{source} declares {size(declared)} but contains {size(actual)}")
     return int(declared)
 
 

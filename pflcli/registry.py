@@ -1,8 +1,8 @@
-"""The folder is the registry: a method, scheme, model or dataset exists because its file does.
+"""The registry: every file in a folder is a method, scheme, model or dataset.
 
-Cards are read from the syntax tree, so that ``pfl list`` and ``pfl --help`` never import torch. What a file must have,
-and what then applies to what it leaves out, stands in its folder's contract: ``methods.Method``, ``schemes.Scheme``,
-``datasets.Dataset``, ``models.Model``. ``load`` holds the file to it.
+Cards are read from the syntax tree, so that ``pfl list`` and ``pfl --help`` never import torch. The contract of a
+folder defines what a file must contain, and the defaults: ``methods.Method``, ``schemes.Scheme``, ``datasets.Dataset``,
+``models.Model``. ``load`` checks the contract.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GROUPS = {
     "aggregators": "aggregator",
 }
 ROOT = Path(__file__).parent
-"""The package's own folder."""
+"""The folder of the package."""
 _PARENTS = {
     "datasets": "data",
     "schemes": "data",
     "uploads": "federation",
     "aggregators": "federation",
 }
-"""The packages that contain groups which are not at the top level."""
+"""The parent packages of groups that are not at the top level."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Option:
 
     @property
     def help(self) -> str:
-        """The doc as a sentence, with a capital letter and a full stop."""
+        """The doc as a sentence, with a capital letter and a period."""
         return f"{self.doc[:1].upper()}{self.doc[1:]}."
 
 
@@ -66,12 +66,12 @@ class Card:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring, without its full stop."""
+        """The first line of the docstring, without its period."""
         return self.doc.strip().splitlines()[0].rstrip(".") if self.doc.strip() else ""
 
 
 def folder(group: str) -> Path:
-    """Return the folder whose files make up ``group``."""
+    """Return the folder with the files of ``group``."""
     return ROOT.joinpath(*package(group).split("."))
 
 
@@ -81,13 +81,13 @@ def package(group: str) -> str:
 
 
 def names(group: str) -> list[str]:
-    """Return the names in ``group``, as typed on the command line (kebab case), sorted."""
+    """Return the sorted names in ``group``, as typed on the command line (kebab case)."""
     stems = (file.stem for file in folder(group).glob("*.py") if not file.stem.startswith("_"))
     return sorted(stem.replace("_", "-") for stem in stems)
 
 
 def path(group: str, name: str) -> Path:
-    """Return the file that ``name`` stands for; raises UsageError with the nearest name if there is none."""
+    """Return the file of ``name``; raises UsageError with the nearest name if there is none."""
     if group not in GROUPS:
         raise UsageError(f"unknown kind '{group}'", closest(group, GROUPS))
     file = name.partition(":")[0]  # `torchvision:resnet50` is one of many that a file builds
@@ -97,11 +97,11 @@ def path(group: str, name: str) -> Path:
 
 
 def load(group: str, name: str, contract: type[Any]) -> Any:
-    """Import the file that ``name`` stands for, and fill in what it leaves out.
+    """Import the file of ``name``, and return it with the defaults of its contract.
 
     ``contract`` is a Protocol: its abstract methods and the annotations without a value must be in the file, the others
-    may be; what is returned has the type of the contract. Raises UsageError with the nearest name if there is no such
-    file, InputError if the file breaks the contract.
+    may be; the returned object has the type of the contract. Raises UsageError with the nearest name if there is no
+    such file, InputError if the file breaks the contract.
     """
     file = path(group, name)
     module = importlib.import_module(".".join(["pflcli", *file.relative_to(ROOT).with_suffix("").parts]))
@@ -109,9 +109,9 @@ def load(group: str, name: str, contract: type[Any]) -> Any:
 
 
 def complete(module: ModuleType, origin: str, contract: type[Any]) -> Any:
-    """Return a file with defaults for what it leaves out; raises InputError if it breaks the contract.
+    """Return an imported file with the defaults of the contract; raises InputError if the file breaks the contract.
 
-    ``origin`` says which file that is, at the start of the error.
+    ``origin`` names the file at the start of the error.
     """
     members = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     known = {*inspect.get_annotations(contract)}
@@ -143,7 +143,7 @@ def _written_in(module: ModuleType) -> list[str]:
 
 
 def _same_parameters(written: FunctionType, contract: FunctionType, origin: str) -> None:
-    """Raise InputError unless a function has the parameters of the contract, by these names."""
+    """Raise InputError unless a function has the parameters of the contract, with the same names."""
     has, needs = inspect.signature(written).parameters, inspect.signature(contract).parameters
     empty = inspect.Parameter.empty
     missing = [
@@ -151,7 +151,7 @@ def _same_parameters(written: FunctionType, contract: FunctionType, origin: str)
     ]
     unknown = [name for name, parameter in has.items() if parameter.default is empty and name not in needs]
     if missing or unknown:
-        wrong = f"has no parameter '{missing[0]}'" if missing else f"asks for '{unknown[0]}', which it is not given"
+        wrong = f"has no parameter '{missing[0]}'" if missing else f"has the unknown parameter '{unknown[0]}'"
         raise InputError(f"{origin} {wrong}", f"its parameters: {', '.join(name for name in needs if name != 'self')}")
 
 
@@ -162,7 +162,7 @@ def card(group: str, name: str) -> Card:
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
-    """Return the upper-case constants of a file, those that are literals."""
+    """Return the upper-case constants of a file that are literals."""
     values: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -179,7 +179,7 @@ def cards(group: str) -> list[Card]:
 
 
 def options(config: type) -> tuple[Option, ...]:
-    """Read the fields of an imported dataclass, with the words under each."""
+    """Read the fields of an imported dataclass, with their docstrings."""
     (node,) = ast.parse(inspect.getsource(config)).body
     assert isinstance(node, ast.ClassDef)
     return tuple(_options(node))
@@ -221,7 +221,7 @@ _BOUNDS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
 
 
 def _words(annotation: ast.expr) -> str:
-    """Return a type as a user would say it: ``int >= 1`` for ``Annotated[int, Ge(1)]``, ``a | b`` for a Literal."""
+    """Return a type as readable text: ``int >= 1`` for ``Annotated[int, Ge(1)]``, ``a | b`` for a Literal."""
     if isinstance(annotation, ast.BinOp):
         return f"{_words(annotation.left)} | {_words(annotation.right)}"
     if isinstance(annotation, ast.Constant):

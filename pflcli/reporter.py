@@ -1,4 +1,4 @@
-"""Messages and progress of a command while it works, for a terminal, a log, or nobody."""
+"""Reporters, which receive the messages and the progress of a running command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Advance = Callable[[float, str], None]
 
 
 class Reporter(Protocol):
-    """Receives messages and progress: a terminal, a log, or nobody."""
+    """Receives messages and progress, and shows them on a terminal, in a log, or not at all."""
 
     def say(self, text: str) -> None:
         """Show a line to the user."""
@@ -20,7 +20,7 @@ class Reporter(Protocol):
         """Show a line to a user who typed -v."""
 
     def progress(self, label: str, total: int, completed: int = 0) -> Any:
-        """Return a context manager whose value is ``advance(steps, note)``; ``completed`` of ``total`` are over."""
+        """Return a context manager whose value is ``advance(steps, note)``; ``completed`` of ``total`` are done."""
 
 
 class NullReporter:
@@ -54,7 +54,7 @@ class ReportsProgress(Protocol):
 def report_within(
     reporter: Reporter, source: ReportsProgress, label: str, total: int, completed: int = 0
 ) -> Iterator[Advance]:
-    """Show progress by steps and, within those that take long, by the notes of ``source``."""
+    """Show progress by steps and, within long steps, by the notes of ``source``."""
     last_shown = time.monotonic()
     with reporter.progress(label, total, completed) as show:
 

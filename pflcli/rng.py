@@ -1,7 +1,7 @@
-"""Keyed randomness: a draw depends on what it is for, never on when it is made.
+"""Keyed randomness: a random number depends on its purpose, not on when it is drawn.
 
-``generator(seed, "sgd", client, t)`` gives the same stream whatever was drawn before it, in whatever process. So a
-resumed run, re-ordered clients or parallel workers cannot change a result.
+``generator(seed, "sgd", client, t)`` gives the same stream in every process, independent of earlier draws. Therefore
+resuming a run, reordering clients or using parallel workers does not change a result.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def _plain(key: tuple[str | int, ...]) -> list[str | int]:
 
 
 def generator(seed: int, *key: str | int) -> np.random.Generator:
-    """Return the NumPy generator that belongs to ``seed`` and the meaning ``key``."""
+    """Return the NumPy generator for ``seed`` and the purpose ``key``."""
     words = np.frombuffer(_digest(seed, key)[:16], dtype="<u8")
     return np.random.Generator(np.random.Philox(key=words))
 
 
 def integer(seed: int, *key: str | int) -> int:
-    """Return a non-negative 63-bit integer that belongs to ``seed`` and ``key`` (to seed another library)."""
+    """Return a non-negative 63-bit integer for ``seed`` and ``key``, to seed another library."""
     return int.from_bytes(_digest(seed, key)[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""Training settings, the same for every method. Not in ``fl``, so that the command line need not import torch."""
+"""Training settings that all methods share. This module imports no torch, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Settings:
     participation: Annotated[float, Gt(0), Le(1)] = 0.2
     """select this fraction of the clients for each round, above 0 and up to 1"""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """let each selected client fail to answer with this probability, from 0 to below 1; the selection stays the same"""
+    """let each selected client drop out with this probability, from 0 to below 1; the selection stays the same"""
     upload: tuple[str, ...] = ()
     """change what clients upload, such as clip:1.0 or int8 (`pfl list uploads`); repeat the option for more steps"""
     aggregator: str = "mean"
-    """make the server's model of uploads by this rule (`pfl list aggregators`), such as median or trimmed-mean:0.25"""
+    """combine uploads at the server by this rule (`pfl list aggregators`), such as median or trimmed-mean:0.25"""
     dp_epsilon: Annotated[float, Gt(0)] | None = None
-    """add as much noise to the mean of updates as this epsilon needs (differential privacy of clients)"""
+    """add as much noise to the mean of updates as this epsilon requires (client-level differential privacy)"""
     dp_delta: Annotated[float, Gt(0), Lt(1)] | None = None
     """guarantee epsilon except with this probability, well below 1 / clients"""
     dp_noise: Annotated[float, Ge(0)] | None = None
-    """add noise of this many clips to the sum of updates instead of --dp-epsilon (noise multiplier)"""
+    """add noise to the sum of updates with this many clips as standard deviation, instead of --dp-epsilon"""
     dp_clip: str | None = None
-    """clip each client's update to this L2 norm before noise is added, or to their median: adaptive, the default"""
+    """clip each client's update to this L2 norm before noise is added; adaptive, the default, follows the median"""
     dp_seed: int | None = None
     """draw noise and cohorts from this seed instead of a secret of the run, to repeat it; never release such a run"""
     epochs: Annotated[int, Ge(1)] = 1
@@ -59,11 +59,11 @@ class Settings:
     gamma: Annotated[float, Gt(0), Le(1)] = 0.1
     """multiply the learning rate by this factor at each of --milestones, above 0 and up to 1"""
     refit: bool = False
-    """train on validation samples too, with what a run without --refit chose on them; they then get no predictions"""
+    """also train on validation samples, with the choices of a run without --refit; they then get no predictions"""
     eval_every: Annotated[int, Ge(1)] = 5
     """measure the global model's validation accuracy every N rounds, and after the last one"""
     report: Literal["last", "best"] = "last"
-    """keep and evaluate the models of this round: last, or best (of highest measured validation accuracy)"""
+    """keep and evaluate the models of this round: last, or best (with the highest measured validation accuracy)"""
     test_last: Annotated[int, Ge(0)] = 0
     """also predict test samples after each of the last N rounds and report the mean accuracy; this chooses nothing"""
     answer_train: bool = False
@@ -76,7 +76,7 @@ class Settings:
 
     @property
     def first_clip(self) -> float | None:
-        """The norm to which updates are clipped, infinite for none; None if it adapts."""
+        """The norm to which updates are clipped at first: infinite without clipping, None if it is adaptive."""
         return None if self.dp_clip in (None, "adaptive") else float(str(self.dp_clip))
 
     def _check_dp(self) -> None:
@@ -85,7 +85,7 @@ class Settings:
         if not self.dp and any(value is not None for value in (self.dp_clip, self.dp_delta, self.dp_seed)):
             raise ValueError("dp_clip, dp_delta and dp_seed have no effect without dp_epsilon or dp_noise")
         if self.dp_delta is None and (self.dp_epsilon or self.dp_noise):
-            raise ValueError("epsilon holds except with a probability: give dp_delta, such as 1e-5")
+            raise ValueError("differential privacy also needs dp_delta, such as 1e-5")
         if self.dp and self.aggregator != "mean":
             raise ValueError(f"differential privacy requires aggregator=mean, not {self.aggregator}")
         try:
@@ -100,18 +100,18 @@ class Settings:
     def __post_init__(self) -> None:
         self._check_dp()
         if self.steps and self.epochs != 1:
-            raise ValueError(f"steps={self.steps} and epochs={self.epochs} both say how long clients train; give one")
+            raise ValueError(f"steps={self.steps} and epochs={self.epochs} both set how long clients train; give one")
         if self.refit and self.report == "best":
             raise ValueError(
-                "refit leaves no validation samples to choose a round by: give report=last, "
-                "and as rounds the best one of a run without refit"
+                "refit leaves no validation samples to choose the best round: give report=last, and set rounds to the "
+                "best round of a run without refit"
             )
 
     personal_every: Annotated[int, Ge(0)] = 0
-    """validate clients that adapt after the rounds every N rounds, by letting all of them adapt; 0 never does"""
+    """measure personal accuracy every N rounds for methods whose clients adapt after the rounds; 0 never does"""
 
     def is_due(self, t: int, every: int) -> bool:
-        """Whether round ``t``, counted from 0, ends with a measurement that is due ``every`` N rounds (0: never)."""
+        """Whether a measurement that is due ``every`` N rounds (0: never) is made after round ``t``, from 0."""
         return every > 0 and ((t + 1) % every == 0 or t + 1 == self.rounds) and t >= 0
 
     def lr_at(self, t: int) -> float:
@@ -120,11 +120,11 @@ class Settings:
 
 
 _EITHER = (("steps", "epochs"), ("epochs", "steps"), ("dp_epsilon", "dp_noise"), ("dp_noise", "dp_epsilon"))
-"""Settings of which the first takes the place of the second."""
+"""Pairs of settings; setting the first one removes the second."""
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings ``base`` with ``changes``: steps take the place of epochs, as do others of ``_EITHER``."""
+    """Return the settings ``base`` with ``changes``; steps replace epochs, and so on as listed in ``_EITHER``."""
     settings = dict(base)
     for name, other in _EITHER:
         if name in changes and other not in changes and str(changes[name]) not in ("0", "none"):

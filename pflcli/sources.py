@@ -1,7 +1,7 @@
-"""The code that a result depends on, as hashes: a method together with the modules that hold its mathematics.
+"""Hashes of the code that a result depends on: a method and the modules that contain its mathematics.
 
-A method is one file and what it imports: attention, mixtures, tuning and the like. The modules of ``SHARED`` stay
-outside, so that work on the engine, which is held to give the same numbers, makes no artifact stale.
+A method is one file and its imports: attention, mixtures, tuning and the like. The modules in ``SHARED`` are excluded,
+so that changes of the engine, which must not change results, do not invalidate artifacts.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ SHARED = {
     *(f"federation.{name}" for name in ("attack", "attendance", "channel", "local_training")),
     *(f"federation.{name}" for name in ("predictor", "private_mean", "run", "selection")),
 }
-"""Modules and packages whose code is no part of any one method, scheme or model. ``engine`` stands for all that is in
-it; of the others, what is in a package counts."""
+"""Modules and packages whose code belongs to no single method, scheme or model. ``engine`` includes all its modules;
+for other packages, the modules inside are not shared unless they are listed."""
 
 _SHARED_WITH_CONTENTS = ("engine.",)
 
 
 def code_hash(group: str, name: str) -> str:
-    """Return the SHA-256 of a file of the registry and of what it imports outside ``SHARED``.
+    """Return the SHA-256 of a file of the registry and its imports outside ``SHARED``.
 
-    Imports, docstrings, comments, layout, the names of modules, and a method's ``GRID``, ``RECORDS`` and ``SENDS_MORE``
-    do not change it.
+    It does not depend on import statements, docstrings, comments, layout, the names of modules, or a method's ``GRID``,
+    ``RECORDS`` and ``SENDS_MORE``.
     """
     return _hash([registry.path(group, name)])
 
 
 def module_hash(*modules: str) -> str:
-    """Return the same for modules by their names below the package, such as ``knn.capacity``."""
+    """Return the same hash for modules given by their names below the package, such as ``knn.capacity``."""
     return _hash([path for module in modules if (path := _file(module)) is not None])
 
 
 def is_shared(module: str) -> bool:
-    """Whether a module belongs to no single method, scheme or model; its name is the one below the package."""
+    """Return whether a module, given by its name below the package, belongs to no single method, scheme or model."""
     return module in SHARED or module.startswith(_SHARED_WITH_CONTENTS)
 
 
@@ -57,7 +57,7 @@ def _hash(begin: Iterable[Path]) -> str:
         content, modules = _read(path.read_text(encoding="utf-8"))
         ahead += [file for module in modules if (file := _file(module)) is not None]
         contents.add(content)
-    # Contents alone, in an order of their own: a module may move, and a package without code may come or go.
+    # Sorted contents without names: a module may move, and an empty package may be added or removed.
     contents.discard(_EMPTY)
     return hashlib.sha256("".join(sorted(contents)).encode()).hexdigest()
 
@@ -95,10 +95,10 @@ _WORDS = ("GRID", "RECORDS", "SENDS_MORE")
 
 
 class _Strip(ast.NodeTransformer):
-    """Removes what cannot change a result: imports, docstrings, ``_WORDS``, and what is empty without them."""
+    """Removes code that cannot change a result: imports, docstrings, ``_WORDS``, and blocks that are then empty."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
-        """Remove constants that are no part of the mathematics; of ``GRID`` the request records what was chosen."""
+        """Remove constants that are not part of the mathematics; the request records the value chosen from ``GRID``."""
         return None if ast.unparse(node.targets[0]) in _WORDS else node
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -112,6 +112,6 @@ class _Strip(ast.NodeTransformer):
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
 
     def visit_If(self, node: ast.If) -> ast.If | None:
-        """Remove an ``if`` whose branches are empty now."""
+        """Remove an ``if`` whose branches have become empty."""
         self.generic_visit(node)
         return node if node.body or node.orelse else None

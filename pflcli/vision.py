@@ -1,4 +1,4 @@
-"""The one place that imports torchvision."""
+"""Import torchvision, which is done only here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from types import ModuleType
 
 @cache
 def torchvision() -> ModuleType:
-    """Import torchvision, also where its compiled part does not fit the installed torch.
+    """Import torchvision, even if its compiled extension does not match the installed torch.
 
-    The registries' torchvision is built against CUDA. Beside a CPU build of torch its extension cannot be loaded, and
-    the import then fails because operators that it registers shape functions for do not exist. Declaring those
-    operators, which no model or reader here calls, lets the Python part be used. A matching pair is left alone.
+    The torchvision of package registries is built for CUDA. With a CPU build of torch its extension cannot be loaded,
+    and the import fails because it registers shape functions for operators that do not exist. Declaring these
+    operators, which no model or reader of pfl calls, makes the Python part usable. Nothing is declared if the extension
+    loads.
     """
     import torch
 
@@ -34,7 +35,7 @@ def torchvision() -> ModuleType:
 
 
 _LIBRARIES: list[object] = []
-"""Operator declarations live as long as the object that made them."""
+"""Keeps operator declarations alive, which end with the object that made them."""
 
 
 def _extension_loads(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Phrases that many messages need: numbers with their nouns, and lists that may be long."""
+"""Phrases that several messages use: numbers with nouns, shortened lists, durations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1: ``3 clients``."""
+    """Return a number with a noun, in the plural unless the number is 1: ``3 clients``."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -17,13 +17,13 @@ def as_typed(value: Any) -> str:
 
 
 def listed(words: Sequence[str], most: int = 8, separator: str = ", ") -> str:
-    """Return at most ``most`` of the words, and how many there are if some are left out."""
+    """Join at most ``most`` of the words, followed by their number if some are omitted."""
     text = separator.join(words[:most])
     return text + (f"{separator}... ({len(words)} in all)" if len(words) > most else "")
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words: ``8 s``, ``2.5 min``, ``50 min``, ``3.5 h``, ``4.1 days``."""
+    """Return seconds as text: ``8 s``, ``2.5 min``, ``50 min``, ``3.5 h``, ``4.1 days``."""
     for unit, length, most in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 172800)):
         if seconds < most:
             number = max(seconds, 1) / length

@@ -27,7 +27,7 @@ from pflcli.prediction.answerer import Answer, Answerer, pool_answers
 from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.training import absences
 from pflcli.training.predict import client_batches, predict
-from pflcli.training.stored_state import load_state
+from pflcli.training.state_files import load_state
 
 DISTANCE = "distance"
 """The part that has the distance of each sample to the nearest one in its client's store, (n, 1)."""

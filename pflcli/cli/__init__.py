@@ -54,17 +54,17 @@ _add(BuildDatastore, _CHAIN)
 _add(UpdateDatastore, _CHAIN)
 _add(Personalize, _CHAIN)
 _add(Stack, _CHAIN)
-_add(Evaluate, _CHAIN, results.scored)
-_add(Audit, _CHAIN, results.attacked)
+_add(Evaluate, _CHAIN, results.show_scores)
+_add(Audit, _CHAIN, results.show_audit)
 app.command("compare", cls=results.CompareCommand, rich_help_panel=_CHAIN)(
-    command(Compare, results.compared, results.run_comparison, {"plan": results.PLAN})
+    command(Compare, results.show_comparison, results.run_comparison, {"plan": results.PLAN})
 )
-_add(Demo, _CHAIN, results.scored)
-_add(Tune, _CHAIN, results.tuned)
+_add(Demo, _CHAIN, results.show_scores)
+_add(Tune, _CHAIN, results.show_trials)
 _add(Sweep, _CHAIN)
 _add(NewClient, _USE)
-_add(Predict, _USE, results.predicted)
-_add(Export, _USE, results.exported)
+_add(Predict, _USE, results.show_predictions)
+_add(Export, _USE, results.show_export)
 app.command("report", cls=Command, rich_help_panel=_LOOK)(report.command)
 app.command("show", cls=Command, rich_help_panel=_LOOK)(show.command)
 app.command("list", cls=Command, rich_help_panel=_LOOK)(listing.command)
@@ -83,8 +83,8 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     accelerated: Annotated[
-        bool, typer.Option(help="Use compiled loops where they are faster; without them PyTorch and NumPy compute all.")
+        bool, typer.Option(help="Use compiled loops where they are faster, instead of only PyTorch and NumPy.")
     ] = True,
 ) -> None:
     if not accelerated:
-        os.environ["PFL_ACCELERATED"] = "0"  # which worker processes inherit; see pflcli/engine/backend.py
+        os.environ["PFL_ACCELERATED"] = "0"  # worker processes inherit it; see pflcli/engine/backend.py

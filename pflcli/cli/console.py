@@ -70,7 +70,7 @@ class Console:
             nonlocal completed, last_line, tenth
             completed += steps
             now = time.monotonic()
-            # A short step needs no report of its progress.
+            # No line within a second of the last one: short steps need no report.
             if (completed * 10 // total > tenth and now - last_line >= 1) or now - last_line > 30:
                 tenth, last_line = completed * 10 // total, now
                 remaining_seconds = (
@@ -82,7 +82,7 @@ class Console:
         return advance
 
     def error(self, error: PflError) -> None:
-        """Print the error, then what to type."""
+        """Print an error, then what to type instead."""
         fail(error.message, *error.fix)
 
 
@@ -93,18 +93,18 @@ def fail(message: str, *fix: str) -> None:
 
 
 _LONGEST = 2000
-"""Characters that are printed of a line of an error, since names in users' files may have any length."""
+"""Characters after which a line of an error is truncated, because names in users' files may have any length."""
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, marks of writing direction and surrogates, which names in users' files may contain."""
+"""Control characters, bidirectional marks and surrogates, which names in users' files may contain."""
 
 
 def _visible(text: str) -> str:
-    """Return a text with control characters written as Python writes them, such as \\x1b."""
+    """Return a text with control characters escaped as in Python, such as \\x1b."""
     return _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _print(stream: TextIO, *lines: str) -> None:
-    """Print lines. If stderr was closed, messages are dropped; if stdout was, BrokenPipeError is raised."""
+    """Print lines. If stderr is closed, messages are dropped; if stdout is closed, BrokenPipeError is raised."""
     try:
         print(*map(_visible, lines), sep="\n", file=stream, flush=stream is sys.stderr)
     except BrokenPipeError:
@@ -142,19 +142,19 @@ def table(
     where: str = "",
     to_stderr: bool = False,
 ) -> None:
-    """Print a table: as wide as the terminal, or complete and tab-separated if stdout is not a terminal.
+    """Print a table: fitted to the terminal, or complete and tab-separated if the stream is not a terminal.
 
-    On a narrow terminal the columns of ``gives_way`` are left out in this order; ``where`` says where to see them.
+    On a narrow terminal the columns ``gives_way`` are omitted in this order; ``where`` says where to see them.
     """
     stream = sys.stderr if to_stderr else sys.stdout
     if not stream.isatty():
         for row in [heading, *rows]:
             _print(stream, "\t".join(cell.replace("\t", " ").replace("\n", "\\n") for cell in row))
         return
-    from pflcli.cli.layout import fitted
+    from pflcli.cli.layout import fit_table
 
     printable = [[_visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    lines, left_out = fitted(heading, printable, _width(stream), gives_way)
+    lines, left_out = fit_table(heading, printable, _width(stream), gives_way)
     _print(stream, *lines)
     if left_out:
         columns = f"{len(left_out)} more column{'s' if len(left_out) > 1 else ''}"
@@ -175,7 +175,7 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
 
 
 def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
-    """Print the table of an audit; on stdout the rest that it says follows, on stderr the step has said that."""
+    """Print the table of an audit, and on stdout its other facts and warnings, which the command reports on stderr."""
     from pflcli.artifacts.kinds.audit import read
     from pflcli.evaluation.presentation import audits
 
@@ -194,7 +194,7 @@ def _sentence(text: str, stream: TextIO) -> None:
 
 
 def _width(stream: TextIO) -> int:
-    """Return how many columns a terminal has; the variable COLUMNS overrides it, as in shells."""
+    """Return the number of columns of a terminal; the variable COLUMNS overrides it, as in shells."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) > 0:
         return int(columns)
@@ -210,7 +210,7 @@ def lines(texts: Sequence[str]) -> None:
 
 
 def content(text: bytes) -> None:
-    """Write the bytes of a text file to stdout; on a terminal control characters are shown as Python writes them."""
+    """Write the bytes of a text file to stdout; on a terminal, control characters are escaped as in Python."""
     if sys.stdout.isatty():
         _print(sys.stdout, *text.decode().splitlines())
     else:

@@ -1,4 +1,4 @@
-"""The terminal's options of a command, from the class in ``pflcli/options`` that declares them."""
+"""Build Typer commands from the classes in ``pflcli/options`` that declare their options."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pflcli import config, registry
 from pflcli.cli import console
 from pflcli.errors import UsageError, closest
 from pflcli.options import completion
-from pflcli.options.declaration import Options, declared, pairs
+from pflcli.options.declaration import Options, as_pairs, declared_options
 from pflcli.settings import Settings, changed
 
 if TYPE_CHECKING:
     from pflcli.execution import Execution
 
 EXAMPLES = "\nExamples:\n"
-"""What stands in a docstring above the examples of a command, one in a line."""
+"""The heading, in a docstring, of the examples of a command, which follow one per line."""
 
 
 class Command(TyperCommand):
     """A command whose help ends with the examples of its docstring, and shows a default as ``[default: 60]``.
 
-    Typer joins all lines into one paragraph, and writes a default in words as ``[default: (60)]``.
+    Typer alone joins all lines into one paragraph, and writes a default given as text as ``[default: (60)]``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -46,12 +46,12 @@ class Command(TyperCommand):
                 option.show_default = False
 
 
-def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Take the defaults of this command's options from its table in a TOML file; typed options override them."""
+def _read_defaults(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Read defaults of this command's options from its table in a TOML file; typed options override them."""
     if path is None:
         return None
     tables = config.read_toml(path)
-    commands = _commands(ctx)
+    commands = [*getattr(ctx.find_root().command, "commands", {})]
     for name in tables:
         if name not in commands:
             raise UsageError(f"{path}: unknown table [{name}]", closest(name, commands))
@@ -69,21 +69,15 @@ def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
         option = key.replace("_", "-")
         if option not in known:
             raise UsageError(f"{path}: unknown key '{key}' in [{ctx.info_name}]", closest(key, known))
-        defaults[known[option]] = pairs(value) if isinstance(value, Mapping) else _typed(value)
+        defaults[known[option]] = as_pairs(value) if isinstance(value, Mapping) else _as_typed(value)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return path
 
 
-def _commands(ctx: typer.Context) -> list[str]:
-    """Return the names of all commands of ``pfl``, to which the command of ``ctx`` belongs."""
-    pfl = ctx.find_root().command
-    return [*getattr(pfl, "commands", {})]
-
-
-def _typed(value: Any) -> Any:
-    """Return a TOML value as one would type it."""
+def _as_typed(value: Any) -> Any:
+    """Return a TOML value as a user would type it."""
     if isinstance(value, list):
-        return ",".join(str(_typed(item)) for item in value)
+        return ",".join(str(_as_typed(item)) for item in value)
     return str(value).lower() if isinstance(value, bool) else value
 
 
@@ -107,7 +101,7 @@ _HARDWARE: dict[str, tuple[Any, Any]] = {
         Annotated[
             str,
             typer.Option(
-                help="Train clients one by one (loop), many as one batched program (stacked), or by a rule (auto).",
+                help="Train clients one by one (loop), many as one batched program (stacked), or choose (auto).",
                 metavar="NAME",
                 autocompletion=completion.words("auto", "loop", "stacked"),
             ),
@@ -125,8 +119,8 @@ _HARDWARE: dict[str, tuple[Any, Any]] = {
         Annotated[
             str,
             typer.Option(
-                help="Train clients on this machine (local), or on workers of Ray (ray), of which --jobs is the number;"
-                " 0 takes as many as there is room for (pip install 'pflcli\\[ray]').",
+                help="Train clients on this machine (local), or on --jobs workers of Ray (ray), with 0 on as many as"
+                " fit (pip install 'pflcli\\[ray]').",
                 metavar="NAME",
                 autocompletion=completion.words("local", "ray"),
             ),
@@ -147,19 +141,19 @@ _HARDWARE: dict[str, tuple[Any, Any]] = {
     "gpus_per_worker": (
         Annotated[
             float,
-            typer.Option(help="Let each worker of Ray take this many GPUs, or a part of one.", metavar="N"),
+            typer.Option(help="Give each worker of Ray this many GPUs, or a fraction of one.", metavar="N"),
         ],
         0.0,
     ),
 }
-"""Options that say on what a run is computed, with their defaults; none of them changes a result."""
+"""Options that choose the hardware of a run, with their defaults; none of them changes a result."""
 
 Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
         help="Read defaults of options from this TOML file, from the table named like this command.",
-        callback=_configured,
+        callback=_read_defaults,
         is_eager=True,
         metavar="FILE",
     ),
@@ -187,11 +181,11 @@ def _running(cls: type[Options]) -> dict[str, tuple[Any, Any]]:
 
 
 Show = Callable[..., None]
-"""Prints the result of a command: ``show(result, asked, execution, as_json=, quiet=)``."""
+"""A function that prints the result of a command: ``show(result, asked, execution, as_json=, quiet=)``."""
 
 
 def show_outcome(result: Any, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
-    """Print the artifact that a command has made."""
+    """Print the path of the artifact that a command made, or its facts as JSON."""
     console.result(result, as_json=as_json)
 
 
@@ -203,13 +197,13 @@ def command(
 ) -> Callable[..., None]:
     """Return the function that Typer turns into the command with the options of ``cls``.
 
-    It calls the command's function in Python, or ``call`` with that function and its arguments, and prints what this
-    returns by ``show``. ``terminal`` are further options by name, for ``call`` alone, which Python does not have.
+    The function calls the command's Python function, or ``call`` with that function and its arguments, and prints the
+    result by ``show``. ``terminal`` are additional options by name that only ``call`` receives.
     """
     module = cls.__module__.rpartition(".")[2]
     parameters = [_parameter("context", typer.Context)]
     settings: dict[str, inspect.Parameter] = {}
-    by_name = {option.name: option for option in declared(cls)}
+    by_name = {option.name: option for option in declared_options(cls)}
     for option in by_name.values():
         if option.name == "settings":
             settings = {parameter.name: parameter for parameter in _training(cls.TRAINING_DEFAULT)}
@@ -261,14 +255,14 @@ def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empt
 
 
 def _execution(*, config_file: Path | None, quiet: bool, verbose: bool, **choices: Any) -> Execution:
-    """Return how to make an artifact, with the console as reporter."""
+    """Return the execution that was typed, with the console as reporter."""
     from pflcli.execution import Execution
 
     return Execution(**choices, reporter=console.Console(quiet=quiet, verbose=verbose)).reading(config_file)
 
 
 def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
-    """Return the settings with steps or epochs, not both: the typed one overrides that of the configuration file.
+    """Return the settings with either steps or epochs: the typed one overrides the one of the configuration file.
 
     Raises UsageError if both are typed, or both are in the file.
     """
@@ -277,7 +271,7 @@ def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[
     sources = {name: context.get_parameter_source(name) for name in ("steps", "epochs")}
     typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if len(typed) != 1:
-        raise UsageError("--steps and --epochs both say how long clients train", "give one of them")
+        raise UsageError("--steps and --epochs both set how long clients train", "give one of them")
     return changed(
         {name: value for name, value in chosen.items() if name not in typed},
         {typed[0]: chosen[typed[0]]},
@@ -294,11 +288,11 @@ def _training(default: str) -> list[inspect.Parameter]:
 
 
 def _setting(option: registry.Option, hint: Any, default: str) -> inspect.Parameter:
-    """Return a setting as a parameter for Typer, with the default None."""
+    """Return a training setting as a parameter for Typer, with None as default."""
     if type(None) in typing.get_args(hint):
         hint = typing.get_args(hint)[0]
     kind, shape = {int: (int, "N"), float: (float, "F"), str: (str, "NAME")}.get(hint, (str, "VALUE"))
-    if typing.get_origin(hint) is tuple:  # words by repeating the option, numbers separated by commas
+    if typing.get_origin(hint) is tuple:  # words repeat the option; numbers are separated by commas
         kind, shape = (list[str], "NAME") if hint == tuple[str, ...] else (str, "N,N")
     value, name = getattr(Settings(), option.name), option.name.replace("_", "-")
     if hint is bool:

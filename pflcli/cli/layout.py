@@ -1,4 +1,4 @@
-"""A table for a terminal: texts wrap, columns are left out in a stated order, names and numbers are never cut."""
+"""Fit a table to a terminal: wrap texts, then omit columns in a given order; names and numbers are never truncated."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 _GAP = 2
 _ROOMY, _NARROW = 24, 12
-"""A column of text shrinks to the first width before columns are left out, and to the second after that."""
+"""A column of text shrinks to the first width before columns are omitted, and to the second one afterwards."""
 
 
-def fitted(
+def fit_table(
     heading: Sequence[str], rows: Sequence[Sequence[str]], width: int, gives_way: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of a table of at most ``width`` columns, and the headings of the columns left out.
+    """Return the lines of a table of at most ``width`` characters, and the headings of the omitted columns.
 
-    Columns of ``gives_way`` are left out one after the other until the rest fits. If it never fits, lines are longer
-    than ``width``: nothing is cut.
+    The columns ``gives_way`` are omitted one after the other until the rest fits. If it never fits, the lines are
+    longer than ``width``: nothing is truncated.
     """
     columns = [_Column(place, name, [row[place] for row in rows]) for place, name in enumerate(heading)]
     left_out: list[str] = []
@@ -41,7 +41,7 @@ class _Column:
         self.is_number = bool(cells) and place > 0 and all(_is_number(cell) for cell in cells)
         self.is_text = place > 0 and not self.is_number
         widest = max(map(_length, cells), default=0)
-        # The heading of numbers wraps between words; one of texts wraps with them.
+        # The heading of a column of numbers wraps between words; that of a column of texts wraps like the texts.
         words = max(map(_length, name.split()), default=0)
         self.natural = max(widest, words if self.is_number else _length(name))
         self.width = self.natural
@@ -51,14 +51,14 @@ class _Column:
         wrapped = textwrap.wrap(text, max(self.width, 1), break_on_hyphens=False)
         return wrapped or [""]
 
-    def padded(self, text: str) -> str:
-        """Return one line of a cell in the column's width."""
+    def pad(self, text: str) -> str:
+        """Return one line of a cell, padded to the column's width."""
         space = " " * (self.width - _length(text))
         return space + text if self.is_number else text + space
 
 
 def _shrink(columns: Sequence[_Column], width: int, least: int) -> None:
-    """Narrow the widest texts, but none below ``least``, until the table fits."""
+    """Narrow the widest texts until the table fits, but none below ``least``."""
     while _width(columns) > width:
         texts = [column for column in columns if column.is_text and column.width > least]
         if not texts:
@@ -76,7 +76,7 @@ def _lines(cells: Sequence[Sequence[str]], columns: Sequence[_Column], *, bottom
         [*[""] * (height - len(cell)), *cell] if bottom else [*cell, *[""] * (height - len(cell))] for cell in cells
     ]
     return [
-        (" " * _GAP).join(column.padded(cell[line]) for cell, column in zip(filled, columns, strict=True)).rstrip()
+        (" " * _GAP).join(column.pad(cell[line]) for cell, column in zip(filled, columns, strict=True)).rstrip()
         for line in range(height)
     ]
 

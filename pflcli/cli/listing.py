@@ -13,7 +13,7 @@ from pflcli.cli.from_options import Json
 from pflcli.options import completion
 
 _GIVES_WAY = ("options", "licence", "year", "needs", "representation", "paper")
-"""Columns in the order in which they are left out if the terminal is too narrow."""
+"""Columns in the order in which they are omitted if the terminal is too narrow."""
 
 
 def command(
@@ -28,7 +28,9 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Describe this one, with its options.", show_default=False, autocompletion=completion.described
+            help="Describe the one with this name, and its options.",
+            show_default=False,
+            autocompletion=completion.names_in_group,
         ),
     ] = None,
     root: Annotated[

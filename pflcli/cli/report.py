@@ -16,7 +16,7 @@ def command(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="Report these comparisons or evaluations, one or more, and audits.",
+            help="Report these comparisons, evaluations and audits; at least one comparison or evaluation.",
             metavar="COMPARISON...",
             autocompletion=completion.artifacts("comparison", "evaluation", "audit"),
         ),
@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Write one page that explains a comparison: the answer, a sortable table, linked charts, and how to repeat it.
 
-    The page fetches nothing, and can be sent as it is.
+    The page is self-contained and can be sent by mail.
 
     Examples:
         pfl report runs/c/comparison -o report.html

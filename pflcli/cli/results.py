@@ -1,4 +1,4 @@
-"""What the commands print that show more than the path of an artifact, and words that their options do not tell."""
+"""Output of commands that print more than the path of an artifact, and special cases of their command lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ImportCommand(Command):
     """Reads ``--standardize`` without a value as ``--standardize federation``; Typer alone requires a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line after the missing value has been filled in."""
+        """Fill in the missing value, then parse the command line."""
         behind = [*args[1:], ""]
         alone = [
             arg == "--standardize" and value not in ("federation", "client") and "--" not in args[:place]
@@ -37,7 +37,9 @@ class ImportCommand(Command):
         return parsed
 
 
-def scored(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+def show_scores(
+    outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
     """Print the table of an evaluation or a comparison."""
     from pflcli.artifacts.reader import open_artifact
 
@@ -46,7 +48,7 @@ def scored(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, 
     console.result(outcome, as_json=as_json)
 
 
-def attacked(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+def show_audit(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
     """Print the table of an audit."""
     from pflcli.artifacts.reader import open_artifact
 
@@ -55,22 +57,26 @@ def attacked(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *
     console.result(outcome, as_json=as_json)
 
 
-def tuned(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
-    """Print the trials of a search, or in a dry run what would become of each."""
+def show_trials(
+    outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the trials of a search, or in a dry run the decision for each."""
     from pflcli.artifacts.kinds import tuning
     from pflcli.artifacts.reader import open_artifact
-    from pflcli.commands.tuning import tables
+    from pflcli.commands.tuning import trials
 
     if not quiet:
         if not execution.dry_run:
-            console.table(*tables.readable(tuning.read(open_artifact(outcome.path))), to_stderr=True)
+            console.table(*trials.readable(tuning.read(open_artifact(outcome.path))), to_stderr=True)
         elif plan := outcome.summary["plan"]:
             rows = [[*map(as_typed, step["values"].values()), step["decision"]] for step in plan]
             console.table([*plan[0]["values"], ""], rows, to_stderr=True)
     console.result(outcome, as_json=as_json)
 
 
-def exported(result: Exported, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+def show_export(
+    result: Exported, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
     """Print the folder of an exported model."""
     if as_json:
         console.data({"path": str(asked["out"]), "files": dict(result.files), **result.model})
@@ -78,8 +84,10 @@ def exported(result: Exported, asked: Mapping[str, Any], execution: Execution, *
         console.lines([str(asked["out"])])
 
 
-def predicted(result: Predicted, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
-    """Print predictions, or the file that has them."""
+def show_predictions(
+    result: Predicted, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print predictions, or the path of the file that contains them."""
     from pflcli.prediction import output
 
     out = asked.get("out")
@@ -92,7 +100,7 @@ def predicted(result: Predicted, asked: Mapping[str, Any], execution: Execution,
 
 
 def _facts(predicted: Predicted, out: Path | None) -> dict[str, Any]:
-    """Return the JSON value of the answers: without each of them where they are in a file."""
+    """Return the JSON value of predictions, without the predictions themselves if they are written to a file."""
     return {
         "path": None if out is None else str(out),
         "method": predicted.method,
@@ -111,7 +119,7 @@ def _facts(predicted: Predicted, out: Path | None) -> dict[str, Any]:
 PLAN = Annotated[
     str | None,
     typer.Option(
-        help="Print a script that makes the same by many processes, as make, slurm or sh, and do nothing else.",
+        help="Print a script that makes this comparison with many processes (make, slurm or sh), and do nothing else.",
         metavar="FORM",
         show_default=False,
         autocompletion=completion.words("make", "slurm", "sh"),
@@ -120,7 +128,7 @@ PLAN = Annotated[
 
 
 class CompareCommand(Command):
-    """Keeps the words as they were typed, which a plan repeats."""
+    """Keeps the command line as it was typed, because the scripts of ``--plan`` repeat it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep ``args`` in ``ctx.meta[WORDS]``, and parse them."""
@@ -131,7 +139,9 @@ class CompareCommand(Command):
 _WORDS = "pfl.words"
 
 
-def compared(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+def show_comparison(
+    outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
     """Print the table of a comparison, or in a dry run its plan."""
     if asked.get("only") is None or execution.dry_run:
         _show(outcome, dry_run=execution.dry_run, quiet=quiet)
@@ -141,7 +151,10 @@ def compared(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *
 def run_comparison(
     compare: Callable[..., Outcome], arguments: dict[str, Any], context: typer.Context, *, as_json: bool
 ) -> Outcome:
-    """Compare; if a method fails, show the table of the others before the error. With ``--plan``, print a script."""
+    """Run ``compare``; with ``--plan``, print a script instead.
+
+    If a method fails, the table of the others is shown before the error.
+    """
     from pflcli.commands.compare import IncompleteError
 
     execution, plan = arguments["execution"], arguments.pop("plan")
@@ -164,18 +177,18 @@ _PLAN = "--plan"
 
 
 def _planning(execution: Execution, context: typer.Context) -> Execution:
-    """Return a dry run, which says nothing; raises UsageError for options that a plan cannot have beside it."""
+    """Return a silent dry run; raises UsageError for options that cannot be combined with ``--plan``."""
     from pflcli.reporter import SILENT
 
     for name, reason in (
-        ("dry_run", "both do nothing but print"),
+        ("dry_run", "both only print what would be done"),
         ("force", "a plan replaces nothing"),
-        ("only", "a plan is of all artifacts"),
-        ("as_json", "a plan is a script"),
+        ("only", "a plan makes all artifacts"),
+        ("as_json", "a plan is printed as a script"),
     ):
         if context.params[name]:
             option = "json" if name == "as_json" else name.replace("_", "-")
-            raise UsageError(f"--plan and --{option} exclude each other: {reason}", f"leave out --{option}")
+            raise UsageError(f"--plan cannot be combined with --{option}: {reason}", f"leave out --{option}")
     return replace(execution, dry_run=True, reporter=SILENT)
 
 
@@ -185,7 +198,7 @@ def _script(plan: str, sources: list[Path], out: Path, jobs: list[dict[str, Any]
 
     typed: list[str] = list(context.meta[_WORDS])
     if not any(word.partition("=")[0] == _PLAN for word in typed):
-        raise UsageError("a configuration file cannot hold a plan", f"type {_PLAN} {plan}")
+        raise UsageError("--plan cannot be set in a configuration file", f"type {_PLAN} {plan}")
     words = ["pfl", "compare"]
     while typed:
         word = typed.pop(0)
@@ -210,7 +223,7 @@ def _show(outcome: Outcome, *, dry_run: bool, quiet: bool) -> None:
 
 
 def _plan(steps: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return a table with one row per step and one column per seed, and what a step needs under one seed."""
+    """Return a table with one row per step, one column per seed, and the estimated cost of a step with one seed."""
     seeds = sorted({step["seed"] for step in steps})
     decisions = {(step["step"], step["seed"]): step["decision"] for step in steps}
     needs = {step["step"]: step for step in steps if "disk_bytes" in step}

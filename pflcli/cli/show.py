@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,12 @@ from pflcli.cli import console
 from pflcli.cli.from_options import Json
 from pflcli.errors import UsageError
 from pflcli.options import completion
-from pflcli.options.declaration import numbers
+from pflcli.options.declaration import parse_integers
+from pflcli.wording import counted
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
+    from pflcli.commands.show import Lineage
 
 
 def command(
@@ -26,8 +31,8 @@ def command(
         Path | None,
         typer.Option(
             "--plot",
-            help="Draw the artifact: classes of each client, attention, neighbours or history of a method, or the "
-            "figure of an evaluation, comparison, sweep or audit. The suffix is the format: .png, .svg or .pdf.",
+            help="Draw the artifact: classes of each client, attention, neighbours or history of a method, or the"
+            " figure of an evaluation, comparison, sweep or audit. The suffix gives the format: .png, .svg or .pdf.",
             metavar="FILE.png",
             show_default=False,
         ),
@@ -45,7 +50,7 @@ def command(
         str,
         typer.Option(
             "--plot-rounds",
-            help="Take the attention of these rounds, instead of the last one (--plot) or all (--attention).",
+            help="Use the attention of these rounds, instead of the last one (--plot) or all (--attention).",
             metavar="N,N",
             show_default=False,
         ),
@@ -59,15 +64,14 @@ def command(
         pfl show runs/c/comparison --plot accuracy.pdf
     """
     from pflcli.artifacts.chosen import open_one
-    from pflcli.cli.lineage import tree
     from pflcli.commands import show
     from pflcli.evaluation.presentation import tables
 
-    chosen = numbers(rounds, "--plot-rounds")
+    chosen = parse_integers(rounds, "--plot-rounds")
     if chosen and picture is None and attention is None:
         raise UsageError("--plot-rounds needs --plot or --attention", "--plot FILE.png")
     in_words = lineage and not as_json
-    text = tree(show.trace(path, verify=verify), verified=verify) if in_words else []
+    text = _draw_tree(show.trace(path, verify=verify), verified=verify) if in_words else []
     facts = {} if in_words else show.show(path, lineage=lineage, verify=verify)
     if picture is not None:
         show.plot(path, picture, chosen)
@@ -83,3 +87,40 @@ def command(
         console.attacks(open_one(path), to_stderr=False)
     else:
         console.facts(facts)
+
+
+def _draw_tree(root: Lineage, *, verified: bool) -> list[str]:
+    """Return a line for each artifact (path, kind, facts, seconds), its inputs below it, and a line of totals.
+
+    An artifact from which several others were made is described once; later lines refer to it.
+    """
+    from rich.cells import cell_len
+
+    described: dict[int, Artifact] = {}
+    rows: list[tuple[str, str]] = []
+
+    def grow(lineage: Lineage, branch: str, below: str) -> None:
+        path = str(lineage.artifact.path).replace("\n", "\\n")
+        if id(lineage) in described:
+            rows.append((branch + path, "see above"))
+            return
+        described[id(lineage)] = lineage.artifact
+        rows.append((branch + path, _describe(lineage.artifact)))
+        for item in lineage.inputs:
+            last = item is lineage.inputs[-1]
+            grow(item, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))
+
+    grow(root, "", "")
+    width = max(cell_len(name) for name, _ in rows)
+    files = sum(len(artifact.manifest.files) for artifact in described.values())
+    total = f"{counted(len(described), 'artifact')}, {counted(files, 'file')}{' verified' if verified else ''}"
+    return [*(name + " " * (width - cell_len(name) + 2) + facts for name, facts in rows), total]
+
+
+def _describe(artifact: Artifact) -> str:
+    from pflcli.artifacts import kinds
+
+    seconds = artifact.manifest.made.get("seconds")
+    facts = [*kinds.load(artifact.kind).describe(artifact.manifest), "" if seconds is None else f"{seconds:.1f} s"]
+    text = f"{artifact.kind}: {', '.join(filter(None, facts))}"
+    return text.replace("\n", "\\n")

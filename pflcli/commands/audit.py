@@ -1,4 +1,4 @@
-"""``pfl audit``: what an attacker learns from the answers of stored predictions."""
+"""``pfl audit``: measure membership inference and model inversion against the clients of stored predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import audit as artifact_kind
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.auditing import attacks, inversion, queries, references, vote_privacy
 from pflcli.auditing import canaries as canary_training
@@ -39,27 +38,28 @@ from pflcli.prediction.disclosure import Disclosure
 from pflcli.wording import counted
 
 STATISTICS = 1
-"""The version of what is computed; it becomes another one when numbers of equal requests may change."""
+"""The version of the statistics; it changes when the results of the same request may change."""
 
 
 @command(Audit)
 def audit(asked: Audit) -> Outcome:
-    """Measure what an attacker learns from what the clients of the predictions ``source`` answer.
+    """Measure how well an attacker can tell from predictions which samples a client was trained on.
 
-    The attacker sends samples whose class it knows to a client, and sees what the client answers. For each sample it
-    says how sure it is that the client has learned from it. Members are the client's training samples (with refit its
-    validation samples too), non-members its test samples: as many of each, drawn by ``seed``. Clients that took no part
-    in the rounds are left out, and counted.
+    The attacker queries a client of ``source`` with samples whose class it knows, and scores how likely each sample is
+    a member of the client's training data. Members are the client's training samples (with refit also its validation
+    samples), non-members its test samples: the same number of each, drawn by ``seed``. Clients that took part in no
+    round are excluded and counted.
 
-    ``references`` are predictions of the same method on other splits of the same samples, which add the attack by
-    likelihood ratio. ``invert`` draws what the models of so many clients, the most exposed ones, take for each class
-    with the greatest certainty, where samples are images. ``canaries`` are so many clients with random updates beside
-    the others, with which rounds of differential privacy are trained again to bound their epsilon from below.
-    With ``answers`` the attacker sees no more than what then leaves a client: ``full`` probabilities, ``rounded:1`` or
-    the ``label``; neither its model nor its store. ``weights`` is the file with which a run began that has no backbone.
+    ``references`` are predictions of the same method on other splits of the same samples; they add the likelihood-ratio
+    attack. ``invert`` is the number of clients, the most exposed ones, whose models are inverted: for each class, an
+    image is optimized for the model's confidence. ``canaries`` is the number of clients with random updates that are
+    added to a run with differential privacy; its rounds are repeated with them to bound epsilon from below.
+    With ``answers``, the attacker sees only what the client publishes: ``full`` probabilities, ``rounded:1`` or the
+    ``label``, but neither its model nor its store. ``weights`` is the file of initial weights of a run without a
+    backbone.
 
-    Raises UsageError for an option that does not fit, InputError for a lineage that is not complete, references that
-    cannot serve, or clients without members or non-members, ComputationError if the method cannot answer.
+    Raises UsageError for invalid options; InputError for an incomplete lineage, unsuitable references, or clients
+    without members or non-members; ComputationError if the method cannot predict.
     """
     execution = (asked.execution or Execution()).reading(asked.weights)
     if asked.invert < 0:
@@ -69,14 +69,14 @@ def audit(asked: Audit) -> Outcome:
     artifact = open_one(asked.source, "predictions")
     compared = [open_one(path, "predictions") for path in asked.references]
     answerer = answerers.open_answerer(artifact, asked.weights)
-    reference_answerers = _opened_references(answerer, compared, asked.weights)
+    reference_answerers = references.opened(answerer, compared, asked.weights) if compared else []
     seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
     spec = ArtifactSpec(
         "audit",
         {
             "statistics": STATISTICS,
             "seed": seed,
-            **_requested(asked.answers, invert=asked.invert, canaries=asked.canaries),
+            **{name: value for name in ("invert", "canaries", "answers") if (value := getattr(asked, name))},
         },
         (
             artifact.as_input("predictions", Path(asked.out)),
@@ -100,8 +100,8 @@ def _build(
 ) -> Built:
     path = answerer.artifact.path
     for name in answerer.changed_code():
-        execution.reporter.say(f"WARNING: {name} has changed since {path} was made: answers may differ from its own")
-    result = _attacked(answerer, compared, seed, disclosed, execution)
+        execution.reporter.say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
+    result = _attack(answerer, compared, seed, disclosed, execution)
     strongest = attacks.strongest(result.exposures)
     pictures_of = [item.client for item, _ in strongest.defined[:invert]]
     images, remarks = inversion.inverted(answerer, queries.samples_of(answerer), pictures_of, execution, disclosed)
@@ -115,7 +115,7 @@ def _build(
             result.warnings.append(line)
         else:
             execution.reporter.say(line)
-    # As many members as non-members are sent.
+    # A client is queried with as many members as non-members.
     facts |= vote_privacy.facts(answerer, 2 * max(item.count for item in result.exposures[0].clients))
     if votes := facts.get("noisy_votes"):
         execution.reporter.say(audits.noisy_votes(votes))
@@ -134,18 +134,9 @@ def _build(
     return Built(summary, {})
 
 
-def _requested(answers: str | None, **options: int) -> dict[str, Any]:
-    """Return the options that are given and not 0."""
-    return {name: value for name, value in (*options.items(), ("answers", answers)) if value}
-
-
-def _opened_references(answerer: Answerer, compared: Sequence[Artifact], weights: Path | str | None) -> list[Answerer]:
-    return references.opened(answerer, compared, weights) if compared else []
-
-
 @dataclass(frozen=True)
 class _Result:
-    """What all attacks gave: ``clients`` is the number of those that are audited."""
+    """The results of all attacks; ``clients`` is the number of audited clients."""
 
     method: str
     exposures: list[Exposure]
@@ -155,10 +146,10 @@ class _Result:
     warnings: list[str]
 
 
-def _attacked(
+def _attack(
     answerer: Answerer, compared: Sequence[Answerer], seed: int, disclosed: Disclosure | None, execution: Execution
 ) -> _Result:
-    """Send samples to all clients, and score them by every attack."""
+    """Query all clients with samples, and score the samples by every attack."""
     data = queries.samples_of(answerer)
     is_unseen = queries.unseen(answerer, data)
     sent_queries = queries.drawn(answerer, data, is_unseen, seed)
@@ -169,7 +160,7 @@ def _attacked(
         logits, learned = references.scores(sent_queries, member, compared, disclosed, execution)
         by_attack["likelihood-ratio"] = membership.likelihood_ratios(by_attack["confidence"], logits, learned)
     if disclosed is not None and disclosed.is_label:
-        del by_attack["confidence"]  # it sees what ``label`` sees
+        del by_attack["confidence"]  # without probabilities it is the attack ``label``
     exposures = [
         attacks.exposure(name, by_attack[name], member, sent_queries.client, len(data.names))
         for name in attacks.SEES
@@ -182,20 +173,20 @@ def _attacked(
 
 
 def _warnings(answerer: Answerer, few: int, unseen: int) -> list[str]:
-    """Return what a reader of the numbers should know."""
+    """Return warnings that concern the interpretation of the results."""
     lines = []
     if few:
         lines.append(
-            f"{counted(few, 'client')} with fewer than {attacks.FEWEST} members or non-members: AUC not defined, but "
-            "their samples count in that of all clients"
+            f"{counted(few, 'client')} with fewer than {attacks.FEWEST} members or non-members: their AUC is not "
+            "defined, but their samples count in the AUC of all clients"
         )
     if unseen:
-        lines.append(f"{counted(unseen, 'unseen client')} left out: what the rounds learned has none of their samples")
+        lines.append(f"{counted(unseen, 'unseen client')} left out: the rounds did not use their samples")
     request = answerer.partition.manifest.request
     if "keep_test" in request or "keep_validation" in request:
         lines.append(
-            "test samples were given, not drawn: where they differ from training samples by more than chance, attacks "
-            "tell the difference, and not membership alone"
+            "test samples were given, not drawn at random: if they differ systematically from training samples, "
+            "attacks detect this difference too, not only membership"
         )
     return lines
 
@@ -224,7 +215,7 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
 
 
 def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[Inverted], names: Sequence[str]) -> None:
-    """Write ``classes.csv``, a row for each picture, and ``classes.png``."""
+    """Write ``classes.csv``, with one row per picture, and ``classes.png``."""
     classes = codebook.read(answerer.artifact).class_names(len(images[0].certainty))
     rows = [
         [
@@ -277,7 +268,7 @@ def _row(item: Exposure, member: Mask) -> dict[str, Any]:
 
 
 def _client_table(result: _Result, names: Sequence[str]) -> bytes:
-    """Return ``clients.csv``: a row for each attack and client, those most exposed to the strongest attack first."""
+    """Return ``clients.csv``: one row per client and attack, the clients most exposed to the strongest attack first."""
     strongest = attacks.strongest(result.exposures)
     order = [item.client for item, _ in strongest.defined]
     order += [item.client for item in strongest.clients if item.area is None]

@@ -31,18 +31,19 @@ from pflcli.training import run_request
 def build_datastore(asked: BuildDatastore) -> Outcome:
     """Build each client's store from the embeddings of its training samples.
 
-    ``index`` is a string of FAISS's index factory, ``parameters`` are its search parameters, such as nprobe; a client
-    with too few training samples to train such an index gets the exact one. ``capacity`` is the fraction of a client's
-    samples that its store keeps, drawn at random (a smaller store is a subset of a larger one); half of the clients
-    keep this fraction less ``capacity_spread``, half of them more. ``prototypes`` replace the kept samples: their
-    number or, below 1, their fraction of these. Validation samples are left out, as lambda is tuned on them; under a
-    backbone that was trained with ``refit`` they are training samples. Raises UsageError for values out of range.
+    ``index`` is a string of FAISS's index factory, and ``parameters`` are its search parameters, such as nprobe. A
+    client with too few training samples to train such an index gets the exact one. ``capacity`` is the fraction of a
+    client's samples that its store keeps, drawn at random; a smaller store is a subset of a larger one. Half of the
+    clients keep ``capacity_spread`` less, the other half that much more. ``prototypes`` replace the kept samples; it
+    is their number or, below 1, their fraction of the samples. Validation samples are excluded, because lambda is tuned
+    on them; if the backbone was trained with ``refit``, they are training samples. Raises UsageError for values out of
+    range.
     """
     execution = asked.execution or Execution()
     _check_amounts(asked.capacity, asked.capacity_spread, asked.prototypes)
     source = open_one(asked.source, "embeddings")
     searched = dict(asked.parameters or {})
-    if "dimension" in source.manifest.summary:  # planned embeddings do not know it yet
+    if "dimension" in source.manifest.summary:  # it is unknown while the embeddings are only planned
         indexes.check(asked.index, int(source.manifest.summary["dimension"]), searched)
     seed = run_request.seed_of(asked.seed, source)
     request = {
@@ -52,7 +53,7 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
         "capacity": asked.capacity,
         "seed": seed,
     }
-    # Options that are not used are left out, so that requests from before there was such an option stay the same.
+    # Unused options are omitted, so that older requests, made before these options existed, still match.
     optional = {"parameters": searched, "capacity_spread": asked.capacity_spread, "prototypes": asked.prototypes}
     request |= {name: value for name, value in optional.items() if value}
     modules = [
@@ -75,7 +76,7 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
 
 
 _TRAIN = 0.6
-"""Usual share of training samples among all samples, to estimate the size of a datastore."""
+"""Assumed fraction of training samples among all samples, to estimate the size of a datastore."""
 
 
 def _check_amounts(capacity: float, spread: float, prototypes: float | None) -> None:
@@ -85,16 +86,19 @@ def _check_amounts(capacity: float, spread: float, prototypes: float | None) -> 
     largest = min(capacity, 1 - capacity)
     if not 0 <= spread <= largest + 1e-9:
         raise UsageError(
-            f"--capacity-spread {spread:g} of --capacity {capacity:g} leaves the range from 0 to 1",
+            f"--capacity {capacity:g} plus or minus --capacity-spread {spread:g} is outside the range from 0 to 1",
             f"--capacity-spread {largest:g}" if largest else f"--capacity 0.5 --capacity-spread {spread:g}",
         )
     if prototypes is not None and not (0 < prototypes < 1 or (prototypes >= 1 and float(prototypes).is_integer())):
-        raise UsageError(f"--prototypes {prototypes:g} is neither a number nor a fraction of them", "--prototypes 30")
+        raise UsageError(
+            f"--prototypes {prototypes:g} is neither a number of prototypes nor a fraction of the samples",
+            "--prototypes 30",
+        )
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What ``build_datastore`` was asked for; the fields are its arguments."""
+    """The arguments of ``build_datastore``, checked."""
 
     source: Artifact
     index: str
@@ -116,7 +120,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     sizes: list[int] = []
 
     def pieces() -> Iterator[bytes | memoryview]:
-        # A store is built when it is written, so that one of them is in memory at a time.
+        # A store is built when it is written, so that only one store is in memory at a time.
         for client in range(count):
             store = datastore.store_samples(splits["train"], client, float(capacity[client]), job.prototypes, job.seed)
             is_exact = job.index == indexes.EXACT
@@ -158,7 +162,7 @@ def _summary(job: _Job, rows: list[int], kinds: list[str], sizes: list[int], exe
     )
     if replaced:
         execution.reporter.say(
-            f"{replaced} of them have too few samples to train {job.index} and are {indexes.EXACT} instead"
+            f"{replaced} of them have too few samples to train {job.index} and use {indexes.EXACT} instead"
         )
     summary = {
         "clients": count,

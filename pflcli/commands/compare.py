@@ -1,4 +1,4 @@
-"""``pfl compare``: run many methods under many seeds, each run an ordinary artifact, and tabulate their scores."""
+"""``pfl compare``: run several methods with several seeds, each as an ordinary artifact, and tabulate their scores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.placement import require_folder
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison import costs, selection, tunings
-from pflcli.commands.comparison.existing import ExistingComparison, find_comparison
+from pflcli.commands.comparison import costs, only, tunings
+from pflcli.commands.comparison.extend import ExistingComparison, find_comparison
 from pflcli.commands.comparison.runs import private_runs, seed_jobs
 from pflcli.commands.comparison.tunings import Tuned
 from pflcli.commands.comparison.variants import (
@@ -37,7 +37,7 @@ from pflcli.evaluation import scoring, simulated_time, stack_references, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
-from pflcli.jobs.job import LATER, Job, Plan, Planned, listed, plan, require_free, rows
+from pflcli.jobs.job import LATER, Job, Plan, Planned, list_unfinished, plan, require_free, rows
 from pflcli.jobs.run import Results, counts, run
 from pflcli.options.compare import Compare
 from pflcli.options.declaration import command
@@ -63,26 +63,28 @@ class IncompleteError(ComputationError):
 
 @command(Compare)
 def compare(asked: Compare) -> Outcome:
-    """Run every method under every seed, as artifacts in ``out/seed-N``, and write the table ``out/comparison``.
+    """Run every method with every seed, as artifacts in ``out/seed-N``, and write the table ``out/comparison``.
 
-    ``sources`` is one partition, used under each of ``seeds`` (default: the partition's own seed), or several
-    partitions, each used under the seed that it was drawn with. ``options`` holds, by method, its options and those
+    ``sources`` is one partition, used with each of ``seeds`` (default: the partition's own seed), or several
+    partitions, each used with the seed that it was drawn with. ``options`` contains, by method, its options and the
     training settings that differ from ``settings``. Artifacts that are up to date are not made again; with ``force``,
-    artifacts of other requests are replaced. If ``out`` has a comparison already, methods and seeds are added to it,
-    and its methods keep their options. All models start from the file ``weights``, or at random.
+    artifacts of other requests are replaced. If ``out`` already contains a comparison, methods and seeds are added to
+    it, and its methods keep their options. All models start from the file ``weights``, or at random.
 
     Gains are measured against the method ``baseline``. ``target`` is a validation accuracy from 0 to 1; the table says
     how long each method takes to reach it. ``link`` is the network for which the time of a round is simulated. The
     first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
-    gains, conclusion and picture; the others are computed too. ``positive`` names which of two classes is the positive
-    one of sensitivity, specificity and average precision, the last without it. With ``tune``, what ``options`` and
-    ``settings`` leave open is first chosen for each method among so many trials, by that metric on validation samples.
-    With ``only``, just these artifacts are made, named by their folders inside ``out`` (``seed-0/ditto``), and no
-    table; what they need must be there. A dry run lists them all, and what each needs, as ``summary["jobs"]``; if it
-    has a reporter, it also estimates the seconds, memory and disk that the runs take, as ``summary["needs"]``.
+    gains, conclusion and picture; the others are computed too. ``positive`` names the positive one of two classes for
+    sensitivity, specificity and average precision, by default the last class. With ``tune``, every method first has at
+    most that many trials, which choose the values that ``options`` and ``settings`` leave open by that metric on
+    validation samples.
 
-    Raises UsageError for an invalid request, ConflictError before anything is made if an artifact of another request
-    is in the way, and IncompleteError, with the comparison of the other runs, if a run fails.
+    With ``only``, only the artifacts in these folders of ``out`` (such as ``seed-0/ditto``) are made, and no table; the
+    artifacts that they need must exist. A dry run lists all artifacts with those that each needs as
+    ``summary["jobs"]``; if it has a reporter, it also estimates seconds, memory and disk space as ``summary["needs"]``.
+
+    Raises UsageError for an invalid request; ConflictError before anything is made if an artifact of another request
+    exists; IncompleteError, with the comparison of the other runs, if a run fails.
     """
     execution = asked.execution or Execution()
     out = Path(asked.out)
@@ -91,15 +93,15 @@ def compare(asked: Compare) -> Outcome:
     table = TableOptions(
         asked.target, asked.link, None if asked.metrics is None else catalogue.chosen(asked.metrics), asked.positive
     )
-    partitions = by_seed(asked.sources, asked.seeds)
+    partitions = _partitions_by_seed(asked.sources, asked.seeds)
     if (
         asked.tune is not None
         and asked.positive is not None
         and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].of_positive
     ):
         raise UsageError(
-            "--tune chooses by the last class as the positive one, so --positive cannot be given with it",
-            "choose by another metric, such as --metric auroc, or leave out --positive",
+            "--positive cannot be combined with --tune, which takes the last class as the positive one",
+            "use another metric, such as --metric auroc, or leave out --positive",
         )
     initial_weights = None if asked.weights is None else initial.read(asked.weights)
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
@@ -108,11 +110,11 @@ def compare(asked: Compare) -> Outcome:
     tuned, left = Tuned(asked.options or {}, asked.settings or {}), asked.only
     training = run_request.resolve_settings({}, tuned.settings, partition)
 
-    # First the options and settings that --tune chooses, on which the requests of all other jobs depend.
+    # First tune: the requests of all other jobs depend on the chosen options and settings.
     budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
         variants = tunings.requested_variants(asked.methods, tuned.options, training, out / NAME)
-        table.request(asked.baseline, partitions)  # what is invalid is refused before anything is made
+        table.request(asked.baseline, partitions)  # raises an error for invalid options before anything is made
         if not manifests.is_artifact(out / NAME):
             _require_compared(asked.baseline, variants)
         tuner = tunings.Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights)
@@ -121,34 +123,34 @@ def compare(asked: Compare) -> Outcome:
         else:
             tuned, left = _make_tunings(tuner, variants, asked.only, execution, every=every)
             if not left:
-                return selection.last_made(out, asked.only)
+                return only.last_made(out, asked.only)
         if asked.only is None and not tuned.is_complete:
             execution.reporter.say(tuned.announcement)
-            later = _jobs(partitions, out, variants, training, initial_weights, tuner.by_variant(tuning))
-            todo = listed({**tuning, **{job: Planned(job, LATER) for job in later}}, out)
+            later = _jobs(partitions, out, variants, training, initial_weights, tuner.jobs_by_variant(tuning))
+            todo = list_unfinished({**tuning, **{job: Planned(job, LATER) for job in later}}, out)
             plan_rows = tuned.plan(out, variants, list(partitions))
             return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", {"plan": plan_rows, "jobs": todo})
         training = run_request.resolve_settings({}, tuned.settings, partition)
 
-    # Then the variants, with those of an existing comparison, and their jobs.
+    # Then collect the variants, also those of an existing comparison, and their jobs.
     options = tuned.options
     digest = None if initial_weights is None else initial_weights.digest
     existing = find_comparison(out / NAME, NAME, training, digest)
     if existing is None:
         variants = resolve_variants(asked.methods, options, training)
     else:
-        variants = existing.joined_variants(asked.methods, options, training, force=execution.force)
-        partitions, table = existing.partitions(partitions), table.joined(existing)
+        variants = existing.join_variants(asked.methods, options, training, force=execution.force)
+        partitions, table = existing.partitions(partitions), table.fill_from(existing)
         existing.announce(variants, asked.methods, partitions, execution.reporter)
     _require_compared(asked.baseline, variants)
     require_validation_samples([variant.name for variant in variants], partitions.values())
-    chosen_seeds = partitions if left is None else selection.seeds_of(partitions, left)
+    chosen_seeds = partitions if left is None else only.seeds_of(partitions, left)
     planned = plan(_jobs(chosen_seeds, out, variants, training, initial_weights))
     if asked.only is not None and left is not None:
-        selection.make_only(out, left, planned, execution, skip_unsuited=every)
-        return selection.outcome(out, asked.only, left, planned, execution)
+        only.make_only(out, left, planned, execution, skip_unsuited=every)
+        return only.outcome(out, asked.only, left, planned, execution)
 
-    # Then the table: whether it is there already, and else the runs that it needs.
+    # Then, unless the table is up to date, run the jobs and write it.
     request = {
         "methods": {item.name: {"options": dict(item.options), "settings": dict(item.settings)} for item in variants},
         "seeds": sorted(partitions),
@@ -174,34 +176,36 @@ def compare(asked: Compare) -> Outcome:
         estimate = costs.estimate(planned, variants, training, partition, initial_weights, execution)
         estimate.announce(out, execution.reporter)
         facts = {
-            "plan": estimate.beside([*tuned.plan(out, variants, ()), *rows(planned.values())]),
-            "jobs": listed(planned, out),
+            "plan": estimate.add_to_rows([*tuned.plan(out, variants, ()), *rows(planned.values())]),
+            "jobs": list_unfinished(planned, out),
             **({"privacy": privacy} if privacy else {}),
             **estimate.facts(),
         }
         return replace(outcome, summary=facts)
-    typed = _as_one(asked, variants, tuned, table, partitions)
+    typed = _complete_request(asked, variants, tuned, table, partitions)
     execution = replace(execution, command=tuple(typed.words()))
     execution.reporter.say(counts(planned))
     results = run(planned, execution, skip_unsuited=every)
     if not results.made:
         raise _nothing_to_compare(results)
     if asked.baseline == BACKBONE and all(variant.name != BACKBONE for variant in variants):
-        execution.reporter.say(f"gains are against {BACKBONE}, which is not compared: --methods {BACKBONE},...")
+        execution.reporter.say(
+            f"gains are measured against {BACKBONE}, which is not in the table; --methods {BACKBONE},... adds it"
+        )
     outcome = _tabulate(request, tuned, results, out, extends, privacy, execution)
     if results.failed:
         raise IncompleteError(outcome, *results.report())
     return outcome
 
 
-def _as_one(
+def _complete_request(
     asked: Compare,
     variants: Sequence[Variant],
     tuned: Tuned,
     table: TableOptions,
     partitions: Mapping[int, Artifact],
 ) -> Compare:
-    """Return the options that make the whole comparison, with the methods and seeds that it had before, at once."""
+    """Return the options that make the whole comparison at once, including its earlier methods and seeds."""
     by_tuning = {
         name: {key.removeprefix(TRAINING) for key in item.values or ()} for name, item in tuned.choices.items()
     }
@@ -225,7 +229,7 @@ def _as_one(
 
 
 def _typed_options(variant: Variant) -> dict[str, Any]:
-    """Return the options of a variant and its training settings, those that are not the default."""
+    """Return the options and training settings of a variant that differ from the defaults."""
     if variant.is_stack:
         return dict(variant.options)
     usual = config.plain(methods.load(variant.method).Config())
@@ -236,24 +240,24 @@ def _typed_options(variant: Variant) -> dict[str, Any]:
 def _tune(
     tuner: tunings.Tuner, variants: Sequence[Variant], execution: Execution, *, every: bool
 ) -> tuple[Tuned, Plan]:
-    """Tune the variants; return what is chosen, and the plan of the tunings."""
+    """Tune the variants; return the chosen values, and the plan of the tunings."""
     tuning = plan(tuner.jobs(variants))
     require_free(tuning.values(), execution)
     results = None if execution.dry_run else run(tuning, execution, skip_unsuited=every)
-    return tuner.chosen(variants, tuning, results), tuning
+    return tuner.collect(variants, tuning, results), tuning
 
 
 def _make_tunings(
-    tuner: tunings.Tuner, variants: Sequence[Variant], only: Sequence[str], execution: Execution, *, every: bool
+    tuner: tunings.Tuner, variants: Sequence[Variant], paths: Sequence[str], execution: Execution, *, every: bool
 ) -> tuple[Tuned, list[str]]:
-    """Make those of the artifacts ``only`` that are tunings; return what is chosen, and the other artifacts."""
-    left, tuning = selection.make_first(tuner.out, only, plan(tuner.jobs(variants)), execution, skip_unsuited=every)
+    """Make the artifacts at ``paths`` that are tunings; return the chosen values, and the other paths."""
+    left, tuning = only.make_tunings(tuner.out, paths, plan(tuner.jobs(variants)), execution, skip_unsuited=every)
     if left:
-        selection.require_chosen(tuner.out, left, tuner.by_variant(tuning), tuning, variants)
-    return tuner.chosen(variants, tuning), left
+        only.require_tunings(tuner.out, left, tuner.jobs_by_variant(tuning), tuning, variants)
+    return tuner.collect(variants, tuning), left
 
 
-def by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequence[int] | None) -> dict[int, Artifact]:
+def _partitions_by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequence[int] | None) -> dict[int, Artifact]:
     """Return the partition of each seed; raises UsageError if two partitions or two seeds are the same."""
     artifacts = [open_one(source, "partition") for source in sources]
     if not artifacts:
@@ -264,11 +268,14 @@ def by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequence[int] | Non
     if len(artifacts) == 1:
         run_seeds = [run_request.seed_of(None, artifacts[0])] if seeds is None else list(seeds)
         if len({*run_seeds}) < len(run_seeds) or not run_seeds or min(run_seeds) < 0:
-            raise UsageError(f"--seeds {','.join(map(str, run_seeds))} are not different numbers", "--seeds 0,1,2")
+            raise UsageError(
+                f"--seeds {','.join(map(str, run_seeds))} is not a list of different numbers from 0 up",
+                "--seeds 0,1,2",
+            )
         return dict.fromkeys(run_seeds, artifacts[0])
     if seeds is not None:
         raise UsageError(
-            "--seeds needs a single partition: several are each used under the seed that they were drawn with",
+            "--seeds needs a single partition: each of several partitions is used with the seed that it was drawn with",
             "give one partition, or leave out --seeds",
         )
     partitions: dict[int, Artifact] = {}
@@ -277,8 +284,8 @@ def by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequence[int] | Non
         codebook.require_same(artifacts[0], artifact, "classes", "features")
         if seed in partitions:
             raise UsageError(
-                f"{partitions[seed].path} and {artifact.path} are both of seed {seed}",
-                "several partitions stand for several seeds: pfl partition DATASET -o DIR --seed 1",
+                f"{partitions[seed].path} and {artifact.path} were both drawn with seed {seed}",
+                "draw each partition with another seed: pfl partition DATASET -o DIR --seed 1",
             )
         partitions[seed] = artifact
     return partitions
@@ -286,15 +293,15 @@ def by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequence[int] | Non
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Options of the table; None stands for the value of the existing comparison."""
+    """Options of the table; None means the value of an existing comparison, or the default."""
 
     target: float | None
     link: str | None
     metrics: tuple[str, ...] | None
     positive: str | None
 
-    def joined(self, existing: ExistingComparison) -> TableOptions:
-        """Return these options, with those of an ``existing`` comparison in place of None."""
+    def fill_from(self, existing: ExistingComparison) -> TableOptions:
+        """Return these options, with None replaced by the value of an ``existing`` comparison."""
         request = existing.artifact.manifest.request
         target = request.get("target") if self.target is None else self.target
         metrics = existing.metrics if self.metrics is None else self.metrics
@@ -320,10 +327,10 @@ class TableOptions:
 
 
 def _require_compared(baseline: str, variants: Sequence[Variant]) -> None:
-    """Raise UsageError if the baseline is not among the variants, unless it is the backbone's own predictions."""
+    """Raise UsageError if the baseline is neither among the variants nor the backbone, whose predictions are stored."""
     names = [variant.name for variant in variants]
     if baseline not in (BACKBONE, *names):
-        raise UsageError(f"the baseline '{baseline}' is not compared", closest(baseline, names))
+        raise UsageError(f"the baseline '{baseline}' is not among the compared methods", closest(baseline, names))
 
 
 def _jobs(
@@ -343,7 +350,7 @@ def _jobs(
 
 
 def _nothing_to_compare(results: Results) -> PflError:
-    """Return the error for a comparison without results: the input error that all runs share, or that all failed."""
+    """Return the error for a comparison without results: the input error that all runs share, or a summary."""
     errors = list(results.failed.values())
     if not errors:
         return InputError("none of the methods suits the data")
@@ -354,7 +361,7 @@ def _nothing_to_compare(results: Results) -> PflError:
 
 
 def _draft(request: Mapping[str, Any], predictions: Mapping[Job, Artifact | None], out: Path) -> ArtifactSpec:
-    """Return what identifies the comparison of ``predictions``; their order does not matter."""
+    """Return the spec of the comparison of ``predictions``, which does not depend on their order."""
     ordered = sorted(predictions.items(), key=lambda item: (item[0].name, item[0].seed))
     inputs = tuple(item.as_input(f"{job.name}, seed {job.seed}", out / NAME) for job, item in ordered if item)
     return ArtifactSpec(NAME, request, inputs)
@@ -373,7 +380,7 @@ def _tabulate(
     privacy: Mapping[str, Any],
     execution: Execution,
 ) -> Outcome:
-    """Write the comparison of all predictions that were made."""
+    """Write the comparison of all existing predictions."""
     suitable = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
     draft = _draft({**request, "methods": suitable}, results.made, out)
     runs = sorted(results.made.items(), key=lambda item: item[0].seed)
@@ -407,5 +414,5 @@ def _tabulate(
         return Built({**facts, **({"privacy": dict(privacy)} if privacy else {})}, {})
 
     if extends and manifests.is_artifact(out / NAME) and manifests.read(out / NAME).fingerprint == draft.fingerprint:
-        extends = ""  # the runs that would have been added failed again
+        extends = ""  # the added runs failed again, so the comparison is the same as before
     return make(out / NAME, draft, execution, build, extends=extends)

@@ -1,4 +1,4 @@
-"""``pfl demo``: the quickstart on the data that come with the package."""
+"""``pfl demo``: the quickstart, on the data that are included in the package."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pflcli.options.demo import Demo
 
 METHODS = ("fedavg", "local", "fedavg-plus", "knn-per")
 SETTINGS: Mapping[str, Any] = {"model": "mlp", "rounds": 100, "participation": 0.2, "batch_size": 10, "lr": 0.1}
-"""Those of ``examples/quickstart.sh``, a network so small that nobody has to wait."""
+"""The settings of ``examples/quickstart.sh``, with a small network so that it finishes in about half a minute."""
 
 
 @command(Demo)
 def demo(asked: Demo) -> Outcome:
     """Compare four methods on the handwriting of 60 people, in the folder ``out``; return the comparison.
 
-    ``out/partition`` contains the samples, ``out/seed-0`` a run per method, ``out/comparison`` the table and the
-    picture; ``out/report.html`` is the page of ``report``. A dry run that would make the partition returns that alone.
-    Raises ConflictError for artifacts of another request in ``out``.
+    ``out/partition`` contains the samples, ``out/seed-0`` one run per method, ``out/comparison`` the table and the
+    picture; ``out/report.html`` is the page of ``report``. A dry run returns only the partition if it does not exist.
+    Raises ConflictError if ``out`` contains artifacts of another request.
     """
     out, execution = Path(asked.out), asked.execution or Execution()
     partitioned = partition("writers", out / "partition", execution=execution)

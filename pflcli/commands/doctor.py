@@ -1,4 +1,4 @@
-"""``pfl doctor``: does this installation work, and with what?"""
+"""``pfl doctor``: check the installation, and report its versions and devices."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PACKAGES = (
     "vl-convert-python",
 )
 _OPTIONAL = {"numba": "PyTorch and NumPy compute without it, more slowly"}
-"""Packages that may be missing, and what then happens."""
+"""Packages that may be missing, and the consequence."""
 
 
 def doctor() -> list[dict[str, Any]]:
-    """Return one entry per check: its name, the result in words, and whether it passed."""
+    """Return one entry per check: its name, the result as text, and whether it passed."""
     checks: list[dict[str, Any]] = [
         {"check": "pfl", "found": version("pflcli"), "ok": True},
         {"check": "python", "found": f"{platform.python_version()} on {platform.platform()}", "ok": True},
@@ -53,14 +53,14 @@ def doctor() -> list[dict[str, Any]]:
         "HDF5": _hdf5,
         "charts": _charts,
     }.items():
-        checks.append(_checked(name, probe))
+        checks.append(_run_check(name, probe))
     return checks
 
 
-def _checked(name: str, probe: Callable[[], str]) -> dict[str, Any]:
+def _run_check(name: str, probe: Callable[[], str]) -> dict[str, Any]:
     try:
         return {"check": name, "found": probe(), "ok": True}
-    except Exception as error:  # whatever a broken installation raises is the finding
+    except Exception as error:  # a broken installation may raise anything; the error is the result
         return {"check": name, "found": f"{type(error).__name__}: {error}", "ok": False}
 
 

@@ -1,4 +1,4 @@
-"""``pfl evaluate``: score stored predictions, per client and over clients, methods and seeds. NumPy alone."""
+"""``pfl evaluate``: score stored predictions per client and over clients, methods and seeds, with NumPy only."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from pflcli.options.evaluate import Evaluate
 
 @command(Evaluate)
 def evaluate(asked: Evaluate) -> Outcome:
-    """Score predictions; the same method under several seeds becomes one row, with its spread.
+    """Score predictions; the same method with several seeds becomes one row, with its standard deviation.
 
     ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
-    Gains are measured against ``baseline`` for the same partition and seed, or, where it was not given, against the
-    backbone's own answers stored beside the method's. ``target`` is a validation accuracy: the table then says how long
-    each method took (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s, adds how long rounds would take behind it
-    (``simulated_time``). Methods are ranked by the first of ``metrics``, of which gains, conclusion and picture are
-    then made; the others are computed too. ``positive`` names which of two classes is the positive one of
-    sensitivity, specificity and average precision, the last without it. Raises UsageError for an unknown split,
-    baseline, metric or class, a metric that is not defined for these classes, or a target or link that is none.
+    Gains are measured against ``baseline`` with the same partition and seed or, if that is not among the predictions,
+    against the backbone's predictions that are stored beside those of the method. ``target`` is a validation accuracy;
+    the table then says how long each method took to reach it (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s,
+    adds how long the rounds would take behind such links (``simulated_time``). The first of ``metrics`` ranks the
+    methods, and gains, conclusion and picture use it; the others are computed too. ``positive`` names the positive one
+    of two classes for sensitivity, specificity and average precision, by default the last class. Raises UsageError for
+    an unknown split, baseline, metric or class, a metric that is not defined for the classes, and an invalid target or
+    link.
     """
     execution = asked.execution or Execution()
     time_to_target.check(asked.target)

@@ -1,4 +1,4 @@
-"""``pfl export``: one client's model as a folder that is read without pfl."""
+"""``pfl export``: write one client's model to a folder that works without pfl."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from pflcli.wording import counted
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER}
 CLOSE = 1e-5
-"""Largest difference of probabilities that needs no remark: rounding in float32 rarely moves them more."""
+"""Largest difference of probabilities that is not reported: rounding in float32 rarely causes more."""
 _WRONG = 1e-3
-"""Difference above which a network is another one than the client's."""
+"""Difference of probabilities above which the exported network is wrong."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The folder at ``path``; ``files`` are its bytes by name, ``model`` what is in its ``model.json``."""
+    """The exported folder ``path``, the sizes of its ``files`` in bytes, and the content of its ``model.json``."""
 
     path: Path
     model: Mapping[str, Any]
@@ -50,16 +50,16 @@ class Exported:
 
 @command(Export)
 def export(asked: Export) -> Exported:
-    """Write what a client of the predictions ``source`` answers by to the folder ``out``, which needs no pfl.
+    """Write the model of one client of the predictions ``source`` to the folder ``out``, which works without pfl.
 
-    It has the network as ONNX, the store of kNN-Per, ``model.json``, and a script that answers by them with NumPy and
-    onnxruntime. Before the folder takes its place, that script answers the client's test samples (its other samples if
-    it has none), and agrees with pfl.
-    ``weights`` is the file with which a run began that has no backbone.
+    The folder contains the network as ONNX, the store of kNN-Per, ``model.json``, and a script that predicts from them
+    with NumPy and onnxruntime. Before the folder is moved to ``out``, the predictions of that script for the client's
+    test samples (other samples if there are none) are compared with those of pfl.
+    ``weights`` is the file of initial weights of a run without a backbone.
 
-    Raises UsageError if a package is missing, InputError for a client that is not known or a method that answers by
-    more than networks and a store, ConflictError if ``out`` exists and may not be replaced, ComputationError if the
-    folder does not answer as pfl does.
+    Raises UsageError if a package is missing; InputError for an unknown client, or a method that predicts by more than
+    networks and a store; ConflictError if ``out`` exists and may not be replaced; ComputationError if the folder
+    predicts differently from pfl.
     """
     execution = asked.execution or Execution()
     onnx_network.require_packages()
@@ -69,7 +69,7 @@ def export(asked: Export) -> Exported:
     _require_replaceable(path, force=execution.force)
     if artifact.manifest.request["method"] == STACK:
         raise InputError(
-            f"{artifact.path} is a stack, which answers by several methods, so that it cannot be exported",
+            f"{artifact.path} is a stack, which combines several methods and cannot be exported",
             "pfl export the predictions of one of its methods",
         )
     names = reopened_run.client_names(artifact)
@@ -94,19 +94,19 @@ def export(asked: Export) -> Exported:
 
 
 def _require_replaceable(out: Path, *, force: bool) -> None:
-    """Raise ConflictError if a folder may not be written to ``out``, InputError if there is no folder for it."""
+    """Raise ConflictError if ``out`` may not be replaced, InputError if its parent folder does not exist."""
     if not out.parent.is_dir():
         raise InputError(f"{out.parent} does not exist", f"mkdir -p {out.parent}")
     if manifests.is_artifact(out.parent):
-        raise ConflictError(f"{out.parent} is an artifact, whose files nothing else may change", "choose another --out")
+        raise ConflictError(f"{out.parent} is an artifact, which must not be changed", "choose another --out")
     if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return
     if not out.is_dir() or out.is_symlink() or not (out / NAME).is_file() or manifests.is_artifact(out):
-        raise ConflictError(f"{out} exists, and is no folder that pfl export has written", "choose another --out")
+        raise ConflictError(f"{out} exists, and pfl export did not write it", "choose another --out")
     others = sorted(item.name for item in out.iterdir() if item.name not in FILES)
     if others:
         raise ConflictError(
-            f"{out} has files that pfl export has not written, and --force would delete them: {', '.join(others)}",
+            f"{out} contains files that pfl export did not write, and --force would delete them: {', '.join(others)}",
             f"move them out of {out}, or choose another --out",
         )
     if not force:
@@ -114,7 +114,7 @@ def _require_replaceable(out: Path, *, force: bool) -> None:
 
 
 def _contents(parts: StandaloneModel) -> dict[str, bytes]:
-    """Return the files of the folder by name; ``model.json`` still lacks how well it agrees with pfl."""
+    """Return the files of the folder by name; ``model.json`` does not contain the agreement with pfl yet."""
     reader = Path(description.__file__).with_name(READER)
     files = {NETWORK: onnx_network.network(parts), READER: reader.read_bytes()}
     if parts.neighbours is not None:
@@ -128,21 +128,25 @@ def _contents(parts: StandaloneModel) -> dict[str, bytes]:
 
 
 def _agreement(parts: StandaloneModel, folder: Path) -> Agreement:
-    """Let the folder answer the client's samples; raises ComputationError if a network answers otherwise."""
+    """Compare the predictions of the folder for the client's samples with those of pfl.
+
+    Raises ComputationError if they differ although the folder contains only a network.
+    """
     from pflcli.prediction.exporting import reader
 
     model = description.description(parts, __version__)
-    p = reader.answer(folder, model, as_in_a_file(parts.x, parts.preprocessing))
+    p = reader.answer(folder, model, undo_preprocessing(parts.x, parts.preprocessing))
     difference = np.abs(p - parts.p).max(axis=1)
     if difference.max() > _WRONG and parts.neighbours is None:
         raise ComputationError(
-            f"the network that was exported differs from that of pfl by {difference.max():.1g}, which is a fault of pfl"
+            f"the probabilities of the exported network differ from those of pfl by {difference.max():.1g}: "
+            "this is a bug in pfl"
         )
     return Agreement(len(parts.x), int((difference > CLOSE).sum()), float(difference.max()))
 
 
-def as_in_a_file(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray[Any]:
-    """Return samples of a partition (n, ...) as they stood in a file: not standardized, and nan where a value lacks."""
+def undo_preprocessing(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray[Any]:
+    """Return samples of a partition (n, ...) as in a file: not standardized, and with nan for missing values."""
     if preprocessing.is_images or preprocessing.is_tokens:
         return x
     x = x.astype(np.float64)
@@ -168,7 +172,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _move(folder: Path, out: Path) -> None:
-    """Rename ``folder`` to ``out``; what was there stays until then, and is removed after it."""
+    """Rename ``folder`` to ``out``, then remove the folder that it replaces."""
     placement.move(folder, out)
     old = out.with_name(f"{out.name}.replaced-{os.getpid()}")
     with suppress(OSError):
@@ -178,17 +182,15 @@ def _move(folder: Path, out: Path) -> None:
 def _report(
     path: Path, parts: StandaloneModel, agreement: Agreement, files: Mapping[str, int], execution: Execution
 ) -> None:
-    """Say what the folder is, how it was checked, and that a store contains the client's data."""
+    """Report what was written and how it was checked, and warn that a store contains the client's data."""
     say = execution.reporter.say
     say(f"{parts.method} for client {parts.client}: {size(sum(files.values()))}; python {path / READER} {path} DATA")
     say(
-        f"{counted(len(parts.x), 'sample')} of the client answered by the folder and by pfl: "
-        f"probabilities differ by {agreement.largest_difference:.1g} at most"
+        f"compared with pfl on {counted(len(parts.x), 'sample')} of the client: "
+        f"probabilities differ by at most {agreement.largest_difference:.1g}"
     )
     if agreement.beyond:
-        reason = (
-            "rounding" if parts.neighbours is None else "rounding, which exchanges neighbours that are equally near"
-        )
-        say(f"WARNING: {agreement.beyond} of them differ by more than {CLOSE:g}, by {reason}")
+        reason = "rounding" if parts.neighbours is None else "rounding, which exchanges neighbours at the same distance"
+        say(f"WARNING: {agreement.beyond} of them differ by more than {CLOSE:g}, because of {reason}")
     if parts.neighbours is not None:
         say(f"WARNING: {description.privacy(parts)}")

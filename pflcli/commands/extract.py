@@ -1,4 +1,4 @@
-"""``pfl extract``: embed every sample once with the backbone."""
+"""``pfl extract``: compute the representation of every sample with the backbone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pflcli.training import hardware, run_request
 from pflcli.training.build_run import build_run
 
 
-def lineage(source: Artifact, kind: str) -> Artifact:
+def require_ancestor(source: Artifact, kind: str) -> Artifact:
     """Return the artifact of ``kind`` that ``source`` descends from; raises InputError if there is none."""
     nearest = ancestor(source, kind)
     if nearest is None:
@@ -40,21 +40,21 @@ def lineage(source: Artifact, kind: str) -> Artifact:
 
 @command(Extract)
 def extract(asked: Extract) -> Outcome:
-    """Store the representation and the logits of every sample, for every split, under the backbone ``source``.
+    """Store the representation and the logits of every sample of every split, computed by the backbone ``source``.
 
-    The samples are those that the backbone was trained on, or those of another ``partition``, such as the clients'
-    data after a shift. Raises InputError if its samples have another form than those of the backbone, or if its classes
-    or features mean something else.
+    The samples are those of the backbone's partition or of another ``partition``, such as the clients' data after a
+    distribution shift. Raises InputError if the shape or type of its samples differs from those of the backbone, or if
+    its classes or features have another meaning.
     """
     execution = asked.execution or Execution()
     backbone = open_one(asked.source, "backbone")
-    trained_on = lineage(backbone, "partition")
+    trained_on = require_ancestor(backbone, "partition")
     chosen = trained_on if asked.partition is None else open_one(asked.partition, "partition")
     execution = execution.reading(chosen.path)
     request = backbone.manifest.request
     if asked.partition is not None:
-        _match(chosen, backbone, trained_on)
-    # The other partition comes first, because the lineage of the backbone leads to the one that it was trained on.
+        _require_match(chosen, backbone, trained_on)
+    # The chosen partition comes first: ``ancestor`` would otherwise find the one that the backbone was trained on.
     inputs = [backbone.as_input("backbone", Path(asked.out))]
     if chosen.manifest.fingerprint != trained_on.manifest.fingerprint:
         inputs.insert(0, chosen.as_input("partition", Path(asked.out)))
@@ -70,22 +70,22 @@ def extract(asked: Extract) -> Outcome:
         empty = run.engine.infer(weights, np.empty(0, np.int64), features=True)
         classes, dimension = (int(values.shape[1]) for values in empty)
         with execution.reporter.progress("extract", len(data.y)) as advance:
-            splits = {split: _embedded(run, weights, data.sample, split, advance) for split in blocks.SPLITS}
+            splits = {split: _embed(run, weights, data.sample, split, advance) for split in blocks.SPLITS}
             embeddings.write(work, splits, dimension, classes)
         codebook.write(work, codebook.read(chosen))
         execution.reporter.say(f"{len(data.y)} samples, {dimension}-d")
         summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}
         return Built(summary, {"device": hardware.device(execution.device), "threads": run.engine.threads})
 
-    return make(asked.out, draft, execution, build, needs=_bytes(chosen, backbone))
+    return make(asked.out, draft, execution, build, needs=_estimate_bytes(chosen, backbone))
 
 
 PIECE = 1 << 14
-"""Samples that are embedded at a time: a whole number of the engine's batches."""
+"""Samples that are embedded at a time: a multiple of the engine's batch size."""
 
 
-def _embedded(run: Run, weights: Params, sample: NDArray[np.int64], split: str, advance: Advance) -> embeddings.Source:
-    """Return one split of all clients, embedded piece by piece when it is written."""
+def _embed(run: Run, weights: Params, sample: NDArray[np.int64], split: str, advance: Advance) -> embeddings.Source:
+    """Return one split of all clients, which is embedded in pieces when it is written."""
     rows = run.federation.rows_of(run.clients, split)
 
     def pieces() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
@@ -99,14 +99,14 @@ def _embedded(run: Run, weights: Params, sample: NDArray[np.int64], split: str, 
     return embeddings.Source(y, sample[rows], blocks.offsets(run.federation.sizes(split)), pieces)
 
 
-def _bytes(chosen: Artifact, backbone: Artifact) -> int:
-    """Return how many bytes representations and logits take, in float32; 0 where the backbone is only planned."""
+def _estimate_bytes(chosen: Artifact, backbone: Artifact) -> int:
+    """Return the bytes of representations and logits in float32; 0 if the backbone is only planned."""
     head = tensors(backbone).get("head.weight") if backbone.manifest.files else None
     return 0 if head is None else 4 * sum(head.shape[:2]) * int(chosen.manifest.summary.get("samples", 0))
 
 
-def _match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -> None:
-    """Raise InputError unless the model of ``backbone`` takes the samples of ``chosen``, with the same meaning."""
+def _require_match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -> None:
+    """Raise InputError unless the model of ``backbone`` accepts the samples of ``chosen``, with the same meaning."""
     form, needed = partitions.form(chosen), partitions.form(trained_on)
     for feature, actual, expected in (
         ("samples of shape", form.shape, needed.shape),
@@ -118,5 +118,5 @@ def _match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -> None:
                 f"{chosen.path} has {feature} {actual}, but {backbone.path} was trained on {expected}",
                 f"pfl train-global {chosen.path} -o DIR",
             )
-    fix = "new data are read as the old ones were by: pfl import DATA --like PARTITION -o DIR"
+    fix = "to read new data in the same way: pfl import DATA --like PARTITION -o DIR"
     codebook.require_same(chosen, backbone, *codebook.INPUTS, fix=fix)

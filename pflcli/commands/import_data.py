@@ -1,4 +1,4 @@
-"""``pfl import``: a user's own data, checked, as a dataset that ``pfl partition`` takes."""
+"""``pfl import``: check a user's own data, and convert them to a dataset for ``pfl partition``."""
 
 from __future__ import annotations
 
@@ -37,33 +37,36 @@ STANDARDIZE = {
     "federation": "by training samples",
     "client": "by each client's own training samples",
 }
-"""Whose training samples features are standardized by, and what a request says of it."""
+"""The allowed words of ``standardize``, and how a request records them."""
 
 
 @command(ImportData)
 def import_data(asked: ImportData) -> Outcome:
     """Import samples from a table, an array file or a folder of images, as a dataset for ``partition``.
 
-    A table (CSV, TSV, Parquet) needs the names of its ``client`` and ``label`` columns; ``client="none"`` where nobody
-    holds the samples yet. ``features`` are columns, as a sequence or parted by commas; without it, all other columns of
-    numbers or of few words. Each word of a column becomes a feature of 0 and 1, and so does each number in a
-    ``categorical`` column; "none" leaves words out. ``classes`` declares that the integers of the label are
-    classes even if there are many with few samples each. NPZ and HDF5 hold arrays ``x``, ``y``, ``owner`` and perhaps
-    ``classes`` (names), or those named here; ``layout`` says where the channels of series and images stand. Images lie
-    at ``CLIENT/LABEL/``; ``resize`` makes them squares of so many pixels.
+    A table (CSV, TSV, Parquet) needs the names of its ``client`` and ``label`` columns; ``client="none"`` if samples
+    belong to no client yet. ``features`` are columns, as a sequence or separated by commas; by default all other
+    columns that contain numbers or few different words. Columns of words and ``categorical`` columns are one-hot
+    encoded; "none" drops columns of words. ``classes`` declares that the integers of the label are classes even if
+    there are many with few samples each. NPZ and HDF5 files contain arrays ``x``, ``y``, ``owner`` and optionally
+    ``classes`` (names), or the arrays named by these options; ``layout`` is the position of channels in series and
+    images. Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels.
 
-    ``missing`` is "error", "drop" (leave out samples that lack a value) or "median" (fill in, with one more feature
-    that says where). ``standardize`` brings every number to mean 0 and standard deviation 1: over all clients if it is
-    true or "federation", each by its own samples if it is "client". Both are done by ``partition``, from training
-    samples alone. ``split_column`` is the column or array that says of each sample what it is for: train, validation
-    (or val, valid) or test; ``partition`` then keeps to it. Samples of equal ``group``, a column or array such as that
-    of patients, come into one split of a client. By ``order``, a column or array of numbers or dates, each client's
-    samples are split in time: the first are for training, the last for test. Only one of these three can be;
-    "none" leaves out that of ``like``. ``like`` is a dataset, or better its partition: classes, columns, words and, if
-    it knows them, mean, deviation and medians are taken from there, and so are columns and options that are not given.
-    A dry run reads and checks everything.
+    ``missing`` is "error", "drop" (drop samples with missing values) or "median" (fill in medians and add a feature
+    that marks missing values). ``standardize`` scales every feature to mean 0 and standard deviation 1: over all
+    clients if it is true or "federation", per client if it is "client". ``partition`` computes medians and scales, from
+    training samples only.
 
-    Raises UsageError for what contradicts itself, InputError for what is wrong in the data, and says where.
+    ``split_column`` is a column or array with each sample's split (train, validation, val, valid or test), which
+    ``partition`` keeps. Samples with the same ``group``, such as a patient, are in the same split of a client. With
+    ``order``, a column or array of numbers or dates, each client's samples are split by time: the earliest are for
+    training, the latest for test. Only one of these three can be given; "none" drops the one of ``like``.
+
+    ``like`` is a dataset or, better, its partition. Classes, columns, words, roles and options are taken from it unless
+    they are given, and also means, standard deviations and medians if it is a partition. A dry run reads and checks all
+    data.
+
+    Raises UsageError for contradictory options; InputError, with the place, for errors in the data.
     """
     path = Path(asked.data)
     execution = (asked.execution or Execution()).reading(path, asked.like)
@@ -72,10 +75,10 @@ def import_data(asked: ImportData) -> Outcome:
     missing = asked.missing
     _check_choices(missing, asked.layout, standardize_by, earlier)
     if asked.classes and earlier is not None:
-        raise UsageError("--like gives the classes, so --classes has no use", "leave out --classes")
+        raise UsageError("--classes has no effect with --like, which gives the classes", "leave out --classes")
     options = dict(resize=asked.resize, delimiter=asked.delimiter, layout=asked.layout)
     columns = {"features": _columns(asked.features), "categorical": _columns(asked.categorical)}
-    source = _source(
+    source = _open_source(
         path, Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order), options, columns, earlier
     )
     if earlier is not None:
@@ -84,20 +87,17 @@ def import_data(asked: ImportData) -> Outcome:
     conversion = Conversion(source, missing or "error", standardize_by, earlier, asked.classes)
     build = partial(conversion.build, execution=execution)
     outcome = make(asked.out, ArtifactSpec("dataset", conversion.request()), execution, build)
-    return _tried(outcome, conversion, execution) if outcome.decision.startswith("dry run") else outcome
-
-
-def _tried(outcome: Outcome, conversion: Conversion, execution: Execution) -> Outcome:
-    """Read and check everything for a dry run, and return its outcome with the summary that the dataset would have."""
-    dataset, _, summary = conversion.dataset(execution)
+    if not outcome.decision.startswith("dry run"):
+        return outcome
+    dataset, _, summary = conversion.read_dataset(execution)
     disk.require_disk(outcome.path, dataset.x.nbytes)
     return replace(outcome, summary=summary)
 
 
-def _source(
+def _open_source(
     path: Path, roles: Roles, options: dict[str, Any], columns: Mapping[str, Any], earlier: Earlier | None
 ) -> Source:
-    """Return what to read, with the roles and options of ``earlier`` where none are given."""
+    """Return the data to read, with the roles and options of ``earlier`` unless they are given."""
     if earlier is not None:
         roles = earlier.roles(roles)
         options = {name: earlier.chosen(name, value) for name, value in options.items()} | {"like": earlier.like}
@@ -108,7 +108,7 @@ def _source(
 
 def _require_outside(path: Path, out: Path) -> None:
     if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
-        raise ConflictError(f"{out} lies inside {path}, which it is made from", "choose a folder outside it for --out")
+        raise ConflictError(f"{out} is inside its source {path}", "choose a folder outside it for --out")
 
 
 def _columns(names: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
@@ -116,7 +116,7 @@ def _columns(names: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
 
 
 def _check_choices(missing: str | None, layout: str | None, standardize_by: str, earlier: Earlier | None) -> None:
-    """Raise UsageError for a word that an option does not know, or that contradicts the ``earlier`` import."""
+    """Raise UsageError for an unknown word, or one that contradicts the ``earlier`` import."""
     if missing is not None and missing not in MISSING:
         raise UsageError(f"unknown --missing '{missing}'", closest(missing, MISSING))
     if layout is not None and layout not in arrays.LAYOUTS:
@@ -125,14 +125,14 @@ def _check_choices(missing: str | None, layout: str | None, standardize_by: str,
         raise UsageError(f"unknown --standardize '{standardize_by}'", closest(standardize_by, STANDARDIZE))
     if earlier is not None and standardize_by and standardize_by != earlier.standardize:
         how = f"standardized by {earlier.standardize}" if earlier.standardize else "not standardized"
-        raise UsageError(f"{earlier.name} is {how}, and so is what is read like it", "leave out --standardize")
+        raise UsageError(f"--like {earlier.name} is {how}, and new data must be too", "leave out --standardize")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a source becomes a dataset: treatment of ``missing`` values, and samples that standardize the features.
+    """The conversion of a source to a dataset, with the options ``missing`` and ``standardize`` of ``import_data``.
 
-    With ``integers_are_classes``, a label of many distinct integers is accepted.
+    With ``integers_are_classes``, a label with many distinct integers is accepted.
     """
 
     source: Source
@@ -142,7 +142,7 @@ class Conversion:
     integers_are_classes: bool = False
 
     def request(self) -> dict[str, Any]:
-        """Return what identifies the dataset: the content of the source, and all options."""
+        """Return the request of the dataset: the hash of the source and all options."""
         source = self.source
         return {
             "form": source.form,
@@ -154,7 +154,7 @@ class Conversion:
             "standardize": STANDARDIZE.get(self.standardize_by, False),
             "resize": source.resize,
             "delimiter": source.delimiter,
-            # What is not asked for stays out, so that a request is the same as before there was such an option.
+            # Unused options are omitted, so that older requests, made before these options existed, still match.
             **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet") else {}),
             **({} if source.layout is None else {"layout": source.layout}),
             **{"split_column" if role == "split" else role: name for role, name in source.roles.beside.items()},
@@ -164,13 +164,13 @@ class Conversion:
 
     def build(self, writer: ArtifactWriter, *, execution: Execution) -> Built:
         """Convert the source and write the dataset."""
-        dataset, book, summary = self.dataset(execution)
+        dataset, book, summary = self.read_dataset(execution)
         disk.require_disk(writer.out, dataset.x.nbytes)
         datasets.write(writer, dataset, book)
         return Built(summary, {"source": self.source.path.name})
 
-    def dataset(self, execution: Execution) -> tuple[datasets.Dataset, Codebook, dict[str, Any]]:
-        """Read, check and clean all samples; return the dataset, its codebook and its summary, after saying both."""
+    def read_dataset(self, execution: Execution) -> tuple[datasets.Dataset, Codebook, dict[str, Any]]:
+        """Read, check and clean all samples, report the summary, and return the dataset, its codebook and summary."""
         source, earlier = self.source, self.earlier
         raw = source.read(execution.reporter)
         clean = cleaning.cleaned(
@@ -206,7 +206,7 @@ class Conversion:
         later = self.standardize_by and not (book.mean or book.scales)
         hints = [f"standardized by `pfl partition`, {STANDARDIZE[self.standardize_by]}"] if later else []
         hints += [earlier.hint()] if earlier and earlier.hint() else []
-        _remark(summary, [*clean.remarks, *hints], execution)
+        _report(summary, [*clean.remarks, *hints], execution)
         return dataset, book, summary
 
 
@@ -238,7 +238,7 @@ def _summary(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
 _MOST_LISTED = 12
 
 
-def _remark(summary: dict[str, Any], remarks: Sequence[str], execution: Execution) -> None:
+def _report(summary: dict[str, Any], remarks: Sequence[str], execution: Execution) -> None:
     say = execution.reporter.say
     clients = "no clients yet (pfl partition --scheme dirichlet --clients 100)"
     if summary["clients"] is not None:
@@ -256,8 +256,8 @@ def _remark(summary: dict[str, Any], remarks: Sequence[str], execution: Executio
         say(remark)
 
 
-def artifact(dataset: str) -> Artifact | None:
-    """Open the imported dataset in a folder; None for the name of a dataset that comes with pfl.
+def open_dataset(dataset: str) -> Artifact | None:
+    """Open the imported dataset in a folder; None for the name of a dataset in the registry.
 
     Raises UsageError if neither a dataset nor a folder has this name, InputError for a folder without a dataset.
     """
@@ -272,16 +272,16 @@ def artifact(dataset: str) -> Artifact | None:
         )
     if Path(dataset).is_file() and Path(dataset).name != manifests.NAME:
         raise InputError(
-            f"{dataset} is a file, to be imported first",
+            f"{dataset} is a file, which must be imported first",
             f"pfl import {dataset} --client COL --label COL -o DIR && pfl partition DIR -o OTHER",
         )
     return open_one(dataset, "dataset")
 
 
-def load(source: Artifact, root: Path | None, *, download: bool = False) -> Samples:
-    """Return the samples of an imported dataset; raises UsageError for ``root`` or ``download``, which it needs not."""
+def load_samples(source: Artifact, root: Path | None, *, download: bool = False) -> Samples:
+    """Return the samples of an imported dataset; raises UsageError for ``root`` and ``download``."""
     if root is not None or download:
-        raise UsageError(f"{source.path} holds its samples: --root and --download have no use", "leave them out")
+        raise UsageError(f"--root and --download have no effect: {source.path} contains its samples", "leave them out")
     stored = datasets.read(source)
     wish = scaling.wish(stored, codebook.read(source))
     samples = Samples(

@@ -1,4 +1,4 @@
-"""``pfl list``: methods, datasets, models and schemes, read from their files without importing them."""
+"""``pfl list``: describe methods, datasets, models and schemes, without importing their files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pflcli.errors import UsageError, closest
 
 
 def listing(group: str, root: Path | None = None) -> list[dict[str, Any]]:
-    """Return one entry for each name in ``group``; datasets say whether their files are found in ``root``."""
+    """Return one entry per name in ``group``; for datasets, with the files that were found in ``root``."""
     if group not in registry.GROUPS:
         raise UsageError(f"unknown kind '{group}'", closest(group, registry.GROUPS))
     return [_entry(card, root) for card in registry.cards(group)]
 
 
 def overview() -> list[dict[str, Any]]:
-    """Return one entry for each name of every group."""
+    """Return one entry per name of every group."""
     return [
         {"kind": group, "name": card.name, "summary": card.summary}
         for group in registry.GROUPS
@@ -26,7 +26,7 @@ def overview() -> list[dict[str, Any]]:
 
 
 def options(group: str, name: str) -> dict[str, Any]:
-    """Return the card of one name, with its options; raises UsageError with the nearest name if there is none."""
+    """Return the card of one name, with its options; raises UsageError for an unknown name."""
     card = registry.card(group, name)
     fields = [{"option": o.name, "type": o.type, "default": o.default, "meaning": o.help} for o in card.options]
     return {**_entry(card, None), "doc": card.doc, "options": fields}

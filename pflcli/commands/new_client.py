@@ -1,4 +1,4 @@
-"""``pfl new-client``: serve a client that comes after the rounds, from its own samples."""
+"""``pfl new-client``: personalize for a client that joins after the rounds, from its own samples."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from pflcli.training import state_files
 from pflcli.wording import counted
 
 FRACTIONS = (0.6, 0.2, 0.2)
-"""Train, validation and test, where the partition was split in another way than by fractions."""
+"""Fractions for training, validation and test if the partition was not split by fractions."""
 
 
 @command(NewClient)
 def new_client(asked: NewClient) -> Outcome:
-    """Add a client to the predictions ``source``, served from its own samples ``data`` without a round.
+    """Personalize for a new client from its samples ``data``, without a training round, and add it to ``source``.
 
-    It is an unseen client: its method does for it what it does for those of a partition (a store for kNN-Per,
-    fine-tuning, a head of its own). ``data`` is a table, an array file or a folder LABEL/IMAGE; its samples are
-    preprocessed as those of the partition were. They are split by ``split_column`` or by ``fractions``, those of the
-    partition by default. The new predictions have all clients of ``source`` and this one behind them.
+    The client is treated like the unseen clients of a partition: kNN-Per builds a store, other methods fine-tune or
+    train a head. ``data`` is a table, an array file or a folder LABEL/IMAGE; its samples are preprocessed like those of
+    the partition, and split by ``split_column`` or ``fractions`` (by default those of the partition). The new
+    predictions contain all clients of ``source`` and, as the last one, this client.
 
-    Raises UsageError for a name that ``source`` has, InputError for samples that the model cannot take, and where
-    neither the method nor its run can serve a client that was not there.
+    Raises UsageError for a name that ``source`` already has; InputError for samples that the model cannot take, and for
+    methods and runs that cannot add a client.
     """
     execution = (asked.execution or Execution()).reading(asked.data, asked.weights)
     artifact = open_one(asked.source, "predictions")
@@ -64,11 +64,11 @@ def new_client(asked: NewClient) -> Outcome:
     model = reopened_run.reopen(artifact, asked.weights)
     if model.earlier_run is not None:
         raise InputError(
-            f"{artifact.path} was run with --refit: a client that comes later has no choices to begin from",
+            f"{artifact.path} was run with --refit and --choices: a new client has made no choices",
             f"pfl new-client {model.earlier_run.path} DATA --client {asked.client} -o DIR",
         )
     path, partition, book = Path(asked.data), model.partition, codebook.read(artifact)
-    # The scale of a client is its own, and is measured on its training samples.
+    # If each client has its own scale, that of the new client is computed from its training samples.
     preparation = reopened_run.preprocessing_of(artifact, partition, replace(book, scales=()), None)
     read = Source(
         path,
@@ -102,28 +102,28 @@ def new_client(asked: NewClient) -> Outcome:
 
 
 def _check(artifact: Artifact, client: str) -> None:
-    """Raise UsageError for a name that a client cannot have, InputError for predictions of a stack."""
+    """Raise UsageError for an invalid name of a client, InputError for predictions of a stack."""
     if artifact.manifest.request["method"] == STACK:
         raise InputError(
-            f"{artifact.path} is a stack, whose sources serve its clients",
-            "pfl new-client for each of the stacked predictions, and pfl stack for what that makes",
+            f"{artifact.path} is a stack: add the client to the stacked predictions instead",
+            "pfl new-client for each of the stacked predictions, then pfl stack",
         )
     if not client.strip() or not client.isprintable():
-        raise UsageError(f"{client!r} is no name of a client", "--client NAME")
+        raise UsageError(f"{client!r} is not a valid name of a client", "--client NAME")
     require_short("--client", client)
     if client in reopened_run.client_names(artifact):
-        raise UsageError(f"{artifact.path} has a client '{client}'", "--client with another name")
+        raise UsageError(f"{artifact.path} already has a client '{client}'", "--client with another name")
 
 
 def _fractions(partition: Artifact) -> tuple[float, float, float]:
-    """Return the fractions by which a partition's clients were split; ``FRACTIONS`` where test samples were given."""
+    """Return the fractions by which a partition's clients were split; ``FRACTIONS`` if test samples were given."""
     train, validation, test = partition.manifest.request.get("fractions", FRACTIONS)
     return (train, validation, test) if test else FRACTIONS
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What ``new_client`` was asked for, opened and checked."""
+    """The arguments of ``new_client``, opened and checked."""
 
     model: ReopenedRun
     book: Codebook
@@ -134,7 +134,7 @@ class _Job:
 
 
 def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
-    """Serve the client and write the predictions of all."""
+    """Personalize for the client, and write the predictions of all clients."""
     model, artifact, say = job.model, job.model.artifact, execution.reporter.say
     number = len(reopened_run.client_names(artifact))
     seed = int(model.partition.manifest.request.get("seed", 0))
@@ -142,17 +142,17 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         job.source, job.preprocessing, job.book, job.client, number, job.fractions, seed, execution.reporter
     )
     stored = {split: predictions.read(artifact, split) for split in SPLITS if predictions.has(artifact, split)}
-    later = later_clients.joined(model.later, _later(arrival, model))
+    later = later_clients.joined(model.later, _number_samples(arrival, model))
     model = replace(model, later=later)
     try:
         at = answerer.ready(model, number, None, execution)
     except UnsuitedError as error:
-        raise InputError(f"{model.name} cannot serve a client that comes later: {error.message}") from None
+        raise InputError(f"{model.name} cannot add a client after the rounds: {error.message}") from None
     answers, _ = answerer.predict_client(model, at, None)
     at.run.engine.close()
     others = len(at.run.federation.y) - len(later.y)
     rows = {split: at.run.federation.rows(number, split) - others for split in stored}
-    splits = {split: _appended(part, answers[split], later, rows[split]) for split, part in stored.items()}
+    splits = {split: _append_client(part, answers[split], later, rows[split]) for split, part in stored.items()}
     tuned = {
         name: np.append(values, answers["test"].tuned[name]) for name, values in predictions.tuned(artifact).items()
     }
@@ -161,28 +161,28 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     predictions.write(writer, predictions.Predictions(splits, tuned, unseen))
     predictions.write_later_clients(writer, later)
     state_files.keep(at.state, writer)
-    codebook.write(writer, _with_client(job.book, artifact, job.client, arrival))
+    codebook.write(writer, _add_client_name(job.book, artifact, job.client, arrival))
     if backbone.ROUNDS in artifact.manifest.files:
         writer.write(backbone.ROUNDS, artifact.read(backbone.ROUNDS))
     counts = " / ".join(map(str, np.diff(arrival.offsets)))
     say(f"{counted(len(arrival.y), 'sample')} of client {job.client}: {counts} (train / validation / test)")
     for remark in answers["test"].remarks:
         say(f"WARNING: {remark}")
-    return _built(artifact, tuned, at)
+    return _summarize(artifact, tuned, at)
 
 
-def _later(arrival: Arrival, model: ReopenedRun) -> LaterClients:
-    """Return the client's samples, with numbers behind those of all others."""
+def _number_samples(arrival: Arrival, model: ReopenedRun) -> LaterClients:
+    """Return the client's samples, numbered after those of all other clients."""
     known = partitions.read(model.partition).sample
     known = known if model.later is None else np.concatenate([known, model.later.sample])
     first = int(known.max(initial=-1)) + 1
     return LaterClients(arrival.x, arrival.y, first + arrival.rows, arrival.offsets)
 
 
-def _appended(
+def _append_client(
     split: SplitPredictions, answer: Answer, later: LaterClients, rows: NDArray[np.int64]
 ) -> SplitPredictions:
-    """Return stored predictions of a split with those of the client, of ``rows`` among later samples, behind them."""
+    """Return stored predictions of a split, followed by those of the client for ``rows`` of the ``later`` samples."""
     return SplitPredictions(
         {part: np.concatenate([values, answer.parts[part]]) for part, values in split.parts.items()},
         np.concatenate([split.y, later.y[rows]]),
@@ -191,13 +191,13 @@ def _appended(
     )
 
 
-def _with_client(book: Codebook, artifact: Artifact, client: str, arrival: Arrival) -> Codebook:
+def _add_client_name(book: Codebook, artifact: Artifact, client: str, arrival: Arrival) -> Codebook:
     scales = book.scales if arrival.scale is None else (*book.scales, arrival.scale)
     return replace(book, clients=(*reopened_run.client_names(artifact), client), scales=scales)
 
 
-def _built(artifact: Artifact, tuned: Mapping[str, Any], at: Ready) -> Built:
-    """Return the summary of the predictions, and how the client was served."""
+def _summarize(artifact: Artifact, tuned: Mapping[str, Any], at: Ready) -> Built:
+    """Return the summary of the predictions, and the circumstances in which the client was added."""
     summary, circumstances = dict(artifact.manifest.summary), artifact.manifest.made
     summary["clients"] += 1
     summary["tuned"] = {

@@ -1,4 +1,4 @@
-"""``pfl partition``: decide who holds which samples, and store them."""
+"""``pfl partition``: assign samples to clients, split each client's samples, and store them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pflcli.wording import counted
 FRACTIONS = (0.6, 0.2, 0.2)
 """Train, validation and test: kNN-Per (Marfoq et al., 2022), section 5, for natural clients."""
 FRACTIONS_BESIDE_TEST = (0.8, 0.2, 0.0)
-"""The same, for datasets whose published test samples are kept: fractions of the others."""
+"""Fractions of the other samples if the dataset's published test samples are kept."""
 
 
 @command(Partition)
@@ -44,14 +44,15 @@ def partition(asked: Partition) -> Outcome:
     """Partition ``dataset`` among clients and split each client's samples into train, validation and test.
 
     ``dataset`` is a name, or the folder of an imported one. ``fractions`` of train, validation and test add up to 1.
-    With ``keep_test`` the dataset's published test samples, and no others, are clients' test samples. An imported
-    dataset with a column that says what samples are for keeps them, and its validation samples if there are any.
+    With ``keep_test``, clients' test samples are exactly the dataset's published ones. An imported dataset with a
+    split column keeps its test samples, and its validation samples if there are any.
 
     ``new_clients`` is the fraction of clients that join after the global model is trained (kNN-Per, Table 3), drawn
     uniformly; they keep ``new_capacity`` of their training and validation samples (Figures 1 and 10). ``part`` (i, n)
-    is the i-th of n random parts of the samples, whatever the seed: partitions of different parts share none. With
-    ``split_seed`` only the splits are drawn from it. ``poison`` is that of ``preparation.poison``. ``root`` has the
-    dataset's files. Raises UsageError for what cannot be, InputError for damaged files.
+    is the i-th of n random parts of the samples; the parts do not depend on the seed and are disjoint. With
+    ``split_seed``, only the splits are drawn from that seed. ``poison`` is described in ``preparation.poison``.
+    ``root`` is the folder with the dataset's files. Raises UsageError for invalid options, InputError for damaged
+    files.
     """
     execution, dataset = (asked.execution or Execution()).reading(asked.root), str(asked.dataset)
     deal = Deal(
@@ -66,8 +67,8 @@ def partition(asked: Partition) -> Outcome:
         Poison.of(asked.poison),
     )
     deal.check(asked.fractions)
-    source, splitter = import_data.artifact(dataset), schemes.load(asked.scheme)
-    samples, cfg, dataset_cfg = _loaded(
+    source, splitter = import_data.open_dataset(dataset), schemes.load(asked.scheme)
+    samples, cfg, dataset_cfg = _load_samples(
         dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
     )
     names = Codebook(dataset, (), samples.names, samples.features) if source is None else codebook.read(source)
@@ -88,18 +89,18 @@ def partition(asked: Partition) -> Outcome:
             result, known = scaling.applied(result, known, samples.scaling)
         artifact.write(writer, result, known)
         summary = _summary(result, len(part_of(len(samples.y), *asked.part)), asked.seed)
-        _remark(summary, result, samples, execution)
+        _report(summary, result, samples, execution)
         return Built(summary, {})
 
     return make(asked.out, spec, execution, build, needs=len(samples.y) // asked.part[1] * _width(samples))
 
 
 def _width(samples: Samples) -> int:
-    """Return the bytes that a sample takes on disk, where features are float32."""
+    """Return the bytes of a sample on disk, where features are float32."""
     return min(samples.x.itemsize, 4) * math.prod(samples.x.shape[1:])
 
 
-def _loaded(
+def _load_samples(
     dataset: str,
     source: Artifact | None,
     splitter: Scheme,
@@ -108,12 +109,12 @@ def _loaded(
     root: Path | str | None,
     download: bool,
 ) -> tuple[Samples, Any, Any]:
-    """Return the samples, and the options of scheme and dataset; those of the dataset are None if it has none."""
+    """Return the samples, the options of the scheme, and those of the dataset, None if it has none."""
     if source is None:
         definition = datasets.load(dataset)
         load, options_class = definition.load, definition.Config
     else:
-        load, options_class = partial(import_data.load, source), None
+        load, options_class = partial(import_data.load_samples, source), None
     owners = {f"scheme {deal.scheme}": splitter.Config, f"dataset {dataset}": options_class}
     cfg, dataset_cfg = config.build_each(owners, options)
     more = {} if dataset_cfg is None else {"cfg": dataset_cfg}
@@ -121,54 +122,52 @@ def _loaded(
         samples: Samples = load(Path(root) if root is not None else None, download=download, **more)
         samples.check(dataset)
     if deal.part != (1, 1) and samples.ordered:
-        raise UsageError(f"--part: the samples of {dataset} stand in order of time, and are not drawn at random")
+        raise UsageError(f"--part draws samples at random, but the samples of {dataset} are ordered by time")
     if deal.part != (1, 1) and samples.group is not None:
-        raise UsageError(f"--part draws samples at random; {dataset} keeps those of one --group together")
+        raise UsageError(f"--part draws samples at random, but {dataset} keeps the samples of one --group together")
     return samples, cfg, dataset_cfg
 
 
 def _fractions(
     dataset: str, samples: Samples, fractions: tuple[float, float, float] | None, *, keep_test: bool
 ) -> tuple[float, float, float]:
-    """Return the shares of samples whose split is not given; raises UsageError for what contradicts the given ones."""
+    """Return the fractions for samples without a given split; raises UsageError if they contradict given splits."""
     if keep_test and samples.group is not None:
         raise UsageError(
-            "--keep-test contradicts --group: samples that belong together may stand on both sides",
+            "--keep-test contradicts --group: samples of one group may be in both training and test data",
             "leave out --keep-test",
         )
     if keep_test and samples.is_test is None:
         raise UsageError(f"{dataset} has no published test samples to keep", "leave out --keep-test")
     if samples.is_validation is not None:
         if fractions is not None:
-            raise UsageError(f"{dataset} says of every sample what it is for", "leave out --fractions")
+            raise UsageError(f"{dataset} has a split for every sample", "leave out --fractions")
         return (1.0, 0.0, 0.0)
     if keep_test and fractions is not None and fractions[2]:
-        raise UsageError(
-            "test samples are given, which leaves no share to draw test samples from", "--fractions 0.8,0.2,0"
-        )
+        raise UsageError("test samples are given, so the fraction for test must be 0", "--fractions 0.8,0.2,0")
     return fractions or (FRACTIONS_BESIDE_TEST if keep_test else FRACTIONS)
 
 
-def _remark_split(result: artifact.Partition, samples: Samples, execution: Execution) -> None:
-    """Say how samples are split if not one by one, and how many groups several clients share."""
+def _report_split(result: artifact.Partition, samples: Samples, execution: Execution) -> None:
+    """Report a split by time or by group, and groups that several clients share."""
     if samples.ordered:
-        left_out = f"; {samples.gap} samples after each cut are left out: they overlap it" if samples.gap else ""
+        left_out = f"; {samples.gap} overlapping samples are left out after each cut" if samples.gap else ""
         execution.reporter.say(f"split by time{left_out}")
     if samples.group is None:
         return
     shares = ", ".join(f"{count / max(len(result.y), 1):.2f}" for count in result.sizes.sum(axis=0))
-    execution.reporter.say(f"samples of one --group are in one split: {shares} for training, validation, test")
+    execution.reporter.say(f"samples of one --group are in one split: {shares} of all for training, validation, test")
     client = np.repeat(np.arange(len(result.names)), result.sizes.sum(axis=1))
     pairs = np.unique(np.stack([samples.group[result.sample], client]), axis=1)
     shared = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
     if shared:
         execution.reporter.say(
-            f"{counted(shared, 'value')} of --group with samples of several clients: each client splits its own"
+            f"{counted(shared, 'value')} of --group with samples of several clients: each client splits its own samples"
         )
 
 
 def _codebook(result: artifact.Partition, base: Codebook, splitter: Scheme, cfg: Any) -> Codebook:
-    """Return what the partition's numbers stand for: where groups permute labels, no class has a name for all."""
+    """Return the codebook of the partition; without class names if clusters permute the labels."""
     permuted = splitter.permutes_labels(cfg)
     return replace(base, clients=tuple(result.names), classes=() if permuted else base.classes)
 
@@ -190,19 +189,19 @@ def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any
         "largest": int(sizes.max()),
         "empty": np.flatnonzero(sizes == 0).tolist(),
         "without_test": int((result.sizes[:, 2] == 0).sum()),
-        "label_divergence": {"from_overall": _rounded(overall), "between_clients": _rounded(between)},
+        "label_divergence": {"from_overall": _round(overall), "between_clients": _round(between)},
         **({} if result.cluster is None else {"clusters": np.bincount(result.cluster).tolist()}),
         **({} if result.new is None else {"new_clients": int(result.new.sum())}),
         **({} if result.poisoned is None else {"poisoned": int(result.poisoned.sum())}),
     }
 
 
-def _rounded(value: float) -> float | None:
-    """Return four decimals, the same on every processor; None for nan, which JSON does not have."""
+def _round(value: float) -> float | None:
+    """Round to four decimals, which are the same on every processor; return None for nan, which JSON lacks."""
     return None if math.isnan(value) else round(value, 4)
 
 
-def _remark(summary: dict[str, Any], result: artifact.Partition, samples: Samples, execution: Execution) -> None:
+def _report(summary: dict[str, Any], result: artifact.Partition, samples: Samples, execution: Execution) -> None:
     execution.reporter.say(
         f"{counted(summary['samples'], 'sample')} of {summary['classes']} classes, "
         f"{counted(summary['clients'], 'client')} with "
@@ -215,12 +214,10 @@ def _remark(summary: dict[str, Any], result: artifact.Partition, samples: Sample
         )
     if summary.get("new_clients"):
         execution.reporter.say(
-            f"new: {counted(summary['new_clients'], 'client')} that take no part in training the global model"
+            f"unseen: {counted(summary['new_clients'], 'client')} that take no part in training the global model"
         )
     if summary.get("poisoned"):
-        execution.reporter.say(
-            f"poisoned: {counted(summary['poisoned'], 'client')} that train, and have no validation or test samples"
-        )
+        execution.reporter.say(f"poisoned: {counted(summary['poisoned'], 'client')}, which have only training samples")
     if summary["empty"]:
         first_ids = ", ".join(map(str, summary["empty"][:10])) + (", ..." if len(summary["empty"]) > 10 else "")
         execution.reporter.say(
@@ -228,4 +225,4 @@ def _remark(summary: dict[str, Any], result: artifact.Partition, samples: Sample
         )
     if summary["unused"]:
         execution.reporter.say(f"assigned to no client: {counted(summary['unused'], 'sample')}")
-    _remark_split(result, samples, execution)
+    _report_split(result, samples, execution)

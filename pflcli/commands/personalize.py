@@ -1,4 +1,4 @@
-"""``pfl personalize``: run any method and store its predictions for every sample."""
+"""``pfl personalize``: run a method and store its predictions for every sample."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ from pflcli.training.predict import with_labels
 def personalize(asked: Personalize) -> Outcome:
     """Run ``method`` on the lineage of ``source`` and store its predictions for every sample.
 
-    ``source`` is a partition, backbone, embeddings or datastore; its lineage leads to the others. The training settings
-    are those of the backbone, if there is one, changed by ``settings``. If the same method and settings made the
-    backbone, its rounds are not run again. Models begin with the initial weights of the backbone, or if there is none,
-    with those in the file ``weights``. With the setting ``refit``, a method that chooses by validation samples takes
-    the choices of the earlier predictions ``choices``. Raises InputError if the lineage lacks what the method needs or
-    ``weights`` do not fit, UsageError if it needs choices, or a backbone that has learned from the same samples.
+    ``source`` is a partition, backbone, embeddings or datastore; the others are found by its lineage. The training
+    settings are those of the backbone, if there is one, changed by ``settings``. If the same method and settings made
+    the backbone, its rounds are not run again. Models start from the initial weights of the backbone or, without a
+    backbone, from the file ``weights``. With the setting ``refit``, a method that chooses on validation samples takes
+    its choices from the earlier predictions ``choices``. Raises InputError if the lineage lacks an artifact that the
+    method needs or ``weights`` do not fit; UsageError if ``choices`` are missing, or if the settings contradict the
+    backbone.
     """
     execution = asked.execution or Execution()
     definition = methods.load(asked.method)
@@ -72,7 +73,7 @@ def personalize(asked: Personalize) -> Outcome:
     digest = _initial_digest(nearest, lineage["backbone"], file)
     if digest is not None:
         request["weights"] = digest
-    # A method that needs embeddings trains no model; the model of these is part of their own lineage.
+    # A method that needs embeddings trains no model: the code of the model is part of the embeddings' fingerprint.
     trains = "embeddings" not in chain.closure(definition.NEEDS)
     code = {
         name: sources.code_hash(*name.split("/", 1))
@@ -95,7 +96,7 @@ def personalize(asked: Personalize) -> Outcome:
 
 @dataclass(frozen=True)
 class _Job:
-    """A run of a method: everything that ``personalize`` was asked for, opened and checked."""
+    """The arguments of ``personalize``, opened and checked."""
 
     name: str
     method: Method
@@ -104,12 +105,12 @@ class _Job:
     seed: int
     source: Artifact
     lineage: Mapping[str, Artifact | None]
-    """artifacts by kind, None for those that are not in the lineage"""
+    """artifacts by kind, None for kinds that the lineage lacks"""
     spec: ArtifactSpec
     weights: initial.Weights | None
-    """initial weights from a file of the user's"""
+    """initial weights from a file"""
     earlier_run: Artifact | None
-    """the predictions whose choices are taken"""
+    """the predictions from which the choices are taken"""
 
     @property
     def repeats_backbone(self) -> bool:
@@ -123,9 +124,9 @@ class _Job:
 
 
 def _lineage(name: str, method: Method, source: Artifact) -> dict[str, Artifact | None]:
-    """Return the artifacts from partition to datastore that ``source`` descends from.
+    """Return the artifacts, from partition to datastore, that ``source`` descends from.
 
-    Raises InputError if one is missing that the method needs, or if two do not fit together.
+    Raises InputError if one that the method needs is missing, or if two do not fit together.
     """
     lineage = {kind: ancestor(source, kind) for kind in chain.KINDS}
     for need in method.NEEDS:
@@ -140,9 +141,9 @@ def _lineage(name: str, method: Method, source: Artifact) -> dict[str, Artifact 
 
 
 def _initial_digest(source: Artifact, backbone: Artifact | None, weights: initial.Weights | None) -> str | None:
-    """Return the hash of the weights with which models begin, None for random ones.
+    """Return the hash of the initial weights, None for random ones.
 
-    Raises UsageError if the backbone began with other weights than those of the file.
+    Raises UsageError if the backbone started from other weights than those of the file.
     """
     digest: str | None
     if backbone is not None:
@@ -150,12 +151,12 @@ def _initial_digest(source: Artifact, backbone: Artifact | None, weights: initia
     else:
         digest = None if weights is None else weights.digest
     if weights is not None and weights.digest != digest:
-        raise UsageError(f"{source.path} descends from a backbone that did not begin with {weights.path}")
+        raise UsageError(f"{source.path} descends from a backbone that did not start from {weights.path}")
     return digest
 
 
 def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
-    """Run the rounds, let all clients answer, and write the predictions."""
+    """Run the rounds, predict for all clients, and write the predictions."""
     partition = job.lineage["partition"]
     assert partition is not None
     data = partitions.read(partition)
@@ -174,13 +175,13 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     )
     progress = loop.resume(run, job.method, writer, execution)
     checkpoints = loop.Checkpoints(run, progress, writer)
-    # A method whose state is more than the global model must run its rounds again.
+    # The backbone stores only the global model: a method with more state must run its rounds again.
     reuses_rounds = job.repeats_backbone and progress.state.keys() == {"global"}
     if reuses_rounds:
         backbone = job.lineage["backbone"]
         assert backbone is not None
         assert run.backbone is not None
-        execution.reporter.say(f"{job.name}: taking the {job.settings.rounds} rounds of {backbone.path}")
+        execution.reporter.say(f"{job.name}: reusing the {job.settings.rounds} rounds of {backbone.path}")
         progress.state, progress.before = {"global": run.backbone}, []
         run.traffic = dict.fromkeys(run.traffic, 0)  # the bytes of setup are already counted for the backbone
     else:
@@ -190,13 +191,13 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     inputs = {kind: item for kind in chain.KINDS if kind in needed and (item := job.lineage[kind]) is not None}
     backbone = inputs.get("backbone") if not progress.rows else None
     reported = progress.facts() if backbone is None else run_request.reported_round(backbone)
-    tuned, flags = _write_predictions(job, run, data, progress.joined(), writer)
+    tuned, flags = _write_predictions(job, run, data, progress.join_answers(), writer)
     _write_rounds(job, run, data, progress, reported, writer)
     clients = codebook.read(job.source).client_names(len(run.clients))
     missing = absences.summary([*progress.before, *progress.rows], clients) | absences.names_of_flagged(flags, clients)
     for line in absences.sentences(missing):
         execution.reporter.say(f"{job.name}: {line}")
-    # The cost of choosing is a cost of this run.
+    # The costs of the run that made the choices count too.
     costs = [*inputs.values(), *([] if job.earlier_run is None else [job.earlier_run])]
     summary = {
         **_summary(job, run, reported, len(progress.rows), costs),
@@ -210,7 +211,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
 def _privacy(
     job: _Job, run: Run, progress: Progress, backbone: Artifact | None, execution: Execution
 ) -> dict[str, Any]:
-    """Return what a run with differential privacy guarantees: that of its ``backbone``, if it has no own rounds."""
+    """Return the guarantee of a run with differential privacy; without rounds of its own, that of its ``backbone``."""
     if backbone is not None:
         return {key: value for key, value in backbone.manifest.summary.items() if key == "privacy"}
     if run.privacy is None or not job.method.has_rounds:
@@ -226,7 +227,7 @@ def _write_predictions(
     joined: dict[str, dict[str, Tensor]],
     writer: ArtifactWriter,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write the answers of all clients; return what they chose, and the flags of ``absences.checked``, (m,) each."""
+    """Write the predictions of all clients; return their choices and their flags of ``absences``, (m,) each."""
     tuned, flags = (
         {name: values.numpy() for name, values in joined.pop(key, {}).items()} for key in ("tuned", "befell")
     )
@@ -245,7 +246,7 @@ def _write_rounds(
     reported: Mapping[str, Any],
     writer: ArtifactWriter,
 ) -> None:
-    """Write the state, and tables by round: costs and losses, and the ``RECORDS`` of the method."""
+    """Write the state, and tables with one row per round: costs and losses, and the ``RECORDS`` of the method."""
     state, rows = progress.reported, progress.rows
     state_files.keep(state, writer)
     if progress.before or rows:
@@ -266,7 +267,7 @@ def _write_rounds(
 def _summary(
     job: _Job, run: Run, reported: Mapping[str, Any], played: int, costs: Sequence[Artifact]
 ) -> dict[str, Any]:
-    """Return what the run was and what it has sent, with the bytes of the artifacts that it depends on (``costs``)."""
+    """Return the summary; its bytes include those of the artifacts ``costs``, on which the run depends."""
     has_backbone = any(artifact.kind == "backbone" for artifact in costs)
     return {
         "method": job.name,
@@ -292,6 +293,6 @@ def _circumstances(job: _Job, run: Run, costs: Sequence[Artifact], execution: Ex
 
 
 def _seconds(costs: Sequence[Artifact], earlier_run: Artifact | None, name: str) -> float:
-    """Return the seconds that making ``costs`` took; nan if they were not measured for one of them."""
+    """Return the seconds in which the artifacts ``costs`` were made; nan if one of them was not measured."""
     total = sum(float(item.manifest.made.get(name, math.nan)) for item in costs)
     return total + (0.0 if earlier_run is None else float(earlier_run.manifest.made.get(f"{name}_inputs", math.nan)))

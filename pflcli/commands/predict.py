@@ -1,4 +1,4 @@
-"""``pfl predict``: what a client of stored predictions answers for further samples."""
+"""``pfl predict``: predict for new samples with a client's personal model."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from pflcli.wording import counted
 
 @command(Predict)
 def predict(asked: Predict) -> Predicted:
-    """Answer the samples of ``data`` as a client of the predictions ``source`` answers its own.
+    """Predict for the samples in ``data`` with the model of one client of the predictions ``source``.
 
     ``data`` is a table (CSV, TSV, Parquet), an array file (NPY, NPZ, HDF5), a folder of images, or ``-`` for CSV from
-    stdin; ``features``, ``layout`` and ``delimiter`` say how it is read. Samples are preprocessed as those of the
-    partition were: columns by name, words as features, medians for missing values, the client's scale. Stored test
-    samples get the stored answers, to the bit where device and engine are those of ``source``. A client that is not
-    known is answered by the global model. With ``out`` (.csv, .jsonl or .npz) the answers are written to that file;
-    ``form`` is that of what is printed. ``weights`` is the file with which a run began that has no backbone.
-    ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
-    ``answers`` says how much of an answer leaves: ``full`` probabilities, ``rounded:1`` or the ``label``; without it
-    the parts that explain the answer are with it.
+    stdin; ``features``, ``layout`` and ``delimiter`` say how it is read. Samples are preprocessed like those of the
+    partition: columns by name, words as features, medians for missing values, the client's scale. For stored test
+    samples the predictions equal the stored ones, bit for bit with the same device and engine. For an unknown client
+    the global model is used. With ``out`` (.csv, .jsonl or .npz) the predictions are written to that file; ``form`` is
+    the format in which they are printed otherwise. ``weights`` is the file of initial weights of a run without a
+    backbone. ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
+    ``answers`` limits what a prediction reveals: ``full`` probabilities, ``rounded:1`` or the ``label``; without it,
+    the components of the probabilities are included.
 
-    Raises UsageError for an option that does not fit, InputError for samples that the model cannot take, a lineage that
-    is not complete or a client that nothing can answer for, ConflictError if ``out`` exists and may not be replaced.
+    Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage, or
+    an unknown client without a global model; ConflictError if ``out`` exists and may not be replaced.
     """
     execution = asked.execution or Execution()
     disclosed = disclosure.load(asked.answers)
@@ -67,7 +67,7 @@ def predict(asked: Predict) -> Predicted:
         queries.names,
         tuple(book.class_names(preprocessing.form.classes)),
         np.asarray(answer.parts["p"].argmax(axis=1), dtype=np.int64),
-        *_leaving(answer, disclosed),
+        *_disclose(answer, disclosed),
     )
     _report(answerer, predicted, answer, execution)
     if path is not None:
@@ -75,28 +75,29 @@ def predict(asked: Predict) -> Predicted:
     return predicted
 
 
-def _leaving(
+def _disclose(
     answer: Answer, disclosed: Disclosure | None
 ) -> tuple[Mapping[str, NDArray[np.float32]], Mapping[str, float]]:
-    """Return the parts of an answer that leave, and the client's choices."""
+    """Return the parts of a prediction and the choices of the client that are disclosed."""
     if disclosed is None:
         return answer.parts, answer.tuned
     return ({} if disclosed.is_label else {"p": disclosed.of(answer.parts["p"])}), {}
 
 
 def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution: Execution) -> None:
-    """Say who has answered, and what a user should know of the answers."""
+    """Report which model predicted, and warnings about the predictions."""
     say, path = execution.reporter.say, answerer.artifact.path
     if predicted.is_known:
         say(
-            f"{counted(len(predicted.samples), 'sample')}, answered by {predicted.method} for client {predicted.client}"
+            f"{counted(len(predicted.samples), 'sample')}, predicted by {predicted.method} for client "
+            f"{predicted.client}"
         )
     else:
         say(
             f"WARNING: {path} has no client '{predicted.client}': "
-            f"{counted(len(predicted.samples), 'sample')}, answered by the global model"
+            f"{counted(len(predicted.samples), 'sample')}, predicted by the global model"
         )
     for name in answerer.changed_code():
-        say(f"WARNING: {name} has changed since {path} was made: answers may differ from those that it holds")
+        say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
     for remark in answer.remarks:
         say(f"WARNING: {remark}")

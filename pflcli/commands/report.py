@@ -1,4 +1,4 @@
-"""``pfl report``: one page to read and to send, of one or several comparisons."""
+"""``pfl report``: write one self-contained page about one or several comparisons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pflcli.reporter import SILENT, Reporter
 
 @dataclass(frozen=True)
 class Page:
-    """What was written: the page, the folder of its data, and the answers in words, one of each comparison."""
+    """The written page, the folder with its data, and the conclusion of each comparison in a sentence."""
 
     path: Path
     data: Path
@@ -26,12 +26,11 @@ class Page:
 
 
 def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = False, reporter: Reporter = SILENT) -> Page:
-    """Write the page ``out`` of comparisons or evaluations, and its numbers into the folder ``NAME_data`` beside it.
+    """Write the page ``out`` about comparisons or evaluations, and its numbers into the folder ``NAME_data`` beside it.
 
-    Audits among the ``sources`` have a part of their own at the end. A page that ``pfl report`` wrote earlier is
-    replaced, another file only with ``force``. Raises UsageError without a comparison, or if ``out`` is not
-    the name of a page, InputError for damaged artifacts, ConflictError where something
-    else stands.
+    Audits among the ``sources`` get a section at the end. A page that ``pfl report`` wrote earlier is replaced; another
+    file is replaced only with ``force``. Raises UsageError without a comparison or for an ``out`` that is not the name
+    of a page, InputError for damaged artifacts, ConflictError if another file exists.
     """
     out = Path(out)
     if not sources:
@@ -43,7 +42,10 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     artifacts = [artifact for artifact in opened if artifact.kind in content.KINDS]
     shown_audits = [Audit(artifact) for artifact in opened if artifact.kind == "audit"]
     if not artifacts:
-        raise UsageError("audits alone make no page", "pfl report COMPARISON AUDIT... -o report.html")
+        raise UsageError(
+            "a report needs a comparison or an evaluation, not only audits",
+            "pfl report COMPARISON AUDIT... -o report.html",
+        )
     writing.require_place(out, force=force)
     for artifact in opened:
         placement.require_outside(artifact.path, [out, writing.data_folder(out)])

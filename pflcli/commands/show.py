@@ -1,4 +1,4 @@
-"""``pfl show``: what an artifact says of itself."""
+"""``pfl show``: describe an artifact, trace its lineage, and draw it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pflcli.evaluation.charts import vega
 
 @dataclass(frozen=True)
 class Lineage:
-    """An artifact and the lineages of its inputs, in the manifest's order; what inputs share is one object."""
+    """An artifact and the lineages of its inputs, in the manifest's order; a shared input is the same object."""
 
     artifact: Artifact
     inputs: tuple[Lineage, ...]
 
 
 def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> dict[str, Any]:
-    """Return an artifact's facts; with ``lineage`` those of its inputs, nested.
+    """Return the facts about an artifact; with ``lineage`` also those about its inputs, nested.
 
-    With ``verify`` every file is checked and read. Raises InputError if one is not what was written, or cannot be
-    read, or an input is gone.
+    With ``verify``, every file is read and checked. Raises InputError if a file was changed or cannot be read, or if an
+    input no longer exists.
     """
     if lineage:
-        return _nested(trace(path, verify=verify), verify=verify)
+        return _nest(trace(path, verify=verify), verify=verify)
     artifact = open_one(path)
     if verify:
         verification.verify(artifact)
@@ -44,9 +44,9 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
 
 
 def trace(path: Path | str, *, verify: bool = False) -> Lineage:
-    """Return an artifact with all that it was made from, back to the first.
+    """Return an artifact and everything that it was made from, back to the first.
 
-    With ``verify`` every file is checked and read, once. Raises InputError as ``show`` does.
+    With ``verify``, every file is read and checked once. Raises InputError as ``show`` does.
     """
     known: dict[Path, Lineage] = {}
 
@@ -65,10 +65,10 @@ def trace(path: Path | str, *, verify: bool = False) -> Lineage:
 def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
     """Draw the artifact at ``path`` into the file ``out``, which is replaced if it exists; its suffix is the format.
 
-    A partition is drawn as the samples of each client by class; predictions as the attention (of some ``rounds`` if
-    they are given), the neighbours or the history that the method stored; an evaluation, a comparison, a sweep or an
-    audit as the figure that it contains. Raises UsageError if ``out`` has another suffix than .png, .svg or .pdf or
-    if there is nothing to draw, InputError if ``path`` is another kind of artifact or ``out`` is not writable.
+    A partition is drawn as the samples of each client by class; predictions as the attention (of the given ``rounds``),
+    the neighbours or the history that the method stored; an evaluation, a comparison, a sweep or an audit as the figure
+    that it contains. Raises UsageError if the suffix of ``out`` is not .png, .svg or .pdf or if there is nothing to
+    draw; InputError if ``path`` is another kind of artifact or ``out`` is not writable.
     """
     out = Path(out)
     form = out.suffix.lower().removeprefix(".")
@@ -87,9 +87,9 @@ def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
 
 
 def attention(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
-    """Write the attention that predictions hold, all or that of some ``rounds``, into the CSV file ``out``.
+    """Write the attention stored in predictions, of all or the given ``rounds``, to the CSV file ``out``.
 
-    Raises UsageError if they hold none, InputError if ``path`` is another kind of artifact or ``out`` not writable.
+    Raises UsageError if there is none, InputError if ``path`` is another kind of artifact or ``out`` is not writable.
     """
     _write(Path(out), artifact_plots.attention_csv(open_one(path, "predictions"), rounds))
 
@@ -101,8 +101,8 @@ def _write(out: Path, content: bytes) -> None:
         raise InputError(f"cannot write {out}: {error.strerror}") from None
 
 
-def _nested(lineage: Lineage, *, verify: bool) -> dict[str, Any]:
-    inputs = [_nested(item, verify=verify) for item in lineage.inputs]
+def _nest(lineage: Lineage, *, verify: bool) -> dict[str, Any]:
+    inputs = [_nest(item, verify=verify) for item in lineage.inputs]
     return {**_facts(lineage.artifact, verify=verify), "inputs": inputs}
 
 

@@ -37,13 +37,12 @@ _ONE_PARTITION = "stack predictions of one partition"
 def stack(asked: Stack) -> Outcome:
     """Pool the predictions of several methods, with one exponent per method learned on validation samples.
 
-    ``sources`` are predictions of one partition and seed. ``method`` and ``seed`` choose among the
-    predictions in a folder of ``compare``.
-    Of kNN-Per, the votes of the neighbours are pooled, because
-    the lambda of its predictions was tuned on the same validation samples. The global model is pooled too if an input
-    stores its predictions. With ``gate``, a client keeps the global model unless the pool has a lower held-out
-    log-loss for it. With ``own``, each client has its own exponents, shrunk towards the common ones
-    (``evaluation/pool.py``). The predictions for validation samples use exponents that were learned without them.
+    ``sources`` are predictions of one partition and seed. ``method`` and ``seed`` choose among the predictions in a
+    folder of ``compare``. For kNN-Per, the votes of the neighbours are pooled, because the lambda of its predictions
+    was tuned on the same validation samples. The global model is pooled too if an input stores its predictions. With
+    ``gate``, a client keeps the global model unless the pool has a lower held-out log-loss for it. With ``own``, each
+    client has its own exponents, shrunk towards the shared ones (``evaluation/pool.py``). The predictions for
+    validation samples use exponents that were learned without them.
 
     Raises UsageError for a repeated input or several seeds; InputError for inputs that learned from validation
     samples, inputs for different samples, and a ``gate`` without a global model.
@@ -55,7 +54,7 @@ def stack(asked: Stack) -> Outcome:
             for source in asked.sources
             for item in open_all(source, "predictions", method=asked.method, seed=asked.seed)
         ),
-        key=_order,
+        key=_sort_key,
     )
     _check(artifacts)
     run_seed = int(artifacts[0].manifest.request["seed"])
@@ -78,14 +77,14 @@ def _build(
     work: ArtifactWriter, artifacts: Sequence[Artifact], seed: int, execution: Execution, *, gate: bool, own: bool
 ) -> Built:
     """Learn the pool and write its predictions."""
-    names = _names(artifacts)
+    names = _distinct_names(artifacts)
     held_out = _pool_inputs(artifacts, names, "validation")
-    base = _base(artifacts, held_out)
+    base = _find_global_model(artifacts, held_out)
     if gate and base is None:
         raise InputError(
-            f"none of {', '.join(names)} stores predictions of the global model, which a client keeps if the pool is "
-            "no better",
-            f"add predictions of {BASE}, or pool for all clients: --no-gate",
+            f"none of {', '.join(names)} stores predictions of the global model, which --gate needs for clients that "
+            "do not use the pool",
+            f"add predictions of {BASE}, or use the pool for all clients: --no-gate",
         )
     if not len(held_out.split.y):
         raise InputError(
@@ -97,9 +96,10 @@ def _build(
     unseen, targets, gated = predictions.new(artifacts[0]), held_out.split, base if gate else None
     learned = pool.learn(held_out.logs, targets.y, targets.offsets, base=gated, own=own, unseen=unseen, seed=seed)
     test = _pool_inputs(artifacts, names, "test")
+    exponents_by_sample = np.repeat(learned.own, np.diff(test.split.offsets), axis=0)
     answers = {
-        "validation": _gated(held_out, learned.held_out, learned.pooled, base),
-        "test": _gated(test, pool.answer(test.logs, _by_sample(learned, test)), learned.pooled, base),
+        "validation": _apply_gate(held_out, learned.held_out, learned.pooled, base),
+        "test": _apply_gate(test, pool.answer(test.logs, exponents_by_sample), learned.pooled, base),
     }
     tuned = {"pooled": learned.pooled.astype(np.float64)} if gate else {}
     if own:
@@ -133,7 +133,7 @@ def _build(
     return Built(summary, {key: value for key, value in costs.items() if key not in _LINKS})
 
 
-def _order(artifact: Artifact) -> tuple[str, str, str]:
+def _sort_key(artifact: Artifact) -> tuple[str, str, str]:
     """Return the key by which inputs are sorted, so that the request does not depend on their order."""
     request = artifact.manifest.request
     return request["method"], json.dumps(request["options"], sort_keys=True), artifact.manifest.fingerprint
@@ -141,10 +141,10 @@ def _order(artifact: Artifact) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class _PoolInputs:
-    """The predictions of one split that are pooled: M inputs for n samples of C classes.
+    """The predictions of one split that are pooled: M inputs for n samples and C classes.
 
     ``logs`` (n, M, C) are logarithms of smoothed probabilities, ``answers`` the M arrays of probabilities (n, C), and
-    ``split`` has the samples, their labels and clients.
+    ``split`` contains the samples, their labels and clients.
     """
 
     names: tuple[str, ...]
@@ -162,8 +162,8 @@ def _check(artifacts: Sequence[Artifact]) -> None:
     seeds = sorted({int(artifact.manifest.request["seed"]) for artifact in artifacts})
     if len(seeds) > 1:
         raise UsageError(
-            f"the predictions are of seeds {', '.join(map(str, seeds))}: one stack is of one seed",
-            "stack those of each seed, and give the stacks to pfl evaluate",
+            f"the predictions have different seeds ({', '.join(map(str, seeds))}), and a stack needs a single one",
+            "stack the predictions of each seed, and pass the stacks to pfl evaluate",
         )
     for artifact in artifacts:
         if "validation" in predictions.learned_from(artifact):
@@ -177,7 +177,8 @@ def _check(artifacts: Sequence[Artifact]) -> None:
         pair = _partition(first), _partition(other)
         if pair[0] and pair[1] and pair[0].manifest.fingerprint != pair[1].manifest.fingerprint:
             raise InputError(
-                f"{first.path} is of the partition {pair[0].path}, and {other.path} of {pair[1].path}", _ONE_PARTITION
+                f"{first.path} was made on the partition {pair[0].path}, but {other.path} on {pair[1].path}",
+                _ONE_PARTITION,
             )
         codebook.require_same(first, other, "classes")
 
@@ -206,16 +207,16 @@ def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str
     return _PoolInputs(tuple(labels), pool.logarithms(answers), tuple(answers), first)
 
 
-def _base(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> int | None:
-    """Return the position of the global model among the pooled inputs, or None."""
+def _find_global_model(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> int | None:
+    """Return the index of the global model among the pooled inputs, or None."""
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
     if BASE in methods:
         return methods.index(BASE)
     return inputs.names.index(GLOBAL) if len(inputs.names) > len(methods) else None
 
 
-def _names(artifacts: Sequence[Artifact]) -> list[str]:
-    """Return distinct names: the method, with the options in which inputs of that method differ, or else a number."""
+def _distinct_names(artifacts: Sequence[Artifact]) -> list[str]:
+    """Return distinct names: the method, with the options in which inputs of that method differ, or with a number."""
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
     names = []
     for artifact, method in zip(artifacts, methods, strict=True):
@@ -232,15 +233,10 @@ def _names(artifacts: Sequence[Artifact]) -> list[str]:
     return names
 
 
-def _by_sample(learned: pool.Pool, inputs: _PoolInputs) -> NDArray[np.float64]:
-    """Return for each sample the exponents of its client, (n, M)."""
-    return np.repeat(learned.own, np.diff(inputs.split.offsets), axis=0)
-
-
-def _gated(
+def _apply_gate(
     inputs: _PoolInputs, pooled: NDArray[np.float64], takes_pool: NDArray[np.bool_], base: int | None
 ) -> predictions.SplitPredictions:
-    """Return the predictions of a split: the pool's where ``takes_pool`` (m,), else the global model's."""
+    """Return the predictions of a split: the pool's for clients in ``takes_pool`` (m,), else the global model's."""
     p, split = pooled.astype(np.float32), inputs.split
     parts = {"p": p}
     if base is not None:
@@ -253,7 +249,7 @@ def _gated(
 
 
 def _largest(artifacts: Sequence[Artifact], *facts: str) -> dict[str, int]:
-    """Return for each fact its largest value in the summaries that have it."""
+    """Return the largest value of each fact among the summaries that have it."""
     summaries = [artifact.manifest.summary for artifact in artifacts]
     shared = [fact for fact in facts if any(fact in summary for summary in summaries)]
     return {fact: max(summary[fact] for summary in summaries if fact in summary) for fact in shared}
@@ -283,7 +279,7 @@ def _cost(summary: Mapping[str, Any], circumstances: Mapping[str, Any]) -> dict[
 
 
 def _backbone(artifact: Artifact) -> Artifact | None:
-    """Return the backbone whose costs the predictions include in theirs, or None."""
+    """Return the backbone whose costs are included in those of the predictions, or None."""
     if backbone.ROUNDS in artifact.manifest.files or not artifact.manifest.summary.get("rounds"):
         return None
     try:

@@ -1,6 +1,6 @@
-"""``pfl sweep``: kNN-Per's accuracy over capacities, numbers of neighbours, kernel scales and lambdas, by one search.
+"""``pfl sweep``: kNN-Per's accuracy over capacities, numbers of neighbours, kernel scales and lambdas, with one search.
 
-Every row of its table is what ``build-datastore --capacity``, ``personalize knn-per`` and ``evaluate`` would say.
+Every row of its table equals the result of ``build-datastore --capacity``, ``personalize knn-per`` and ``evaluate``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Grid:
             values = getattr(self, field.name)
             if not values:
                 raise ValueError(f"{field.name} is empty")
-            # In order and once each, whatever was typed.
+            # Sorted, without duplicates.
             object.__setattr__(self, field.name, tuple(sorted({*values})))
 
     @property
@@ -73,10 +73,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Counts:
-    """Right answers by client: ``test`` and ``validation`` (m, c, k, s, l + 1), behind shared lambdas the tuned one.
+    """Numbers of correct predictions: ``test`` and ``validation`` (m, c, k, s, l + 1), the tuned lambda last.
 
-    ``weight`` (m, c, k, s) is what each client chose, ``stored`` (m, c) its training samples that the store keeps,
-    ``n`` its samples by split, (m,) each.
+    ``weight`` (m, c, k, s) is the lambda that each client chose, ``stored`` (m, c) the number of training samples in
+    its store, and ``n`` its number of samples by split, (m,) each.
     """
 
     test: NDArray[np.int32]
@@ -88,26 +88,26 @@ class Counts:
 
 @command(Sweep)
 def sweep(asked: Sweep) -> Outcome:
-    """Score kNN-Per at every point of a grid, with every shared lambda and with the one that each client tunes.
+    """Score kNN-Per at every point of a grid, with each shared lambda and with the lambda that each client tunes.
 
     The defaults of the grid are those of ``Grid``. Stores keep training samples; lambda is tuned on validation samples.
-    ``plot`` is the horizontal axis of the picture, by default the first that varies.
+    ``plot`` is the horizontal axis of the picture, by default the first one with several values.
 
-    Raises UsageError for values that cannot be, and InputError if the backbone has learned from validation samples,
-    which then tune nothing.
+    Raises UsageError for invalid values, and InputError if the backbone was trained on validation samples, on which
+    lambda can then not be tuned.
     """
     execution = asked.execution or Execution()
     typed = {field.name: getattr(asked, field.name) for field in fields(Grid)}
     points: Grid = config.build(Grid, {name: value for name, value in typed.items() if value is not None}, "sweep")
     plot = asked.plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")
     if plot not in points.axes:
-        raise UsageError(f"--plot {plot} is no axis of a sweep", closest(plot, points.axes))
+        raise UsageError(f"--plot {plot} is not an axis of a sweep", closest(plot, points.axes))
     origin = open_one(asked.source, "embeddings")
     backbone = ancestor(origin, "backbone")
     if backbone is not None and backbone.manifest.request["settings"].get("refit"):
         raise InputError(
             f"{backbone.path} was trained with --refit: no validation samples are left to tune lambda on",
-            "sweep the embeddings of a backbone that was trained without it",
+            "sweep the embeddings of a backbone that was trained without --refit",
         )
     seed = run_request.seed_of(asked.seed, origin)
     draft = ArtifactSpec(
@@ -126,14 +126,14 @@ def sweep(asked: Sweep) -> Outcome:
         if not len(splits["test"].y):
             raise InputError(f"{origin.path} has no test samples to score")
         threads = hardware.threads(execution.threads)
-        counts = _counts(splits, points, seed, threads, execution)
-        new = _new(origin)
-        rows = _rows(counts, points, new)
+        counts = _count_correct(splits, points, seed, threads, execution)
+        new = _unseen_clients(origin)
+        rows = _grid_rows(counts, points, new)
         work.write("metrics.json", (json.dumps(_metrics(counts, rows), indent=1) + "\n").encode())
         work.write("table.csv", csv_file.rounded(rows[0], (row.values() for row in rows)))
-        work.write("clients.csv", _clients(counts, points, new, codebook.read(origin)))
+        work.write("clients.csv", _client_table(counts, points, new, codebook.read(origin)))
         figures.write(work, "sweep", curves.sweep(rows, points.axes, plot))
-        return Built(_best(rows, execution), {"threads": threads})
+        return Built(_report_best(rows, execution), {"threads": threads})
 
     return make(asked.out, draft, execution, build)
 
@@ -148,8 +148,8 @@ def _metrics(counts: Counts, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
     }
 
 
-def _best(rows: Sequence[Mapping[str, Any]], execution: Execution) -> dict[str, Any]:
-    """Report which point is best by validation accuracy, with lambda tuned per client; return the summary."""
+def _report_best(rows: Sequence[Mapping[str, Any]], execution: Execution) -> dict[str, Any]:
+    """Report the point with the best validation accuracy, with lambda tuned per client, and return the summary."""
     tuned_rows = [row for row in rows if row["lambda"] == TUNED]
     best = max(tuned_rows, key=lambda row: row["validation_accuracy"] or 0.0)
     at = {axis: best[axis] for axis in ("capacity", "k", "sigma")}
@@ -160,16 +160,16 @@ def _best(rows: Sequence[Mapping[str, Any]], execution: Execution) -> dict[str, 
     return {"rows": len(rows), "best_on_validation": at, "accuracy": best["accuracy"]}
 
 
-def _new(origin: Artifact) -> NDArray[np.bool_] | None:
-    """Return which clients took no part in training the global model, (m,), or None if all were free to."""
+def _unseen_clients(origin: Artifact) -> NDArray[np.bool_] | None:
+    """Return which clients are unseen by the global model, (m,), or None if the partition has no unseen clients."""
     partition = ancestor(origin, "partition")
     return None if partition is None else partitions.new(partition)
 
 
-def _counts(
+def _count_correct(
     splits: Mapping[str, embeddings.StoredEmbeddings], points: Grid, seed: int, threads: int, execution: Execution
 ) -> Counts:
-    """Rank each client's stored samples once and count right answers at every point."""
+    """Rank each client's stored samples once, and count correct predictions at every point of the grid."""
     bounds = {split: part.offsets for split, part in splits.items()}
     m = len(bounds["test"]) - 1
     shape = (m, len(points.capacity), len(points.k), len(points.sigma))
@@ -177,7 +177,7 @@ def _counts(
     lambdas = np.union1d(points.weight, tune)
     shared, own = np.searchsorted(lambdas, points.weight), np.searchsorted(lambdas, tune)
     right_counts = {split: np.zeros((*shape, len(shared) + 1), np.int32) for split in ("validation", "test")}
-    is_stored, weight, train = _are_stored(bounds["train"], points, seed), np.zeros(shape), splits["train"]
+    is_stored, weight, train = _mark_stored(bounds["train"], points, seed), np.zeros(shape), splits["train"]
     lock = threading.Lock()
     with execution.reporter.progress("sweep", m) as advance:
 
@@ -207,8 +207,8 @@ def _counts(
     return Counts(right_counts["test"], right_counts["validation"], weight, stored, n)
 
 
-def _are_stored(offsets: NDArray[np.int64], points: Grid, seed: int) -> NDArray[np.bool_]:
-    """Return which training samples the stores of each capacity keep, (c, n)."""
+def _mark_stored(offsets: NDArray[np.int64], points: Grid, seed: int) -> NDArray[np.bool_]:
+    """Return which training samples are stored at each capacity, (c, n)."""
     is_stored = np.zeros((len(points.capacity), offsets[-1]), np.bool_)
     for client, (first, last) in enumerate(pairwise(offsets.tolist())):
         order = first + capacities.arrival_order(seed, "train", client, last - first)
@@ -217,8 +217,8 @@ def _are_stored(offsets: NDArray[np.int64], points: Grid, seed: int) -> NDArray[
     return is_stored
 
 
-def _rows(counts: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[dict[str, Any]]:
-    """Return a row for each point of the grid, its metrics rounded to six digits."""
+def _grid_rows(counts: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[dict[str, Any]]:
+    """Return one row per point of the grid, with its metrics rounded to six digits."""
     rows = []
     n, held_out = counts.n["test"], counts.n["validation"]
     lambdas = (*points.weight, TUNED)
@@ -241,8 +241,8 @@ def _rows(counts: Counts, points: Grid, new: NDArray[np.bool_] | None) -> list[d
     return rows
 
 
-def _clients(counts: Counts, points: Grid, new: NDArray[np.bool_] | None, known: Codebook) -> bytes:
-    """Return the lambda that each client chose, and its accuracy then, at every point."""
+def _client_table(counts: Counts, points: Grid, new: NDArray[np.bool_] | None, known: Codebook) -> bytes:
+    """Return ``clients.csv``: the lambda that each client chose, and its accuracy, at every point of the grid."""
     beside = [] if new is None else ["unseen"]
     names = known.client_names(len(counts.weight))
     grid = list(product(enumerate(points.capacity), points.k, points.sigma))
@@ -257,5 +257,5 @@ def _clients(counts: Counts, points: Grid, new: NDArray[np.bool_] | None, known:
                 yield [client, name, capacity, k, sigma, stored[c], n, own_weight, accuracy, *last]
 
     heading = ["client", "name", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
-    # A generator, since there may be millions of rows.
+    # A generator, because there may be millions of rows.
     return csv_file.rounded(heading, rows())

@@ -1,4 +1,4 @@
-"""``pfl train-global``: train the global model, by FedAvg or another method that has one."""
+"""``pfl train-global``: train the global model by FedAvg or another method that has one."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from pflcli.training.checkpoint import Progress
 
 @command(TrainGlobal)
 def train_global(asked: TrainGlobal) -> Outcome:
-    """Train one global model over the clients of the partition ``source``.
+    """Train a global model on the clients of the partition ``source``.
 
-    ``settings`` are fields of ``pflcli.settings.Settings``, ``options`` those of the method, ``weights`` a file with
-    initial parameters. Raises UsageError for a method without a global model, InputError for weights that do not fit,
-    ComputationError if training diverges.
+    ``settings`` are fields of ``pflcli.settings.Settings``, ``options`` are those of the method, and ``weights`` is a
+    file with initial parameters. Raises UsageError for a method without a global model, InputError for weights that do
+    not fit, ComputationError if training diverges.
     """
     execution = asked.execution or Execution()
     partition = open_one(asked.source, "partition")
@@ -71,7 +71,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
         noise_seed = dp_secret.noise_seed(training, spec, partition, writer)
         run = build_run(partitions.read(partition), definition, cfg, training, seed, execution, noise_seed=noise_seed)
         if file is not None:
-            run.init = initial.begun(file, training, run.init, execution.reporter.say)
+            run.init = initial.apply_weights(file, training, run.init, execution.reporter.say)
             writer.write(initial.INITIAL, bytes(save(state_files.flatten(run.init))))
         progress = loop.resume(run, definition, writer, execution)
         if "global" not in progress.state:
@@ -91,10 +91,10 @@ def train_global(asked: TrainGlobal) -> Outcome:
 
 
 def _require_global_model(name: str, method: Method) -> None:
-    """Raise UsageError for a method whose clients send nothing to a server, or that stands on a finished backbone."""
+    """Raise UsageError for a method whose clients upload nothing, or that needs a finished backbone."""
     reason = f"is of kind {method.KIND}" if "up" not in LINKS[method.KIND] else ""
     if method.NEEDS and not reason:
-        reason = f"stands on {' and '.join(method.NEEDS)}"
+        reason = f"needs {' and '.join(method.NEEDS)}"
     if reason:
         raise UsageError(f"{name} {reason} and makes no global model", "--method fedavg")
 
@@ -120,14 +120,14 @@ def _summary(run: Run, progress: Progress, accuracy: float, missing: Mapping[str
 
 
 def _privacy(run: Run, progress: Progress, execution: Execution) -> dict[str, Any]:
-    """Return and report what a run with differential privacy guarantees."""
+    """Report and return the guarantee of a run with differential privacy."""
     return guarantee.summary(run.settings, len(run.federation.participants), progress.rows, execution.reporter.say)
 
 
 def _report(
     method: str, run: Run, progress: Progress, accuracy: float, missing: Mapping[str, Any], execution: Execution
 ) -> None:
-    """Report whether training has converged, which clients are missing, and the accuracy that was reached."""
+    """Report whether validation accuracy still rises, which clients were absent, and the final accuracy."""
     rows, best = progress.rows, progress.best
     rise = convergence.rise(*convergence.measured(rows, "validation_accuracy"))
     if rise is not None:

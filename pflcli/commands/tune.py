@@ -1,4 +1,4 @@
-"""``pfl tune``: choose options of a method and training settings by validation accuracy, from trials."""
+"""``pfl tune``: choose options of a method and training settings on validation samples, by running trials."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.comparison.runs import shared_jobs
 from pflcli.commands.comparison.variants import TRAINING, epochs
 from pflcli.commands.personalize import personalize
-from pflcli.commands.tuning import running, samplers, tables
+from pflcli.commands.tuning import samplers, trials
 from pflcli.commands.tuning.samplers import Grid, Sampler
-from pflcli.commands.tuning.space import Point, Space, folder, space, words
+from pflcli.commands.tuning.space import Point, Space, describe, folder_name, search_space
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
@@ -47,12 +47,12 @@ TRIALS = "trials"
 def tune(asked: Tune) -> Outcome:
     """Try values of options and training settings, and write those of the best trial to ``out/tuning``.
 
-    ``search`` holds by key the values to try, as a list or as typed (``0.01,0.1``, ``0.01..0.3``); without it, the
+    ``search`` contains the values to try by key, as a list or as typed (``0.01,0.1``, ``0.01..0.3``); without it, the
     method's own grid is searched. All trials share ``options`` and ``settings``. A trial is an artifact of
-    ``personalize`` in ``out/trials``. Artifacts that the method needs and that ``source`` does not descend from, such
-    as a backbone, are made once in ``out``. At most ``trials`` trials are made, and none starts once one has a score
-    and all together have taken ``minutes``. The best has the best ``metric``: the mean over clients, weighted by their
-    validation samples; test samples are not used.
+    ``personalize`` in ``out/trials``. Artifacts that the method needs and that are not in the lineage of ``source``,
+    such as a backbone, are made once in ``out``. At most ``trials`` trials are run, and none is started once one has a
+    score and all together have taken ``minutes``. The best trial has the best ``metric``, averaged over clients and
+    weighted by their validation samples; test samples are not used.
 
     Raises UsageError for an invalid search, InputError without validation samples, ConflictError before anything is
     made if an artifact of another request is in the way, ComputationError if all trials fail.
@@ -69,24 +69,24 @@ def tune(asked: Tune) -> Outcome:
     )
     (metric,) = catalogue.chosen([asked.metric])
     _require_defined(metric, source)
-    search_space = space(asked.method, asked.search, options, settings, asked.sampler)
+    space = search_space(asked.method, asked.search, options, settings, asked.sampler)
     seed = run_request.seed_of(asked.seed, source)
     initial_weights = initial.read(asked.weights) if isinstance(asked.weights, Path | str) else asked.weights
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     trial_plan = _Trials(
-        asked.method, source, out, cfg, training, options, settings, initial_weights, seed, search_space, metric
+        asked.method, source, out, cfg, training, options, settings, initial_weights, seed, space, metric
     )
-    point_sampler = samplers.sampler(asked.sampler, search_space, asked.trials, trial_plan.default, seed)
-    base = trial_plan.base(replace(execution, dry_run=True, reporter=SILENT))
-    planned = trial_plan.planned(point_sampler, base, execution) if isinstance(point_sampler, Grid) else []
+    point_sampler = samplers.sampler(asked.sampler, space, asked.trials, trial_plan.default, seed)
+    base = trial_plan.make_base(replace(execution, dry_run=True, reporter=SILENT))
+    planned = trial_plan.plan(point_sampler, base, execution) if isinstance(point_sampler, Grid) else []
     budget = {"trials": asked.trials, **({} if asked.minutes is None else {"minutes": asked.minutes})}
     spec = trial_plan.spec(base, {"sampler": asked.sampler, **budget})
 
-    announcement = _announcement(asked.method, point_sampler.count, search_space, planned)
+    announcement = _announcement(asked.method, point_sampler.count, space, planned)
     build = partial(trial_plan.build, point_sampler, asked.minutes, execution)
     privacy = trial_plan.privacy(base, point_sampler.count)
     ahead = [announcement, *([guarantee.composition_sentence(privacy)] if privacy else [])]
-    outcome = make(out / NAME, spec, execution, build, extends=_growth(out / NAME, spec), ahead=ahead)
+    outcome = make(out / NAME, spec, execution, build, extends=_describe_extension(out / NAME, spec), ahead=ahead)
     facts = {"privacy": privacy} if privacy else {}
     return replace(outcome, summary={"plan": planned, **facts}) if execution.dry_run else outcome
 
@@ -97,14 +97,14 @@ def _training_settings(source: Artifact, settings: Mapping[str, Any]) -> Setting
     backbone_settings = {} if backbone is None else backbone.manifest.request["settings"]
     training = run_request.resolve_settings(backbone_settings, settings, partition if backbone is None else None)
     if training.refit:
-        raise UsageError("with --refit no validation samples are left to choose by", "tune without --refit")
-    if partition is not None and not partition.manifest.summary.get(running.SPLIT, 1):
-        raise InputError(f"{partition.path} has no validation samples to choose by", "--fractions 0.6,0.2,0.2")
+        raise UsageError("--refit leaves no validation samples to choose on", "tune without --refit")
+    if partition is not None and not partition.manifest.summary.get(trials.SPLIT, 1):
+        raise InputError(f"{partition.path} has no validation samples to choose on", "--fractions 0.6,0.2,0.2")
     return training
 
 
 def _require_defined(metric: str, source: Artifact) -> None:
-    """Raise UsageError if the metric is not defined for so many classes."""
+    """Raise UsageError if the metric is not defined for the number of classes."""
     partition = ancestor(source, "partition")
     if partition is not None:
         catalogue.require_classes([metric], partitions.form(partition).classes)
@@ -112,7 +112,7 @@ def _require_defined(metric: str, source: Artifact) -> None:
 
 @dataclass(frozen=True)
 class _Trials:
-    """The trials of one search: their common request, and how each is made."""
+    """The trials of one search: the request that they share, and methods that plan and run them."""
 
     method: str
     source: Artifact
@@ -128,7 +128,7 @@ class _Trials:
 
     @property
     def default(self) -> Point:
-        """The point of the values that apply without a search."""
+        """The point of the default values, which apply without a search."""
         training = config.plain(self.training)
         values = {
             **training,
@@ -138,20 +138,20 @@ class _Trials:
         return {axis.key: values[axis.key] for axis in self.search_space.axes}
 
     @property
-    def shared(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The options and settings of the user that all trials share, in the types of their fields."""
+    def fixed_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The user's options and settings, which all trials share, in the types of their fields."""
         cfg, training = config.plain(self.cfg), config.plain(self.training)
         return {key: cfg[key] for key in self.options}, {key: training[key] for key in self.settings}
 
     def privacy(self, base: Artifact, trials: int) -> dict[str, Any]:
-        """Return what at most ``trials`` trials, and a backbone if one is made, spend together, if they are private."""
+        """Return the guarantee of ``trials`` trials, and of a backbone if one is made, together; empty without DP."""
         method = methods.load(self.method)
         own_rounds = method.has_rounds and not method.NEEDS and bool(LINKS[method.KIND])
         makes_backbone = ancestor(base, "backbone") is not None and ancestor(self.source, "backbone") is None
         return guarantee.composition([self.training] * (trials * own_rounds + makes_backbone))
 
-    def base(self, execution: Execution) -> Artifact:
-        """Return the artifact that trials start from: ``source``, or the last of those that are made in ``out``."""
+    def make_base(self, execution: Execution) -> Artifact:
+        """Return the artifact that trials start from: ``source``, or what is made from it in ``out``."""
         needs = methods.load(self.method).NEEDS
         last = max([*needs, self.source.kind], key=[*chain.KINDS].index)
         jobs = shared_jobs(
@@ -176,17 +176,17 @@ class _Trials:
             job.run(execution)
         return open_artifact(jobs[-1].out)
 
-    def place(self, point: Point) -> Path:
+    def folder(self, point: Point) -> Path:
         """Return the folder of the trial of a point."""
-        return self.out / TRIALS / folder(point)
+        return self.out / TRIALS / folder_name(point)
 
-    def trial(self, base: Artifact, point: Point, execution: Execution) -> Outcome:
+    def make_trial(self, base: Artifact, point: Point, execution: Execution) -> Outcome:
         """Make the trial of a point."""
-        chosen, trained = self.search_space.divided(point)
+        chosen, trained = self.search_space.split(point)
         return personalize(
             self.method,
             base,
-            self.place(point),
+            self.folder(point),
             options={**self.options, **chosen},
             settings=changed(self.settings, trained),
             weights=self.weights,
@@ -196,40 +196,40 @@ class _Trials:
 
     def build(self, point_sampler: Sampler, minutes: float | None, execution: Execution, work: ArtifactWriter) -> Built:
         """Run all trials, choose the best, and write the files of the tuning."""
-        make_trial = partial(self.trial, self.base(execution))
-        trials = running.run(
-            point_sampler, make_trial, self.place, execution, self.seed, epochs(self.training), minutes, self.metric
+        make_trial = partial(self.make_trial, self.make_base(execution))
+        done = trials.run(
+            point_sampler, make_trial, self.folder, execution, self.seed, epochs(self.training), minutes, self.metric
         )
-        best = running.best(trials, self.metric)
+        best = trials.best(done, self.metric)
         assert best.score is not None
-        tables.write(work, self.out / NAME, self.search_space, trials, best, self.metric, *self.shared)
-        execution.reporter.say(f"best: {words(best.point)}, {running.in_words(self.metric, best.score)}")
+        trials.write(work, self.out / NAME, self.search_space, done, best, self.metric, *self.fixed_values)
+        execution.reporter.say(f"best: {describe(best.point)}, {trials.describe_score(self.metric, best.score)}")
         summary = {
-            "trials": len(trials),
-            "failed": sum(item.score is None for item in trials),
+            "trials": len(done),
+            "failed": sum(item.score is None for item in done),
             "best": best.point,
             f"validation_{self.metric}": best.score,
             "validation_accuracy": best.accuracy,
             "bottom_decile": best.bottom_decile,
         }
-        if privacy := self.privacy(self.base(replace(execution, dry_run=True, reporter=SILENT)), len(trials)):
+        if privacy := self.privacy(self.make_base(replace(execution, dry_run=True, reporter=SILENT)), len(done)):
             summary["privacy"] = privacy
-        return Built(summary, {"seconds_trials": round(sum(item.seconds for item in trials), 3)})
+        return Built(summary, {"seconds_trials": round(sum(item.seconds for item in done), 3)})
 
-    def planned(self, point_sampler: Grid, base: Artifact, execution: Execution) -> list[dict[str, Any]]:
+    def plan(self, point_sampler: Grid, base: Artifact, execution: Execution) -> list[dict[str, Any]]:
         """Return the decision for each trial of a grid; raises ConflictError before anything is made."""
         planned = []
         for point in point_sampler.points:
             dry_run = replace(execution, dry_run=True, reporter=SILENT)
-            outcome = make_unless_there(partial(self.trial, base, point), dry_run)
+            outcome = make_unless_there(partial(self.make_trial, base, point), dry_run)
             decision = outcome.decision.removeprefix("dry run: ")
             if decision != Decision.UP_TO_DATE:
-                placement.require_outside(self.place(point), execution.reads)
-            planned.append({"values": point, "path": str(self.place(point)), "decision": decision})
+                placement.require_outside(self.folder(point), execution.reads)
+            planned.append({"values": point, "path": str(self.folder(point)), "decision": decision})
         return planned
 
     def spec(self, base: Artifact, request: Mapping[str, Any]) -> ArtifactSpec:
-        """Return what identifies the tuning; ``request`` holds its sampler and budget."""
+        """Return the spec of the tuning; ``request`` contains its sampler and budget."""
         code = [f"methods/{self.method}", *run_request.code_files(self.training)]
         code += ["methods/fedavg"] if base.path != self.source.path else []
         request = {
@@ -238,7 +238,7 @@ class _Trials:
             "settings": run_request.recorded_settings(self.training),
             "search": {axis.key: axis.plain() for axis in self.search_space.axes},
             **request,
-            **({} if self.metric == tables.ACCURACY else {"metric": self.metric}),
+            **({} if self.metric == trials.ACCURACY else {"metric": self.metric}),
             "seed": self.seed,
             **({} if self.weights is None else {"weights": self.weights.digest}),
         }
@@ -247,15 +247,15 @@ class _Trials:
 
 
 def _announcement(method: str, count: int, search_space: Space, planned: list[dict[str, Any]]) -> str:
-    """Return a line that says how many trials there are, of how many points, and how many are up to date."""
+    """Return a line with the numbers of trials, of points of the grid, and of trials that are up to date."""
     existing = sum(step["decision"] == Decision.UP_TO_DATE for step in planned)
     size = f" of a grid of {search_space.size}" if search_space.is_finite else ""
     status = f": {existing} up to date, {count - existing} to make" if planned else ""
     return f"{count} trials of {method}{size}{status}"
 
 
-def _growth(out: Path, spec: ArtifactSpec) -> str:
-    """Return what ``spec`` adds to the tuning at ``out`` if it has more trials or minutes of the same search, or ""."""
+def _describe_extension(out: Path, spec: ArtifactSpec) -> str:
+    """Return a description if ``spec`` only adds trials or minutes to the tuning at ``out``, otherwise ""."""
     if not manifests.is_artifact(out):
         return ""
     try:

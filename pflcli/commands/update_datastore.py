@@ -1,4 +1,4 @@
-"""``pfl update-datastore``: add new samples to stores, and evict old ones, without a rebuild."""
+"""``pfl update-datastore``: add new samples to stores, and evict old ones, without rebuilding them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.extract import lineage
+from pflcli.commands.extract import require_ancestor
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
@@ -34,7 +34,7 @@ Policy = Literal["fifo", "concatenate", "fixed"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples of a store, the oldest first: ``z`` (n, d), ``y``, ``sample`` (n,)."""
+    """Samples of a store, the oldest first: ``z`` (n, d), ``y`` and ``sample`` (n,)."""
 
     z: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -57,12 +57,12 @@ class Rows:
 def update_datastore(asked: UpdateDatastore) -> Outcome:
     """Add samples of the embeddings ``arriving`` to the stores of ``source``.
 
-    Samples arrive in the order in which stores of growing capacity keep them: those between the fractions ``first`` and
-    ``last`` of each client's training samples. ``fifo`` evicts as many of the oldest samples as arrive, ``concatenate``
-    keeps all, ``fixed`` adds none (kNN-Per, section 5, distribution shift). A sample that is already stored is not
-    added again. Validation samples are added and evicted in the same way, beside the stores, so that lambda is tuned on
-    those that have arrived. The new stores descend from ``arriving``, and ``personalize`` answers its test samples.
-    Raises UsageError for values that are out of range, InputError if the two artifacts do not match.
+    Samples arrive in the order in which stores of growing capacity keep them; those between the fractions ``first`` and
+    ``last`` of each client's training samples are added. ``fifo`` evicts as many of the oldest samples as arrive,
+    ``concatenate`` keeps all, ``fixed`` adds none (kNN-Per, section 5, distribution shift). A sample that is already
+    stored is not added again. Validation samples are added and evicted in the same way and stored beside the stores, so
+    that lambda is tuned on those that have arrived. ``personalize`` predicts for the test samples of ``arriving``.
+    Raises UsageError for values out of range, InputError if the two artifacts do not match.
     """
     execution = asked.execution or Execution()
     if asked.policy not in get_args(Policy):
@@ -76,7 +76,7 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
     _require_match(old, new)
     seed = run_request.seed_of(asked.seed, new)
     request = {"index": indexes.EXACT, "policy": asked.policy, "from": asked.first, "to": asked.last, "seed": seed}
-    # The embeddings come first: the lineage of the stores leads to the samples from which they were first built.
+    # The embeddings come first: ``ancestor`` would otherwise find those from which the stores were first built.
     inputs = (new.as_input("embeddings", Path(asked.out)), old.as_input("datastore", Path(asked.out)))
     spec = ArtifactSpec("datastore", request, inputs, {"stores": sources.module_hash("knn.capacity")})
     job = _Job(old, new, asked.policy, asked.first, asked.last, seed)
@@ -85,7 +85,7 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
 
 @dataclass(frozen=True)
 class _Job:
-    """What ``update_datastore`` was asked for: ``old`` is the datastore, ``new`` the embeddings that arrive."""
+    """The arguments of ``update_datastore``: ``old`` is the datastore, ``new`` the arriving embeddings."""
 
     old: Artifact
     new: Artifact
@@ -96,36 +96,38 @@ class _Job:
 
 
 def _require_match(old: Artifact, new: Artifact) -> None:
-    """Raise InputError unless the stores ``old`` can take embeddings of ``new``."""
-    if lineage(old, "backbone").manifest.fingerprint != lineage(new, "backbone").manifest.fingerprint:
+    """Raise InputError unless embeddings of ``new`` can be added to the stores ``old``."""
+    if require_ancestor(old, "backbone").manifest.fingerprint != require_ancestor(new, "backbone").manifest.fingerprint:
         raise InputError(
-            f"{old.path} and {new.path} were made by different backbones, so their distances mean nothing",
-            f"pfl extract {lineage(old, 'backbone').path} --partition {lineage(new, 'partition').path} -o DIR",
+            f"{old.path} and {new.path} were made by different backbones, so their distances are not comparable",
+            f"pfl extract {require_ancestor(old, 'backbone').path} --partition "
+            f"{require_ancestor(new, 'partition').path} -o DIR",
         )
     if old.manifest.request["index"] != indexes.EXACT:
         raise InputError(
-            f"{old.path} has compressed stores ({old.manifest.request['index']}), whose vectors cannot be restored",
+            f"{old.path} has stores of type {old.manifest.request['index']}, whose vectors cannot be restored exactly",
             f"pfl build-datastore {new.path} --index {old.manifest.request['index']} -o DIR",
         )
     codebook.require_same(old, new, "clients", *codebook.INPUTS)
 
 
 def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
-    """Update the stores of all clients, and the validation samples beside them, and write both."""
+    """Update and write the stores of all clients, and the validation samples beside them."""
     splits = embeddings.read(job.new)
     dimension, classes = splits["train"].z.shape[1], splits["train"].logits.shape[1]
     packed = datastore.read_stores(job.old, classes, dimension, exact=True)
-    is_distinct = _content(job.old) == _content(job.new)
+    is_distinct = _dataset_hash(job.old) == _dataset_hash(job.new)
     count = len(packed.train)
-    old_validation, validation = _arrived(job.old), []
+    old_validation, validation = _read_validation(job.old), []
     stores: list[Rows] = []
     added: list[int] = []
     evicted: list[int] = []
     with execution.reporter.progress("update-datastore", count) as advance:
         for client in range(count):
-            stored = _stored(packed, client)
+            stored = _read_store(packed, client)
             train, others = (
-                _between(splits, split, client, job.first, job.last, job.seed) for split in ("train", "validation")
+                _arrivals_between(splits, split, client, job.first, job.last, job.seed)
+                for split in ("train", "validation")
             )
             store, number = merge(stored, train, job.policy, distinct=is_distinct)
             validation.append(merge(old_validation[client], others, job.policy, distinct=is_distinct)[0])
@@ -144,7 +146,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         train=np.asarray(sizes, dtype=np.int64),
         bytes=ends,
     )
-    datastore.write_arrived(writer, _split(validation, splits["validation"].z.shape[1]))
+    datastore.write_arrived(writer, _join_clients(validation, splits["validation"].z.shape[1]))
     names = codebook.read(job.new)
     codebook.write(writer, names)
     counts = list(zip(added, evicted, sizes, strict=True))
@@ -155,9 +157,9 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
 
 
 def merge(stored: Rows, arriving: Rows, policy: str, *, distinct: bool) -> tuple[Rows, int]:
-    """Return the samples of a store after others have arrived, and how many of these it has added.
+    """Return the samples of a store after the arrival of others, and how many of these were added.
 
-    ``distinct`` means that the sample ids of both belong to one dataset: samples that are already stored are left out.
+    ``distinct`` means that both have sample ids of the same dataset; samples that are already stored are then skipped.
     """
     if policy == "fixed":
         return stored, 0
@@ -167,7 +169,7 @@ def merge(stored: Rows, arriving: Rows, policy: str, *, distinct: bool) -> tuple
     return (both[len(both.y) - len(stored.y) :] if policy == "fifo" else both), len(arriving.y)
 
 
-def _stored(packed: datastore.Packed, client: int) -> Rows:
+def _read_store(packed: datastore.Packed, client: int) -> Rows:
     """Return a client's training samples in its store."""
     span = slice(packed.offsets[client], packed.offsets[client + 1])
     z = flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
@@ -176,39 +178,41 @@ def _stored(packed: datastore.Packed, client: int) -> Rows:
 
 
 def _rows(part: StoredEmbeddings, client: int, split: str) -> Rows:
-    """Return a client's samples; for validation samples the logits follow the embedding in each row."""
+    """Return a client's samples; for validation samples, each row is an embedding followed by the logits."""
     span = slice(part.offsets[client], part.offsets[client + 1])
     z = part.z[span] if split == "train" else np.concatenate([part.z[span], part.logits[span]], axis=1)
     return Rows(z, part.y[span], part.sample[span])
 
 
-def _between(
+def _arrivals_between(
     splits: Mapping[str, StoredEmbeddings], split: str, client: int, first: float, last: float, seed: int
 ) -> Rows:
-    """Return a client's samples that arrive between two fractions of a split."""
+    """Return the samples of a client that arrive between two fractions of a split."""
     rows = _rows(splits[split], client, split)
     order = capacities.arrival_order(seed, split, client, len(rows.y))
     begin, end = (capacities.count(share, len(order)) for share in (first, last))
     return rows[np.sort(order[begin:end])]
 
 
-def _arrived(old: Artifact) -> list[Rows]:
-    """Return each client's validation samples that have arrived; if stores were never updated, by their capacity."""
+def _read_validation(old: Artifact) -> list[Rows]:
+    """Return the validation samples of each client that have arrived; before the first update, by the capacity."""
     arrived = datastore.arrived(old)
     if arrived is not None:
         return [_rows(arrived, client, "validation") for client in range(len(arrived.offsets) - 1)]
-    splits, request = embeddings.read(lineage(old, "embeddings")), old.manifest.request
+    splits, request = embeddings.read(require_ancestor(old, "embeddings")), old.manifest.request
     count, seed = len(splits["validation"].offsets) - 1, request["seed"]
     capacity = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), count, seed)
-    return [_between(splits, "validation", client, 0.0, float(capacity[client]), seed) for client in range(count)]
+    return [
+        _arrivals_between(splits, "validation", client, 0.0, float(capacity[client]), seed) for client in range(count)
+    ]
 
 
-def _split(rows: list[Rows], dimension: int) -> StoredEmbeddings:
-    """Return clients' validation samples as one split."""
+def _join_clients(rows: list[Rows], dimension: int) -> StoredEmbeddings:
+    """Return the validation samples of all clients as one split."""
     z, y, sample = (np.concatenate([getattr(row, name) for row in rows]) for name in ("z", "y", "sample"))
     return StoredEmbeddings(z[:, :dimension], z[:, dimension:], y, blocks.offsets([len(row.y) for row in rows]), sample)
 
 
-def _content(artifact: Artifact) -> Any:
+def _dataset_hash(artifact: Artifact) -> Any:
     """Return the hash of the dataset to which the sample ids belong."""
-    return lineage(artifact, "partition").manifest.request.get("content")
+    return require_ancestor(artifact, "partition").manifest.request.get("content")

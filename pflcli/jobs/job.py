@@ -1,6 +1,6 @@
 """A job makes one artifact from others. Jobs form a graph, which is planned by dry runs before anything is made.
 
-``compare``, its ``--tune``, ``--only``, ``--plan`` and ``-n``, and the artifacts that ``tune`` trains on are jobs.
+Jobs implement ``compare`` with ``--tune``, ``--only``, ``--plan`` and ``-n``, and make the inputs of ``tune``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pflcli.execution import Execution
 from pflcli.reporter import SILENT
 
 Call = Callable[[Sequence[Artifact], Execution], Outcome]
-"""Makes one artifact from its inputs."""
+"""A function that makes one artifact from its inputs."""
 
 NOT_NEEDED = "not needed"
 """The decision for an artifact that no unfinished job needs."""
@@ -46,9 +46,9 @@ class Job:
     has_rounds: bool = False
     """whether it trains for rounds before its clients predict"""
     is_result: bool = True
-    """whether it is wanted for its own sake; any other job is run only if an unfinished one needs it"""
+    """whether its artifact is a result; any other job is only run if an unfinished job needs it"""
     is_part: bool = False
-    """whether it belongs to the job that needs it, and is neither listed nor chosen by itself"""
+    """whether it is a part of the job that needs it, so that it is not listed separately and cannot be selected"""
 
     @property
     def label(self) -> str:
@@ -61,10 +61,10 @@ class Job:
         return tuple(item for item in self.inputs if isinstance(item, Job))
 
     def run(self, execution: Execution, *, replaces: bool | None = None) -> Outcome:
-        """Make the artifact from its inputs, which must be there.
+        """Make the artifact from its inputs, which must exist.
 
-        An artifact of another request is replaced if ``replaces`` is set; if it is None, with ``execution.force``
-        alone, and an artifact that is up to date is never made again.
+        ``replaces`` says whether an artifact of another request is replaced; if None, ``execution.force`` decides. An
+        artifact that is up to date is not made again.
         """
         opened = [item if isinstance(item, Artifact) else open_artifact(item.out) for item in self.inputs]
         call = partial(self.call, opened)
@@ -84,14 +84,14 @@ def make_unless_there(call: Callable[[Execution], Outcome], execution: Execution
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """What a dry run has found for a job."""
+    """The result of the dry run of a job."""
 
     job: Job
     decision: str
     artifact: Artifact | None = None
-    """as it is, or as it will be; None if its request is not known yet"""
+    """the existing or future artifact; None if its request is not known yet"""
     conflict: ConflictError | None = None
-    """the error unless an artifact of another request may be replaced"""
+    """the error to raise if the artifact of another request may not be replaced"""
     outcome: Outcome | None = None
 
     @property
@@ -106,11 +106,11 @@ class Planned:
 
 
 Plan = dict[Job, Planned]
-"""What dry runs have found for each job, in the order of the jobs; a job comes after those that it needs."""
+"""The result of the dry run of each job, in the order of the jobs; a job comes after those that it needs."""
 
 
 def plan(jobs: Iterable[Job]) -> Plan:
-    """Return the plan of ``jobs``, which come in an order in which they can run. Nothing is written."""
+    """Return the plan of ``jobs``, given in an order in which they can run. Nothing is written."""
     planned: Plan = {}
     for job in jobs:
         planned[job] = _dry_run(job, planned)
@@ -140,7 +140,7 @@ def _dry_run(job: Job, planned: Plan) -> Planned:
 
 
 def require_free(planned: Iterable[Planned], execution: Execution) -> None:
-    """Raise ConflictError if a job would replace an artifact of another request, or a file that is read."""
+    """Raise ConflictError if a job would replace an artifact of another request or a file that the command reads."""
     planned = list(planned)
     for item in planned:
         if item.conflict is not None and not execution.force:
@@ -151,7 +151,7 @@ def require_free(planned: Iterable[Planned], execution: Execution) -> None:
 
 
 def with_parts(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs, each after those that are part of it."""
+    """Return the jobs, each after its parts."""
     return list(dict.fromkeys(job for whole in jobs for job in (*_parts(whole), whole)))
 
 
@@ -159,10 +159,10 @@ def _parts(job: Job) -> list[Job]:
     return [part for item in job.input_jobs if item.is_part for part in (*_parts(item), item)]
 
 
-def listed(planned: Plan, folder: Path) -> list[dict[str, Any]]:
-    """Return the artifacts that are still to be made, each with those of them that it ``needs``, by path in ``folder``.
+def list_unfinished(planned: Plan, folder: Path) -> list[dict[str, Any]]:
+    """Return the paths in ``folder`` of the artifacts that are still to be made, each with those that it ``needs``.
 
-    A job's parts are made with it. Of two jobs for the same path, as before and after tuning, both count.
+    The parts of a job are made with it and not listed. If two jobs have the same path, their needs are joined.
     """
     needs: dict[str, list[str]] = {}
     for job, item in planned.items():
@@ -180,7 +180,7 @@ def _path(job: Job, folder: Path) -> str:
 
 
 def rows(planned: Iterable[Planned]) -> list[dict[str, Any]]:
-    """Return the decision for each job, for people."""
+    """Return the decision for each job as rows of a table."""
     return [
         {
             "seed": item.job.seed,

@@ -1,6 +1,6 @@
-"""Run jobs side by side, as tasks of Ray: each is a whole run, and starts again alone if its node or process is lost.
+"""Run jobs in parallel as tasks of Ray: each task is a whole run, which Ray restarts if its node or process is lost.
 
-All nodes must see the same files. A task that starts again finds the checkpoint of the one that was lost.
+All nodes must see the same files. A restarted task resumes from the checkpoint of the lost one.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pflcli.reporter import Advance
 from pflcli.training import hardware
 
 _STARTS = 10
-"""How often a job is started again whose node or process was lost."""
+"""How often a job is restarted if its node or process is lost."""
 
 _PATIENCE = 30.0
-"""Seconds that tasks may take to write their checkpoints when the comparison is interrupted."""
+"""Seconds to wait for tasks to write their checkpoints when the comparison is interrupted."""
 
 Attempt = Callable[[Planned, Execution, OverallProgress], PflError | None]
-"""Runs one job and returns its error, or None."""
+"""A function that runs one job and returns its error, or None."""
 
 
 class RayWorkers:
     """Runs jobs by ``attempt`` as tasks of Ray.
 
-    A job computes with ``execution.threads`` CPUs, by default one; with ``execution.jobs`` that many run at a time, by
-    default as many as there is room for. Leaving the context cancels the tasks that still run.
+    A job uses ``execution.threads`` CPUs, by default one. At most ``execution.jobs`` jobs run in parallel, by default
+    as many as fit. Leaving the context cancels the running tasks.
     """
 
     def __init__(self, execution: Execution, attempt: Attempt) -> None:
@@ -55,7 +55,7 @@ class RayWorkers:
 
     def __exit__(self, *exception: object) -> None:
         for reference in self._running:
-            self._ray.cancel(reference)  # an interruption there, too: each writes its checkpoint
+            self._ray.cancel(reference)  # interrupts the task, which then writes its checkpoint
         if self._running:
             self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_PATIENCE)
 
@@ -69,7 +69,7 @@ class RayWorkers:
         self._running[self._task.remote(self._attempt, item, alone, str(Path.cwd()))] = item.job
 
     def wait(self) -> tuple[Job, PflError | None]:
-        """Wait for a task; show what it said, and return its job and error. Raises what the task raised."""
+        """Wait for a task, show its messages, and return its job and error. An exception of the task is raised."""
         (finished,), _ = self._ray.wait(list(self._running), num_returns=1)
         job = self._running.pop(finished)
         try:
@@ -86,7 +86,7 @@ class RayWorkers:
 
 
 def _attempt_alone(attempt: Attempt, item: Planned, execution: Execution, folder: str) -> tuple[PflError | None, Any]:
-    """Run one job, in the folder to which its paths are relative; return its error, and what it said."""
+    """Run one job in the folder to which its paths are relative; return its error and its messages."""
     os.chdir(folder)
     notes = execution.reporter
     assert isinstance(notes, Notes)
@@ -97,7 +97,7 @@ def _attempt_alone(attempt: Attempt, item: Planned, execution: Execution, folder
 
 
 class Notes:
-    """A reporter that keeps messages, for another process to show."""
+    """A reporter that collects messages, which another process shows."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []

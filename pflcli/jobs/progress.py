@@ -1,4 +1,4 @@
-"""Overall progress of many jobs, weighted by the time that each takes."""
+"""Overall progress of several jobs, weighted by their estimated time."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pflcli.jobs.job import Job
 from pflcli.reporter import Advance, Reporter
 
 _ROUNDS = 0.9
-"""Assumed share of the rounds in a method's time; the rest is spent on its clients' predictions."""
+"""Assumed share of the rounds in a method's time; predicting for the clients takes the rest."""
 _EARLY = 0.02
-"""Share of a job below which its own pace is no estimate of its time."""
+"""Finished share of a job below which its time is not extrapolated from its own pace."""
 
 
 class TimeEstimate:
-    """Estimates the seconds of a job: as measured under another seed, else from the seconds per epoch of others."""
+    """Estimates the seconds of a job from the same job with another seed, or from the seconds per epoch of others."""
 
     def __init__(self) -> None:
         self._measured: dict[str, list[tuple[float, float]]] = {}
 
     def add(self, job: Job, seconds: float) -> None:
-        """Add the measured ``seconds`` of one job."""
+        """Add the measured seconds of a job."""
         self._measured.setdefault(job.name, []).append((job.work, seconds))
 
     def guess(self, job: Job, running: tuple[float, float] | None = None) -> float:
         """Return the estimated seconds of a job.
 
-        While no job has been measured, ``running`` serves instead: the work of the current job and its estimated
-        seconds. Without either, an epoch counts as one second.
+        If no job has been measured yet, ``running`` is used: the work of the current job and its estimated seconds.
+        Without either, an epoch is assumed to take one second.
         """
         all_measured = [pair for pairs in self._measured.values() for pair in pairs]
         measured = self._measured.get(job.name) or all_measured or ([running] if running else [])
@@ -38,9 +38,9 @@ class TimeEstimate:
 
 
 class OverallProgress:
-    """A reporter for many jobs: it adds the job's name to each message, and merges their progress into one.
+    """A reporter for several jobs: it adds the job's name to each message, and merges their progress into one bar.
 
-    ``measured`` holds jobs of earlier runs, with the seconds of each.
+    ``measured`` contains jobs that are already finished, with their seconds.
     """
 
     def __init__(

@@ -22,15 +22,15 @@ from pflcli.wording import counted
 
 @dataclass
 class Results:
-    """What became of the jobs of a plan."""
+    """The results of the jobs of a plan."""
 
     made: dict[Job, Artifact] = field(default_factory=dict)
-    """artifacts of results that were made or are up to date"""
+    """artifacts of jobs that are results, if they were made or are up to date"""
     failed: dict[Job, PflError] = field(default_factory=dict)
     blocked: dict[Job, Job] = field(default_factory=dict)
-    """by job that cannot run, the failed job that is the cause"""
+    """jobs that cannot run, each with the failed job that it depends on"""
     unsuited: dict[str, str] = field(default_factory=dict)
-    """why a method does not suit the data, by name of the jobs that are left out"""
+    """names of jobs that are left out, each with the reason why the method does not suit the data"""
 
     def excludes(self, job: Job, reporter: Reporter) -> bool:
         """Return whether a job cannot run because one of its inputs failed or is left out."""
@@ -44,7 +44,7 @@ class Results:
             self.unsuited[job.name] = self.unsuited[unsuited[0].name]
             if not unsuited[0].is_part:
                 names = ", ".join(item.name for item in unsuited)
-                reporter.say(f"{job.name} is left out: it needs {names}, which is left out")
+                reporter.say(f"{job.name} is left out because {names} is left out")
         return bool(causes) or job.name in self.unsuited
 
     def conclude(self, job: Job, error: PflError | None, reporter: Reporter, *, skip_unsuited: bool) -> None:
@@ -60,9 +60,9 @@ class Results:
             reporter.say(f"{job.label} failed: {_reason(job, error)}")
 
     def report(self) -> list[str]:
-        """Return the lines of an error: how many results are missing, why each job failed, and what to type."""
+        """Return the lines of an error: how many results are missing, why jobs failed, and what to type."""
         missing = [job for job in (*self.failed, *self.blocked) if job.is_result]
-        lines = [f"{len(missing)} of {len(missing) + len(self.made)} runs failed; the table holds the others"]
+        lines = [f"{len(missing)} of {len(missing) + len(self.made)} runs failed; the table contains the others"]
         for job, error in self.failed.items():
             lines.append(f"{job.label}: {_reason(job, error)}")
             dependents = [other.name for other, cause in self.blocked.items() if cause is job and other.is_result]
@@ -72,7 +72,7 @@ class Results:
 
 
 def _reason(job: Job, error: PflError) -> str:
-    """Return the error's message without the method's name, which precedes it already."""
+    """Return the message of the error without the method's name, which the label of the job contains."""
     return error.message.removeprefix(f"{job.name}: ")
 
 
@@ -86,11 +86,11 @@ class Workers(Protocol):
         """Start a job."""
 
     def wait(self) -> tuple[Job, PflError | None]:
-        """Wait until one of the started jobs is over; return it and its error."""
+        """Wait until one of the started jobs ends; return it and its error."""
 
 
 @dataclass
-class _Here:
+class _LocalWorker:
     """Runs one job at a time in this process."""
 
     execution: Execution
@@ -110,16 +110,16 @@ class _Here:
 
 
 def run(planned: Plan, execution: Execution, *, skip_unsuited: bool = False) -> Results:
-    """Run the unfinished jobs of a plan, each when those that it needs are over: in turn or, on Ray, side by side.
+    """Run the unfinished jobs of a plan, each after the jobs that it needs: one by one or, on Ray, in parallel.
 
-    With ``skip_unsuited``, a method that does not suit the data is left out under all seeds, and has not failed. Raises
-    ConflictError if another process writes one of the artifacts.
+    With ``skip_unsuited``, a method that does not suit the data is left out with all seeds and does not count as
+    failed. Raises ConflictError if another process is writing one of the artifacts.
     """
     reporter, results = execution.reporter, Results()
     finished = []
     for job, item in planned.items():
         if item.is_done:
-            placement.tidy_after_kill(job.out)  # a writer may have been killed before it tidied up
+            placement.tidy_after_kill(job.out)  # a writer may have been killed before it cleaned up
             artifact = open_artifact(job.out)
             finished.append((job, artifact.manifest.made["seconds"]))
             if job.is_result:
@@ -150,29 +150,29 @@ def run(planned: Plan, execution: Execution, *, skip_unsuited: bool = False) -> 
 
 
 def _workers(execution: Execution, progress: OverallProgress) -> tuple[Workers, AbstractContextManager[object]]:
-    """Return what runs the jobs, and the context in which it does."""
+    """Return the workers, and the context in which they run jobs."""
     if execution.executor != "ray":
-        return _Here(execution, progress), progress.overall()
+        return _LocalWorker(execution, progress), progress.overall()
     workers = on_ray.RayWorkers(execution, attempt)
     return workers, workers
 
 
 def attempt(item: Planned, execution: Execution, progress: OverallProgress) -> PflError | None:
-    """Run one job and return its error, or None; raises ConflictError if another process writes the artifact."""
+    """Run one job and return its error, or None; raises ConflictError if another process is writing the artifact."""
     replaces = None if item.decision == LATER else item.conflict is not None
     own = replace(execution, reporter=progress)
     return failure(item.job, lambda: item.job.run(own, replaces=replaces), progress)
 
 
 def failure(job: Job, call: Callable[[], object], progress: OverallProgress) -> PflError | None:
-    """Measure ``call``, which runs a job, and return its error, or None; raises ConflictError."""
+    """Run a job by ``call``, measure its time, and return its error, or None; raises ConflictError."""
     try:
         with progress.job(job):
             call()
     except ConflictError:
         raise
     except PflError as error:
-        return error.with_traceback(None)  # the traceback would keep the run, its engine and samples in memory
+        return error.with_traceback(None)  # a traceback would keep the run, its engine and samples in memory
     except Exception as error:
         progress.detail(traceback.format_exc())
         return out_of_memory(error) or ComputationError(f"a bug: {type(error).__name__}: {error}")
@@ -180,7 +180,7 @@ def failure(job: Job, call: Callable[[], object], progress: OverallProgress) -> 
 
 
 def counts(planned: Plan) -> str:
-    """Return how many methods and seeds a plan has, and how many artifacts are to be made, for people."""
+    """Return a line with the numbers of methods, seeds, and artifacts to make."""
     results = [job for job in planned if job.is_result]
     methods, seeds = {job.name for job in results}, {job.seed for job in results}
     ahead = sum(item.is_ahead for item in planned.values())

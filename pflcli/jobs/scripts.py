@@ -1,7 +1,7 @@
-"""Scripts that make a comparison by many processes: its jobs as a Makefile, as arrays of Slurm or as a shell script.
+"""Scripts that make a comparison with many processes: a Makefile, Slurm arrays or a shell script.
 
 Each job is the command of the comparison with ``--only``; the last one is the command itself, which makes the table. A
-run that fails by itself (exit code 5) holds up nothing: the last command tries it again, and reports it.
+failed run (exit code 5) does not stop the others: the last command tries it again, and reports it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ echo "job $after makes the table in "OUT
 
 @dataclass(frozen=True)
 class Plan:
-    """The ``jobs`` of a comparison in ``out`` by path, each with the paths that it needs, and the words of its command.
+    """The ``jobs`` of a comparison in ``out`` by path, each with the paths that it needs, and the command's ``words``.
 
-    ``chooses_threads`` says whether the words name a number of threads; otherwise each job has one.
+    ``chooses_threads`` says whether the words set the number of threads; otherwise each job uses one.
     """
 
     out: Path
@@ -59,7 +59,7 @@ class Plan:
     chooses_threads: bool
 
     def command(self, threads: str = "", dollar: str = "$") -> str:
-        """Return the command quoted for a shell, with ``dollar`` for each $, and so many threads if it names none."""
+        """Return the command quoted for a shell, with ``dollar`` for each $ and ``threads`` unless it sets them."""
         return shlex.join(self.words).replace("$", dollar) + ("" if self.chooses_threads else threads)
 
     @cached_property
@@ -76,7 +76,7 @@ class Plan:
 
 
 def sh(plan: Plan) -> str:
-    """Return a shell script with a command per line."""
+    """Return a shell script with one command per line."""
     lines = ["#!/bin/sh", "set -e"]
     for paths in plan.levels:
         lines += ["", "# Any order, or at the same time:"]
@@ -90,12 +90,12 @@ def slurm(plan: Plan) -> str:
     script = _SLURM
     for number, paths in enumerate(plan.levels, start=1):
         values = {"LEVEL": str(number), "COUNT": str(len(paths)), "PATHS": " ".join(paths)}
-        script += _filled(_ARRAY, {**values, "OUT": out, "COMMAND": command})
-    return script + _filled(_TABLE, {"OUT": out, "COMMAND": command})
+        script += _substitute(_ARRAY, {**values, "OUT": out, "COMMAND": command})
+    return script + _substitute(_TABLE, {"OUT": out, "COMMAND": command})
 
 
 def make(plan: Plan) -> str:
-    """Return a Makefile; its targets are manifests. Raises UsageError for paths that make cannot name."""
+    """Return a Makefile whose targets are manifests; raises UsageError for paths that make cannot handle."""
 
     def target(path: Path) -> str:
         if unfit := re.search(r"[^\w\s/.,@^+'\"`!{}<>&$-]|[\t\r\f\v]", str(path)):
@@ -107,17 +107,17 @@ def make(plan: Plan) -> str:
     table, recipe = target(plan.out / "comparison"), plan.command(" --threads $(THREADS)", "$$")
     file = shlex.quote(str(plan.out / "comparison" / "manifest.json")).replace("$", "$$")
     lines = ["THREADS = 1", "", f"{table}: {' '.join(targets.values()) or sources}"]
-    # If a run failed, there is a table of the others. Its old time lets the next make try again.
+    # If a run fails, the table contains the others. Its time is set back, so that the next make tries again.
     lines += [f"\t{recipe} || {{ touch -c -t 197001020000 {file}; exit 1; }}", ""]
     for path, before in plan.jobs.items():
         needs = " ".join(targets[each] for each in before) or sources
         lines += [f"{targets[path]}: {needs}", f"\t{recipe} --only {path} || [ $$? -eq 5 ]", ""]
-    # What does not exist once the table does is not made again: methods that do not suit the data have no artifact.
+    # Secondary targets that are missing are not made again: methods that do not suit the data have no artifact.
     return "\n".join([*lines, f".SECONDARY: {' '.join(targets.values())}", ""])
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Return a text with values in place of its words in capital letters; a value is not searched for others."""
+def _substitute(text: str, values: Mapping[str, str]) -> str:
+    """Replace the keys of ``values``, in one pass, so that keys inside a value are not replaced."""
     return re.sub("|".join(rf"\b{key}\b" for key in values), lambda match: values[match[0]], text)
 
 
@@ -126,10 +126,10 @@ FORMS = tuple(_FORMS)
 
 
 def script(form: str, plan: Plan) -> str:
-    """Return the script in a form; raises UsageError for a form that does not exist, and for words with line ends."""
+    """Return the script in a form; raises UsageError for an unknown form, and for control characters in the words."""
     if form not in _FORMS:
         raise UsageError(f"there is no --plan {form}", closest(form, FORMS))
     for word in plan.words:
         if re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", word):
-            raise UsageError(f"a script cannot hold {word!r}", "choose names without control characters")
+            raise UsageError(f"a script cannot contain {word!r}", "choose names without control characters")
     return _FORMS[form](plan)

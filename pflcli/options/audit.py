@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit(Options):
-    """Measure what an attacker learns from clients' answers: which samples they were trained on.
+    """Measure how well an attacker can tell from a client's predictions which samples it was trained on.
 
     Examples:
         pfl audit runs/knn-per -o runs/audit
@@ -44,8 +44,8 @@ class Audit(Options):
         PATHS,
         typer.Option(
             "--reference",
-            help="Compare with these predictions of the same method, made from another split of the same samples; "
-            "repeat it, twice at least. They add the attack by likelihood ratio.",
+            help="Also run the likelihood-ratio attack, with these predictions as a reference: of the same method,"
+            " trained on another split of the same samples. Give the option at least twice.",
             metavar="PREDICTIONS",
             show_default=False,
             autocompletion=completion.artifacts("predictions"),
@@ -54,8 +54,8 @@ class Audit(Options):
     invert: Annotated[
         int,
         typer.Option(
-            help="Also draw what the models of this many clients, the most exposed ones, take for each class with the "
-            "greatest certainty; of images only.",
+            help="Also reconstruct images from the models of this many clients, the most exposed ones: for each class,"
+            " the input that the model assigns to it with the highest probability.",
             min=0,
             metavar="N",
         ),
@@ -63,8 +63,8 @@ class Audit(Options):
     canaries: Annotated[
         int,
         typer.Option(
-            help="Also train the rounds of differential privacy again, with this many clients of random updates beside "
-            "the others (200, say), to bound epsilon from below.",
+            help="Also bound epsilon from below: repeat the rounds of a run with differential privacy with this many"
+            " additional clients that send random updates, such as 200.",
             min=0,
             metavar="N",
         ),
@@ -72,10 +72,10 @@ class Audit(Options):
     answers: Annotated[
         str | None,
         typer.Option(
-            help="Let the attacker see answers alone, as pfl predict --answers gives them: full (probabilities), "
-            "rounded:DIGITS, or label.",
+            help="Show the attacker only the output of pfl predict --answers: full (probabilities), rounded:DIGITS, or"
+            " label.",
             metavar="FORM",
-            show_default="the client's model and store, too",
+            show_default="also the client's model and store",
             autocompletion=completion.words("full", "rounded:1", "label"),
         ),
     ] = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import ASSIGNMENTS, PATH, Options, Out, Seed, beside_file
+from pflcli.options.declaration import ASSIGNMENTS, PATH, Options, Out, Seed, merge_with_file
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -52,7 +52,7 @@ class BuildDatastore(Options):
             "--set",
             help="Set a search option of the index, such as nprobe=4; repeat it for more.",
             metavar="KEY=VALUE",
-            callback=beside_file,
+            callback=merge_with_file,
         ),
     ] = None
     capacity: Annotated[

@@ -24,10 +24,10 @@ from pflcli.options.declaration import (
     Positive,
     Target,
     Typed,
+    as_pairs,
     as_word,
-    beside_file,
-    numbers,
-    pairs,
+    merge_with_file,
+    parse_integers,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Compare(Options):
     """Run several methods with several seeds, and summarize them in one table and picture.
 
-    Artifacts that are already there are used again.
+    Existing artifacts are reused.
 
     Examples:
         pfl compare runs/p -o runs/c --methods fedavg,local --seeds 0,1,2
@@ -77,12 +77,12 @@ class Compare(Options):
             help="Run these methods, separated by commas, or all; stack pools the others' predictions. METHOD@NAME is "
             "a variant with its own --set options.",
             metavar="NAME,NAME",
-            autocompletion=completion.listed(completion.names("methods", "all", "stack")),
+            autocompletion=completion.comma_separated(completion.names("methods", "all", "stack")),
         ),
     ] = ("all",)
     seeds: Annotated[
         Sequence[int] | None,
-        Typed(str, lambda text: numbers(text, "--seeds"), as_word),
+        Typed(str, lambda text: parse_integers(text, "--seeds"), as_word),
         typer.Option(
             help="Train with each of these seeds, separated by commas (with one partition only).",
             metavar="N,N",
@@ -91,12 +91,12 @@ class Compare(Options):
     ] = None
     options: Annotated[
         Mapping[str, Mapping[str, Any]] | None,
-        Typed(list[str], lambda typed: config.by_owner(config.assignments(typed)), pairs),
+        Typed(list[str], lambda typed: config.group_by_owner(config.assignments(typed)), as_pairs),
         typer.Option(
             "--set",
             help="Set an option or a training setting of one method, such as ditto.lam=0.5; repeat it for more.",
             metavar="METHOD.KEY=VALUE",
-            callback=beside_file,
+            callback=merge_with_file,
             autocompletion=completion.assignments_by_method,
         ),
     ] = None
@@ -109,8 +109,8 @@ class Compare(Options):
     tune: Annotated[
         int | None,
         typer.Option(
-            help="First choose options and training settings of every method, fedavg's first, by --metric on validation"
-            " samples: with at most this many trials per method, as `pfl tune` makes them.",
+            help="First tune every method, as `pfl tune` does, with at most this many trials: choose its options and"
+            " training settings by --metric on validation samples. fedavg is tuned first.",
             metavar="N",
             show_default="no tuning",
         ),
@@ -119,7 +119,7 @@ class Compare(Options):
         Sequence[str] | None,
         WORDS,
         typer.Option(
-            help="Make only these artifacts, named by their folders in DIR such as seed-0/ditto, and no table.",
+            help="Make only the artifacts in these folders of DIR, such as seed-0/ditto, and no table.",
             metavar="PATH,PATH",
             show_default="all, and the table",
         ),

@@ -1,7 +1,7 @@
-"""What a shell is offered when the user presses the tabulator; nothing here imports torch or NumPy.
+"""Shell completion, without importing torch or NumPy.
 
-A completer takes the word so far and, where it needs it, Typer's context with what stands before. It returns words, or
-pairs of a word and what the shell shows beside it; Typer leaves out those that do not continue the word.
+A completer takes the incomplete word and, if it needs them, Typer's context with the words before it. It returns words,
+or pairs of a word and its description; Typer drops those that do not start with the incomplete word.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ SOURCES = ("partition", "backbone", "embeddings", "datastore")
 
 
 def words(*choices: str) -> Callable[[], list[str]]:
-    """Return a completer of these words."""
+    """Return a completer that offers these words."""
     return lambda: [*choices]
 
 
 def names(group: str, *more: str) -> Callable[[], list[str]]:
-    """Return a completer of the names in a group of the registry, and ``more``."""
+    """Return a completer that offers the names in a group of the registry, and ``more``."""
     return lambda: [*more, *registry.names(group)]
 
 
-def listed(choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a completer of the last of several words that commas separate; it repeats none."""
+def comma_separated(choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a completer for the last of several words separated by commas; it offers no word twice."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",")
@@ -55,13 +55,13 @@ def listed(choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return complete
 
 
-def described(ctx: typer.Context) -> list[str]:
-    """Complete the second argument of ``pfl list``: a name of the group that stands before it."""
+def names_in_group(ctx: typer.Context) -> list[str]:
+    """Complete the second argument of ``pfl list``: a name in the group of the first argument."""
     return registry.names(str(_typed(ctx)["kind"]))
 
 
 def artifacts(*kinds: str) -> Callable[[str], Offers]:
-    """Return a completer of paths of artifacts of these kinds, of any if there are none, and of folders above them."""
+    """Return a completer for paths of artifacts of these kinds (of any kind if none is given) and their folders."""
     return lambda incomplete: _paths(incomplete, kinds)
 
 
@@ -71,13 +71,13 @@ def datasets(incomplete: str) -> Offers:
 
 
 def clients(ctx: typer.Context) -> list[str]:
-    """Complete the name of a client of the artifact that stands before."""
+    """Complete the name of a client of the artifact on the command line."""
     book = json.loads(Path(_typed(ctx)["source"], "codebook.json").read_text(encoding="utf-8"))
     return [str(name) for name in book["clients"]]
 
 
 def _paths(incomplete: str, kinds: Sequence[str]) -> Offers:
-    """Return artifacts that continue a path; of folders that are none, the only one is replaced by what it holds."""
+    """Return artifacts and other folders that continue a path; a single ordinary folder is replaced by its contents."""
     parent, slash, start = incomplete.rpartition("/")
     offers: Offers = []
     folders: list[str] = []
@@ -105,18 +105,18 @@ def _kind(folder: Path) -> str | None:
 
 
 def assignments(ctx: typer.Context, incomplete: str) -> Offers:
-    """Complete ``--set KEY=VALUE`` of the method, scheme and dataset that stand on the line."""
+    """Complete ``--set KEY=VALUE`` for the method, scheme and dataset on the command line."""
     groups, typed = {"method": "methods", "scheme": "schemes", "dataset": "datasets"}, _typed(ctx)
     return _pairs(incomplete, [option for key in groups for option in _options(groups[key], typed.get(key))])
 
 
 def searches(ctx: typer.Context, incomplete: str) -> Offers:
-    """Complete ``--search KEY=VALUES`` of ``tune``: options of the method, and training settings."""
+    """Complete ``--search KEY=VALUES`` of ``tune`` with options of the method and training settings."""
     return _pairs(incomplete, _options_and_settings(_typed(ctx).get("method")))
 
 
 def assignments_by_method(ctx: typer.Context, incomplete: str) -> Offers:
-    """Complete ``--set METHOD.KEY=VALUE`` of the methods that stand on the line."""
+    """Complete ``--set METHOD.KEY=VALUE`` for the methods on the command line."""
     listing = str(_typed(ctx).get("methods") or "all").split(",")
     methods = registry.names("methods") if "all" in listing else listing
     owner, dot, _ = incomplete.partition(".")
@@ -129,9 +129,10 @@ def assignments_by_method(ctx: typer.Context, incomplete: str) -> Offers:
 
 
 def _typed(ctx: typer.Context) -> dict[str, Any]:
-    """Return the parameters of the command by the words before the one that is completed.
+    """Return the parameters of the command, parsed from the words before the incomplete one.
 
-    Typer's own ``params`` lack the arguments where that word is the value of an option, as it cannot parse the option.
+    Typer's own ``params`` lack the arguments if the incomplete word is the value of an option, because Typer cannot
+    parse that option.
     """
     words = _line()[2:]
     if words and words[-1].startswith("-"):
@@ -141,7 +142,7 @@ def _typed(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _line() -> list[str]:
-    """Return the words before the one that is completed, as the scripts of Typer pass them."""
+    """Return the words before the incomplete one, as Typer's completion scripts pass them."""
     if os.environ[VARIABLE].endswith("bash"):
         words = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"])]
         return shlex.split(" ".join(words))
@@ -150,12 +151,12 @@ def _line() -> list[str]:
 
 
 def _options(group: str, name: object) -> tuple[Option, ...]:
-    """Return the options of a file of the registry; none for what is no name of one."""
+    """Return the options of a file of the registry; none for an unknown name."""
     return registry.card(group, str(name)).options if name in registry.names(group) else ()
 
 
 def _options_and_settings(method: object) -> list[Option]:
-    """Return the options of a method, and the training settings that none of them bears the name of."""
+    """Return the options of a method, and the training settings whose names they do not use."""
     from pflcli.settings import Settings
 
     own = _options("methods", method)
@@ -164,9 +165,9 @@ def _options_and_settings(method: object) -> list[Option]:
 
 
 def _pairs(incomplete: str, options: Sequence[Option], owner: str = "") -> Offers:
-    """Return ``KEY=VALUE`` for each value that an option can have, and ``KEY=`` with and without its default.
+    """Return ``KEY=VALUE`` for each possible value of an option, or ``KEY=`` with and without its default.
 
-    A shell that sees two words does not add a space behind what they have in common.
+    Two offers keep the shell from adding a space after their common prefix.
     """
     offers: Offers = []
     for option in options:
@@ -180,7 +181,7 @@ def _pairs(incomplete: str, options: Sequence[Option], owner: str = "") -> Offer
 
 
 def choices(option: Option) -> list[str]:
-    """Return the words that an option can be; none if it can be anything else."""
+    """Return the allowed words of an option; none if it accepts other values too."""
     if option.type == "bool":
         return ["true", "false"]
     kinds = option.type.split(" | ")
@@ -188,7 +189,7 @@ def choices(option: Option) -> list[str]:
 
 
 def _default(option: Option) -> str:
-    """Return the default of an option as it would be typed; empty if it is none."""
+    """Return the default of an option as it would be typed; empty if it has none."""
     with suppress(ValueError, SyntaxError):
         value = ast.literal_eval(option.default)
         return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).replace("None", "none")
@@ -196,7 +197,7 @@ def _default(option: Option) -> str:
 
 
 def steps(group: str) -> Callable[[], list[str]]:
-    """Complete an upload step or an aggregator, also with the default of its first option."""
+    """Return a completer for upload steps or aggregators, also with the default of their first option."""
 
     def complete() -> list[str]:
         offers = []
@@ -207,10 +208,10 @@ def steps(group: str) -> Callable[[], list[str]]:
     return complete
 
 
-def answer(app: Callable[..., Any]) -> int:
-    """Print what ``app`` offers the shell that asks; return the exit code. It prints no error, whatever goes wrong."""
+def print_completions(app: Callable[..., Any]) -> int:
+    """Print the completions of ``app`` for the shell, and return the exit code; errors are never printed."""
     shell = os.environ[VARIABLE].partition("_")[2]
-    typed = _joined(os.environ) if shell == "bash" else ""
+    typed = _join_split_words(os.environ) if shell == "bash" else ""
     code, offers = 0, io.StringIO()
     try:
         with redirect_stdout(offers), redirect_stderr(io.StringIO()):
@@ -221,17 +222,17 @@ def answer(app: Callable[..., Any]) -> int:
         return 1
     lines = offers.getvalue()
     if shell == "bash" and os.environ[VARIABLE].startswith("complete"):
-        lines = "".join(f"{_quoted(line.removeprefix(typed))}\n" for line in lines.splitlines() if line)
+        lines = "".join(f"{_quote(line.removeprefix(typed))}\n" for line in lines.splitlines() if line)
     sys.stdout.write(lines)
     return code
 
 
 _BREAKS = "=:@"
-"""Characters at which bash parts the words of a line, and which stand within words of pfl."""
+"""Characters at which bash splits words of pfl."""
 
 
-def _joined(environ: MutableMapping[str, str]) -> str:
-    """Join the words of the line that bash parted; return how the last begins, which bash does not want to see again.
+def _join_split_words(environ: MutableMapping[str, str]) -> str:
+    """Join the words that bash split; return the start of the last one, which bash does not want to be repeated.
 
     ``--set lam=1`` arrives as four words, ``--set=lam`` as three, of which Typer does not expect the second.
     """
@@ -255,6 +256,6 @@ def _joined(environ: MutableMapping[str, str]) -> str:
     return typed
 
 
-def _quoted(word: str) -> str:
-    """Return a word as bash reads it."""
+def _quote(word: str) -> str:
+    """Return a word quoted for bash."""
     return re.sub(r"([^\w@%+=:,./~-])", r"\\\1", word)

@@ -1,9 +1,9 @@
-"""How the options of a command are declared: once, as the fields of a frozen dataclass.
+"""Base class of the options of a command, which are declared once, as the fields of a frozen dataclass.
 
-A field has the type that Python callers give, its default, and in ``Annotated`` what Typer needs: help, flags, metavar
-and completion. ``Typed`` says how a value is typed if it is neither a number, a word nor a truth value. From the class
-follow the terminal's options (``cli/from_options.py``), the Python signature (``command``), and the command line that
-an artifact records (``Options.words``).
+A field has the type that Python callers pass, its default, and, in ``Annotated``, what Typer needs: help, flags,
+metavar and completion. ``Typed`` describes how a value is typed if it is not a number, a word or a boolean. The
+terminal's options (``cli/from_options.py``), the Python signature (``command``) and the command line that an artifact
+records (``Options.words``) are derived from the class.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Typed:
-    """How a value is typed: the type that Typer reads, and how the text becomes the value and the value a text."""
+    """How a value is typed on the command line: the type that Typer reads, a parser, and its inverse."""
 
     kind: Any
     parse: Callable[[Any], Any] = lambda typed: typed
     text: Callable[[Any], str | list[str]] = str
-    """a list stands for an option that is repeated"""
+    """returns a list if the option is repeated"""
 
 
-def words(text: str) -> list[str]:
-    """Return the words of a text, which commas separate."""
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, which are separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -59,37 +59,37 @@ def as_word(value: Any) -> str:
 
 
 def as_path(value: Any) -> str:
-    """Return a path as a user types it; an artifact, and weights that were read, stand for their paths."""
+    """Return the path of a file, an artifact or ``Weights`` as a user types it."""
     return PathWord(getattr(value, "path", value))
 
 
-def pairs(values: Mapping[str, Any], owner: str = "") -> list[str]:
+def as_pairs(values: Mapping[str, Any], owner: str = "") -> list[str]:
     """Return a table as ``key=value`` pairs, and a nested one (``{"ditto": {"lam": 0.5}}``) as ``ditto.lam=0.5``."""
     typed: list[str] = []
     for key, value in values.items():
         is_table = isinstance(value, Mapping)
-        typed += pairs(value, f"{owner}{key}.") if is_table else [f"{owner}{key}={as_word(value)}"]
+        typed += as_pairs(value, f"{owner}{key}.") if is_table else [f"{owner}{key}={as_word(value)}"]
     return typed
 
 
-def numbers(text: str, option: str) -> list[int]:
+def parse_integers(text: str, option: str) -> list[int]:
     """Return the integers in ``0,1,2``, the value of ``option``; raises UsageError for anything else."""
     try:
         return [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
-        raise UsageError(f"{option} {text} are not whole numbers", f"{option} 0,1,2") from None
+        raise UsageError(f"{option} {text} is not a list of integers", f"{option} 0,1,2") from None
 
 
-def fractions(text: str) -> tuple[float, float, float]:
+def _parse_fractions(text: str) -> tuple[float, float, float]:
     """Return the fractions in ``0.6,0.2,0.2``; raises UsageError for anything but three numbers."""
     try:
         train, validation, test = (float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"--fractions {text} are not three numbers", "--fractions 0.6,0.2,0.2") from None
+        raise UsageError(f"--fractions {text} is not a list of three numbers", "--fractions 0.6,0.2,0.2") from None
     return train, validation, test
 
 
-def beside_file(ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None) -> list[str] | None:
+def merge_with_file(ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None) -> list[str] | None:
     """Add the ``key=value`` pairs of the configuration file to the typed ones, which override them."""
     from_file = (ctx.default_map or {}).get(str(param.name))
     if not value or not from_file or value == from_file:
@@ -100,9 +100,9 @@ def beside_file(ctx: typer.Context, param: typer.CallbackParam, value: list[str]
 
 PATH = Typed(Path, text=as_path)
 PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
-WORDS = Typed(str, words, as_word)
-ASSIGNMENTS = Typed(list[str], config.assignments, pairs)
-FRACTIONS = Typed(str, fractions, as_word)
+WORDS = Typed(str, split_words, as_word)
+ASSIGNMENTS = Typed(list[str], config.assignments, as_pairs)
+FRACTIONS = Typed(str, _parse_fractions, as_word)
 
 Out = Annotated[
     "Path | str", PATH, typer.Option("--out", "-o", help="Write the artifact to this folder.", metavar="DIR")
@@ -118,7 +118,7 @@ Set = Annotated[
         "--set",
         help="Set an option of the method, scheme or dataset; repeat it for more. `pfl list` shows them.",
         metavar="KEY=VALUE",
-        callback=beside_file,
+        callback=merge_with_file,
         autocompletion=completion.assignments,
     ),
 ]
@@ -151,8 +151,8 @@ Target = Annotated[
     float | None,
     typer.Option(
         help="Also report the rounds, seconds and MB until validation accuracy first reaches this value (0 to 1). It is"
-        " that of the clients' own models if the method has them, otherwise of the global model, measured every"
-        " --eval-every rounds.",
+        " measured every --eval-every rounds, with personal models if the method has them, otherwise with the global"
+        " model.",
         metavar="F",
         show_default=False,
     ),
@@ -160,8 +160,8 @@ Target = Annotated[
 Link = Annotated[
     str | None,
     typer.Option(
-        help="Also report the seconds that all rounds would take if clients worked at the same time, behind links of"
-        " this speed in Mbit/s, such as 10:50. Each round counts the mean client's time to compute (on one core of this"
+        help="Also report the seconds that all rounds would take if clients worked in parallel behind links of this"
+        " speed in Mbit/s, such as 10:50. A round takes the mean client's time to compute (on one core of this"
         " machine), receive and send.",
         metavar="UP:DOWN",
         show_default=False,
@@ -177,7 +177,7 @@ Metrics = Annotated[
         " add columns.",
         metavar="NAME,NAME",
         show_default="accuracy",
-        autocompletion=completion.listed(completion.words(*completion.METRICS)),
+        autocompletion=completion.comma_separated(completion.words(*completion.METRICS)),
     ),
 ]
 Positive = Annotated[
@@ -221,13 +221,14 @@ RunWeights = Annotated[
     "Path | str | None",
     PATH,
     typer.Option(
-        help="Read the initial weights of the run again, where PREDICTIONS began with a file and has no backbone.",
+        help="Read the initial weights of the run from this file; needed if it started from --weights without a"
+        " backbone.",
         metavar="FILE",
         show_default=False,
     ),
 ]
 RAY = ("executor", "ray_address", "gpus_per_worker")
-"""Options of Ray, among those that say on what a run is computed."""
+"""The hardware options that concern Ray."""
 
 
 @dataclass(frozen=True)
@@ -237,20 +238,20 @@ class Options:
     NAME: ClassVar[str]
     """the command's name"""
     HARDWARE: ClassVar[tuple[str, ...]] = ()
-    """fields of ``Execution`` that the command has as options, of those that say on what it computes"""
+    """the hardware options of the command, as names of fields of ``Execution``"""
     TRAINING_DEFAULT: ClassVar[str] = ""
-    """what the help shows as the default of every training setting; if it is empty, the help shows the value"""
+    """the default that the help shows for every training setting; if empty, the help shows the actual value"""
     HAS_DRY_RUN: ClassVar[bool] = True
     FORCE_HELP: ClassVar[str] = "Replace an artifact at --out that was made with other options or inputs."
 
     execution: Execution | None = field(default=None, kw_only=True)
-    """how the result is made and where it is computed, which does not change it"""
+    """how the artifact is made and where the run computes; it does not change the result"""
 
     def words(self) -> list[str]:
-        """Return the command line that asks for this, without what is the default."""
+        """Return the command line with these options, without those that have their default."""
         line: list[str] = ["pfl", self.NAME]
         options: list[str] = []
-        for option in declared(type(self)):
+        for option in declared_options(type(self)):
             value = getattr(self, option.name)
             if option.name == "settings":
                 options += _setting_words(value or {})
@@ -258,13 +259,13 @@ class Options:
                 text = option.text(value)
                 line += text if isinstance(text, list) else [text]
             elif value is not None and value != option.default:
-                options += option.typed(value)
+                options += option.words(value)
         return [*line, *options]
 
 
 @dataclass(frozen=True)
 class Option:
-    """A field of ``Options`` as it is typed."""
+    """A field of ``Options`` as an option or argument of the command line."""
 
     name: str
     default: Any
@@ -277,7 +278,7 @@ class Option:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it stands on the line without a flag."""
+        """Whether it is typed without a flag."""
         return isinstance(self.info, typer.models.ArgumentInfo)
 
     @property
@@ -289,11 +290,11 @@ class Option:
         return flags[-1] if flags else f"--{self.name.replace('_', '-')}"
 
     def text(self, value: Any) -> str | list[str]:
-        """Return the value as it is typed; a list stands for several words."""
+        """Return the value as it is typed; a list if it consists of several words."""
         return as_word(value) if self.typed_as is None else self.typed_as.text(value)
 
-    def typed(self, value: Any) -> list[str]:
-        """Return the words of the option with this value."""
+    def words(self, value: Any) -> list[str]:
+        """Return the words that set the option to a value."""
         yes, _, no = self.flag.partition("/")
         if isinstance(value, bool) and self.kind is bool:
             return [yes if value else no or f"--no-{self.name.replace('_', '-')}"]
@@ -302,20 +303,11 @@ class Option:
 
 
 _HEAVY = ("Artifact", "Execution", "Weights")
-"""Types that are not imported to parse a command line, since NumPy or PyTorch would come with them."""
+"""Types that are not imported to parse a command line, because their modules import NumPy or PyTorch."""
 
 
-_declared: dict[type, tuple[Option, ...]] = {}
-
-
-def declared(cls: type[Options]) -> tuple[Option, ...]:
+def declared_options(cls: type[Options]) -> tuple[Option, ...]:
     """Return the options of a command in their order; ``settings`` stands for all training settings."""
-    if cls not in _declared:
-        _declared[cls] = _read(cls)
-    return _declared[cls]
-
-
-def _read(cls: type[Options]) -> tuple[Option, ...]:
     names = {**dict.fromkeys(_HEAVY, object), "Path": Path, "Mapping": Mapping, "Sequence": Sequence, "Any": Any}
     hints = typing.get_type_hints(cls, localns=names, include_extras=True)
     options = []
@@ -338,7 +330,7 @@ def _read(cls: type[Options]) -> tuple[Option, ...]:
 
 
 def _setting_words(settings: Mapping[str, Any]) -> list[str]:
-    """Return training settings as options, those that are not the default; an upload step has a flag of its own."""
+    """Return the training settings that differ from their default as options, with one flag per upload step."""
     from pflcli.settings import Settings
 
     line: list[str] = []
@@ -357,9 +349,9 @@ def _setting_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]], Callable[P, Result]]:
-    """Give a function the signature of ``options``, a class of options; it receives them as one object.
+    """Return a decorator that gives a function the signature of ``options``; the function receives them as one object.
 
-    Its ``execution`` carries the command line, which the artifact records.
+    The command line is stored in their ``execution``, and the artifact records it.
     """
 
     def decorate(function: Callable[[Asked], Result]) -> Callable[P, Result]:

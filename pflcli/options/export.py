@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Export(Options):
-    r"""Write one client's model to a folder that is used without pfl: ONNX, the store of kNN-Per, and a script.
+    r"""Write one client's model to a folder that works without pfl: ONNX, the store of kNN-Per, and a script.
 
     A store contains the client's data. Needs `pip install 'pflcli\[export]'`.
 
@@ -35,7 +35,7 @@ class Export(Options):
         Path | str | Artifact,
         PATH,
         typer.Argument(
-            help="Export a model by which a client of these predictions answers.",
+            help="Export the model with which a client made these predictions.",
             metavar="PREDICTIONS",
             autocompletion=completion.artifacts("predictions"),
         ),
@@ -45,7 +45,7 @@ class Export(Options):
     client: Annotated[
         str,
         typer.Option(
-            help="Export the model of the client of this name.", metavar="NAME", autocompletion=completion.clients
+            help="Export the model of the client with this name.", metavar="NAME", autocompletion=completion.clients
         ),
     ]
     weights: RunWeights = None

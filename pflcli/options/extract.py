@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Extract(Options):
-    """Compute the representation of every sample by the backbone.
+    """Compute the representation of every sample with the backbone.
 
     Examples:
         pfl extract runs/b -o runs/e

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
 from pflcli.options.declaration import PATH, Delimiter, Label, Layout, Options, Out, SplitColumn, Typed, as_word
-
-if TYPE_CHECKING:
-    pass
 
 
 def _scaling(value: bool | str) -> str:
@@ -55,7 +52,7 @@ class ImportData(Options):
         bool,
         typer.Option(
             "--classes",
-            help="Take each distinct integer of the label as a class, even if there are many with few samples each.",
+            help="Treat every distinct integer of the label as a class, even if there are many with few samples each.",
         ),
     ] = False
     features: Annotated[
@@ -71,17 +68,16 @@ class ImportData(Options):
         str | Sequence[str] | None,
         Typed(str, text=as_word),
         typer.Option(
-            help="Turn each value of these columns (codes or words) into a feature of 0 and 1. 'none' leaves columns of"
-            " words out.",
+            help="One-hot encode these columns of codes or words; 'none' drops columns of words.",
             metavar="COL,COL",
-            show_default="columns of words with few different values",
+            show_default="columns with few different words",
         ),
     ] = None
     missing: Annotated[
         str | None,
         typer.Option(
-            help="Treat missing values: error refuses them; drop leaves their samples out; median fills in the median"
-            " of training samples and adds a feature that marks where.",
+            help="Treat missing values: error refuses them; drop removes their samples; median fills in the median"
+            " of training samples and adds a feature that marks missing values.",
             metavar="NAME",
             autocompletion=completion.words("error", "drop", "median"),
             show_default="error",
@@ -91,8 +87,8 @@ class ImportData(Options):
         bool | str | None,
         Typed(str, lambda word: {"true": "federation", "false": None}.get(word, word), _scaling),
         typer.Option(
-            help="Scale each feature to mean 0 and standard deviation 1. `pfl partition` does it, by the training"
-            " samples of all clients (federation, the default without NAME) or by each client's own (client).",
+            help="Scale each feature to mean 0 and standard deviation 1. `pfl partition` computes the scale from the"
+            " training samples of all clients (federation, the default without NAME) or of each client (client).",
             metavar="[NAME]",
             autocompletion=completion.words("federation", "client"),
             show_default="no",
@@ -111,8 +107,8 @@ class ImportData(Options):
     order: Annotated[
         str | None,
         typer.Option(
-            help="Split each client's samples by this column or array of numbers or dates: the first train, the last"
-            " test; 'none' drops the column of --like.",
+            help="Split each client's samples by this column or array of numbers or dates: the earliest for training,"
+            " the latest for test; 'none' drops the column of --like.",
             metavar="COL",
             show_default="drawn at random",
         ),
@@ -121,8 +117,8 @@ class ImportData(Options):
         Path | str | None,
         PATH,
         typer.Option(
-            help="Read new data with the classes, columns and scaling of earlier data: of a dataset, or of its"
-            " partition, which has the means and deviations.",
+            help="Read new data with the classes, columns and scaling of this dataset, or of its partition, which also"
+            " contains means and standard deviations.",
             metavar="ARTIFACT",
             autocompletion=completion.artifacts("dataset", "partition"),
             show_default=False,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewClient(Options):
-    """Serve a client that comes after the rounds from its own samples, without a round, and add its predictions.
+    """Personalize for a new client from its own samples, without a training round, and add its predictions.
 
     Examples:
         pfl new-client runs/knn-per me.npz --client me -o runs/with-me

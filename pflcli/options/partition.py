@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -12,21 +12,18 @@ from pflcli.errors import UsageError
 from pflcli.options import completion
 from pflcli.options.declaration import FRACTIONS, PATH, Options, Out, Set, Typed, as_path
 
-if TYPE_CHECKING:
-    pass
 
-
-def _dataset(value: str | Path) -> str:
+def _dataset_word(value: str | Path) -> str:
     """Return a dataset as it is typed: a name, or the path of an imported one."""
     return as_path(value) if Path(value).is_dir() else str(value)
 
 
-def _part(text: str) -> tuple[int, int]:
+def _parse_part(text: str) -> tuple[int, int]:
     """Return the numbers in ``1/2``; raises UsageError for anything else."""
     try:
         number, parts = (int(figure) for figure in text.split("/"))
     except ValueError:
-        raise UsageError(f"--part {text} is not of the form I/N", "--part 1/2") from None
+        raise UsageError(f"--part {text} does not have the form I/N", "--part 1/2") from None
     return number, parts
 
 
@@ -43,7 +40,7 @@ class Partition(Options):
 
     dataset: Annotated[
         str | Path,
-        Typed(str, text=_dataset),
+        Typed(str, text=_dataset_word),
         typer.Argument(
             help="Partition this dataset: a name of `pfl list datasets`, or the folder that `pfl import -o` made.",
             metavar="DATASET",
@@ -89,19 +86,19 @@ class Partition(Options):
     new_capacity: Annotated[
         float,
         typer.Option(
-            help="Let unseen clients keep this fraction (0 to 1) of their training and validation samples.", metavar="F"
+            help="Keep this fraction (0 to 1) of unseen clients' training and validation samples.", metavar="F"
         ),
     ] = 1.0
     part: Annotated[
         tuple[int, int],
-        Typed(str, _part, lambda part: "/".join(map(str, part))),
+        Typed(str, _parse_part, lambda part: "/".join(map(str, part))),
         typer.Option(help="Take part I of N disjoint random parts of the dataset.", metavar="I/N"),
     ] = (1, 1)
     poison: Annotated[
         str,
         typer.Option(
-            help="Poison this share of the clients: flip (labels), scale or random (updates), or none, to compare; "
-            "they keep their training samples alone.",
+            help="Poison this share of the clients: flip (labels), scale or random (updates), or none for comparison."
+            " They only keep training samples.",
             metavar="SHARE:KIND[:STRENGTH]",
             show_default="no client is poisoned",
         ),

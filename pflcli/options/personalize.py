@@ -43,7 +43,7 @@ class Personalize(Options):
         Path | str | Artifact,
         PATH,
         typer.Argument(
-            help="Run it on this partition, backbone or datastore, and on what that was made from.",
+            help="Run it on this partition, backbone, embeddings or datastore; other inputs are found by lineage.",
             metavar="SOURCE",
             autocompletion=completion.artifacts(*completion.SOURCES),
         ),
@@ -57,7 +57,7 @@ class Personalize(Options):
         Path | str | Artifact | None,
         PATH,
         typer.Option(
-            help="With --refit, use the choices of these predictions: of the same run without --refit.",
+            help="With --refit, reuse the choices of these predictions, which the same run made without --refit.",
             metavar="PREDICTIONS",
             autocompletion=completion.artifacts("predictions"),
             show_default=False,

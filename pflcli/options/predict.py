@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predict(Options):
-    """Answer further samples as a client's personal model does: the class, and the probability of each.
+    """Predict classes and their probabilities for new samples with a client's personal model.
 
     Examples:
         pfl predict runs/knn-per digits.npz --client w0012 -o answers.csv
@@ -33,7 +33,7 @@ class Predict(Options):
         Path | str | Artifact,
         PATH,
         typer.Argument(
-            help="Answer as a client of these predictions does.",
+            help="Predict as a client of these predictions does.",
             metavar="PREDICTIONS",
             autocompletion=completion.artifacts("predictions"),
         ),
@@ -42,8 +42,8 @@ class Predict(Options):
         Path | str,
         PATH,
         typer.Argument(
-            help="Answer the samples in this .csv, .tsv, .parquet, .npy, .npz, .h5 or .hdf5 file, in this folder of"
-            " images, or in CSV from stdin (-).",
+            help="Predict for the samples in this .csv, .tsv, .parquet, .npy, .npz, .h5 or .hdf5 file, in this folder"
+            " of images, or in CSV from stdin (-).",
             metavar="DATA",
         ),
     ]
@@ -51,8 +51,8 @@ class Predict(Options):
     client: Annotated[
         str,
         typer.Option(
-            help="Answer for the client of this name. The global model answers for a name that"
-            " PREDICTIONS does not have.",
+            help="Use the model of the client with this name. For a name that PREDICTIONS lacks, the global model is"
+            " used.",
             metavar="NAME",
             autocompletion=completion.clients,
         ),
@@ -63,7 +63,7 @@ class Predict(Options):
         typer.Option(
             "--out",
             "-o",
-            help="Write the answers to this .csv, .jsonl or .npz file.",
+            help="Write the predictions to this .csv, .jsonl or .npz file.",
             metavar="FILE",
             show_default="print them",
         ),
@@ -72,7 +72,7 @@ class Predict(Options):
         str | None,
         typer.Option(
             "--format",
-            help="Print the answers in this form: csv, or jsonl for a JSON object per line.",
+            help="Print the predictions in this form: csv, or jsonl for one JSON object per line.",
             metavar="NAME",
             show_default="csv",
             autocompletion=completion.words("csv", "jsonl"),
@@ -90,9 +90,9 @@ class Predict(Options):
     answers: Annotated[
         str | None,
         typer.Option(
-            help="Let no more of an answer leave than this: full (its probabilities), rounded:DIGITS, or label.",
+            help="Limit what a prediction reveals: full (probabilities), rounded:DIGITS, or label.",
             metavar="FORM",
-            show_default="the parts that explain it, too",
+            show_default="probabilities and their components",
             autocompletion=completion.words("full", "rounded:1", "label"),
         ),
     ] = None

@@ -41,11 +41,12 @@ class Stack(Options):
     gate: Annotated[
         bool,
         typer.Option(
-            "--gate/--no-gate", help="Keep the global model for clients whose validation samples gain nothing."
+            "--gate/--no-gate",
+            help="Keep the global model for clients whose validation log-loss the pool does not lower.",
         ),
     ] = True
     own: Annotated[
-        bool, typer.Option("--own", help="Let each client have exponents of its own, near the common ones.")
+        bool, typer.Option("--own", help="Learn exponents for each client, regularized towards the shared ones.")
     ] = False
     method: ChosenMethod = None
     seed: ChosenSeed = None

@@ -62,7 +62,7 @@ class Sweep(Options):
         Sequence[float] | str | None,
         Typed(str, text=as_word),
         typer.Option(
-            help="Try these values of lambda (0 to 1), the weight of the neighbours, for all clients alike.",
+            help="Try these values of lambda (0 to 1), the weight of the neighbours, shared by all clients.",
             show_default="0,0.1,...,1",
             metavar="F,F",
         ),

@@ -11,7 +11,7 @@ import typer
 
 from pflcli import config
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, InitialWeights, Options, Seed, Set, Typed, beside_file, pairs
+from pflcli.options.declaration import PATH, InitialWeights, Options, Seed, Set, Typed, as_pairs, merge_with_file
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tune(Options):
-    """Choose options and training settings of a method by validation samples.
+    """Choose options and training settings of a method on validation samples.
 
-    Every trial is an ordinary artifact. Give DIR/tuning/best.toml to --config of personalize or compare.
+    Every trial is an ordinary artifact. Pass DIR/tuning/best.toml to --config of personalize or compare.
 
     Examples:
         pfl tune ditto runs/p -o runs/t --search lr=0.03,0.1 --search lam=0.1,1
@@ -58,13 +58,13 @@ class Tune(Options):
     settings: Mapping[str, Any] | None = None
     search: Annotated[
         Mapping[str, Any] | None,
-        Typed(list[str], lambda typed: config.assignments(typed, "--search"), pairs),
+        Typed(list[str], lambda typed: config.assignments(typed, "--search"), as_pairs),
         typer.Option(
             "--search",
             help="Try these values of an option or training setting; repeat it for more. With optuna also a range,"
             " 0.01..0.3.",
             metavar="KEY=VALUE,VALUE",
-            callback=beside_file,
+            callback=merge_with_file,
             autocompletion=completion.searches,
             show_default="learning rates and the method's own grid",
         ),
@@ -72,7 +72,7 @@ class Tune(Options):
     sampler: Annotated[
         str,
         typer.Option(
-            help="Choose each next point by this sampler: grid, or optuna (pip install 'pflcli\\[tune]').",
+            help="Propose trials by this sampler: grid, or optuna (pip install 'pflcli\\[tune]').",
             metavar="NAME",
             autocompletion=completion.words("grid", "optuna"),
         ),
@@ -81,7 +81,7 @@ class Tune(Options):
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Start no further trial once all trials together have taken this many minutes.",
+            help="Start no new trial once all trials together have taken this many minutes.",
             metavar="M",
             show_default="no limit",
         ),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UpdateDatastore(Options):
-    """Add new samples to the clients' stores and remove old ones, without building them again.
+    """Add new samples to the clients' stores and remove old ones, without rebuilding the stores.
 
     Examples:
         pfl update-datastore runs/d runs/e2 -o runs/d2

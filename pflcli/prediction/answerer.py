@@ -33,7 +33,7 @@ from pflcli.prediction import embedding, later_clients, reopened_run
 from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.training import absences
 from pflcli.training.predict import client_batches, predict
-from pflcli.training.stored_state import STATE, load_state
+from pflcli.training.state_files import STATE, load_state
 
 _TEST = blocks.SPLITS.index("test")
 

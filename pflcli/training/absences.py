@@ -1,4 +1,4 @@
-"""Clients that dropped out or diverged: when, why, and how that is reported."""
+"""Clients that dropped out, diverged or were left out by an aggregator: count and report them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ Row = dict[str, Any]
 _KINDS = ("dropped", "diverged", "left_out")
 
 PERSONAL_MODELS = {
-    "diverged_personalizing": "training diverged when clients personalized; they answer with the model they began with",
-    "overflowed": "samples overflow the model, and are answered with the same probability for all classes",
+    "diverged_personalizing": "training diverged while clients personalized; they predict with their initial model",
+    "overflowed": "samples overflow the model; all classes get the same probability",
 }
-"""Messages for what can go wrong when clients answer, by its key in a summary."""
+"""Messages about failures of clients when they predict, by their keys in a summary."""
 
 
-def of_round(attendance: Attendance, left_out: Mapping[int, Sequence[float]]) -> Row:
-    """Return how many of a round's clients dropped out, the numbers of those that were left out, and the aggregator's.
+def describe_round(attendance: Attendance, left_out: Mapping[int, Sequence[float]]) -> Row:
+    """Return the absences of a round: how many clients dropped out, which diverged, and the shares left out.
 
-    These are, by client, the mean share that the aggregator has left out of its uploads: ``left_out`` has each of them.
+    ``left_out`` contains, by client, the fraction of each of its uploads that the aggregator left out; the row contains
+    the mean.
     """
     shares = {str(client): float(np.mean(values)) for client, values in sorted(left_out.items())}
     return {
@@ -39,7 +40,7 @@ def of_round(attendance: Attendance, left_out: Mapping[int, Sequence[float]]) ->
 
 
 def columns(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with numbers of clients for ``rounds.csv``; a column that is 0 throughout is left out."""
+    """Return the rows for ``rounds.csv``, with counts in place of clients; a column that is always 0 is omitted."""
     numbers = [
         {**row, "diverged": len(row.get("diverged", ())), "left_out": round(sum(row.get("left_out", {}).values()), 6)}
         for row in rows
@@ -49,9 +50,9 @@ def columns(rows: Sequence[Row]) -> list[Row]:
 
 
 def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """Return the absences of rounds for a summary: how often each client diverged, and how many dropped out.
+    """Return the absences of all rounds for a summary: how often each client diverged, and how many dropped out.
 
-    ``names`` (m,) are those of the clients.
+    ``names`` (m,) are the names of the clients.
     """
     rounds = Counter(names[client] for row in rows for client in row.get("diverged", ()))
     dropped = sum(row.get("dropped", 0) for row in rows)
@@ -66,19 +67,19 @@ def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
 
 
 def sentences(facts: Mapping[str, Any]) -> list[str]:
-    """Return a summary's absences as sentences, one for each kind."""
+    """Return the absences of a summary as sentences, one per kind."""
     lines = []
     if "diverged" in facts:
         clients = client_list(f"{name} ({counted(rounds, 'round')})" for name, rounds in facts["diverged"].items())
-        lines.append(f"left out of rounds, as their parameters became non-finite: {clients}")
+        lines.append(f"excluded from rounds because their parameters became non-finite: {clients}")
     if "dropped" in facts:
         empty = facts.get("rounds_unanswered", 0)
-        unanswered = f"; {counted(empty, 'round')} of which nobody answered" if empty else ""
+        unanswered = f"; {counted(empty, 'round')} had no upload" if empty else ""
         lines.append(f"clients dropped out {counted(facts['dropped'], 'time')}{unanswered}")
     if "left_out" in facts:
         most = sorted(facts["left_out"].items(), key=lambda item: -item[1])
         clients = client_list(f"{name} ({100 * share:.0f} %)" for name, share in most)
-        lines.append(f"left out of their uploads by the aggregator, on average: {clients}")
+        lines.append(f"mean share of their uploads that the aggregator left out: {clients}")
     lines += [f"{words}: {client_list(facts[key])}" for key, words in PERSONAL_MODELS.items() if key in facts]
     return lines
 
@@ -86,9 +87,9 @@ def sentences(facts: Mapping[str, Any]) -> list[str]:
 def replace_nonfinite(
     run: Run, clients: NDArray[np.int64], answers: Mapping[str, Mapping[str, NDArray[np.float32]]]
 ) -> tuple[dict[str, dict[str, NDArray[Any]]], dict[str, NDArray[np.bool_]]]:
-    """Return the clients' predictions by split, with 1 / C in rows that are not finite, and the flags of such clients.
+    """Return predictions by split, with 1 / C in rows that are not finite, and flags (n,) of the affected clients.
 
-    The flags (n,) have the keys of ``PERSONAL_MODELS``.
+    The flags have the keys of ``PERSONAL_MODELS``.
     """
     overflowed, finite = np.zeros(len(clients), dtype=bool), dict[str, dict[str, NDArray[Any]]]()
     for split, parts in answers.items():
@@ -102,18 +103,18 @@ def replace_nonfinite(
 
 
 def require_finite(run: Run, method: str, flags: Mapping[str, NDArray[np.bool_]]) -> None:
-    """Raise ComputationError if the training of all clients (m,) that have samples diverged when they personalized."""
+    """Raise ComputationError if the training of all clients with samples diverged while they personalized."""
     diverged = flags.get("diverged_personalizing", np.zeros(len(run.clients), dtype=bool))
     trains = run.federation.sizes("train") > 0
     if trains.any() and diverged[trains].all():
         raise ComputationError(
-            f"{method}: the parameters of all clients became non-finite when they personalized",
+            f"{method}: the parameters of all clients became non-finite while they personalized",
             "a smaller --lr may help",
         )
 
 
 def names_of_flagged(flags: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of the clients that are flagged (m,), by what befell them; nothing where nobody is."""
+    """Return the names of the flagged clients by the key of the flag (m,), without keys that flag no client."""
     return {
         key: [names[client] for client in np.flatnonzero(flag).tolist()] for key, flag in flags.items() if flag.any()
     }

@@ -1,4 +1,4 @@
-"""The best round of a run by validation accuracy, and the state that the method then had."""
+"""The best round of a run by validation accuracy, and the state of the method after it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pflcli.parameters.model_table import ModelTable, Snapshot
 State = dict[str, Any]
 
 _COLUMNS = ("personal_accuracy", "validation_accuracy")
-"""What rounds are compared by: clients' own models where there are such, else the global one."""
+"""The accuracies by which rounds are compared: that of personal models if there are any, else of the global model."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """The first round of the highest ``accuracy`` in a ``column`` of ``rounds.csv``, and its ``state``."""
+    """The first round with the highest ``accuracy`` in a ``column`` of ``rounds.csv``, and its ``state``."""
 
     round: int
     column: str
@@ -28,20 +28,21 @@ class Best:
     state: State
 
     def facts(self) -> str:
-        """Return all but the state, for a checkpoint."""
+        """Return all fields except the state as text, for a checkpoint."""
         return json.dumps([self.round, self.column, self.accuracy])
 
     @classmethod
-    def of(cls, facts: str, state: State) -> Self:
-        """Undo ``facts``."""
+    def parse(cls, facts: str, state: State) -> Self:
+        """Return the object with these ``facts``, the result of the method of that name, and the state."""
         number, column, accuracy = json.loads(facts)
         return cls(number, column, accuracy, state)
 
 
 def better(best: Best | None, state: State, row: Mapping[str, Any], *, shared: bool) -> Best | None:
-    """Return the best round so far after one that ended with ``state``; ``shared`` asks for the global model alone.
+    """Return the best round so far, after a round that ended with ``state``.
 
-    A round without an accuracy is none, and the first one of clients' own models ends what the global one began.
+    ``shared`` compares only the global model. A round without a measured accuracy is ignored. As soon as the accuracy
+    of personal models is measured, that of the global model no longer counts.
     """
     for column in _COLUMNS[shared:]:
         accuracy = row.get(column, math.nan)
@@ -51,18 +52,18 @@ def better(best: Best | None, state: State, row: Mapping[str, Any], *, shared: b
             return best
         if best is not None:
             _release(best.state)
-        return Best(row["round"], column, accuracy, _frozen(state))
+        return Best(row["round"], column, accuracy, _freeze(state))
     return best
 
 
-def _frozen(state: Mapping[str, Any]) -> State:
-    """Return a state that later rounds leave as it is: tensors copied, tables without a copy."""
+def _freeze(state: Mapping[str, Any]) -> State:
+    """Return a state that later rounds do not change: with copies of tensors and snapshots of tables."""
     return {
         key: value.snapshot()
         if isinstance(value, ModelTable)
         else value.clone()
         if isinstance(value, Tensor)
-        else _frozen(value)
+        else _freeze(value)
         for key, value in state.items()
     }
 

@@ -55,11 +55,11 @@ def build_run(
 ) -> Run:
     """Return a run on the samples ``data``, ready for ``loop.run_rounds`` or ``predict.predict``.
 
-    ``lineage`` holds artifacts by kind, None for those that are missing; the backbone, embeddings and datastore are
-    read into the run. Models start from the file ``weights``, or if the run ``begins_with_weights``, from the initial
-    weights of the backbone, or else at random. With ``refit``, choices are those of the predictions ``earlier_run``.
+    ``lineage`` contains artifacts by kind, None for those that are missing; the backbone, embeddings and datastore are
+    read into the run. Models start from the file ``weights``; if the run ``begins_with_weights``, from the initial
+    weights of the backbone; otherwise at random. With ``refit``, choices are those of the predictions ``earlier_run``.
     Images are normalized like those of the partition ``normalized_like``, by default like those of ``data``. With
-    differential privacy, noise and cohorts follow from ``noise_seed``, see ``dp_secret``; without one, they are new.
+    differential privacy, noise and cohorts are drawn from ``noise_seed`` (see ``dp_secret``), by default a new secret.
     """
     device = hardware.device(execution.device)
     threads, jobs = hardware.threads(execution.threads), hardware.jobs(execution.jobs)
@@ -94,7 +94,7 @@ def build_run(
         cfg,
         settings,
         seed,
-        engine.federation,  # with processes, the samples lie in shared memory, and only there
+        engine.federation,  # with worker processes, it is a copy of the federation in shared memory
         engine,
         init,
         draw_model=draw_parameters,
@@ -110,14 +110,14 @@ def build_run(
     if backbone is not None and begins_with_weights:
         run.init = _on_device(tensors(backbone, initial.INITIAL, run.init), run.federation.x.device)
     elif weights is not None:
-        run.init = initial.begun(weights, settings, run.init, execution.reporter.say)
+        run.init = initial.apply_weights(weights, settings, run.init, execution.reporter.say)
     if earlier_run is not None:
         run.choices = earlier.read(earlier_run, method.choices(cfg))
     return run
 
 
 def private_mean(run: Run, noise_seed: int) -> PrivateMean:
-    """Return the differentially private mean of a run, as its settings say."""
+    """Return the differentially private mean of a run with the noise and clip of its settings."""
     noise, _ = guarantee.plan(settings := run.settings)
     clip, clients = settings.first_clip, len(run.federation.participants)
     draws = partial(rng.generator, noise_seed)
@@ -133,7 +133,7 @@ def _on_device(params: Mapping[str, torch.Tensor], device: str | torch.device) -
 
 
 def _read_lineage(run: Run, lineage: Mapping[str, Artifact | None]) -> None:
-    """Read the backbone, the embeddings and the datastore of a lineage into the run, as far as it has them."""
+    """Read the backbone, the embeddings and the datastore of a lineage into the run, if it has them."""
     if lineage["backbone"] is not None:
         run.backbone = _on_device(tensors(lineage["backbone"], like=run.init), run.federation.x.device)
     if lineage["embeddings"] is not None:

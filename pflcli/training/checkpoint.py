@@ -1,4 +1,4 @@
-"""The progress of a run, and its checkpoint: safetensors, with a hash over its whole content."""
+"""The progress of a run, and its checkpoint: a safetensors file with a hash of its whole content."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ Row = dict[str, Any]
 
 @dataclass
 class Progress:
-    """The progress of a run: the method's state, a row per round, the best round, and the answers of clients.
+    """The progress of a run: the method's state, a row per round, the best round, and the predictions of clients.
 
-    ``before`` holds the row of what ``setup`` sent, if it did; ``best`` is looked for only if that round is to be
-    reported. Each of ``answers`` holds a number of clients and, for them, a split's parts by name and ``tuned`` values.
+    ``before`` contains the row of ``setup`` if that sent anything. ``best`` is only set if the best round is reported.
+    Each item of ``answers`` is a number of clients and their predictions: parts by split and name, and ``tuned``
+    values.
     """
 
     state: dict[str, Any]
@@ -40,22 +41,22 @@ class Progress:
 
     @property
     def reported(self) -> dict[str, Any]:
-        """Return the state that is stored, and with which clients answer."""
+        """The state that is stored, and with which clients predict."""
         return self.state if self.best is None else self.best.state
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts on the reported round for a summary."""
+        """Return the facts about the reported round for a summary."""
         if self.best is None:
             return {"reported": "last round"}
         return {"reported": f"best round by validation: {self.best.round}", "reported_round": self.best.round}
 
     @property
     def answered_clients(self) -> int:
-        """How many clients have answered."""
+        """The number of clients that have predicted."""
         return sum(clients for clients, _ in self.answers)
 
-    def joined(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return all answers, concatenated."""
+    def join_answers(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the predictions of all clients, concatenated."""
         pieces = [piece for _, piece in self.answers]
         return {
             key: {name: torch.cat([piece[key][name] for piece in pieces]) for name in parts}
@@ -64,7 +65,7 @@ class Progress:
 
 
 def pack(run: Run, progress: Progress) -> bytes:
-    """Return a checkpoint, from which a run can go on, with a seal."""
+    """Return a sealed checkpoint from which the run can be resumed."""
     facts = {
         "before": json.dumps(progress.before),
         "rows": json.dumps(progress.rows),
@@ -72,24 +73,24 @@ def pack(run: Run, progress: Progress) -> bytes:
         "engine": run.engine.mode,
         "answered": str(progress.answered_clients),
     }
-    state = {"state": progress.state, "answers": progress.joined()}
+    state = {"state": progress.state, "answers": progress.join_answers()}
     if progress.best is not None:
         facts["best"], state["best"] = progress.best.facts(), progress.best.state
     flat = state_files.flatten(state)
-    # The file sorts names, and a sum over layers in another order differs in its last bits.
+    # Safetensors sorts names; a sum over layers in another order would differ in its last bits.
     facts["names"] = json.dumps([*flat])
     return bytes(save(flat, {**facts, "seal": _seal(facts, flat)}))
 
 
 def _seal(facts: Mapping[str, str], flat: Mapping[str, torch.Tensor]) -> str:
-    """Return a hash over all that a checkpoint says."""
+    """Return a hash of the whole content of a checkpoint."""
     return hashlib.sha256(f"{json.dumps(facts, sort_keys=True)} {parameters.digest(flat)}".encode()).hexdigest()
 
 
 def unpack(content: bytes, work: ArtifactWriter, run: Run) -> tuple[Progress, dict[str, int], str]:
-    """Return the progress, the traffic and the engine's mode of a checkpoint, as it was packed.
+    """Undo ``pack``: return the progress, the traffic and the engine's mode.
 
-    Raises InputError if it is not what was written, or a row of a table is not.
+    Raises InputError if the checkpoint or a row of a table was changed.
     """
     path = work.folder / "checkpoint" / "state.safetensors"
     try:
@@ -101,12 +102,12 @@ def unpack(content: bytes, work: ArtifactWriter, run: Run) -> tuple[Progress, di
     except Exception:  # a parser raises anything on a damaged file
         raise InputError(f"the checkpoint {path} is damaged", f"rm -r {work.folder}, and start again") from None
     flat, known = {name: flat[name] for name in json.loads(facts["names"])}, dict[int, ModelTable]()
-    # The best round's tables are snapshots of the last one's, which come first.
+    # The tables of the last round come first, because those of the best round are snapshots of them.
     state, best, joined = (
         state_files.nest(parameters.unprefixed(flat, f"{key}/"), run, known) for key in ("state", "best", "answers")
     )
     answers = [(int(facts["answered"]), joined)] if joined else []
     before, rows = json.loads(facts["before"]), json.loads(facts["rows"])
     progress = Progress(state, before, rows, answers)
-    progress.best = Best.of(facts["best"], best) if "best" in facts else None
+    progress.best = Best.parse(facts["best"], best) if "best" in facts else None
     return progress, json.loads(facts["traffic"]), facts["engine"]

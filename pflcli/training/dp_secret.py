@@ -1,8 +1,8 @@
 """The seed of the noise of a run with differential privacy: a secret of that run, or derived from ``--dp-seed``.
 
-Composition of guarantees supposes that the noise of two runs is independent. Anything that two runs can share, such as
+Composition of guarantees assumes that the noise of two runs is independent. Anything that two runs can share, such as
 ``--seed``, must therefore not determine the noise. A run draws a secret from the operating system when it starts. The
-unfinished run keeps it, so that resuming repeats the same bytes, and then the artifact does.
+secret is stored with the unfinished run, so that a resumed run gives the same bytes, and then in the artifact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pflcli.errors import InputError
 from pflcli.settings import Settings
 
 FILE = "dp_secret.txt"
-"""The file of an artifact with the secret of its noise. It must not be released."""
+"""The file of an artifact that contains the secret of its noise. It must not be released."""
 _TEXT = "The noise of this run can be computed from this secret and subtracted. Never release this file.\n"
 
 

@@ -1,4 +1,4 @@
-"""The device, and the numbers of threads and processes: those requested, or those of the machine."""
+"""The device, and the numbers of threads and processes: check what was requested, or detect what the machine has."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def threads(count: int) -> int:
-    """Return the number of threads: ``count`` or, if that is 0, one per core on which this process may run."""
+    """Return the number of threads: ``count`` or, if that is 0, one per core that this process may use."""
     if count < 0:
         raise UsageError(f"--threads {count} is negative", "--threads 2, or 0 for all cores")
-    _bounded("--threads", count)
+    _require_at_most_max("--threads", count)
     if count:
         return count
-    # Not every system reports which cores a process may use.
+    # macOS does not report which cores a process may use.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -29,7 +29,7 @@ def jobs(count: int) -> int:
     """Return the number of worker processes; raises UsageError for one out of range."""
     if count < 0:
         raise UsageError(f"--jobs {count} is negative", "--jobs 2, or 0 for threads of one process")
-    _bounded("--jobs", count)
+    _require_at_most_max("--jobs", count)
     return count
 
 
@@ -37,7 +37,7 @@ EXECUTORS = ("local", "ray")
 
 
 def ray_cluster(executor: str, address: str, gpus_per_worker: float) -> RayCluster | None:
-    """Return where Ray runs, or None if all work is done in this process and its children.
+    """Return the Ray cluster to use, or None if this process and its children do all work.
 
     Raises UsageError for an unknown executor, a negative number of GPUs, and options of Ray without ``ray``.
     """
@@ -50,12 +50,12 @@ def ray_cluster(executor: str, address: str, gpus_per_worker: float) -> RayClust
 
         return RayCluster(address, gpus_per_worker)
     if address or gpus_per_worker:
-        raise UsageError("--ray-address and --gpus-per-worker are options of --executor ray", "--executor ray")
+        raise UsageError("--ray-address and --gpus-per-worker require --executor ray", "--executor ray")
     return None
 
 
 def facts(engine: Engine, execution: Execution) -> dict[str, Any]:
-    """Return on what a run was computed, as its manifest records it."""
+    """Return the hardware of a run as its manifest records it."""
     return {
         "device": device(execution.device),
         "engine": engine.mode,
@@ -65,17 +65,17 @@ def facts(engine: Engine, execution: Execution) -> dict[str, Any]:
     }
 
 
-_MOST = 1024
-"""More threads or processes make no machine faster, and can exhaust its limits."""
+_MAX_WORKERS = 1024
+"""The maximum number of threads or processes; more would not be faster and could exhaust limits of the machine."""
 
 
-def _bounded(option: str, count: int) -> None:
-    if count > _MOST:
-        raise UsageError(f"{option} {count} is more than {_MOST}, the most there may be", f"{option} 0")
+def _require_at_most_max(option: str, count: int) -> None:
+    if count > _MAX_WORKERS:
+        raise UsageError(f"{option} {count} is above the maximum of {_MAX_WORKERS}", f"{option} 0")
 
 
 def engine(mode: str) -> str:
-    """Return ``mode`` if the engine has it; raises UsageError otherwise."""
+    """Return ``mode`` if it is a mode of the engine; raises UsageError otherwise."""
     from pflcli.engine.engine import MODES
 
     if mode not in MODES:
@@ -84,7 +84,7 @@ def engine(mode: str) -> str:
 
 
 def device(name: str) -> str:
-    """Return a torch device: ``cpu`` or ``cuda:i``; raises UsageError if the machine has none of that name."""
+    """Return a torch device, ``cpu`` or ``cuda:i``; raises UsageError if the machine does not have it."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UsageError(f"unknown device '{name}'", "--device auto, cpu, cuda or cuda:1")
     if name == "cpu":

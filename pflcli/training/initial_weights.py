@@ -1,7 +1,8 @@
-"""``--weights``: initial parameters from a file, their names matched to the model's own.
+"""``--weights``: read initial parameters from a file, and match their names to those of the model.
 
-The file is a state dict: safetensors, or torch's format, read with ``weights_only`` so that no code in it is run. Its
-names are pfl's (``body.*``, ``head.*``) or those of the library that the body comes from, such as torchvision's.
+The file is a state dict in safetensors or torch's format; the latter is read with ``weights_only``, so that no code in
+it is run. Its names are those of pfl (``body.*``, ``head.*``) or of the library that defines the body, such as
+torchvision.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pflcli.parameters import Params
 from pflcli.settings import Settings
 
 INITIAL = "initial.safetensors"
-"""In a backbone that began with weights from a file: these weights, so that methods on it can begin with them too."""
+"""The file, in a backbone that started from ``--weights``, with these weights, for methods that run on the backbone."""
 
 _SAVE = "torch.save(net.state_dict(), FILE)"
 _LISTED = 3
@@ -31,7 +32,7 @@ _LISTED = 3
 
 @dataclass(frozen=True)
 class Weights:
-    """A state dict from a file, and a hash of its tensors, which does not depend on the file's format."""
+    """A state dict from a file, and a hash of its tensors that does not depend on the format of the file."""
 
     path: Path
     tensors: Mapping[str, Tensor]
@@ -39,19 +40,19 @@ class Weights:
 
 
 def read(source: Path | str | Weights) -> Weights:
-    """Read a state dict, unless that was done; raises InputError if it is missing, damaged, or not finite."""
+    """Read a state dict, unless it was already read; raises InputError if it is missing, damaged or not finite."""
     if isinstance(source, Weights):
         return source
     path = Path(source)
     if path.suffix not in (".safetensors", ".pt", ".pth"):
         raise UsageError(f"--weights {path} is neither .safetensors nor .pt or .pth", _SAVE)
     with reading(path, "weights", "save a state dict as .safetensors"):
-        content = _loaded(path)
-        return Weights(path, content, parameters.digest(_checked(path, content)))
+        content = _load(path)
+        return Weights(path, content, parameters.digest(_check(path, content)))
 
 
-def _checked(path: Path, content: Any) -> Mapping[str, Tensor]:
-    """Return a state dict; raises InputError if it is none, or if tensors are not finite or lack their data."""
+def _check(path: Path, content: Any) -> Mapping[str, Tensor]:
+    """Return a state dict; raises InputError if it is not one, or if tensors are not finite or lack their data."""
     is_dict = isinstance(content, Mapping)
     if not is_dict or not content or not all(isinstance(value, Tensor) for value in content.values()):
         actual = (
@@ -59,20 +60,20 @@ def _checked(path: Path, content: Any) -> Mapping[str, Tensor]:
             if is_dict
             else f"a {type(content).__name__}"
         )
-        raise InputError(f"{path} holds {actual}, not a state dict", _SAVE)
+        raise InputError(f"{path} contains {actual}, not a state dict", _SAVE)
     for name, value in content.items():
         if value.layout != torch.strided or value.device.type != "cpu":
-            raise InputError(f"{path}: {name} holds no numbers in rows, but is {value.layout} on {value.device.type}")
+            raise InputError(f"{path}: {name} is not a dense tensor but {value.layout} on {value.device.type}")
         declared, actual_size = value.numel() * value.element_size(), value.untyped_storage().nbytes()
         if declared > actual_size:
-            raise InputError(f"{path}: {name} declares {size(declared)} and holds {size(actual_size)}")
+            raise InputError(f"{path}: {name} declares {size(declared)} but contains {size(actual_size)}")
         if not value.isfinite().all():
             raise InputError(f"{path}: {name} is not finite")
     checked: Mapping[str, Tensor] = content
     return checked
 
 
-def _loaded(path: Path) -> Any:
+def _load(path: Path) -> Any:
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -81,37 +82,37 @@ def _loaded(path: Path) -> Any:
         with zipfile.ZipFile(path) as file:
             declared = sum(item.file_size for item in file.infolist())
         if declared > path.stat().st_size:
-            raise InputError(f"{path} declares {size(declared)} and holds {size(path.stat().st_size)}")
+            raise InputError(f"{path} declares {size(declared)} but contains {size(path.stat().st_size)}")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # its message explains how to run the code in the file
         raise InputError(
-            f"{path} cannot be read as weights: it is damaged, or holds more than tensors, of which pfl runs nothing",
+            f"{path} cannot be read as weights: it is damaged, or contains code, which pfl does not run",
             _SAVE,
         ) from None
 
 
-def begun(weights: Weights, settings: Settings, init: Params, say: Callable[[str], None]) -> Params:
-    """Return ``fit``; ``say`` is also called if the weights may need images that are normalized in another way."""
+def apply_weights(weights: Weights, settings: Settings, init: Params, say: Callable[[str], None]) -> Params:
+    """Return the result of ``fit``; also report if the weights may expect images that are normalized differently."""
     is_pretrained = (
         settings.model.startswith("torchvision:") or "PREFIXES" in registry.card("models", settings.model).facts
     )
     if is_pretrained and settings.normalize == "none":
-        say(f"images lie in [0, 1]; if {weights.path} was trained on ImageNet, it expects --normalize imagenet")
+        say(f"images have values in [0, 1]; if {weights.path} was trained on ImageNet, it expects --normalize imagenet")
     return fit(weights, settings.model, init, say)
 
 
 def fit(weights: Weights, model: str, init: Params, say: Callable[[str], None]) -> Params:
-    """Return ``init`` with the file's values; if the head has other classes it stays as it is, which ``say`` reports.
+    """Return ``init`` with the values of the file; a head for other classes is not used, which ``say`` reports.
 
     Raises InputError if the names or shapes in the file are not those of the model.
     """
-    tensors = _renamed(weights, model, init)
+    tensors = _rename(weights, model, init)
     file = weights.path
     heads = [name for name in init if name.startswith("head.")]
     if any(name not in tensors or tensors[name].shape != init[name].shape for name in heads):
         classes = f"{len(tensors[heads[0]])} classes" if heads[0] in tensors else "no head"
-        say(f"the head starts anew: {file} has {classes}, the data {len(init[heads[0]])} classes")
+        say(f"the head is initialized at random: {file} has {classes}, the data {len(init[heads[0]])} classes")
         tensors = {name: value for name, value in tensors.items() if name not in heads} | {n: init[n] for n in heads}
     missing = [name for name in init if name not in tensors and not name.endswith("num_batches_tracked")]
     if missing:
@@ -122,11 +123,11 @@ def fit(weights: Weights, model: str, init: Params, say: Callable[[str], None]) 
         if name in tensors and tensors[name].shape != init[name].shape
     ]
     if wrong:
-        raise InputError(f"{file} holds {len(wrong)} shapes that differ from {model}'s: {_first(wrong, '; ')}")
+        raise InputError(f"{file} contains {len(wrong)} shapes that differ from {model}'s: {_first(wrong, '; ')}")
     return {name: tensors[name].to(value) if name in tensors else value for name, value in init.items()}
 
 
-def _renamed(weights: Weights, model: str, init: Params) -> Params:
+def _rename(weights: Weights, model: str, init: Params) -> Params:
     """Return the file's tensors under the model's names; raises InputError for names that the model lacks."""
     prefixes: dict[str, str] = registry.card("models", model).facts.get("PREFIXES", {"": "body."})
     renamed: Params = {}
@@ -138,7 +139,7 @@ def _renamed(weights: Weights, model: str, init: Params) -> Params:
             unknown[name] = value
         else:
             renamed[target] = value
-    # If a single unknown layer has the tensors of a head, it is the head, whatever the library calls it.
+    # If exactly one unknown layer has the tensors of a head, it is the head under the library's name.
     head = {name.removeprefix("head.") for name in init if name.startswith("head.")}
     layers: dict[str, set[str]] = {}
     for layer, _, part in (name.rpartition(".") for name in unknown):
@@ -147,7 +148,7 @@ def _renamed(weights: Weights, model: str, init: Params) -> Params:
     if len(alike) == 1 and not any(name.startswith("head.") for name in renamed):
         renamed |= {f"head.{part}": unknown.pop(f"{alike[0]}.{part}") for part in sorted(head)}
     if unknown:
-        raise InputError(f"{weights.path} holds {len(unknown)} names that {model} lacks: {_first([*unknown])}")
+        raise InputError(f"{weights.path} contains {len(unknown)} names that {model} lacks: {_first([*unknown])}")
     return renamed
 
 

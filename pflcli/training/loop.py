@@ -38,9 +38,9 @@ def run_rounds(
     *,
     shared: bool = False,
 ) -> None:
-    """Run the rounds that are left of a method, if it has any, from the progress of ``checkpoints`` and into it.
+    """Run the remaining rounds of a method, if it has any, and update the progress of ``checkpoints``.
 
-    With ``shared`` only the global model is asked for, and the best round is that of its accuracy.
+    With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
     """
     if not method.has_rounds:
         return
@@ -67,21 +67,21 @@ def run_rounds(
 
 
 def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution) -> Progress:
-    """Return where an unfinished run of this request stopped, or the beginning."""
+    """Return the progress of an unfinished run of this request, or that of a new run."""
     saved = work.saved()
     run.storage = lambda number: work.rows(number, empty=saved is None)
     if saved is None:
         try:
             return Progress(*set_up(run, method))
-        except InputError as error:  # a method opens no files: what it refuses are the data
+        except InputError as error:  # a method opens no files, so it rejects the data
             raise UnsuitedError(error.message, *error.fix) from None
     progress, run.traffic, mode = unpack(saved, work, run)
     if run.privacy is not None and progress.rows:
         run.privacy.resume(len(progress.rows) - 1, progress.rows[-1])
     if mode != run.engine.mode:
-        # Modes of the engine agree to float tolerance only: a resumed run keeps its mode, and gives the same bytes.
+        # The engine's modes agree only up to rounding: a resumed run keeps its mode, so that it gives the same bytes.
         run.engine.mode = mode
-        execution.reporter.say(f"the engine stays in mode {mode}, in which this run began")
+        execution.reporter.say(f"keeping the engine mode {mode}, in which this run began")
     if progress.answered_clients:
         execution.reporter.say(f"resuming after {progress.answered_clients} of {len(run.clients)} clients")
     else:
@@ -90,11 +90,11 @@ def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution)
 
 
 _CHECKPOINT_COST_FACTOR, _MAX_SECONDS_BETWEEN_CHECKPOINTS = 20, 10.0
-"""A checkpoint is due after this many times the seconds that the last one took, or after so many seconds."""
+"""A checkpoint is due after this multiple of the time that the last one took, at most after this many seconds."""
 
 
 class Checkpoints:
-    """Keeps a run's progress on disk, as it is between rounds and between clients' answers."""
+    """Saves the progress of a run to disk between rounds and between batches of predictions."""
 
     def __init__(self, run: Run, progress: Progress, work: ArtifactWriter) -> None:
         self.progress = progress
@@ -107,11 +107,11 @@ class Checkpoints:
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        """Run a round as a transaction: broken off by whatever, it leaves what the last whole round has left."""
+        """Run a round as a transaction: if it is interrupted or fails, the state before it is restored."""
         run, progress, traffic = self._run, self.progress, dict(self._run.traffic)
         state, best, count = progress.state, progress.best, len(progress.rows)
         marks = [(table, table.mark()) for table in state_files.tables(state).values()]
-        # Interrupted a second time while a round is undone, a run keeps the checkpoint that it has.
+        # If a second interruption stops the rollback, the progress is inconsistent, and no checkpoint is written.
         self._whole = False
         try:
             yield
@@ -144,7 +144,7 @@ class Checkpoints:
 
     @contextmanager
     def on_interruption(self) -> Iterator[None]:
-        """Write a checkpoint if the block is interrupted, or a worker process is, and there is something new."""
+        """Write a checkpoint if the block or a worker process is interrupted and there is new progress."""
         try:
             yield
         except (KeyboardInterrupt, LostWorkerError):
@@ -166,7 +166,7 @@ def set_up(run: Run, method: Method) -> tuple[dict[str, Any], list[Row]]:
 def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple[Any, Row]:
     """Run round ``t``, from 0, and return the state after it and its row.
 
-    Raises ComputationError if the method does, or if the training of all clients that answer diverges.
+    Raises ComputationError if the method does, or if the training of all clients diverges.
     """
     began, before = time.monotonic(), dict(run.traffic)
     try:
@@ -178,14 +178,14 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
 
 
 def _play_without_absent(run: Run, method: Method, state: State, t: int) -> State:
-    """Return the state after the clients that answer have played a round; if nobody does, the state as it is.
+    """Return the state after a round of the clients that do not drop out; the same state if all drop out.
 
-    Where a client's training diverges the round is undone and played again without it, so that all others end as if it
-    had dropped out. Raises ComputationError if that leaves nobody who trains.
+    If a client's training diverges, the round is rolled back and repeated without it, as if it had dropped out. Raises
+    ComputationError if no client is left that trains.
     """
     run.attendance = attendance = Attendance(t=t)
     before, fix = dict(run.traffic), tuple[str, ...]()
-    # With differential privacy a round takes place whoever answers: that it did not would tell of single clients.
+    # With differential privacy a round always runs: skipping it would reveal which clients were absent.
     while run.privacy is not None or not (attendance.diverged and attendance.unanswered):
         if run.privacy is not None:
             run.privacy.begin_round(t)
@@ -199,21 +199,21 @@ def _play_without_absent(run: Run, method: Method, state: State, t: int) -> Stat
                 return after
             break
         except Unanswered:
-            run.traffic = {**before, "down": run.traffic["down"]}  # the bytes sent down count all the same
-            return _with_records_extended(method, state)
+            run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download
+            return _extend_records(method, state)
         except Diverged as error:
             run.traffic, fix = dict(before), error.fix
             if attendance.diverged.issuperset(error.clients):
                 raise
             attendance.diverged.update(error.clients)
     clients = client_list(sorted(attendance.diverged))
-    raise ComputationError(f"the parameters of all that trained became non-finite: {clients}", *fix)
+    raise ComputationError(f"the parameters of all clients that trained became non-finite: {clients}", *fix)
 
 
-def _with_records_extended(method: Method, state: State) -> State:
-    """Return the state after a round in which no client answered: the ``RECORDS`` of the method get one more round.
+def _extend_records(method: Method, state: State) -> State:
+    """Return the state after a round without uploads: the ``RECORDS`` of the method get one more round.
 
-    Neighbours stay the same, attention is 0 and what was measured is nan. Records that have not begun stay empty.
+    Neighbours stay the same, attention is 0 and measured numbers are nan. Empty records stay empty.
     """
     records: State = {}
     if "graph" in method.RECORDS:
@@ -226,25 +226,25 @@ def _with_records_extended(method: Method, state: State) -> State:
 
 
 def _append(records: torch.Tensor, value: float) -> torch.Tensor:
-    """Return records (r, ...) of rounds with one more, all ``value``; none if there are none before it."""
+    """Return records (r, ...) with one more round of ``value``; records without a round stay empty."""
     return torch.cat([records, torch.full_like(records[-1:], value)])
 
 
 def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mapping[str, int], spent: float) -> Row:
-    """Return the row of a round that took ``spent`` seconds; measuring costs the method nothing."""
+    """Return the row of a round that took ``spent`` seconds, without the time of measuring."""
     weight = sum(weight for _, weight in run.losses)
     loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else math.nan
     shared = state.get("global") if run.settings.is_due(t, run.settings.eval_every) else None
     return {
         "round": t + 1,
-        "clients": len(run.trained) if t >= 0 else len(run.federation.participants),  # all of whom setup concerns
+        "clients": len(run.trained) if t >= 0 else len(run.federation.participants),  # ``setup`` involves all of them
         "lr": run.settings.lr_at(t) if t >= 0 else math.nan,
         "loss": loss,
         "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
-        **personal_accuracy.column(run, method, state, t),
-        **personal_accuracy.tested(run, method, state, t),
+        **personal_accuracy.measure_personal(run, method, state, t),
+        **personal_accuracy.measure_test(run, method, state, t),
         **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
-        **absences.of_round(run.attendance, run.left_out),
+        **absences.describe_round(run.attendance, run.left_out),
         "seconds": round(spent, 4),
     }
 
@@ -252,7 +252,7 @@ def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mappin
 def describe_last(rows: Sequence[Row]) -> str:
     """Return a note on the last round for the progress bar: its loss or absences, and the latest accuracies."""
     last = rows[-1]
-    text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "nobody answered"
+    text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "no client uploaded"
     text += f", {len(last['diverged'])} diverged" if last.get("diverged") else ""
     for kind in ("validation", "personal"):
         measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
@@ -275,7 +275,7 @@ def predict_all(run: Run, name: str, method: Method, checkpoints: Checkpoints, e
                 "befell": predicted.flags,
                 "tuned": predicted.predictor.tuned,
             }
-            # One append, so that an interruption leaves all predictions of these clients or none.
+            # A single append, so that an interruption keeps either all or none of these clients' predictions.
             progress.answers.append((len(clients), _tensors(answers)))
             advance(len(clients), "")
             checkpoints.offer()

@@ -1,8 +1,8 @@
-"""What a method sends or keeps for every pair of clients: reported before it begins, if there are many clients.
+"""Warn, before a run with many clients, about costs of a method that grow with the number of pairs of clients.
 
-A method's file says so by ``PAIRS_SENT``: "models", if in a round whoever takes part may be sent every client's, or
-"public samples", if all clients are sent once what all give; and by ``PAIRS_KEPT``, the bytes that its largest table
-takes for each pair. What other methods send and keep grows with the clients alone.
+A method's file declares them. ``PAIRS_SENT`` is "models" if each participant of a round may download the models of all
+clients, or "public samples" if each client downloads the public samples of all clients once. ``PAIRS_KEPT`` is the
+number of bytes per pair in its largest table. The costs of other methods grow linearly with the number of clients.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pflcli.settings import Settings
 from pflcli.training import run_request
 
 MANY = 1000
-"""The number of clients from which on it is reported."""
+"""The number of clients from which these costs are reported."""
 
 
 def remarks(name: str, method: Method, cfg: Any, settings: Settings, partition: Artifact) -> list[str]:
-    """Return what grows with the square of the clients of a ``partition``, in numbers; nothing if they are few."""
+    """Return one line per cost that grows with the square of the number of clients; none for few clients."""
     clients = int(partition.manifest.summary["clients"])
     if clients < MANY or not (method.PAIRS_SENT or method.PAIRS_KEPT):
         return []

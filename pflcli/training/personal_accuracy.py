@@ -1,10 +1,10 @@
-"""The accuracy of clients' own models by round: that of their answers if the run ended then.
+"""The accuracy of personal models by round: that of the clients' predictions if the run ended after the round.
 
-A method whose rounds leave clients models of their own says so by ``PERSONAL_MODELS``: the key of its state under which
-stands who has taken part, a table with a row for each of them, or the cluster (m,) of each client, -1 for none. They
-are measured whenever the global model is. A method whose clients adapt after the rounds, which takes as long as all of
-its ``personalize``, says so by ``ADAPTS``, and is measured if a user wants it: every ``personal_every`` rounds all seen
-clients adapt as if the run ended there. What is trained for an answer is not counted to the round.
+A method whose clients have personal models after each round declares ``PERSONAL_MODELS``: the key, in its state, of a
+table with one row per client that took part, or of an array (m,) with each client's cluster, -1 for none. These models
+are measured whenever the global model is. A method whose clients adapt after the rounds declares ``ADAPTS``. Measuring
+it takes as long as ``personalize`` for all clients, so it is only done on request: every ``personal_every`` rounds, all
+seen clients adapt as if the run ended there. The cost of a round does not include training for measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pflcli.training.predict import client_batches
 
 
 def owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int64]:
-    """Return the seen clients (n,) that have a model of their own; all of them if they share one, or adapt it."""
+    """Return the seen clients (n,) that have a personal model; all seen clients if they use the global one."""
     models = state.get(method.PERSONAL_MODELS)
     if models is None:
         return run.federation.seen_clients
@@ -33,8 +33,8 @@ def owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int
     return np.intersect1d(with_model, run.federation.seen_clients)
 
 
-def column(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
-    """Return what ``rounds.csv`` says of clients' own models after round ``t``; nothing where none are measured."""
+def measure_personal(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
+    """Return the column ``personal_accuracy`` of ``rounds.csv`` after round ``t``; nothing if it is not measured."""
     settings, adapts = run.settings, method.ADAPTS
     every = settings.personal_every if adapts else settings.eval_every
     if not every or not (adapts or method.PERSONAL_MODELS):
@@ -42,12 +42,12 @@ def column(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str,
     return {"personal_accuracy": accuracy(run, method, state) if settings.is_due(t, every) else math.nan}
 
 
-def tested(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
-    """Return the test accuracy after round ``t`` (from 0), nan before the last ``test_last`` rounds; nothing for none.
+def measure_test(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
+    """Return the column ``test_accuracy`` after round ``t`` (from 0); nothing if ``test_last`` is 0.
 
-    It is that of the ``owners``' models where the method has them, else of the global model, as FedAttn's Table 1 takes
-    the mean of over its last 100 rounds. Where clients adapt after the rounds it is that of the adapted models, in the
-    rounds in which ``personal_every`` has them adapt. It is reported; no round, option or model is chosen by it.
+    It is nan before the last ``test_last`` rounds, over which FedAttn's Table 1 reports the mean. It is the accuracy of
+    the ``owners``' models if the method has personal models, else of the global model. If clients adapt after the
+    rounds, it is that of the adapted models, in rounds in which ``personal_every`` is due. Nothing is chosen by it.
     """
     settings, adapts = run.settings, method.ADAPTS
     if not settings.test_last:
@@ -58,14 +58,14 @@ def tested(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str,
         adapted = settings.personal_every and settings.is_due(t, settings.personal_every)
         return {"test_accuracy": accuracy(run, method, state, "test") if adapted else math.nan}
     own = accuracy(run, method, state, "test") if method.PERSONAL_MODELS else math.nan
-    # Options may leave clients without models of their own, as FedAttn's without attention do.
+    # With some options, clients have no personal models, as in FedAttn without attention.
     return {"test_accuracy": run.accuracy(state["global"], "test") if math.isnan(own) and "global" in state else own}
 
 
 def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "validation") -> float:
-    """Return the accuracy of the ``owners`` on a split, each by its own model, weighted by samples.
+    """Return the accuracy of the ``owners`` on a split, each with its own model, weighted by samples.
 
-    It is nan if they have no such samples, or if the method has learned from them.
+    It is nan if they have no such samples, or if the method was trained on them.
     """
     clients = owners(run, method, state)
     clients = clients[run.federation.sizes(split)[clients] > 0]
@@ -81,7 +81,7 @@ def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "vali
 
 @contextmanager
 def _measuring(engine: Engine) -> Iterator[None]:
-    """Let the loops that train give answers inside the block, for several clients at a time."""
+    """Predict with the loops that train, for several clients at a time, within the block."""
     engine.measures = True
     try:
         yield

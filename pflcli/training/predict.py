@@ -1,4 +1,4 @@
-"""Predict with the models of clients, once the rounds of a method are over: the one place that does."""
+"""Predict with the models of clients after the rounds of a method."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pflcli.methods import Method, State
 from pflcli.training import absences
 
 MIN_BATCH = 16
-"""The least number of clients that predict together."""
+"""The minimum number of clients that predict together."""
 
 Parts = dict[str, NDArray[np.float32]]
-"""Probabilities ``p`` (n, C), and parts that explain them, by name."""
+"""Probabilities ``p`` (n, C) and their components, by name."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions of some ``clients`` (n,): ``parts`` by split, and flags (n,) of what went wrong with a client.
+    """The predictions of ``clients`` (n,): ``parts`` by split, and flags (n,) of clients whose predictions failed.
 
     The flags have the keys of ``absences.PERSONAL_MODELS``.
     """
@@ -51,8 +51,8 @@ def predict(
 ) -> Predicted:
     """Personalize ``clients`` and predict their samples, for ``splits`` or for all that ``personalize`` stores.
 
-    Rows of probabilities that are not finite become 1 / C. Nothing may be sent. Raises ComputationError, with the
-    method's ``name``, if it cannot predict.
+    Rows of probabilities that are not finite become 1 / C. Communication is not allowed. Raises ComputationError, with
+    the method's ``name``, if the method cannot predict.
     """
     with run.personalizing():
         try:
@@ -66,26 +66,26 @@ def predict(
 
 
 def client_batches(run: Run, clients: NDArray[np.int64] | None = None, first: int = 0) -> Iterator[NDArray[np.int64]]:
-    """Cut ``clients``, by default all, from number ``first`` on into those that predict together.
+    """Return batches of ``clients`` (default: all) that predict together, starting with number ``first``.
 
-    The bits of a sum depend on what it is computed beside, so whatever repeats a prediction uses the same batches.
+    The last bits of a sum depend on the batch, so code that repeats a prediction must use the same batches.
     """
     chosen, count = run.clients if clients is None else clients, batch_size(run)
     return (chosen[begin : begin + count] for begin in range(first, len(chosen), count))
 
 
 def batch_size(run: Run) -> int:
-    """Return how many clients predict together: of many a hundredth, as far as their models fit into memory."""
+    """Return how many clients predict together: one percent of all, but no more than fit into memory."""
     return max(MIN_BATCH, min(len(run.clients) // 100, run.engine.clients_that_fit(parameters.size(run.init))))
 
 
 def predicted_splits(run: Run, predictor: Predictor) -> list[str]:
-    """Return the splits that are predicted; with ``refit``, validation samples were trained on and are left out."""
+    """Return the splits to predict; with ``refit``, validation samples were trained on and are excluded."""
     return [split for split in predictor.splits if split != "validation" or not run.settings.refit]
 
 
 def with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> dict[str, Any]:
-    """Add the predictions of the backbone, so that ``evaluate`` can tell which clients are better off than with it."""
+    """Add the predictions of the backbone, against which ``evaluate`` can measure gains."""
     if run.backbone is None or "global" in parts:
         return dict(parts)
     if run.embeddings is not None:

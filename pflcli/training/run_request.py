@@ -1,4 +1,4 @@
-"""What a run is asked for: its training settings, checked against the samples, its seed, and the code behind it."""
+"""The request of a run: its training settings, checked against the samples, its seed, and its code."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
 
 def require_private(name: str, method: Method, settings: Settings) -> None:
-    """Raise UnsuitedError for differential privacy with a method of which it covers only a part."""
+    """Raise UnsuitedError if differential privacy would not cover everything that the method sends."""
     if settings.dp and method.SENDS_MORE:
         raise UnsuitedError(
             f"differential privacy does not cover {name}: its clients send {method.SENDS_MORE}",
-            "leave out --dp-epsilon and --dp-noise, or take a method that averages, such as fedavg",
+            "leave out --dp-epsilon and --dp-noise, or use a method that only averages updates, such as fedavg",
         )
 
 
@@ -34,8 +34,8 @@ def resolve_settings(
 ) -> Settings:
     """Return the training settings ``base`` with ``changes``, and with a model in place of ``auto``.
 
-    With a ``partition``, the model is one that fits its samples. Raises UsageError for a setting that does not exist,
-    and for a model, a batch size or a normalization that does not fit.
+    With a ``partition``, ``auto`` becomes a model that fits its samples. Raises UsageError for an unknown setting, and
+    for a model, a batch size or a normalization that does not fit.
     """
     built: Settings = config.build(Settings, changed(base, changes), "the training settings")
     if built.model == AUTO and "model" in base:
@@ -52,13 +52,15 @@ def resolve_settings(
         built = replace(built, model=models.default(shape, tokens=tokens))
     net = models.outline(built.model, shape, form.classes, tokens=tokens)
     if built.batch_size == 1 and has_batch_norm(net):
-        raise UsageError(f"{built.model} normalizes over the batch, which one sample is not", "--batch-size 2 or more")
+        raise UsageError(
+            f"{built.model} has batch normalization, which needs more than one sample", "--batch-size 2 or more"
+        )
     normalization.check(built.normalize, shape[0] if form.dtype == "uint8" else None)
     return built
 
 
 def model_bytes(training: Settings, partition: Artifact) -> int:
-    """Return the bytes of one model of the settings for the samples of a partition."""
+    """Return the bytes of one model with these settings for the samples of a partition."""
     form = partitions.form(partition)
     return parameters.size(
         parameters.state(models.outline(training.model, _model_shape(form), form.classes, tokens=form.dtype == "int16"))
@@ -66,7 +68,7 @@ def model_bytes(training: Settings, partition: Artifact) -> int:
 
 
 def _model_shape(form: partitions.Form) -> tuple[int, ...]:
-    """Return the shape of a sample as a model takes it: images with channels first."""
+    """Return the shape of a sample as a model's input: images have channels first."""
     if form.dtype != "uint8":
         return form.shape
     return (1, *form.shape) if len(form.shape) == 2 else (form.shape[2], *form.shape[:2])
@@ -79,7 +81,7 @@ def settings_on_lineage(
     changes: Mapping[str, Any],
     out: Path | str,
 ) -> Settings:
-    """Return the settings of the backbone with ``changes``; raises UsageError if the backbone then does not fit."""
+    """Return the settings of the backbone with ``changes``; raises UsageError if they contradict the backbone."""
     backbone, partition = lineage["backbone"], lineage["partition"]
     base = backbone.manifest.request["settings"] if backbone is not None else {}
     resolved = resolve_settings(base, changes, partition if backbone is None else None)
@@ -89,28 +91,28 @@ def settings_on_lineage(
     if resolved.model != base["model"]:
         path = partition.path if partition else "PARTITION"
         raise UsageError(
-            f"{backbone.path} is a {base['model']}, not a {resolved.model}",
+            f"{backbone.path} has the model {base['model']}, not {resolved.model}",
             f"pfl personalize {name} {path} --model {resolved.model} -o {out}",
         )
     normalize = base.get("normalize", "none")
     if resolved.normalize != normalize:
         raise UsageError(
             f"{backbone.path} was trained on images with --normalize {normalize}, not {resolved.normalize}",
-            f"pfl train-global PARTITION --normalize {resolved.normalize} -o DIR, and {name} on that",
+            f"pfl train-global PARTITION --normalize {resolved.normalize} -o DIR, then {name} on DIR",
         )
     private = [name for name in _PRIVACY if getattr(resolved, name) != base.get(name)]
     if method.NEEDS and private:
         raise UsageError(
-            f"{name} stands on the models of {backbone.path}, which were trained with other --{private[0]}".replace(
+            f"{name} uses the models of {backbone.path}, which were trained with another --{private[0]}".replace(
                 "_", "-"
             ),
-            "the options of differential privacy belong to pfl train-global",
+            "set the options of differential privacy in pfl train-global",
         )
     refit = base.get("refit", False)
     if method.NEEDS and resolved.refit != refit:
         raise UsageError(
             f"{backbone.path} was trained with{'' if refit else 'out'} --refit, and {name} depends on it",
-            f"pfl train-global PARTITION{' --refit' if resolved.refit else ''} -o DIR, and {name} on that",
+            f"pfl train-global PARTITION{' --refit' if resolved.refit else ''} -o DIR, then {name} on DIR",
         )
     return resolved
 
@@ -119,11 +121,11 @@ _ADDED_LATER = {
     **{"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0},
     **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed"))},
 }
-"""Settings that were added later, with their defaults, which requests leave out: so older requests still match."""
+"""Settings that were added later, with their defaults. Requests omit the defaults, so that older requests match."""
 
 
 def recorded_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings as a request records them: those that were added later only if they are not the default."""
+    """Return the settings as a request records them: without those that were added later and have their default."""
     return {
         key: value
         for key, value in config.plain(settings).items()
@@ -132,18 +134,18 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
 
 
 def code_files(settings: Settings) -> list[str]:
-    """Return the files of the registry, such as models/mlp, that determine how these settings train."""
+    """Return the files of the registry, such as models/mlp, on which training with these settings depends."""
     steps = [f"uploads/{step.partition(':')[0]}" for step in settings.upload]
     rule = settings.aggregator.partition(":")[0]
     return [f"models/{settings.model}", *steps, *([f"aggregators/{rule}"] if rule != "mean" else [])]
 
 
 def reported_round(artifact: Artifact) -> dict[str, Any]:
-    """Return which round an artifact reports, as its summary says."""
+    """Return the reported round of an artifact from its summary."""
     summary = artifact.manifest.summary
     return {"reported": "last round", **{key: summary[key] for key in ("reported", "reported_round") if key in summary}}
 
 
 def seed_of(seed: int | None, source: Artifact) -> int:
-    """Return ``seed``, or that of the source if it is None, so that a chain shares one."""
+    """Return ``seed``, or the seed of the source if it is None, so that all artifacts of a lineage share a seed."""
     return int(source.manifest.request.get("seed", 0)) if seed is None else seed

@@ -1,4 +1,7 @@
-"""The state of a method as files: flat in a checkpoint; in an artifact, with a file of its own for each table."""
+"""The state of a method as files: flat in a checkpoint; in an artifact, with one more file per table.
+
+``load_state`` reads the state of an artifact, so that clients can predict again without training rounds.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
+from torch import Tensor
 
+from pflcli import parameters
 from pflcli.artifacts import tensors
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.errors import InputError, UnsuitedError
 from pflcli.federation.run import Run
+from pflcli.methods import Method
 from pflcli.parameters.model_table import ModelTable
 
 State = Mapping[str, Any]
 
+STATE = "state.safetensors"
+_IDS = "clients"
 DEFAULT = "default:"
-"""Prefix, in a table's file, of the parameters that a client has before the method writes an entry for it."""
+"""Prefix, in the file of a table, of the parameters of clients without an entry."""
 
 
 def flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -33,9 +44,9 @@ def flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 def nest(flat: Mapping[str, torch.Tensor], run: Run, known: dict[int, ModelTable] | None = None) -> dict[str, Any]:
-    """Undo ``flatten``: tensors on the run's device, tables on its storage.
+    """Undo ``flatten``: tensors are moved to the run's device, tables to its storage.
 
-    Tables are added to ``known``, by their numbers; those that are known already come back as snapshots of them.
+    Tables are added to ``known`` by their numbers; a table that is already known is returned as a snapshot of it.
     """
     state: dict[str, Any] = {}
     for key, value in flat.items():
@@ -44,24 +55,24 @@ def nest(flat: Mapping[str, torch.Tensor], run: Run, known: dict[int, ModelTable
         for part in outer:
             inner = inner.setdefault(part, {})
         inner[last] = value
-    return _revived(state, run, {} if known is None else known)
+    return _restore(state, run, {} if known is None else known)
 
 
-def _revived(state: dict[str, Any], run: Run, known: dict[int, ModelTable]) -> dict[str, Any]:
+def _restore(state: dict[str, Any], run: Run, known: dict[int, ModelTable]) -> dict[str, Any]:
     device = run.federation.y.device
     for key, value in state.items():
         if not isinstance(value, dict):
-            # A copy: tensors in a file's bytes are not aligned, and their matrix products differ in the last bits.
+            # A copy, because tensors in the bytes of a file are unaligned and give products with other last bits.
             state[key] = value.to(device, copy=True)
         elif ModelTable.is_packed(value):
-            number, packed = int(value["table:number"]), _revived(value, run, known)
+            number, packed = int(value["table:number"]), _restore(value, run, known)
             if number in known:
                 state[key] = known[number].remembered(packed)
             else:
                 state[key] = known[number] = ModelTable.unpack(packed, run.storage(number))
             run.tables = max(run.tables, number + 1)
         else:
-            _revived(value, run, known)
+            _restore(value, run, known)
     return state
 
 
@@ -78,7 +89,7 @@ def tables(state: State, prefix: str = "") -> dict[str, ModelTable]:
 
 @contextmanager
 def undone_on_failure(state: State, run: Run) -> Iterator[None]:
-    """If the block fails, undo what it wrote to the state's tables, and forget the tables that it created."""
+    """If the block fails, undo its writes to the state's tables, and forget the tables that it created."""
     marks, count = [(table, table.mark()) for table in tables(state).values()], run.tables
     try:
         yield
@@ -92,14 +103,14 @@ def undone_on_failure(state: State, run: Run) -> Iterator[None]:
 
 
 def keep(state: State, work: ArtifactWriter) -> None:
-    """Write a method's final state: ``state.safetensors``, and a file of its own for each table with its default."""
+    """Write a method's final state: ``state.safetensors``, and one file per table, with its default."""
     for name, table in tables(state).items():
-        ids = ("clients", torch.int64, table.written.shape, [table.written.astype("<i8").tobytes()])
+        ids = (_IDS, torch.int64, table.written.shape, [table.written.astype("<i8").tobytes()])
         default = [
             (DEFAULT + key, value.dtype, tuple(value.shape), [_bytes(value)]) for key, value in table.default.items()
         ]
         work.stream(f"{name}.safetensors", tensors.pieces([ids, *table.columns(), *default]))
-    work.write("state.safetensors", bytes(save(flatten(_without_tables(state)))))
+    work.write(STATE, bytes(save(flatten(_without_tables(state)))))
 
 
 def _bytes(value: torch.Tensor) -> bytes:
@@ -109,3 +120,87 @@ def _bytes(value: torch.Tensor) -> bytes:
 def _without_tables(state: State) -> dict[str, Any]:
     inner = {key: value for key, value in state.items() if not isinstance(value, ModelTable)}
     return {key: _without_tables(value) if isinstance(value, Mapping) else value for key, value in inner.items()}
+
+
+def load_state(artifact: Artifact, run: Run, method: Method) -> dict[str, Any]:
+    """Return the state with which the clients of the predictions predicted, for the clients of ``run``.
+
+    ``run`` may have fewer clients than the predictions, or additional ones at the end; these get the state that
+    ``setup`` gives to a client before its first round. The default of a table is that of ``setup`` or, if the rounds
+    created the table, that of its file. Names have the order of ``setup``, because files are sorted by name and a sum
+    over layers in another order differs in its last bits. Raises InputError if the files do not fit the method,
+    UnsuitedError if the method rejects the clients.
+    """
+    count = int(artifact.manifest.summary.get("clients", len(run.clients)))
+    stored = _read_tensors(artifact, STATE) if STATE in artifact.manifest.files else {}
+    try:
+        template = method.setup(run)
+    except InputError as error:  # a method opens no files, so it rejects the clients
+        raise UnsuitedError(error.message, *error.fix) from None
+    state = _fill(template, stored, len(run.clients), count, run.federation.y.device)
+    files = [name for name in artifact.manifest.files if name.endswith(".safetensors") and name != STATE]
+    for file in files:
+        _restore_table(artifact, file, state, run)
+    return state
+
+
+def _read_tensors(artifact: Artifact, name: str) -> dict[str, Tensor]:
+    """Read the tensors of a file. They may be nan, such as numbers that a method recorded by round."""
+    content = artifact.read(name)
+    with artifact.parsing(name):
+        return dict(load(content))
+
+
+def _fill(
+    template: Mapping[str, Any], stored: Mapping[str, Tensor], clients: int, count: int, device: torch.device
+) -> dict[str, Any]:
+    """Return the tables of ``template`` and the stored tensors, nested and ordered like ``template``, others last."""
+    state: dict[str, Any] = {}
+    for key, value in template.items():
+        inner = {name.removeprefix(f"{key}/"): stored[name] for name in stored if name.startswith(f"{key}/")}
+        if isinstance(value, ModelTable):
+            state[key] = value
+        elif isinstance(value, Mapping):
+            state[key] = _fill(value, inner, clients, count, device)
+        elif key in stored:
+            state[key] = _append_clients(stored[key].to(device, copy=True), value, clients, count)
+    known = set(state)
+    for name, value in stored.items():
+        outer, _, rest = name.partition("/")
+        if outer not in known:
+            target = state.setdefault(outer, {}) if rest else state
+            target[rest or outer] = value.to(device, copy=True)
+    return state
+
+
+def _append_clients(stored: Tensor, initial: Tensor, clients: int, count: int) -> Tensor:
+    """Append the rows of additional clients from ``initial`` if a tensor has one row per client."""
+    is_per_client = stored.ndim and stored.shape[0] == count and initial.shape == (clients, *stored.shape[1:])
+    return torch.cat([stored[:clients], initial[count:].to(stored)]) if is_per_client else stored
+
+
+def _restore_table(artifact: Artifact, file: str, state: dict[str, Any], run: Run) -> None:
+    """Write the models of a file into the table of its name; raises InputError if they do not fit it."""
+    rows = _read_tensors(artifact, file)
+    path = artifact.path / file
+    if _IDS not in rows:
+        raise InputError(f"{path} does not list the clients of its models")
+    ids = rows.pop(_IDS).numpy()
+    stored_default = parameters.unprefixed(rows, DEFAULT)
+    rows = {name: value for name, value in rows.items() if not name.startswith(DEFAULT)}
+    *outer, last = file.removesuffix(".safetensors").split("-")
+    inner = state
+    for part in outer:
+        inner = inner.setdefault(part, {})
+    if last not in inner:
+        # Older files of lg-fedavg lack a default. No prediction reads it: clients without an entry adapt first.
+        missing = {name: torch.zeros(value.shape[1:], dtype=value.dtype) for name, value in rows.items()}
+        device = run.federation.y.device
+        inner[last] = run.table({n: v.to(device, copy=True) for n, v in (stored_default or missing).items()})
+    table = inner[last]
+    fits = isinstance(table, ModelTable) and {name: value.shape for name, value in table.default.items()} == {
+        name: value.shape[1:] for name, value in rows.items()
+    }
+    if not fits or (len(ids) and not (ids.min() >= 0 and ids.max() < len(run.clients))):
+        raise InputError(f"{path} does not fit this version of the method", f"{predictions.MADE_BY}, again")
+    table[ids] = {name: value.to(table.default[name].dtype) for name, value in rows.items()}

@@ -424,7 +424,7 @@ def test_a_file_with_steps_and_epochs_is_refused(pfl, small, tmp_path):
     (tmp_path / "pfl.toml").write_text("[train-global]\nepochs = 3\nsteps = 7\n")
     ran = pfl("train-global", small.p, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "b")
     assert ran.code == 2
-    assert "both say how long clients train" in ran.err
+    assert "how long clients train" in ran.err
 
 
 # What goes wrong
@@ -529,7 +529,7 @@ WRONG = {
     "half a round": (f"{T} --rounds 2.5", 2, "--rounds", "valid integer"),
     "rounds in words": (f"{T} --rounds ten", 2, "--rounds", "valid integer"),
     "rounds below zero": (f"{T} --rounds -1", 2, "rounds=-1", "greater than or equal to 0"),
-    "steps and epochs": (f"{T} --epochs 1 --steps 5", 2, "both say how long", "give one of them"),
+    "steps and epochs": (f"{T} --epochs 1 --steps 5", 2, "how long clients train", "give one of them"),
     "nobody takes part": (f"{T} --participation 0", 2, "participation=0", "greater than 0"),
     "more than all take part": (f"{T} --participation 1.5", 2, "participation=1.5", "less than or equal to 1"),
     "an infinite rate": (f"{T} --lr inf", 2, "lr=inf", "finite"),
@@ -550,21 +550,21 @@ WRONG = {
     "a method that stands on embeddings": (
         f"{T} --method prior",
         2,
-        "prior stands on embeddings and makes no global model",
+        "prior needs embeddings and makes no global model",
         "--method fedavg",
     ),
     "alpha of zero": (f"{W} --scheme dirichlet --clients 4 --set alpha=0", 2, "alpha=0", "greater than 0"),
     "alpha below zero": (f"{W} --scheme dirichlet --clients 4 --set alpha=-1", 2, "alpha=-1", "greater than 0"),
     "alpha in words": (f"{W} --scheme dirichlet --clients 4 --set alpha=low", 2, "alpha=low", "valid number"),
-    "a set that sets nothing": (f"{K} --set k", 2, "'--set k' is not of the form key=value", "--set k=10"),
+    "a set that sets nothing": (f"{K} --set k", 2, "'--set k' does not have the form key=value", "--set k=10"),
     "a set that is set twice": (f"{K} --set k=1 --set k=2", 2, "'k' is set twice: 1 and 2"),
     "no neighbours": (f"{K} --set k=0", 2, "k=0", "greater than or equal to 1"),
     "nothing to choose from": (f"{K} --set grid=", 2, "grid is empty"),
     "fractions that do not add up": (f"{W} --fractions 0.6,0.2,0.3", 2, "0.6,0.2,0.3", "add up to 1"),
     "fractions below zero": (f"{W} --fractions 1.2,-0.4,0.2", 2, "1.2,-0.4,0.2", "add up to 1"),
     "fractions that are no numbers": (f"{W} --fractions 0.6,nan,0.2", 2, "0.6,nan,0.2", "add up to 1"),
-    "fractions in words": (f"{W} --fractions most,some,few", 2, "not three numbers", "0.6,0.2,0.2"),
-    "two fractions": (f"{W} --fractions 0.5,0.5", 2, "not three numbers", "0.6,0.2,0.2"),
+    "fractions in words": (f"{W} --fractions most,some,few", 2, "--fractions", "0.6,0.2,0.2"),
+    "two fractions": (f"{W} --fractions 0.5,0.5", 2, "--fractions", "0.6,0.2,0.2"),
     "nothing to train on": (f"{W} --fractions 0,0.5,0.5", 2, "0,0.5,0.5"),
     "no clients": (f"{W} --clients 0", 2, "--clients 0 is not a positive number"),
     "more clients than owners": (f"{W} --clients 61", 2, "61 clients are more than the 60 owners", "--clients 60"),
@@ -624,7 +624,7 @@ WRONG = {
     "a part that is no number": (
         "partition writers -o {out} --part half",
         2,
-        "--part half is not of the form I/N",
+        "--part half",
         "--part 1/2",
     ),
     "embeddings of something else": (

@@ -35,7 +35,7 @@ def offers(monkeypatch, capsys):
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", " ".join(words))
         monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
         capsys.readouterr()
-        completion.answer(command)
+        completion.print_completions(command)
         captured = capsys.readouterr()
         assert captured.err == ""
         return captured.out.splitlines()

@@ -15,7 +15,7 @@ import pytest
 
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
-from pflcli.cli.layout import fitted
+from pflcli.cli.layout import fit_table
 from pflcli.commands.compare import compare
 from pflcli.evaluation.presentation import tables
 
@@ -117,7 +117,7 @@ ROWS = [["fedavg-plus", "79.8 ± 0.6", "-", "two words"], ["local", "+1.0 [-1, +
 def test_columns_give_way_in_the_stated_order():
     previous = []
     for width in range(80, 0, -1):
-        lines, left_out = fitted(HEADING, ROWS, width, ["bottom decile %", "note"])
+        lines, left_out = fit_table(HEADING, ROWS, width, ["bottom decile %", "note"])
         assert left_out == ["bottom decile %", "note"][: len(left_out)]
         assert len(left_out) >= len(previous)
         previous = left_out
@@ -130,7 +130,7 @@ def test_columns_give_way_in_the_stated_order():
 
 def test_texts_wrap_between_words_and_nothing_is_lost():
     text = "a sentence of some length that is not to be cut anywhere but between words"
-    lines, left_out = fitted(["name", "summary"], [["knn-per", text]], 30)
+    lines, left_out = fit_table(["name", "summary"], [["knn-per", text]], 30)
     assert left_out == []
     assert max(map(len, lines)) <= 30
     assert " ".join(line[9:].strip() for line in lines[2:]) == text

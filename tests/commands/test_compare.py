@@ -667,15 +667,15 @@ WRONG = {
     "a method twice": (W + "--methods local,local", 2, "local is named twice"),
     "no method": (W + "--methods ,", 2, "no methods to compare", "--methods fedavg,local"),
     "all and another": (W + "--methods all,local", 2, "local is named twice", "local,local@other"),
-    "seeds in words": (W + "--seeds one", 2, "--seeds one are not whole numbers", "--seeds 0,1,2"),
+    "seeds in words": (W + "--seeds one", 2, "--seeds one", "--seeds 0,1,2"),
     "a seed twice": (W + "--seeds 1,1", 2, "--seeds 1,1 are not different numbers"),
     "a seed below zero": (W + "--seeds 0,-1", 2, "--seeds 0,-1", "--seeds 0,1,2"),
-    "an option of nobody": (W + "--set lam=1", 2, "does not say of which method", "--set METHOD.lam=1"),
+    "an option of nobody": (W + "--set lam=1", 2, "does not name a method", "--set METHOD.lam=1"),
     "an option of another": (W + "--methods local --set knn-per.k=1", 2, "knn-per, which is not compared"),
     "an unknown option": (W + "--set local.epoch=1", 2, "unknown option 'epoch' for local", "did you mean 'epochs'?"),
     "an option that does not fit": (W + "--set knn-per.k=0", 2, "k=0 does not fit knn-per"),
     "a setting that does not fit": (W + "--set local.rounds=-1", 2, "rounds=-1 does not fit the training of local"),
-    "a baseline that is not compared": (W + "--methods fedavg --baseline local", 2, "'local' is not compared"),
+    "a baseline that is not compared": (W + "--methods fedavg --baseline local", 2, "'local' is not among"),
     "an unknown metric": (W + "--metric auroc,recal", 2, "unknown metric 'recal'", "choose from: accuracy, auroc"),
     "a metric of two classes": (W + "--metric sensitivity", 2, "sensitivity is defined for two classes, and there are"),
     "an unknown model": (W + "--model mlpp", 2, "unknown model 'mlpp'"),
@@ -713,7 +713,7 @@ def test_without_fedavg_there_are_no_gains(new_folder):
     reporter = Listener()
     pair(new_folder, ["local"], (0,), execution=Execution(reporter=reporter))
     assert "gain" not in metrics(new_folder)["methods"][0]["metrics"]
-    assert any("fedavg, which is not compared" in line for line in reporter.said)
+    assert any("fedavg, which is not in the table" in line for line in reporter.said)
 
 
 def test_an_option_set_to_what_it_is_anyway_makes_no_other_request(folder, untrained):
@@ -747,9 +747,9 @@ def test_variants_of_a_method_are_rows_of_their_own(new_folder, small):
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        (["local", "local"], "named twice"),
-        (["local@"], "a variant is named by"),
-        (["local@a/b"], "a variant is named by"),
+        (["local", "local"], "given twice"),
+        (["local@"], "the name of a variant"),
+        (["local@a/b"], "the name of a variant"),
         (["locl@a"], "locl"),
     ],
 )

@@ -96,7 +96,7 @@ def test_what_needs_a_failed_step_is_left_out(pfl, small, at_once, tmp_path, mon
 def test_options_of_ray_need_ray_and_unknown_executors_are_refused(pfl, small, tmp_path):
     for words, message in (
         (("--executor", "spark"), "unknown executor 'spark'"),
-        (("--ray-address", "auto"), "are options of --executor ray"),
+        (("--ray-address", "auto"), "require --executor ray"),
         (("--executor", "ray", "--gpus-per-worker", "-1"), "--gpus-per-worker -1 is negative"),
     ):
         ran = pfl("train-global", small.p, "-o", tmp_path / "b", "--model", "mlp", "--rounds", 1, *words)

@@ -211,7 +211,7 @@ def test_a_run_that_fails_ends_with_5_and_the_others_of_its_job_are_made(writers
     with pytest.raises(ComputationError, match="diverged"):
         compare([writers / "p"], tmp_path / "c", only=only, **request)
     assert sorted(path.name for path in (tmp_path / "c" / "seed-0").iterdir()) == ["local"]
-    with pytest.raises(ComputationError, match="needs, is not there") as error:
+    with pytest.raises(ComputationError, match="needs seed-0/backbone") as error:
         compare([writers / "p"], tmp_path / "c", only=["seed-0/fedavg"], **request)
     assert error.value.fix == ("first --only seed-0/backbone",)
 
@@ -240,17 +240,17 @@ def test_make_tries_again_what_failed(writers, tmp_path, tools, pfl):
     ("words", "message"),
     [
         (("--plan", "snakemake"), "there is no --plan snakemake"),
-        (("--plan", "sh", "-n"), "--plan and --dry-run exclude each other"),
-        (("--plan", "sh", "--force"), "--plan and --force exclude each other"),
-        (("--plan", "sh", "--json"), "--plan and --json exclude each other"),
-        (("--plan", "sh", "--only", "seed-0/fedavg"), "--plan and --only exclude each other"),
+        (("--plan", "sh", "-n"), "--plan cannot be combined with --dry-run"),
+        (("--plan", "sh", "--force"), "--plan cannot be combined with --force"),
+        (("--plan", "sh", "--json"), "--plan cannot be combined with --json"),
+        (("--plan", "sh", "--only", "seed-0/fedavg"), "--plan cannot be combined with --only"),
         (("--plan", "sh", "--set", "ditto.lam=0.5"), "options are set for ditto, which is not compared"),
         (("--plan", "make", "-o", "a%b"), "make cannot name"),
-        (("--plan", "sh", "-o", "a\nb"), "a script cannot hold"),
-        (("--only", "seed-0/ditto"), "seed-0/ditto is no part of this comparison"),
-        (("--only", "seed-7/fedavg"), "seed-7/fedavg is no part of this comparison"),
-        (("--only", "tune/fedavg/tuning"), "tune/fedavg/tuning is no part of this comparison"),
-        (("--tune", 2, "--only", "tune/x/tuning"), "tune/x/tuning is no part of this comparison"),
+        (("--plan", "sh", "-o", "a\nb"), "a script cannot contain"),
+        (("--only", "seed-0/ditto"), "seed-0/ditto does not belong to this comparison"),
+        (("--only", "seed-7/fedavg"), "seed-7/fedavg does not belong to this comparison"),
+        (("--only", "tune/fedavg/tuning"), "tune/fedavg/tuning does not belong to this comparison"),
+        (("--tune", 2, "--only", "tune/x/tuning"), "tune/x/tuning does not belong to this comparison"),
         (("--only", ""), "--only names no artifact"),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_file_cannot_hold_a_plan(writers, tmp_path, pfl):
     (tmp_path / "o.toml").write_text('[compare]\nplan = "sh"\n')
     ran = pfl("compare", writers / "p", "-o", tmp_path / "c", "--config", tmp_path / "o.toml")
     assert ran.code == 2
-    assert "cannot hold a plan" in ran.err
+    assert "configuration file" in ran.err
 
 
 def test_a_tuning_that_is_needed_must_be_there(writers, tmp_path, pfl):
@@ -280,7 +280,7 @@ def test_a_tuning_that_is_needed_must_be_there(writers, tmp_path, pfl):
     ):
         ran = pfl(*line, path)
         assert (ran.code, ran.out) == (5, "")
-        assert f"{path} is not made: {missing}, which it needs, is not there" in ran.err
+        assert f"cannot make {path}: it needs {missing}" in ran.err
 
 
 # In processes of their own

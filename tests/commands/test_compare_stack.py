@@ -311,7 +311,7 @@ WRONG = {
     "of one with refit": (THREE + "--set local.refit=true --set stack.pool=fedavg,local", 2,
                           "from which local already learned"),
     "without validation samples": (THREE.replace("{p}", "{unvalidated}"), 3,
-                                   "has no validation samples on which a stack could learn"),
+                                   "has no validation samples"),
 }  # fmt: skip
 
 
@@ -340,5 +340,5 @@ def test_a_gate_may_be_left_out(small, tmp_path):
 
 
 def test_an_unknown_pool_is_a_usage_error_in_python_too(small, tmp_path):
-    with pytest.raises(UsageError, match="pools two methods or more"):
+    with pytest.raises(UsageError, match="needs two methods or more"):
         compare([small.p], tmp_path / "c", methods=["stack"], settings=FEW)

@@ -896,9 +896,9 @@ def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("{own}", "--root", "x"), 2, "--root and --download have no use"),
-        (("{own}", "--download"), 2, "--root and --download have no use"),
-        (("{table}",), 3, "table.csv is a file, to be imported first"),
+        (("{own}", "--root", "x"), 2, "--root and --download have no effect"),
+        (("{own}", "--download"), 2, "--root and --download have no effect"),
+        (("{table}",), 3, "table.csv is a file"),
         (("{own}/nowhere",), 3, "nowhere does not exist"),
         (("{small}/p",), 3, "holds a partition, but this command needs a dataset\n     pfl import DATA -o DIR"),
         (("writters",), 2, "did you mean 'writers'?"),

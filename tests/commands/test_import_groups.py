@@ -218,7 +218,7 @@ def test_a_partition_refuses_what_would_part_them(tmp_path, source):
         with pytest.raises(UsageError, match=r"--group"):
             partition(str(tmp_path / "d"), tmp_path / "p", **options)
     import_data(source, tmp_path / "d", **COLUMNS, features="age", order="date", execution=Execution(force=True))
-    for options, message in (({"part": (1, 2)}, "in order of time"), ({"keep_test": True}, "no published test")):
+    for options, message in (({"part": (1, 2)}, "ordered by time"), ({"keep_test": True}, "no published test")):
         with pytest.raises(UsageError, match=message):
             partition(str(tmp_path / "d"), tmp_path / "p", **options)
 

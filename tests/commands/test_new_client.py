@@ -205,7 +205,7 @@ def test_a_method_that_needs_to_know_the_cluster_refuses(tmp_path):
     personalize("oracle", tmp_path / "p", tmp_path / "m", settings={**BRIEF, "model": "logistic"}, execution=ONE)
     with pytest.raises(InputError) as error:
         new_client(tmp_path / "m", write_samples(tmp_path / "me.npz", data, 1), tmp_path / "n", client="me")
-    assert "oracle cannot serve a client that comes later" in error_text(error)
+    assert "oracle cannot add a client" in error_text(error)
 
 
 def test_choices_of_an_earlier_run_are_of_no_use(small, tmp_path):

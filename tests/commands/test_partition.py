@@ -296,7 +296,7 @@ def test_partitions_that_keep_the_test_samples_agree_on_validation_samples(publi
 def test_what_cannot_be_kept_is_said(published, tmp_path):
     with pytest.raises(UsageError, match="writers has no published test samples"):
         partition("writers", tmp_path / "p", keep_test=True)
-    with pytest.raises(UsageError, match="no share to draw test samples from"):
+    with pytest.raises(UsageError, match="fraction for test must be 0"):
         partition("fashion-mnist", tmp_path / "p", keep_test=True, fractions=(0.6, 0.2, 0.2), root=published)
 
 

@@ -171,7 +171,7 @@ REFUSED = {
         InputError,
         "was run with --refit, so it has no predictions for validation samples",
     ),
-    "seeds": (lambda at, three: [three[0], at("one", "local", seed=1)], UsageError, "of seeds 0, 1"),
+    "seeds": (lambda at, three: [three[0], at("one", "local", seed=1)], UsageError, "different seeds"),
     "labels": (
         lambda at, three: [three[0], at("other", "local", labels=lambda y: (y + 1) % CLASSES)],
         InputError,
@@ -190,7 +190,7 @@ def test_what_cannot_be_pooled_is_refused_in_words(case, predictions_of, three, 
 def test_another_partition_is_named(small, tmp_path):
     partition("writers", tmp_path / "p", clients=6, seed=1)
     personalize("local", tmp_path / "p", tmp_path / "local", settings={"model": "mlp", "rounds": 1}, seed=0)
-    with pytest.raises(InputError, match=f"is of the partition .*{tmp_path / 'p'}"):
+    with pytest.raises(InputError, match=f"partition .*{tmp_path / 'p'}"):
         stack([small.fedavg, tmp_path / "local"], tmp_path / "s")
 
 

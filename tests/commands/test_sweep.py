@@ -137,7 +137,7 @@ def test_clients_that_join_later_are_scored_apart(tmp_path):
         ({"sigma": "0"}, None, "sigma=0"),
         ({"weight": "nan"}, None, "weight=nan"),
         ({"weight": ","}, None, "weight is empty"),
-        ({}, "capacty", "no axis"),
+        ({}, "capacty", "not an axis"),
     ],
 )
 def test_what_cannot_be_swept(small, tmp_path, grid, plot, words):

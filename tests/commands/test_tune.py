@@ -18,8 +18,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
 from pflcli.commands.tuning import samplers
-from pflcli.commands.tuning.space import Axis, space
-from pflcli.commands.tuning.tables import readable
+from pflcli.commands.tuning.space import Axis, search_space
+from pflcli.commands.tuning.trials import readable
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 
@@ -332,23 +332,23 @@ def proposed(searched, count, scores=(), seed=0):
 
 
 def test_optuna_proposes_the_same_again_the_default_first_and_no_point_twice():
-    ranges = space("ditto", {"training.lr": "0.001..1", "lam": "none,0.1,1"}, {}, {}, "optuna")
+    ranges = search_space("ditto", {"training.lr": "0.001..1", "lam": "none,0.1,1"}, {}, {}, "optuna")
     points = proposed(ranges, 15, [0.1, None, 0.9])
     assert points == proposed(ranges, 15, [0.1, None, 0.9])
     assert points[:8] == proposed(ranges, 8, [0.1, None, 0.9])
     assert points[0] == {"training.lr": 0.1, "lam": None}
     assert len({json.dumps(point) for point in points}) == 15
     assert points != proposed(ranges, 15, [0.1, None, 0.9], seed=1)
-    lists = space("ditto", {"training.lr": "0.1,1", "lam": "none,0.1,1"}, {}, {}, "optuna")
+    lists = search_space("ditto", {"training.lr": "0.1,1", "lam": "none,0.1,1"}, {}, {}, "optuna")
     assert len({json.dumps(point) for point in proposed(lists, 50)}) == 6
 
 
 def test_optuna_takes_the_range_that_a_grid_spans():
-    axes = {axis.key: axis for axis in space("knn-per", None, {}, {}, "optuna").axes}
+    axes = {axis.key: axis for axis in search_space("knn-per", None, {}, {}, "optuna").axes}
     assert axes["k"].plain() == {"low": 1, "high": 16}
     assert axes["k"].is_whole
-    assert Axis("lam", (3.0, 0.5)).ranged() == Axis("lam", (), (0.5, 3.0))
-    assert Axis("lam", (3.0,)).ranged() == Axis("lam", (3.0,))
+    assert Axis("lam", (3.0, 0.5)).as_range() == Axis("lam", (), (0.5, 3.0))
+    assert Axis("lam", (3.0,)).as_range() == Axis("lam", (3.0,))
 
 
 def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_path):
@@ -372,17 +372,17 @@ def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_pat
         ("ditto", {"lam": "-1"}, {}, "lam=-1 does not fit ditto"),
         ("ditto", {"lam": ""}, {}, "lam has no values"),
         ("ditto", {"lam": "1,1.0"}, {}, "a value occurs twice"),
-        ("ditto", {"lam": "1..2"}, {}, "lam is a range, which a grid does not search"),
-        ("ditto", {"lam": "2..1"}, {"sampler": "optuna"}, "lam=2.0..1.0 is no range"),
-        ("fedham", {"form": "faithful..guarded"}, {"sampler": "optuna"}, "form=faithful..guarded is no range"),
+        ("ditto", {"lam": "1..2"}, {}, "lam is a range"),
+        ("ditto", {"lam": "2..1"}, {"sampler": "optuna"}, "lam=2.0..1.0 is not a range"),
+        ("fedham", {"form": "faithful..guarded"}, {"sampler": "optuna"}, "form=faithful..guarded is not a range"),
         ("ditto", {"grid": [[1, 2]]}, {}, "grid is itself a list"),
         ("ditto", {"lam": "1,2"}, {"options": {"lam": "1"}}, "lam is both set and searched"),
         ("fedavg", {"lr": "0.1", "training.lr": "0.1"}, {}, "searched twice"),
-        ("fedavg", {"refit": "true"}, {}, "no validation samples are left"),
-        ("fedavg", {"lr": "0.1"}, {"settings": {"refit": True}}, "no validation samples are left"),
+        ("fedavg", {"refit": "true"}, {}, "leaves no validation samples"),
+        ("fedavg", {"lr": "0.1"}, {"settings": {"refit": True}}, "leaves no validation samples"),
         ("knn-per", {"lr": "0.1"}, {}, "knn-per trains no model"),
-        ("fedavg", None, {"settings": {"lr": 0.1}}, "there is nothing to search of fedavg"),
-        ("fedavg", {"lr": "0.1"}, {"trials": 0}, "0 trials choose nothing"),
+        ("fedavg", None, {"settings": {"lr": 0.1}}, "fedavg has nothing to search"),
+        ("fedavg", {"lr": "0.1"}, {"trials": 0}, "--trials 0"),
         ("fedavg", {"lr": "0.1"}, {"minutes": 0}, "--minutes 0 leaves no time for a trial"),
         ("fedavg", {"lr": "0.1"}, {"sampler": "grids"}, "unknown sampler 'grids'"),
         ("fedavg", {"lr": "0.1"}, {"metric": "aurok"}, "unknown metric 'aurok'"),

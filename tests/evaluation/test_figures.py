@@ -116,7 +116,7 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
     for words, message in [
         ((tmp_path / "m", *x, "--plot-rounds", "2"), "holds no attention of round 2"),
         ((tmp_path / "m", *y, "--plot-rounds", "5"), "it holds that of rounds 3 to 4"),
-        ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last are not whole numbers"),
+        ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last"),
         ((tmp_path / "m", "--plot-rounds", "3"), "--plot-rounds needs --plot or --attention"),
         ((tmp_path / "g", *x, "--plot-rounds", "3"), "holds no attention"),
         ((tmp_path / "g", *y), "holds no attention"),

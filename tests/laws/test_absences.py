@@ -107,7 +107,7 @@ def test_when_all_diverge_the_run_ends_with_the_reason(method):
         play(method, worlds.run(method, lr=1e37))
     assert "--lr" in error.value.fix[0]
     if method != "fedhealth":
-        assert error.value.message.startswith(f"{method}, round 1: the parameters of all that trained")
+        assert error.value.message.startswith(f"{method}, round 1: the parameters of all clients that trained")
 
 
 @pytest.mark.parametrize("method", TRAINED)
@@ -151,10 +151,10 @@ def test_a_round_without_answers_changes_nothing(method):
         assert (row["bytes_down"] > 0) == (run.kind == "server" and method != "fedproto")
     by_split, _ = answers(method, run, state)
     assert np.isfinite(by_split["test"]["p"]).all()
-    assert loop.describe_last(rows).startswith("nobody answered")
+    assert loop.describe_last(rows).startswith("no client uploaded")
     facts = absences.summary(rows, [*"abcdefg"])
     assert facts == {"dropped": 6, "rounds_unanswered": 2}
-    assert absences.sentences(facts) == ["clients dropped out 6 times; 2 rounds of which nobody answered"]
+    assert absences.sentences(facts) == ["clients dropped out 6 times; 2 rounds had no upload"]
 
 
 def test_what_a_user_reads(pfl, tmp_path):

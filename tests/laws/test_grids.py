@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from pflcli import config, methods, registry
-from pflcli.commands.tuning.space import space
+from pflcli.commands.tuning.space import search_space
 from pflcli.settings import Settings
 
 
 @pytest.mark.parametrize("name", registry.names("methods"))
 def test_a_grid_begins_at_the_defaults(name):
     algorithm = methods.load(name)
-    searched = space(name, None, {}, {}, "grid")
+    searched = search_space(name, None, {}, {}, "grid")
     known = {**{f"training.{key}": value for key, value in config.plain(Settings()).items()}}
     known |= config.plain(algorithm.Config())
     assert searched.holds({axis.key: known[axis.key] for axis in searched.axes})
     for point in searched.points():
-        options, settings = searched.divided(point)
+        options, settings = searched.split(point)
         config.build(algorithm.Config, options, name)
         config.build(Settings, settings, name)
     assert {*algorithm.GRID} <= {axis.key for axis in searched.axes}

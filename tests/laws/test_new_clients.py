@@ -25,7 +25,7 @@ from pflcli.evaluation.metrics import neighbourhood
 from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import state_files
-from pflcli.training.stored_state import load_state
+from pflcli.training.state_files import load_state
 
 METHODS = registry.names("methods")
 FEW = {"model": "mlp", "rounds": 3, "participation": 1.0}

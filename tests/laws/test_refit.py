@@ -68,7 +68,7 @@ def test_what_is_missing_or_does_not_go_together_is_refused(small, refit, tmp_pa
     def run(*args, **kwargs):
         personalize(*args, tmp_path / "k", **kwargs)
 
-    with pytest.raises(UsageError, match="knn-per chooses lambda by validation samples"):
+    with pytest.raises(UsageError, match="knn-per chooses lambda on validation samples"):
         run("knn-per", refit.d)
     with pytest.raises(UsageError, match="chooses itself without --refit"):
         run("knn-per", small.d, choices=small.knn)
@@ -93,7 +93,7 @@ def test_choices_of_other_clients_are_refused(small, refit, tmp_path):
     extract(tmp_path / "b", tmp_path / "e")
     build_datastore(tmp_path / "e", tmp_path / "d")
     personalize("knn-per", tmp_path / "d", tmp_path / "k")
-    with pytest.raises(InputError, match="is of the partition"):
+    with pytest.raises(InputError, match="made on the partition"):
         personalize("knn-per", refit.d, tmp_path / "k2", choices=tmp_path / "k")
 
 

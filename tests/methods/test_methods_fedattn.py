@@ -304,7 +304,7 @@ def test_a_round_of_rejected_uploads_changes_nothing():
     assert after["z"].written.tolist() == []
     assert row["diverged"] == run.cohort(0).tolist()
     run = worlds.run("fedattn", lr=1e30)
-    with pytest.raises(ComputationError, match="all that trained became non-finite"):
+    with pytest.raises(ComputationError, match="all clients that trained became non-finite"):
         loop.play_round(run, "fedattn", methods.load("fedattn"), fedattn.setup(run), 0)
 
 

@@ -197,7 +197,7 @@ def test_with_refit_there_is_nothing_to_choose_a_round_by(small, tmp_path, pfl):
     words = ("--model", "mlp", "--rounds", 2, "--refit", "--report", "best")
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", *words)
     assert ran.code == 2
-    assert "refit leaves no validation samples to choose a round by" in ran.err
+    assert "refit leaves no validation samples" in ran.err
 
 
 def test_a_damaged_best_round_is_a_damaged_checkpoint(small, tmp_path, monkeypatch, pfl):

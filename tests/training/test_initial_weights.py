@@ -105,11 +105,11 @@ def damage(change):
 MISFITS = {
     "a name too many": (
         lambda: damage({"body.9.weight": torch.ones(1), "odd": torch.ones(1)}),
-        "holds 2 names that mlp lacks: body.9.weight, odd",
+        "contains 2 names that mlp lacks: body.9.weight, odd",
     ),
     "a layer too many": (
         lambda: damage({"old.weight": torch.ones(4, 200), "old.bias": torch.ones(4)}),
-        "holds 2 names that mlp lacks: old.weight, old.bias",
+        "contains 2 names that mlp lacks: old.weight, old.bias",
     ),
     "names missing": (
         lambda: {k: v for k, v in damage({}).items() if not k.startswith("body.1.")},
@@ -117,7 +117,7 @@ MISFITS = {
     ),
     "another input": (
         lambda: parameters.of(models.create("mlp", (5,), 4, seed=1)),
-        "holds 1 shapes that differ from mlp's: body.1.weight 200x5 in the file, 200x6 in the model",
+        "contains 1 shapes that differ from mlp's: body.1.weight 200x5 in the file, 200x6 in the model",
     ),
     "not a number": (lambda: damage({"body.1.bias": torch.full((200,), torch.nan)}), "body.1.bias is not finite"),
     "a checkpoint": (lambda: {"epoch": 3, "model": damage({})}, "holds a dict with epoch, model, not a state dict"),
@@ -229,7 +229,7 @@ def test_methods_begin_where_the_backbone_began(tmp_path, trained):
             self.lines.append(text)
 
     personalize("fedavg", tmp_path / "b1", tmp_path / "f", execution=Execution(reporter=Recorder()))
-    assert f"fedavg: taking the 1 rounds of {tmp_path / 'b1'}" in Recorder.lines
+    assert f"fedavg: reusing the 1 rounds of {tmp_path / 'b1'}" in Recorder.lines
     # A method that trains anew, with no step to take, is left with the weights.
     personalize("fedavg", tmp_path / "b1", tmp_path / "f0", settings={"rounds": 0})
     state = load_file(tmp_path / "f0" / "state.safetensors")
@@ -241,7 +241,7 @@ def test_the_command_line(pfl, small, tmp_path):
     line = ("train-global", small.p, "-o", tmp_path / "b", "--model", "mlp", "--rounds", 1, "--weights")
     ran = pfl(*line, tmp_path / "w.pt", "--json")
     assert ran.code == 0
-    assert "the head starts anew" in ran.err
+    assert "the head is initialized at random" in ran.err
     assert len(json.loads(ran.out)["request"]["weights"]) == 64
     assert open_artifact(tmp_path / "b").manifest.made["weights"] == str(tmp_path / "w.pt")
     ran = pfl(*line, tmp_path / "gone.pt")
@@ -286,7 +286,7 @@ def test_all_methods_of_a_comparison_begin_with_the_weights(small, tmp_path, tra
 
 
 def test_weights_other_than_the_backbones_are_refused(pfl, small, tmp_path, trained):
-    with pytest.raises(UsageError, match="did not begin with"):
+    with pytest.raises(UsageError, match="did not start from"):
         personalize("fedavg-plus", small.b, tmp_path / "f", weights=tmp_path / "w.pt")
     same = personalize("fedavg", tmp_path / "b0", tmp_path / "f", weights=tmp_path / "w.pt")
     assert same.request["weights"] == initial.read(tmp_path / "w.pt").digest

@@ -1,4 +1,4 @@
-"""``compare -n``: what a comparison costs, from two real rounds of each method in a temporary folder, multiplied."""
+"""``compare -n``: estimate the cost of a comparison by running two rounds of each method in a temporary folder."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from pflcli.training.initial_weights import Weights
 from pflcli.wording import duration
 
 _ROUNDS = 2
-"""Rounds that are run; the first compiles loops and fills caches, so that only the second is multiplied."""
+"""Rounds that are run. The first one compiles loops and fills caches; only the second one is extrapolated."""
 _TABLE_SECONDS, _TABLE_SECONDS_EACH = 3.0, 0.045
-"""Seconds until the table and its picture are made, and for each of its predictions (measured on two cores)."""
+"""Seconds to make the table and its picture, and in addition for each of its predictions (measured on two cores)."""
 _WHOLE_FILES = ("manifest.json", "codebook.json", "predictions.h5", "weights.safetensors")
 """Files whose size does not depend on the number of rounds."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one artifact costs."""
+    """The cost of one artifact."""
 
     seconds: float = 0.0
     processor_seconds: float = 0.0
@@ -54,14 +54,14 @@ class Cost:
 
 @dataclass
 class Costs:
-    """Estimated costs: of each job under one seed by its name, and of all jobs that are still to be run."""
+    """Estimated costs: of each job with one seed, by name, and the total of all unfinished jobs."""
 
     by_name: dict[str, Cost] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    """methods that have no estimate, and why; what of a method grows with the square of the clients"""
+    """methods without an estimate, with the reason; costs that grow with the square of the number of clients"""
     total: Cost = field(default_factory=Cost)
     memory: int = 0
-    """most bytes of memory that this process has had"""
+    """peak memory of this process in bytes"""
 
     def facts(self) -> dict[str, Any]:
         """Return the totals for the summary of a dry run; nothing if nothing was estimated."""
@@ -75,8 +75,8 @@ class Costs:
         }
         return {"needs": totals}
 
-    def beside(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows of a plan, those of unfinished jobs with what they cost."""
+    def add_to_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows of a plan, with the costs of unfinished jobs."""
         return [
             {
                 **row,
@@ -89,7 +89,7 @@ class Costs:
         ]
 
     def announce(self, out: Path, reporter: Reporter) -> None:
-        """Say what is needed, and what to change if the disk is too full."""
+        """Report the totals and remarks, and warn if the disk is too full."""
         for line in self.lines(out):
             reporter.say(line)
 
@@ -105,8 +105,8 @@ class Costs:
         if self.total.bytes > free:
             name = max(self.by_name, key=lambda job: self.by_name[job].bytes)
             lines.append(
-                f"WARNING: {size(self.total.bytes)} of disk are needed, and {size(free)} are free: another --out, "
-                f"fewer --seeds, or leave out {name} ({size(self.by_name[name].bytes)} per seed)"
+                f"WARNING: the disk has {size(free)} free, but {size(self.total.bytes)} are needed: choose another "
+                f"--out or fewer --seeds, or leave out {name} ({size(self.by_name[name].bytes)} per seed)"
             )
         return lines
 
@@ -119,9 +119,9 @@ def estimate(
     weights: Weights | None,
     execution: Execution,
 ) -> Costs:
-    """Return what the unfinished jobs of a plan cost, from two rounds of each on a ``partition``.
+    """Estimate the costs of the unfinished jobs of a plan by running two rounds of each on a ``partition``.
 
-    They are run as the comparison would run them, but in a temporary folder. Without a reporter nothing is estimated.
+    The jobs run as in the comparison, but in a temporary folder. Without a reporter, nothing is estimated.
     """
     costs, ahead = Costs(), [job for job, item in planned.items() if item.is_ahead]
     if not ahead or execution.reporter is SILENT:
@@ -130,7 +130,7 @@ def estimate(
     clients = int(partition.manifest.summary["clients"])
     by_name = {variant.name: variant for variant in variants}
     with tempfile.TemporaryDirectory(prefix="pfl-") as folder:
-        short = [replace(item, settings=_shortened(item.settings)) for item in variants]
+        short = [replace(item, settings=_shorten(item.settings)) for item in variants]
         jobs = seed_jobs(
             partition,
             ahead[0].seed,
@@ -148,12 +148,12 @@ def estimate(
             if job in results.failed:
                 costs.remarks.append(f"{job.name} has no estimate: {results.failed[job].message}")
             elif job.name in results.unsuited:
-                costs.remarks.append(f"{job.name} would be left out: {results.unsuited[job.name]}")
+                costs.remarks.append(f"{job.name} will be left out: {results.unsuited[job.name]}")
             elif job.name in names and job not in results.blocked:
-                settings = training if name not in by_name else _of_variant(training, by_name[name])
-                costs.by_name[job.name] = _multiplied(open_artifact(job.out), settings, clients)
+                settings = training if name not in by_name else _variant_settings(training, by_name[name])
+                costs.by_name[job.name] = _extrapolate(open_artifact(job.out), settings, clients)
     for name in names & by_name.keys():
-        costs.remarks += _of_pairs(by_name[name], training, partition)
+        costs.remarks += _describe_pair_costs(by_name[name], training, partition)
     predictions = sum(job.is_result for job in planned)
     table = _TABLE_SECONDS + _TABLE_SECONDS_EACH * predictions
     made = (costs.by_name[job.name] for job in ahead if job.name in costs.by_name)
@@ -162,22 +162,22 @@ def estimate(
     return costs
 
 
-def _shortened(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _shorten(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: min(value, _ROUNDS) if key == "rounds" else value for key, value in settings.items()}
 
 
 def _with_inputs(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs, each after those that make its inputs."""
+    """Return the jobs, each after the jobs that make its inputs."""
     return list(dict.fromkeys(item for job in jobs for item in (*_with_inputs(job.input_jobs), job)))
 
 
-def _of_variant(training: Settings, variant: Variant) -> Settings:
+def _variant_settings(training: Settings, variant: Variant) -> Settings:
     settings: Settings = config.build(Settings, {**config.plain(training), **variant.settings}, variant.name)
     return settings
 
 
-def _multiplied(artifact: Artifact, settings: Settings, clients: int) -> Cost:
-    """Return the cost of an artifact with all rounds of ``settings``, from one with a few, among so many clients."""
+def _extrapolate(artifact: Artifact, settings: Settings, clients: int) -> Cost:
+    """Return the cost of an artifact with all rounds of ``settings``, from one with a few rounds."""
     made = artifact.manifest.made
     seconds, processor = float(made["seconds"]), float(made.get("processor_seconds", made["seconds"]))
     table = artifact.path / "rounds.csv"
@@ -196,29 +196,29 @@ def _multiplied(artifact: Artifact, settings: Settings, clients: int) -> Cost:
             total += stored * settings.rounds / max(played, 1)
         elif path.name in _WHOLE_FILES:
             total += stored
-        else:  # beside the global model, a state has a row for each client that was ever selected
+        else:  # a state contains the global model, and a row for each client that was ever selected
             shared = min(model, stored) if path.name == "state.safetensors" else 0.0
             total += shared + (stored - shared) * seen
     return Cost(seconds * growth, processor * growth, total)
 
 
-def _of_pairs(variant: Variant, training: Settings, partition: Artifact) -> list[str]:
-    """Return what of a method grows with the square of the clients."""
+def _describe_pair_costs(variant: Variant, training: Settings, partition: Artifact) -> list[str]:
+    """Return the costs of a method that grow with the square of the number of clients."""
     if variant.is_stack:
         return []
     method = methods.load(variant.method)
     cfg = config.build(method.Config, variant.options, variant.method)
-    return pair_costs.remarks(variant.name, method, cfg, _of_variant(training, variant), partition)
+    return pair_costs.remarks(variant.name, method, cfg, _variant_settings(training, variant), partition)
 
 
 def _peak_memory() -> int:
-    """Return the most bytes of memory that this process has had."""
+    """Return the peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 class _ProgressOnly:
-    """A reporter that shows progress, and drops messages."""
+    """A reporter that shows progress but no messages."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -230,6 +230,6 @@ class _ProgressOnly:
         """Ignore the line."""
 
     def progress(self, label: str, total: int, completed: int = 0) -> AbstractContextManager[Any]:
-        """Show progress under the name of what is done."""
+        """Show progress with the label ``estimate``."""
         shown: AbstractContextManager[Any] = self._reporter.progress("estimate", total, completed)
         return shown

@@ -1,4 +1,4 @@
-"""The jobs of a comparison under one seed: what several methods share, a run of each method, and stacks."""
+"""The jobs of a comparison with one seed: artifacts that methods share, a run of each method, and stacks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pflcli.settings import Settings, changed
 from pflcli.training.initial_weights import Weights
 
 CHOOSING = "choosing"
-"""Subfolder of a seed for the runs without ``refit`` that choose; also the prefix of the names of their jobs."""
+"""Subfolder of a seed for the runs without ``refit`` that make the choices; also the prefix of their jobs' names."""
 
 _ORDER = list(chain.KINDS)
 
 Training = Callable[[], tuple[Mapping[str, Any] | None, Mapping[str, Any]]]
-"""Returns the options of the method that trains the backbone, and the training settings, when the job begins."""
+"""A function, called when the job begins, that returns the options of the backbone's method and the settings."""
 
 
 def shared_jobs(
@@ -45,9 +45,9 @@ def shared_jobs(
     work: float = 1.0,
     is_result: bool = False,
 ) -> list[Job]:
-    """Return the jobs that lead from ``source`` to an artifact of the kind ``last``, each made from the one before.
+    """Return the jobs that lead from ``source`` to an artifact of the kind ``last``, each made from the previous one.
 
-    ``work`` is that of training a backbone.
+    ``work`` is the estimated work of training a backbone.
     """
 
     def backbone(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
@@ -92,8 +92,8 @@ def seed_jobs(
 ) -> list[Job]:
     """Return the jobs of one seed, in an order in which they can run; they write into ``root/seed-N``.
 
-    All models start from ``weights``, or at random if None. ``tunings`` are the jobs, by name of a variant, that choose
-    its options; those of FedAvg choose the training settings.
+    All models start from ``weights``, or at random if None. ``tunings`` are the jobs that choose the options of a
+    variant, by its name; the job of FedAvg chooses the training settings.
     """
     folder = root / f"seed-{seed}"
     compared = [variant for variant in variants if not variant.is_stack]
@@ -120,10 +120,10 @@ def _runs(
     prefix: str = "",
     choices: Mapping[str, Job] | None = None,
 ) -> list[Job]:
-    """Return the jobs of the ``variants`` and of what they share, which all write into ``folder``.
+    """Return the jobs of the ``variants`` and of the artifacts that they share, which all write into ``folder``.
 
-    ``options`` are those of the method that trains the backbone. Jobs with a ``prefix`` run without ``refit``; the runs
-    with it take the choices of the jobs ``choices``.
+    ``options`` are those of the method that trains the backbone. Jobs with a ``prefix`` run without ``refit``; runs
+    with ``refit`` take the choices of the jobs ``choices``.
     """
     settings = config.plain(training)
     last = max((variant.source for variant in variants), key=_ORDER.index, default="partition")
@@ -186,9 +186,9 @@ def _stack(folder: Path, variant: Variant, runs: Mapping[str, Job], seed: int) -
 
 
 def private_runs(planned: Plan, variants: Sequence[Variant], training: Settings) -> list[Settings]:
-    """Return the settings of each job whose own rounds are differentially private.
+    """Return the settings of each job that runs differentially private rounds itself.
 
-    A method that adapts a private backbone releases nothing more about its clients to others, and is not among them.
+    A method that only adapts a private backbone is not included: it reveals nothing more about a client to others.
     """
     by_name = {variant.name: variant for variant in variants}
     runs = []

@@ -1,7 +1,7 @@
-"""``compare --tune N``: choose the options and training settings of every method, each with the same budget of trials.
+"""``compare --tune N``: choose the options and training settings of every method, with the same budget of trials.
 
-FedAvg is tuned first, as it trains the backbone of other methods: its best training settings become those of the
-comparison. Then each method is tuned, on the backbone if it needs one; all under one seed, by validation samples alone.
+FedAvg is tuned first, because it trains the backbone of other methods: its best training settings become those of the
+comparison. Then each method is tuned, on the backbone if it needs one. All trials use one seed and validation samples.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.commands.comparison.existing import option_values
+from pflcli.commands.comparison.extend import option_values
 from pflcli.commands.comparison.runs import CHOOSING, shared_jobs
 from pflcli.commands.comparison.variants import (
     BACKBONE,
     TRAINING,
     Variant,
-    divided,
     epochs,
     method_name,
     resolve_variants,
+    split_options,
 )
 from pflcli.commands.tune import NAME as TUNING
 from pflcli.commands.tune import tune
-from pflcli.commands.tuning import running
 from pflcli.commands.tuning.space import default_grid, grid_size
+from pflcli.commands.tuning.trials import SPLIT
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
@@ -49,7 +49,7 @@ FOLDER = "tune"
 
 @dataclass(frozen=True)
 class Budget:
-    """What each method may spend: ``trials`` at most, under one ``seed``, ranked by one ``metric``."""
+    """The budget of each method: at most ``trials`` trials with one ``seed``, ranked by one ``metric``."""
 
     trials: int
     seed: int
@@ -61,9 +61,9 @@ def budget(
 ) -> Budget | None:
     """Return the budget of ``--tune``, or None without it.
 
-    ``metrics`` are those of ``--metric``. If the comparison ``table`` exists, its seed and by default its metric stay.
-    Raises UsageError for a budget without trials and for several partitions, InputError without validation samples,
-    and ConflictError, unless ``force``, if the comparison exists with another budget.
+    ``metrics`` are those of ``--metric``. If the comparison ``table`` exists, its seed is kept, and by default its
+    metric. Raises UsageError for a budget without trials and for several partitions; InputError without validation
+    samples; ConflictError, unless ``force``, if the comparison exists with another budget.
     """
     earlier: Mapping[str, Any] = {} if force else _request(table)
     if earlier:
@@ -81,11 +81,11 @@ def budget(
     partition, *others = dict.fromkeys(partition.path for partition in partitions.values())
     if others:
         raise UsageError(
-            f"--tune chooses on the validation samples of one partition, and there are {1 + len(others)}",
+            f"--tune needs a single partition, on whose validation samples it chooses; got {1 + len(others)}",
             f"pfl compare {partition} -o DIR --seeds 0,1,2 --tune {trials}",
         )
-    if not next(iter(partitions.values())).manifest.summary.get(running.SPLIT, 1):
-        raise InputError(f"{partition} has no validation samples to choose by", "--fractions 0.6,0.2,0.2")
+    if not next(iter(partitions.values())).manifest.summary.get(SPLIT, 1):
+        raise InputError(f"{partition} has no validation samples to choose on", "--fractions 0.6,0.2,0.2")
     seed = earlier.get("tune", {}).get("seed", next(iter(partitions)))
     return Budget(trials, seed, (metrics or earlier.get("metric") or ["accuracy"])[0])
 
@@ -103,20 +103,20 @@ def requested_variants(
 
 
 def _request(table: Path) -> Mapping[str, Any]:
-    """Return the request of an existing comparison, or nothing."""
+    """Return the request of an existing comparison, or an empty one."""
     try:
         return manifests.read(table).request if manifests.is_artifact(table) else {}
     except InputError:
-        return {}  # it is damaged, which is reported where it is replaced
+        return {}  # it is damaged, which is reported when it is replaced
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The best trial of one method; ``values`` is None if a dry run finds that trials are still to be made."""
+    """The best trial of one method; ``values`` is None in a dry run if trials are still to be made."""
 
     values: Mapping[str, Any] | None
     trials: int
-    """number of trials, or in a dry run of those still to be made"""
+    """number of trials, or in a dry run of those that are still to be made"""
     grid: int
     """number of points of the grid; 0 if the method has nothing to tune"""
     problem: str = ""
@@ -125,7 +125,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The options and settings of a comparison: those of the user, and with a ``budget`` the chosen ones."""
+    """The options and settings of a comparison: the user's and, with a ``budget``, those that tuning chose."""
 
     options: Mapping[str, Mapping[str, Any]]
     """by method, options and training settings"""
@@ -137,7 +137,7 @@ class Tuned:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything is chosen; in a dry run it may not be."""
+        """Whether all values are chosen, which may be false in a dry run."""
         return all(choice.values is not None for choice in self.choices.values())
 
     @property
@@ -152,20 +152,20 @@ class Tuned:
         for name, choice in self.choices.items():
             method = methods.load(method_name(name)) if name in own_rounds else None
             if method is not None and method.has_rounds and LINKS[method.KIND]:
-                _, changes = divided(name, {**self.options.get(name, {}), **(choice.values or {})})
+                _, changes = split_options(name, {**self.options.get(name, {}), **(choice.values or {})})
                 runs += choice.trials * [config.build(Settings, changed(config.plain(training), changes), name)]
         return runs
 
     @property
     def announcement(self) -> str:
-        """A line for a dry run that says how many trials are to be made."""
+        """A line for a dry run with the number of trials to be made."""
         unfinished = [choice.trials for choice in self.choices.values() if choice.values is None]
         return (
             f"tune: {counted(sum(unfinished), 'trial')} of {counted(len(unfinished), 'method')} to make, then the runs"
         )
 
     def record(self, table: Path, methods: Sequence[str]) -> dict[str, Any]:
-        """Return the choices for ``metrics.json``, those of an existing comparison at ``table`` included."""
+        """Return the choices for ``metrics.json``, including those of an existing comparison at ``table``."""
         if self.budget is None:
             return {}
         earlier: Mapping[str, Any] = {}
@@ -184,7 +184,7 @@ class Tuned:
         return {"tune": {**self.request["tune"], "methods": chosen}}
 
     def plan(self, out: Path, variants: Sequence[Variant], seeds: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows of a dry run: one per tuning, and unless all is chosen one per method and seed."""
+        """Return the rows of a dry run: one per tuning and, unless all values are chosen, one per method and seed."""
         rows = []
         for name, choice in self.choices.items():
             if choice.grid and self.budget is not None:
@@ -206,7 +206,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Tuner:
-    """Tunes the methods of one comparison in ``out``; ``options`` and ``settings`` of the user stay fixed."""
+    """Tunes the methods of one comparison in ``out``; the user's ``options`` and ``settings`` are fixed."""
 
     budget: Budget
     partition: Artifact
@@ -216,15 +216,17 @@ class Tuner:
     weights: Weights | None
 
     def jobs(self, variants: Sequence[Variant]) -> list[Job]:
-        """Return the jobs that tune FedAvg and the ``variants``, with those that make what they are tuned on.
+        """Return the jobs that tune FedAvg and the ``variants``, and those that make the artifacts they are tuned on.
 
-        A method whose grid is empty, as all its keys are fixed, has no job.
+        A method whose grid is empty, because all keys are fixed, has no job.
         """
         first = self._job(BACKBONE, self.partition, lambda: self.settings, ())
         after = (first,) if first is not None else ()
         on_backbone = [item for item in variants if self._is_on_backbone(item) and self._grid(item.name)]
         order = ("partition", "backbone", "embeddings", "datastore")
-        shared = self._shared(max((item.source for item in on_backbone), key=order.index, default="partition"), after)
+        shared = self._shared_jobs(
+            max((item.source for item in on_backbone), key=order.index, default="partition"), after
+        )
         by_kind = dict(zip(order[1:], shared, strict=False))
         jobs = [*after, *shared]
         for variant in variants:
@@ -236,26 +238,26 @@ class Tuner:
             jobs += [job] if job is not None and variant.name != BACKBONE else []
         return jobs
 
-    def by_variant(self, jobs: Iterable[Job]) -> dict[str, Job]:
-        """Return the jobs that tune, by the name of the variant."""
+    def jobs_by_variant(self, jobs: Iterable[Job]) -> dict[str, Job]:
+        """Return the tuning jobs among ``jobs`` by the name of the variant."""
         return {job.name.removeprefix("tune "): job for job in jobs if is_tuning(str(job.out.relative_to(self.out)))}
 
-    def chosen(self, variants: Sequence[Variant], planned: Plan, results: Results | None = None) -> Tuned:
-        """Return what is chosen for the comparison.
+    def collect(self, variants: Sequence[Variant], planned: Plan, results: Results | None = None) -> Tuned:
+        """Collect the chosen options and settings of the comparison from the tunings.
 
-        ``planned`` are the jobs of the ``variants``, and ``results`` says how they ended, if they were run. A method
-        whose trials all fail, or that does not suit the data, keeps the options of the user; the comparison then
-        reports it. Raises any other error of a job.
+        ``planned`` are the jobs of the ``variants``, and ``results`` are their results if they were run. A method whose
+        trials all fail, or that does not suit the data, keeps the user's options, and the comparison reports it. Any
+        other error of a job is raised.
         """
         for error in results.failed.values() if results else ():
             if not isinstance(error, InputError | ComputationError):
                 raise error
-        jobs = self.by_variant(planned)
+        jobs = self.jobs_by_variant(planned)
         choices = {name: self._choice(name, jobs.get(name), planned, results) for name in self._names(variants)}
         best_options, best_settings = self._best(BACKBONE, choices[BACKBONE])
         settings = changed(self.settings, best_settings)
         before, after = (self._training(each) for each in (self.settings, settings))
-        # A method that trains by itself has trials without FedAvg's settings, and is compared without them.
+        # A method that does not use the backbone is tuned, and therefore compared, without FedAvg's settings.
         user_settings = {key: value for key, value in before.items() if after[key] != value}
         options = {**self.options}
         for variant in variants:
@@ -276,7 +278,7 @@ class Tuner:
 
     def _choice(self, name: str, job: Job | None, planned: Plan, results: Results | None) -> Choice:
         if job is None:
-            return Choice({}, 0, 0)  # nothing of it is left to tune; the exponents of a stack are learned
+            return Choice({}, 0, 0)  # there is nothing to tune: all keys are fixed, or it is a stack
         grid = self._grid(name)
         trials = min(self.budget.trials, grid)
         if results is not None:
@@ -294,16 +296,16 @@ class Tuner:
         return Choice(_best_values(record), len(record["trials"]), grid)
 
     def _best(self, name: str, choice: Choice) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options and the training settings of a method: those of the user, and the chosen ones."""
-        user_options, user_settings = divided(name, self.options.get(name, {}))
-        options, settings = divided(name, choice.values or {})
+        """Return the options and the training settings of a method: the user's and the chosen ones."""
+        user_options, user_settings = split_options(name, self.options.get(name, {}))
+        options, settings = split_options(name, choice.values or {})
         return {**user_options, **options}, changed(user_settings, settings)
 
     def _training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return config.plain(run_request.resolve_settings({}, settings, self.partition))
 
     def _backbone(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options and settings of FedAvg, from its tuning; the user's alone if all its trials failed."""
+        """Return the options and settings of FedAvg from its tuning, or the user's if all its trials failed."""
         path = self.out / _path(BACKBONE)
         values = _best_values(tunings.read(open_artifact(path))) if manifests.is_artifact(path) else {}
         return self._best(BACKBONE, Choice(values, 0, 0))
@@ -311,9 +313,9 @@ class Tuner:
     def _tuned_settings(self) -> dict[str, Any]:
         return changed(self.settings, self._backbone()[1])
 
-    def _shared(self, last: str, after: tuple[Job, ...]) -> list[Job]:
-        """Return the jobs of what methods are tuned on, which are artifacts of the comparison too."""
-        _, own_settings = divided(BACKBONE, self.options.get(BACKBONE, {}))
+    def _shared_jobs(self, last: str, after: tuple[Job, ...]) -> list[Job]:
+        """Return the jobs of the artifacts on which methods are tuned; the comparison uses these artifacts too."""
+        _, own_settings = split_options(BACKBONE, self.options.get(BACKBONE, {}))
         training = run_request.resolve_settings({}, changed(self.settings, own_settings), self.partition)
         folder = self.out / f"seed-{self.budget.seed}"
 
@@ -333,26 +335,26 @@ class Tuner:
             work=epochs(training),
         )
 
-    def _fixed(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fixed_settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the training settings that all trials of a method share: ``settings`` and the user's own for it."""
-        _, own_settings = divided(name, self.options.get(name, {}))
+        _, own_settings = split_options(name, self.options.get(name, {}))
         return {key: value for key, value in changed(settings, own_settings).items() if key != "refit"}
 
     def _grid(self, name: str) -> int:
-        """Return the number of points of a method's grid, without what is fixed or was chosen for the backbone."""
+        """Return the number of points of a method's grid without keys that are fixed or tuned for the backbone."""
         settings = dict(self.settings)
         method = methods.load(method_name(name))
         if name != BACKBONE and method.NEEDS:
-            _, backbone_settings = divided(BACKBONE, self.options.get(BACKBONE, {}))
-            _, searched = divided(BACKBONE, default_grid(methods.load(BACKBONE)))
+            _, backbone_settings = split_options(BACKBONE, self.options.get(BACKBONE, {}))
+            _, searched = split_options(BACKBONE, default_grid(methods.load(BACKBONE)))
             settings |= {key: None for key in (*backbone_settings, *searched)}
-        options, _ = divided(name, self.options.get(name, {}))
-        return grid_size(method_name(name), options, self._fixed(name, settings))
+        options, _ = split_options(name, self.options.get(name, {}))
+        return grid_size(method_name(name), options, self._fixed_settings(name, settings))
 
     def _job(
         self, name: str, source: Artifact | Job, settings: Callable[[], Mapping[str, Any]], after: tuple[Job, ...]
     ) -> Job | None:
-        """Return the job that tunes a method, None if there is nothing to tune; ``settings`` are asked when it runs."""
+        """Return the job that tunes a method, None if there is nothing to tune; ``settings`` is called when it runs."""
         grid, out = self._grid(name), self.out / FOLDER / name
         if not grid:
             return None
@@ -362,8 +364,8 @@ class Tuner:
                 method_name(name),
                 inputs[0],
                 out,
-                options=divided(name, self.options.get(name, {}))[0],
-                settings=self._fixed(name, settings()),
+                options=split_options(name, self.options.get(name, {}))[0],
+                settings=self._fixed_settings(name, settings()),
                 weights=self.weights,
                 trials=self.budget.trials,
                 metric=self.budget.metric,
@@ -385,5 +387,5 @@ def _path(name: str) -> str:
 
 
 def is_tuning(path: str) -> bool:
-    """Return whether ``path``, inside the folder of the comparison, is that of a tuning."""
+    """Return whether ``path``, relative to the folder of the comparison, is that of a tuning."""
     return path.startswith(f"{FOLDER}/")

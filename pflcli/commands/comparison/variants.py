@@ -1,4 +1,4 @@
-"""What a comparison compares: methods, each with options and training settings, and stacks of their predictions."""
+"""The variants of a comparison: methods with options and training settings, and stacks of their predictions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from pflcli.wording import counted
 
 ALL = "all"
 TRAINING = "training."
-"""Prefix of a training setting, which tells it from an option of the method with the same name."""
+"""Prefix that distinguishes a training setting from an option of the method with the same name."""
 
 BACKBONE = "fedavg"
-"""The method that trains the backbone, with its options in the comparison; it also personalizes from the backbone."""
+"""The method that trains the backbone, with its options in the comparison. It also predicts with the backbone."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method of a comparison: its options, its own training settings, and the kind of artifact that it takes.
+    """A method of a comparison: its options, its own training settings, and the kind of artifact that it runs on.
 
     ``name`` is the method's name, followed by ``@`` and a word if the method is compared in several variants. The
-    ``source`` of a stack is empty: it takes the predictions of the variants in its option ``pool``.
+    ``source`` of a stack is empty: its inputs are the predictions of the variants in its option ``pool``.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Variant:
     epochs: float
     """estimated work: epochs over all clients' samples, or local steps if the settings count steps"""
     chooses: bool = False
-    """whether its clients choose by validation samples: with ``refit``, an earlier run without it must choose"""
+    """whether its clients choose on validation samples; with ``refit``, a run without it makes the choices first"""
 
     @property
     def method(self) -> str:
-        """The method's name, without the variant's."""
+        """The name of the method, without that of the variant."""
         return method_name(self.name)
 
     @property
@@ -69,9 +69,9 @@ def resolve_variants(
     training: Settings,
     existing: Sequence[Variant] = (),
 ) -> list[Variant]:
-    """Return a variant for each name in ``methods``, stacks last; ``all`` stands for every method.
+    """Return a variant for each name in ``methods``, stacks last; ``all`` means every method.
 
-    ``options`` holds, by variant, options of the method and training settings. A stack may also pool ``existing``
+    ``options`` contains, by variant, options of the method and training settings. A stack may also pool ``existing``
     variants. Raises UsageError for a name that is unknown or occurs twice, or a stack of fewer than two methods.
     """
     names = [name for word in methods for name in (registry.names("methods") if word == ALL else [word])]
@@ -79,11 +79,13 @@ def resolve_variants(
         raise UsageError("no methods to compare", "--methods fedavg,local")
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"method {name} is named twice", f"variants have names of their own: {name},{name}@other")
+            raise UsageError(f"method {name} is given twice", f"to add a variant: {name},{name}@other")
         if not is_stack(name):
             registry.card("methods", method_name(name))
         if name != method_name(name) and not re.fullmatch(r"[A-Za-z0-9_-]+", name.split("@", 1)[1]):
-            raise UsageError(f"{name}: a variant is named by letters, digits, - and _", f"{method_name(name)}@other")
+            raise UsageError(
+                f"{name}: the name of a variant consists of letters, digits, - and _", f"{method_name(name)}@other"
+            )
     for name in options:
         if name not in names:
             raise UsageError(f"options are set for {name}, which is not compared", closest(name, names))
@@ -91,8 +93,8 @@ def resolve_variants(
     return [*variants, *_stacks(names, options, [*existing, *variants], training)]
 
 
-def divided(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of a method and the training settings among ``values``, these without the prefix."""
+def split_options(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of a method and the training settings among ``values``, the latter without their prefix."""
     own = {field.name for field in dataclasses.fields(methods.load(method_name(name)).Config)}
     options = {key: value for key, value in values.items() if key in own}
     return options, {key.removeprefix(TRAINING): value for key, value in values.items() if key not in own}
@@ -105,7 +107,7 @@ def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Varia
     for key in options:
         if key not in own | shared and key.removeprefix(TRAINING) not in shared:
             raise UsageError(f"unknown option '{key}' for {name}", closest(key, own | shared))
-    own_options, settings = divided(name, options)
+    own_options, settings = split_options(name, options)
     cfg = config.build(method.Config, own_options, name)
     resolved: Settings = config.build(Settings, changed(config.plain(training), settings), f"the training of {name}")
     changes = {key: value for key, value in config.plain(resolved).items() if value != config.plain(training)[key]}
@@ -119,16 +121,16 @@ def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Varia
 
 
 def epochs(training: Settings) -> float:
-    """Return the estimated work of a run: epochs over all clients' samples, or steps if the settings count steps."""
+    """Estimate the work of a run: epochs over all clients' samples, or steps if the settings count steps."""
     return max(1.0, training.rounds * training.participation * (training.steps or training.epochs))
 
 
 # Stacks
 
 LARGEST_POOL = 12
-"""Of more methods than this, a stack pools by default those that need no rounds of their own."""
+"""If more methods are compared, a stack by default only pools those that need no rounds of their own."""
 _FEWEST = 2
-"""With one method alone there is nothing to pool."""
+"""The minimum number of methods in a pool."""
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,17 @@ class StackOptions:
     """Options of a stack in a comparison."""
 
     pool: tuple[str, ...] = ()
-    """the compared methods that are pooled; where none is named, all others (:func:`_default_pool`)"""
+    """the compared methods that are pooled; if empty, all others (:func:`_default_pool`)"""
     gate: bool = True
-    """whether clients keep the global model whose validation samples gain nothing"""
+    """whether a client keeps the global model if the pool does not lower its validation log-loss"""
     own: bool = False
-    """whether each client has exponents of its own"""
+    """whether each client has its own exponents"""
 
 
 def _stacks(
     names: Iterable[str], options: Mapping[str, Mapping[str, Any]], compared: Iterable[Variant], training: Settings
 ) -> list[Variant]:
-    """Return a variant for each stack among ``names``, with its ``options``; it pools ``compared`` variants."""
+    """Return a variant for each stack among ``names``, with its ``options``; stacks pool ``compared`` variants."""
     methods_by_name = {variant.name: variant for variant in compared if not variant.is_stack}
     return [
         Variant(name, _stack_options(name, options.get(name, {}), methods_by_name, refit=training.refit), {}, "", 0.1)
@@ -160,9 +162,9 @@ def _stack_options(
 ) -> dict[str, Any]:
     """Return the options of the stack ``name``, with the sorted names of the methods that it pools.
 
-    ``compared`` are the methods of the comparison by name; ``refit`` says whether they learn from validation samples,
-    unless they have a setting of their own. Raises UsageError for options that do not exist, for methods that are not
-    compared or cannot be pooled, and for fewer than two.
+    ``compared`` are the methods of the comparison by name; ``refit`` is their setting of that name unless they have
+    their own. Raises UsageError for unknown options, for methods that are not compared or cannot be pooled, and for
+    fewer than two methods.
     """
     cfg = config.build(StackOptions, values, name)
     refitted = {member for member, variant in compared.items() if variant.settings.get("refit", refit)}
@@ -172,34 +174,33 @@ def _stack_options(
         if member not in compared:
             raise UsageError(f"{name} pools {member}, which is not compared", closest(member, compared))
         if member in refitted:
-            raise _learned(name, member)
+            raise _refit_error(name, member)
     pool = sorted({*cfg.pool} or {*_default_pool(compared)} - refitted)
     if len(pool) < _FEWEST:
         if refitted:
-            raise _learned(name, ", ".join(sorted(refitted)))
-        only = f"only {pool[0]}" if pool else "no method"
-        raise UsageError(
-            f"{name} pools two methods or more, and {only} is there to pool", f"--methods fedavg,local,{name}"
-        )
+            raise _refit_error(name, ", ".join(sorted(refitted)))
+        available = f"only {pool[0]}" if pool else "none"
+        raise UsageError(f"{name} needs two methods or more to pool, got {available}", f"--methods fedavg,local,{name}")
     if cfg.gate and not any(_stores_global_model(compared[member]) for member in pool):
         raise UsageError(
-            f"none of {', '.join(pool)} knows the global model, which clients return to if the pool does not help",
-            f"pool {BASE} too, or leave the return out: --set {name}.gate=false",
+            f"none of {', '.join(pool)} stores predictions of the global model, which the gate needs for clients that "
+            "do not use the pool",
+            f"pool {BASE} too, or disable the gate: --set {name}.gate=false",
         )
     return config.plain(replace(cfg, pool=tuple(pool)))
 
 
-def _learned(name: str, members: str) -> UsageError:
+def _refit_error(name: str, members: str) -> UsageError:
     return UsageError(
-        f"{name} learns exponents on validation samples, from which {members} already learned with refit",
+        f"{name} learns exponents on validation samples, but {members} already learned from them with refit",
         f"leave out --refit, or {name}",
     )
 
 
 def _default_pool(compared: Mapping[str, Variant]) -> list[str]:
-    """Return all methods or, of many, those that stand on the backbone and those that clients train alone.
+    """Return all methods or, if there are many, those that use the backbone and those that clients train alone.
 
-    These cost no communication beside the backbone's, which counts once.
+    Their only communication is that of the backbone, which counts once.
     """
     if len(compared) <= LARGEST_POOL:
         return [*compared]
@@ -211,29 +212,29 @@ def _default_pool(compared: Mapping[str, Variant]) -> list[str]:
 
 
 def _stores_global_model(variant: Variant) -> bool:
-    """Return whether its predictions hold those of the global model, as all that stand on a backbone do."""
+    """Return whether the global model's predictions are stored too, as by all methods that use a backbone."""
     return variant.method == BASE or variant.source != "partition"
 
 
 def require_validation_samples(names: Iterable[str], partitions: Iterable[Artifact]) -> None:
-    """Raise InputError if a stack is among the names, and a partition has no samples to learn its exponents on."""
+    """Raise InputError if a stack is among the names and a partition has no validation samples."""
     if not any(map(is_stack, names)):
         return
     for partition in partitions:
         if not partition.manifest.summary.get("validation", 1):
             raise InputError(
-                f"{partition.path} has no validation samples on which a stack could learn exponents",
+                f"{partition.path} has no validation samples, which a stack needs to learn its exponents",
                 "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
             )
 
 
 def stack_pools(requested: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the names that each stack pools, from the ``methods`` of a comparison's request."""
+    """Return the names that each stack pools, from the ``methods`` in the request of a comparison."""
     return {name: list(value["options"]["pool"]) for name, value in requested.items() if is_stack(name)}
 
 
 def announce_stacks(requested: Mapping[str, Mapping[str, Any]], reporter: Reporter) -> None:
-    """Say which of the compared methods each stack pools."""
+    """Report which of the compared methods each stack pools."""
     count = sum(not is_stack(name) for name in requested)
     for name, pool in stack_pools(requested).items():
         reporter.say(f"{name} pools {', '.join(pool)} ({len(pool)} of {counted(count, 'method')})")

@@ -1,4 +1,4 @@
-"""Samplers choose the point of the next trial: a grid in random order, or Optuna, which learns from earlier trials."""
+"""Samplers, which choose the point of the next trial: a grid in random order, or Optuna, which uses earlier trials."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pflcli.errors import UsageError, closest
 
 SAMPLERS = ("grid", "optuna")
 _TRIES = 100
-"""Number of times that Optuna is asked for a point that has not been tried."""
+"""How often Optuna is asked for a point that has not been tried yet."""
 
 
 class Sampler(Protocol):
-    """Proposes points one after the other; the same accuracies lead to the same points."""
+    """Proposes points one after the other; for the same scores it proposes the same points."""
 
     count: int
-    """largest number of trials that it proposes"""
+    """maximum number of proposed trials"""
 
     def ask(self) -> Point:
         """Return the next point."""
 
     def tell(self, accuracy: float | None) -> None:
-        """Learn the last point's validation accuracy, from 0 to 1; None if its trial failed."""
+        """Receive the score of the last point, higher is better; None if its trial failed."""
 
 
 def sampler(name: str, space: Space, trials: int, default: Point, seed: int) -> Sampler:
@@ -34,7 +34,7 @@ def sampler(name: str, space: Space, trials: int, default: Point, seed: int) -> 
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler '{name}'", closest(name, SAMPLERS))
     if trials < 1:
-        raise UsageError(f"{trials} trials choose nothing", "--trials 20")
+        raise UsageError(f"--trials {trials} leaves no trial to choose from", "--trials 20")
     return (Grid if name == "grid" else Optuna)(space, trials, default, seed)
 
 
@@ -58,15 +58,14 @@ class Grid:
         return next(self._remaining)
 
     def tell(self, accuracy: float | None) -> None:
-        """Learn nothing."""
+        """Ignore the score."""
 
 
 class Optuna:
     """Optuna's tree of Parzen estimators (Bergstra et al. 2011); the default point comes first.
 
-    A point is tried twice only if Optuna proposes no other one in ``_TRIES`` attempts.
-    Nothing is stored on disk. A search that was interrupted proposes the same points again and reads the scores of
-    the finished trials, so it continues as if it had not been interrupted.
+    A point is tried twice only if Optuna proposes no other one in ``_TRIES`` attempts. Nothing is stored on disk: after
+    an interruption the sampler proposes the same points again and receives the scores of the finished trials.
     """
 
     def __init__(self, space: Space, trials: int, default: Point, seed: int) -> None:
@@ -89,10 +88,10 @@ class Optuna:
         self._current: tuple[Any, Point] | None = None
 
     def ask(self) -> Point:
-        """Return the next point, one that has not been tried if Optuna proposes one."""
+        """Return the next point; it has not been tried yet if Optuna proposes such a point."""
         for tries in range(1, _TRIES + 1):
             trial = self._study.ask(self._axes)
-            point = {axis.key: _rounded(axis, trial.params[axis.key]) for axis in self._space.axes}
+            point = {axis.key: _round(axis, trial.params[axis.key]) for axis in self._space.axes}
             self._current = trial, point
             earlier = [accuracy for other, accuracy in self._scored if other == point]
             if not earlier or tries == _TRIES:
@@ -101,7 +100,7 @@ class Optuna:
         return point
 
     def tell(self, accuracy: float | None) -> None:
-        """Report the last point's accuracy to Optuna."""
+        """Report the score of the last point to Optuna."""
         assert self._current is not None
         trial, point = self._current
         self._scored.append((point, accuracy))
@@ -125,8 +124,8 @@ def _distribution(axis: Axis) -> Any:
     return distributions.FloatDistribution(low, high, log=axis.is_ratio)
 
 
-def _rounded(axis: Axis, value: Any) -> Any:
-    """Return a number of a range with four significant digits, so that the name of a trial's folder stays short."""
+def _round(axis: Axis, value: Any) -> Any:
+    """Round a number of a range to four significant digits, so that the name of a trial's folder stays short."""
     if axis.bounds is None or axis.is_whole:
         return value
     return min(max(float(f"{value:.4g}"), axis.bounds[0]), axis.bounds[1])

@@ -24,7 +24,7 @@ Point = dict[str, Any]
 
 _RANGE = re.compile(r"(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
 _LONGEST = 100
-"""Characters of a trial's folder; a longer name is a hash."""
+"""Maximum characters in the name of a trial's folder; a longer name is replaced by a hash."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Axis:
             return any(value == other and type(value) is type(other) for other in self.values)
         return isinstance(value, int | float) and self.bounds[0] <= value <= self.bounds[1]
 
-    def ranged(self) -> Axis:
+    def as_range(self) -> Axis:
         """Return the range that a list of numbers spans; any other axis is returned unchanged."""
         kinds = {type(value) for value in self.values}
         if self.bounds is not None or len(self.values) < 2 or len(kinds) > 1 or not kinds <= {int, float}:
@@ -59,13 +59,13 @@ class Axis:
         return Axis(self.key, (), (min(self.values), max(self.values)))
 
     def plain(self) -> Any:
-        """Return the axis as JSON values, as it is stored in a request."""
+        """Return the axis as JSON values for a request."""
         return list(self.values) if self.bounds is None else {"low": self.bounds[0], "high": self.bounds[1]}
 
 
 @dataclass(frozen=True)
 class Space:
-    """The points that are searched for one method, by axes."""
+    """The search space of one method: the product of its axes."""
 
     method: str
     axes: tuple[Axis, ...]
@@ -91,27 +91,27 @@ class Space:
         """Whether the space contains a point."""
         return all(axis.holds(point[axis.key]) for axis in self.axes)
 
-    def divided(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the method's options and the training settings of a point."""
         entries = [(*_owner(self.method, key), value) for key, value in point.items()]
         options = {name: value for cls, name, value in entries if cls is not Settings}
         return options, {name: value for cls, name, value in entries if cls is Settings}
 
 
-def space(
+def search_space(
     method: str,
     search: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     settings: Mapping[str, Any],
     sampler: str,
 ) -> Space:
-    """Return the search space: ``search`` holds by key a list, or text as typed; without it, the method's own grid.
+    """Return the search space: ``search`` contains lists or typed text by key; without it, the method's own grid.
 
-    A key names an option of the method, or a training setting if the method has no such option; the prefix
-    ``training.`` always means the setting. ``options`` and ``settings`` have fixed values. Raises UsageError for an
+    A key names an option of the method or, if the method has no such option, a training setting; with the prefix
+    ``training.`` it always names the setting. ``options`` and ``settings`` have fixed values. Raises UsageError for an
     unknown key, an invalid value, or a key that is fixed or cannot be searched.
     """
-    fixed = _fixed(options, settings)
+    fixed = _fixed_keys(options, settings)
 
     def axis(key: str, values: Any) -> Axis:
         cls, name = _owner(method, key)
@@ -120,36 +120,36 @@ def space(
 
     if search:
         axes = [axis(key, values) for key, values in search.items()]
-        names = [_full(method, axis.key) for axis in axes]
+        names = [_full_key(method, axis.key) for axis in axes]
         for name in names:
             if name in fixed or names.count(name) > 1:
                 raise UsageError(f"{name} is both set and searched, or searched twice", "give it once")
     else:
         axes = [axis(key, values) for key, values in _own_grid(method, fixed).items()]
         if sampler != "grid":
-            axes = [axis.ranged() for axis in axes]
+            axes = [axis.as_range() for axis in axes]
     if not axes:
-        raise UsageError(f"there is nothing to search of {method}", "--search KEY=VALUE,VALUE")
+        raise UsageError(f"{method} has nothing to search", "--search KEY=VALUE,VALUE")
     ranges = [axis.key for axis in axes if axis.bounds is not None]
     if ranges and sampler == "grid":
-        raise UsageError(f"{ranges[0]} is a range, which a grid does not search", "a list, or --sampler optuna")
+        raise UsageError(f"{ranges[0]} is a range, but a grid needs a list of values", "a list, or --sampler optuna")
     return Space(method, tuple(axes))
 
 
 def grid_size(method: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
-    """Return the number of points of the method's own grid beside fixed options and settings; 0 if all is fixed."""
-    grid = _own_grid(method, _fixed(options, settings))
+    """Return the number of points of the method's own grid with fixed options and settings; 0 if all are fixed."""
+    grid = _own_grid(method, _fixed_keys(options, settings))
     return math.prod(map(len, grid.values())) if grid else 0
 
 
-def _fixed(options: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+def _fixed_keys(options: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     return [*options, *(f"{TRAINING}{key}" for key in settings)]
 
 
 def _own_grid(method: str, fixed: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """Return the default search of a method without the keys that are fixed."""
     grid = default_grid(methods.load(method))
-    return {key: values for key, values in grid.items() if _full(method, key) not in fixed}
+    return {key: values for key, values in grid.items() if _full_key(method, key) not in fixed}
 
 
 def default_grid(method: Method) -> dict[str, tuple[Any, ...]]:
@@ -158,13 +158,13 @@ def default_grid(method: Method) -> dict[str, tuple[Any, ...]]:
     return {**({f"{TRAINING}lr": methods.LEARNING_RATES} if trains else {}), **method.GRID}
 
 
-def folder(point: Point) -> str:
+def folder_name(point: Point) -> str:
     """Return the name of a trial's folder: its values, or a hash of them if they are too long or not a file name."""
     name = ",".join(f"{key}={as_typed(value)}" for key, value in point.items())
     return name if re.fullmatch(r"[\w.=,+-]+", name) and len(name) <= _LONGEST else digest(point)[:16]
 
 
-def words(point: Mapping[str, Any]) -> str:
+def describe(point: Mapping[str, Any]) -> str:
     """Return a point as a user types it."""
     return ", ".join(f"{key}={as_typed(value)}" for key, value in point.items())
 
@@ -179,24 +179,24 @@ def _owner(method: str, key: str) -> tuple[type[Any], str]:
             raise UsageError(f"unknown training setting '{name}'", closest(name, shared))
         if "embeddings" in chain.closure(loaded.NEEDS):
             raise UsageError(
-                f"{method} trains no model: {name} has no effect on it",
+                f"{method} trains no model, so {name} has no effect",
                 f"tune the method that trains the backbone: pfl tune fedavg PARTITION --search {name}=...",
             )
         if name == "refit":
-            raise UsageError("with refit no validation samples are left to choose by", "leave refit out of the search")
+            raise UsageError("refit leaves no validation samples to choose on", "leave refit out of the search")
         return Settings, name
     if key not in options:
         raise UsageError(f"unknown option '{key}' for {method}", closest(key, options | shared))
     return loaded.Config, key
 
 
-def _full(method: str, key: str) -> str:
+def _full_key(method: str, key: str) -> str:
     cls, name = _owner(method, key)
     return f"{TRAINING}{name}" if cls is Settings else name
 
 
 def _axis(cls: type[Any], base: Mapping[str, Any], method: str, key: str, name: str, values: str | list[Any]) -> Axis:
-    """Return an axis whose values have the type of their field, each checked together with the values of ``base``."""
+    """Return an axis with values of the type of the field, each checked together with the values of ``base``."""
     owner = "the training settings" if cls is Settings else method
     ranged = _RANGE.fullmatch(values.strip()) if isinstance(values, str) else None
     if isinstance(values, str):
@@ -211,5 +211,5 @@ def _axis(cls: type[Any], base: Mapping[str, Any], method: str, key: str, name: 
         return Axis(key, tuple(typed))
     low, high = typed
     if not all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in typed) or low >= high:
-        raise UsageError(f"--search {key}={low}..{high} is no range of numbers", f"--search {key}=0.01..0.3")
+        raise UsageError(f"--search {key}={low}..{high} is not a range of numbers", f"--search {key}=0.01..0.3")
     return Axis(key, (), (low, high))

@@ -32,8 +32,8 @@ class Deal:
     part: tuple[int, int]
     seed: int
     split_seed: int | None = None
+    """the seed of the splits, if not ``seed``"""
     poison: Poison | None = None
-    """what splits are drawn from, if not from ``seed``"""
 
     def check(self, fractions: tuple[float, float, float] | None) -> None:
         """Raise UsageError for a number out of its range, or for ``fractions`` that do not add up to 1."""

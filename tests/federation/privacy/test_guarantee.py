@@ -54,7 +54,7 @@ def test_a_run_without_it_says_nothing_of_it(pfl, small, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--dp-epsilon", "1"), "give dp_delta"),
+        (("--dp-epsilon", "1"), "dp_delta"),
         (("--dp-epsilon", "1", "--dp-noise", "1", "--dp-delta", "1e-3"), "each determines the other"),
         (("--dp-clip", "1"), "without dp_epsilon or dp_noise"),
         (("--dp-delta", "1e-3"), "without dp_epsilon or dp_noise"),

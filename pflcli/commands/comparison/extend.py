@@ -1,4 +1,4 @@
-"""An existing comparison: its methods and seeds stay, and the requested ones are added to it."""
+"""Extend an existing comparison: its methods and seeds are kept, and the requested ones are added."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class ExistingComparison:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics that ``--metric`` named."""
+        """The metrics that were given by ``--metric``."""
         return catalogue.chosen(self.artifact.manifest.request.get("metric", catalogue.DEFAULT))
 
-    def joined_variants(
+    def join_variants(
         self, methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], training: Settings, *, force: bool
     ) -> list[Variant]:
         """Return the requested methods and those of this comparison, each once.
 
-        A method of this comparison keeps its options unless ``options`` names it. Raises ConflictError if the options
-        then differ and ``force`` is off; with ``force`` the requested ones apply.
+        A method of this comparison keeps its options unless ``options`` contains it. If its options then differ, the
+        requested ones apply with ``force``, and without it ConflictError is raised.
         """
         existing_options: Options = {name: option_values(earlier) for name, earlier in self.methods.items()}
         existing = resolve_variants([*self.methods], existing_options, training)
@@ -65,9 +65,9 @@ class ExistingComparison:
         if lines and not force:
             name = lines[0].split(":")[0]
             raise ConflictError(
-                f"{self.path} compares the same with other options",
+                f"{self.path} compares these methods with other options",
                 *lines,
-                f"--methods {name}@other --set {name}@other.KEY=VALUE adds a variant, --force replaces what differs",
+                f"--methods {name}@other --set {name}@other.KEY=VALUE adds a variant; --force replaces these methods",
             )
         names = [variant.name for variant in requested]
         names += [name for name in self.methods if name not in names]
@@ -86,7 +86,7 @@ class ExistingComparison:
                 continue
             try:
                 partition = ancestor(follow(self.artifact, reference), "partition")
-                assert partition is not None  # every method needs one
+                assert partition is not None  # all predictions descend from one
                 existing[seed] = partition
             except InputError as error:
                 missing[seed] = error
@@ -110,15 +110,15 @@ class ExistingComparison:
         partitions: Mapping[int, Artifact],
         reporter: Reporter,
     ) -> None:
-        """Say which methods of this comparison were not requested and stay, if methods or seeds are added."""
+        """If methods or seeds are added, report the methods of this comparison that were not requested and are kept."""
         added = {variant.name for variant in variants} - {*self.methods}
         grows = added or {*partitions} - {*self.artifact.manifest.request["seeds"]}
         unrequested = [name for name in self.methods if name not in methods and ALL not in methods]
         if grows and unrequested:
-            reporter.say(f"{self.path} also holds {', '.join(unrequested)}, which stay")
+            reporter.say(f"{self.path} keeps its other methods: {', '.join(unrequested)}")
 
     def addition(self, draft: ArtifactSpec) -> str:
-        """Return what ``draft`` adds to this comparison; empty if it adds nothing, or lacks a part of it."""
+        """Describe what ``draft`` adds to this comparison; empty if it adds nothing or omits a part of it."""
         old = self.artifact.manifest
         may_change = {"methods", "seeds"}
         new_statistics = old.request.get("statistics") != summary.STATISTICS
@@ -150,8 +150,8 @@ class ExistingComparison:
 def find_comparison(target: Path, kind: str, training: Settings, weights: str | None) -> ExistingComparison | None:
     """Return the comparison at ``target`` if it has these settings and the hash ``weights``, else None.
 
-    If a writer was killed after it had moved the comparison aside, and before it wrote the next one, the comparison
-    that was moved aside counts.
+    If a writer was killed after it had moved the comparison aside and before it wrote the new one, the comparison that
+    was moved aside is returned.
     """
     target = [target, *placement.interrupted(target)[0]][-1]
     if not manifests.is_artifact(target):
@@ -178,7 +178,7 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
 
 
 def option_values(earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's options and its training settings, with the prefix that tells these from the options."""
+    """Return a method's options and its training settings, the latter with the prefix ``training.``."""
     return {**earlier["options"], **{f"{TRAINING}{key}": value for key, value in earlier["settings"].items()}}
 
 

@@ -1,0 +1,280 @@
+"""The trials of a search: run them one after the other, score them on validation samples, and write their tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflcli.artifacts import csv_file
+from pflcli.artifacts.kinds import predictions, tuning
+from pflcli.artifacts.make import Outcome
+from pflcli.artifacts.reader import Artifact, open_artifact
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands.comparison.variants import BACKBONE, TRAINING
+from pflcli.commands.tuning.samplers import Sampler
+from pflcli.commands.tuning.space import Point, Space, describe
+from pflcli.errors import ComputationError, InputError, UsageError
+from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.evaluation.metrics.metric import Metric
+from pflcli.execution import Execution
+from pflcli.jobs.job import Job
+from pflcli.jobs.progress import OverallProgress
+from pflcli.jobs.run import failure
+from pflcli.wording import as_typed
+
+SPLIT = "validation"
+BEST = "best.toml"
+ACCURACY = catalogue.DEFAULT[0]
+_SCORES = ("validation_accuracy", "bottom_decile", "seconds", "problem", "path")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point that was tried, with its scores on validation samples, which are None if it failed."""
+
+    number: int
+    """from 1"""
+    point: Point
+    path: Path
+    """the folder of the predictions, which exists unless the trial failed"""
+    seconds: float
+    score: float | None = None
+    """by the chosen metric, averaged over clients and weighted by their validation samples"""
+    accuracy: float | None = None
+    bottom_decile: float | None = None
+    """accuracy of the (m/10)-th worst client"""
+    samples: int = 0
+    """number of validation samples"""
+    clients: int = 0
+    """number of clients with validation samples"""
+    fingerprint: str | None = None
+    problem: str = ""
+    """why the trial failed"""
+
+
+def run(
+    sampler: Sampler,
+    make_trial: Callable[[Point, Execution], Outcome],
+    folder: Callable[[Point], Path],
+    execution: Execution,
+    seed: int,
+    epochs: float,
+    minutes: float | None,
+    metric: str,
+) -> list[Trial]:
+    """Run the trials in the sampler's order, reuse those that are up to date, and return all, scored by ``metric``.
+
+    No trial is started once one has a score and all together, including those of earlier runs, have taken ``minutes``.
+    A trial that diverges, or whose values are invalid, has no score. ``make_trial`` makes the trial of a point in the
+    folder ``folder(point)``; ``epochs`` is its estimated work. Any other error is raised, because it would stop every
+    trial.
+    """
+    points: list[Point] = []
+
+    def call(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
+        return make_trial(points[-1], execution)
+
+    # The folder of a trial is unknown here: it depends on the point, which the sampler chooses after earlier trials.
+    jobs = [Job(f"trial {n}", Path(), call, (), seed=seed, work=epochs) for n in range(1, sampler.count + 1)]
+    progress = OverallProgress(execution.reporter, jobs, label="tune")
+    trials: list[Trial] = []
+    with progress.overall():
+        for number, job in enumerate(jobs, start=1):
+            seconds = sum(trial.seconds for trial in trials)
+            if minutes is not None and seconds >= 60 * minutes and any(trial.score is not None for trial in trials):
+                execution.reporter.say(f"stopping after {seconds:.0f} s, with {len(trials)} of {sampler.count} trials")
+                break
+            point = sampler.ask()
+            execution.reporter.say(f"trial {number} of {sampler.count}: {describe(point)}")
+            start = time.monotonic()
+            points.append(point)
+            error = failure(job, partial(job.run, replace(execution, reporter=progress)), progress)
+            if isinstance(error, ComputationError | UsageError):
+                trial = Trial(number, point, folder(point), time.monotonic() - start, problem=error.message)
+            elif error is not None:
+                raise error
+            else:
+                trial = _score(number, point, folder(point), metric)
+            result = f"failed: {trial.problem}" if trial.score is None else describe_score(metric, trial.score)
+            execution.reporter.say(f"trial {number}: {result}")
+            sampler.tell(_rank(metric, trial))
+            trials.append(trial)
+    return trials
+
+
+def describe_score(metric: str, score: float) -> str:
+    """Return a score on validation samples as text."""
+    return f"{SPLIT} {catalogue.METRICS[metric].heading} {score:.4f}"
+
+
+def _rank(metric: str, trial: Trial) -> float | None:
+    """Return the score with a sign such that higher is better; None if the trial failed."""
+    if trial.score is None or not catalogue.METRICS[metric].lower_is_better:
+        return trial.score
+    return -trial.score
+
+
+def best(trials: Sequence[Trial], metric: str) -> Trial:
+    """Return the best trial by ``metric``, the first of equal ones; raises ComputationError if all failed."""
+    ranks = {trial.number: rank for trial in trials if (rank := _rank(metric, trial)) is not None}
+    if not ranks:
+        reasons = dict.fromkeys(trial.problem for trial in trials)
+        raise ComputationError(f"all {len(trials)} trials failed", *reasons)
+    number = max(ranks, key=lambda number: (ranks[number], -number))
+    return next(trial for trial in trials if trial.number == number)
+
+
+def _score(number: int, point: Point, path: Path, metric: str) -> Trial:
+    """Return a trial with the scores of its validation predictions; test predictions are not read."""
+    artifact = open_artifact(path, "predictions")
+    answers = predictions.read(artifact, SPLIT)
+    accuracy = scores.per_client(scores.correct(answers.parts["p"], answers.y), answers.offsets)
+    weight = np.diff(answers.offsets)
+    if not len(answers.y):
+        raise InputError(f"{path} has no {SPLIT} samples to choose on")
+    entry = catalogue.METRICS[metric]
+    by_client = entry.by_client(answers.parts["p"], answers.y, answers.offsets)
+    score = scores.weighted_mean(by_client, weight)
+    problem = ""
+    if math.isnan(score):
+        problem = f"{entry.heading} is not defined: no client has {SPLIT} {entry.needs}"
+    circumstances: dict[str, Any] = artifact.manifest.made
+    return Trial(
+        number,
+        point,
+        path,
+        float(circumstances.get("seconds", 0.0)),
+        None if problem else score,
+        scores.weighted_mean(accuracy, weight),
+        scores.bottom_decile(accuracy),
+        len(answers.y),
+        int((weight > 0).sum()),
+        artifact.manifest.fingerprint,
+        problem,
+    )
+
+
+def write(
+    work: ArtifactWriter,
+    out: Path,
+    space: Space,
+    trials: Sequence[Trial],
+    best: Trial,
+    metric: str,
+    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> None:
+    """Write the files of a tuning for the folder ``out``; all trials share ``options`` and ``settings``.
+
+    ``best`` is the best of ``trials`` by ``metric``.
+    """
+    rows = [_row(trial, out, metric) for trial in trials]
+    record = {
+        "method": space.method,
+        **({} if metric == ACCURACY else {"metric": metric}),
+        "samples": best.samples,
+        "clients": best.clients,
+        "best": best.number,
+        "trials": rows,
+    }
+    work.write(tuning.TRIALS, (json.dumps(record, indent=1) + "\n").encode())
+    keys = [axis.key for axis in space.axes]
+    columns = [*([] if metric == ACCURACY else [f"validation_{metric}"]), *_SCORES]
+    lines = (
+        [row["trial"], *(as_typed(row["values"][key]) for key in keys), *(row[name] for name in columns)]
+        for row in rows
+    )
+    work.write("table.csv", csv_file.content(["trial", *keys, *columns], lines))
+    heading, body = readable(record)
+    markdown = [heading, ["---:"] * len(heading), *body]
+    work.write("table.md", "".join("| " + " | ".join(line) + " |\n" for line in markdown).encode())
+    work.write(BEST, _toml(space, best, metric, len(trials), options, settings).encode())
+
+
+def readable(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the heading and rows of a readable table, the best trial first and failed trials last."""
+    metric = catalogue.METRICS.get(record.get("metric", ACCURACY), catalogue.METRICS[ACCURACY])
+    score, sign = f"validation_{metric.name}", 1 if metric.lower_is_better else -1
+    rows = sorted(
+        record["trials"],
+        key=lambda row: (row.get(score) is None, sign * (row.get(score) or 0.0), row["trial"]),
+    )
+    scores = {score: metric, "validation_accuracy": catalogue.METRICS[ACCURACY]}
+    keys = list(rows[0]["values"])
+    problems = ["problem"] if any(row["problem"] for row in rows) else []
+    body = [
+        [
+            str(row["trial"]),
+            *(as_typed(row["values"][key]) for key in keys),
+            *(_number(row.get(name), entry) for name, entry in scores.items()),
+            _number(row["bottom_decile"], catalogue.METRICS["bottom_decile"]),
+            "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
+            *(row[name].replace("|", "/") or "-" for name in problems),
+        ]
+        for row in rows
+    ]
+    headings = [f"validation {entry.heading}{' %' * entry.percent}" for entry in scores.values()]
+    return ["trial", *keys, *headings, "bottom decile %", "seconds", *problems], body
+
+
+def _number(value: float | None, metric: Metric) -> str:
+    return "-" if value is None else f"{100 * value if metric.percent else value:.{metric.digits}f}"
+
+
+def _row(trial: Trial, out: Path, metric: str) -> dict[str, Any]:
+    return {
+        "trial": trial.number,
+        "path": os.path.relpath(trial.path.resolve(), out.resolve()),
+        "fingerprint": trial.fingerprint,
+        "values": trial.point,
+        f"validation_{metric}": None if trial.score is None else round(trial.score, 6),
+        "validation_accuracy": None if trial.accuracy is None else round(trial.accuracy, 6),
+        "bottom_decile": None if trial.bottom_decile is None else round(trial.bottom_decile, 6),
+        "seconds": round(trial.seconds, 3),
+        "problem": trial.problem,
+    }
+
+
+def _toml(
+    space: Space, best: Trial, metric: str, count: int, options: Mapping[str, Any], settings: Mapping[str, Any]
+) -> str:
+    """Return the best trial as TOML, with a table for each command that accepts it."""
+    chosen, trained = space.split(best.point)
+    best_options = {**options, **chosen}
+    nested = {**best_options, **({TRAINING.removesuffix("."): trained} if trained else {})}
+    tables = {
+        "personalize": {**settings, **trained, **({"set": best_options} if best_options else {})},
+        "compare": {**settings, **({"set": {space.method: nested}} if nested else {})},
+    }
+    if space.method == BACKBONE:
+        tables["train-global"] = tables["personalize"]
+    score = f"{catalogue.METRICS[metric].heading} {best.score:.4f}"
+    lines = [
+        f"# {space.method}: the best of {count} trials on validation samples, with {score}",
+        "# over clients weighted by their samples. For --config of the commands below.",
+    ]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{key.replace('_', '-')} = {_literal(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    """Return a value in TOML; None, which TOML lacks, becomes the word "none" as a user types it."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_literal(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, str | bool | int | float):
+        return json.dumps(value)
+    raise UsageError(f"{value!r} cannot be written as TOML")
