@@ -33,7 +33,7 @@ from pflcli.commands.comparison.variants import (
     stack_pools,
 )
 from pflcli.errors import ComputationError, InputError, PflError, UsageError, closest
-from pflcli.evaluation import scoring, simulated_time, stack_references, summary, time_to_target
+from pflcli.evaluation import coverage, scoring, simulated_time, stack_references, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
@@ -75,7 +75,8 @@ def compare(asked: Compare) -> Outcome:
     how long each method takes to reach it. ``link`` is the network for which the time of a round is simulated. The
     first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
     gains, conclusion and picture; the others are computed too. ``positive`` names which of two classes is the positive
-    one of sensitivity, specificity and average precision, the last without it. With ``tune``, what ``options`` and
+    one of sensitivity, specificity and average precision, the last without it. ``coverage`` adds prediction sets that
+    contain the true class with this probability, calibrated on validation samples. With ``tune``, what ``options`` and
     ``settings`` leave open is first chosen for each method among so many trials, by that metric on validation samples.
     With ``only``, just these artifacts are made, named by their folders inside ``out`` (``seed-0/ditto``), and no
     table; what they need must be there. A dry run lists them all, and what each needs, as ``summary["jobs"]``; if it
@@ -88,8 +89,13 @@ def compare(asked: Compare) -> Outcome:
     out = Path(asked.out)
     require_folder(out)
     time_to_target.check(asked.target)
+    coverage.check(asked.coverage)
     table = TableOptions(
-        asked.target, asked.link, None if asked.metrics is None else catalogue.chosen(asked.metrics), asked.positive
+        asked.target,
+        asked.link,
+        None if asked.metrics is None else catalogue.chosen(asked.metrics),
+        asked.positive,
+        asked.coverage,
     )
     partitions = by_seed(asked.sources, asked.seeds)
     if (
@@ -141,6 +147,7 @@ def compare(asked: Compare) -> Outcome:
         partitions, table = existing.partitions(partitions), table.joined(existing)
         existing.announce(variants, asked.methods, partitions, execution.reporter)
     _require_compared(asked.baseline, variants)
+    table.require_calibration(variants, training)
     require_validation_samples([variant.name for variant in variants], partitions.values())
     chosen_seeds = partitions if left is None else selection.seeds_of(partitions, left)
     planned = plan(_jobs(chosen_seeds, out, variants, training, initial_weights))
@@ -221,6 +228,7 @@ def _as_one(
         link=table.link,
         metrics=table.metrics,
         positive=table.positive,
+        coverage=table.coverage,
     )
 
 
@@ -292,22 +300,39 @@ class TableOptions:
     link: str | None
     metrics: tuple[str, ...] | None
     positive: str | None
+    coverage: float | None
 
     def joined(self, existing: ExistingComparison) -> TableOptions:
         """Return these options, with those of an ``existing`` comparison in place of None."""
         request = existing.artifact.manifest.request
         target = request.get("target") if self.target is None else self.target
         metrics = existing.metrics if self.metrics is None else self.metrics
-        return TableOptions(target, self.link or request.get("link"), metrics, self.positive or request.get("positive"))
+        return TableOptions(
+            target,
+            self.link or request.get("link"),
+            metrics,
+            self.positive or request.get("positive"),
+            self.coverage or request.get("coverage"),
+        )
 
     def request(self, baseline: str, partitions: Mapping[int, Artifact]) -> dict[str, Any]:
-        """Return the table's part of the request; raises UsageError for an invalid link, metric or positive class."""
+        """Return the table's part of the request.
+
+        Raises UsageError for an invalid link, metric or positive class, InputError for a coverage without validation
+        samples.
+        """
         metrics = self.metrics or catalogue.DEFAULT
         if metrics != catalogue.DEFAULT or self.positive is not None:
             partition = next(iter(partitions.values()))
             classes = partition_kind.form(partition).classes
             catalogue.require_classes(metrics, classes)
             catalogue.positive_class(self.positive, codebook.read(partition).class_names(classes))
+        for partition in partitions.values() if self.coverage is not None else ():
+            if not partition.manifest.summary.get("validation", 1):
+                raise InputError(
+                    f"{partition.path} has no validation samples, which --coverage calibrates on",
+                    "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
+                )
         return {
             "split": SPLIT,
             "baseline": baseline,
@@ -316,7 +341,17 @@ class TableOptions:
             **({} if self.link is None else {"link": str(simulated_time.Link.of(self.link))}),
             **({} if metrics == catalogue.DEFAULT else {"metric": list(metrics)}),
             **({} if self.positive is None else {"positive": self.positive}),
+            **({} if self.coverage is None else {"coverage": self.coverage}),
         }
+
+    def require_calibration(self, variants: Sequence[Variant], training: Settings) -> None:
+        """Raise UsageError if sets are asked for, and a variant learns from the samples that would calibrate them."""
+        refitted = [item.name for item in variants if item.settings.get("refit", training.refit)]
+        if self.coverage is not None and refitted:
+            raise UsageError(
+                f"with --refit, {', '.join(refitted)} learns from the validation samples that --coverage calibrates on",
+                "leave out --refit or --coverage",
+            )
 
 
 def _require_compared(baseline: str, variants: Sequence[Variant]) -> None:
@@ -389,7 +424,9 @@ def _tabulate(
     metric_names = tuple(request.get("metric", catalogue.DEFAULT))
 
     def build(work: ArtifactWriter) -> Built:
-        scores = scoring.score(artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"))
+        scores = scoring.score(
+            artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"), request.get("coverage")
+        )
         metrics = {**scoring.metrics(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
         pooled = stack_pools(suitable)
         if beside := stack_references.references(scores, pooled):

@@ -11,7 +11,7 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
-from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
+from pflcli.evaluation import coverage, scoring, simulated_time, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
@@ -28,8 +28,11 @@ def evaluate(asked: Evaluate) -> Outcome:
     each method took (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s, adds how long rounds would take behind it
     (``simulated_time``). Methods are ranked by the first of ``metrics``, of which gains, conclusion and picture are
     then made; the others are computed too. ``positive`` names which of two classes is the positive one of
-    sensitivity, specificity and average precision, the last without it. Raises UsageError for an unknown split,
-    baseline, metric or class, a metric that is not defined for these classes, or a target or link that is none.
+    sensitivity, specificity and average precision, the last without it. ``coverage`` adds prediction sets that contain
+    the true class with this probability, calibrated on validation samples (``coverage``).
+
+    Raises UsageError for an unknown split, baseline, metric or class, a metric that is not defined for these classes,
+    or a target, link or coverage that is none; InputError if there are no validation samples to calibrate on.
     """
     execution = asked.execution or Execution()
     time_to_target.check(asked.target)
@@ -37,6 +40,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     speeds = None if asked.link is None else simulated_time.Link.of(asked.link)
     if asked.split not in blocks.SPLITS:
         raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, blocks.SPLITS))
+    coverage.check(asked.coverage, asked.split)
     artifacts = [
         item
         for source in asked.sources
@@ -59,6 +63,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     request |= {} if speeds is None else {"link": str(speeds)}
     request |= {} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}
     request |= {} if asked.positive is None else {"positive": asked.positive}
+    request |= {} if asked.coverage is None else {"coverage": asked.coverage}
     draft = ArtifactSpec(
         "evaluation",
         request,
@@ -67,7 +72,12 @@ def evaluate(asked: Evaluate) -> Outcome:
 
     def build(work: ArtifactWriter) -> Built:
         scored = scoring.score(
-            artifacts, asked.split, asked.baseline, metric_names=metric_names, positive=asked.positive
+            artifacts,
+            asked.split,
+            asked.baseline,
+            metric_names=metric_names,
+            positive=asked.positive,
+            level=asked.coverage,
         )
         table = scoring.metrics(scored, asked.split, asked.baseline, asked.target, speeds)
         scoring.write(work, scored, table, "evaluation")
