@@ -165,11 +165,14 @@ def table(
 def scores(artifact: Artifact, *, to_stderr: bool) -> None:
     """Print the table of an evaluation or a comparison, and its conclusions on stderr."""
     from pflcli.artifacts.kinds.evaluation import read
-    from pflcli.evaluation.presentation import conclusion, tables
+    from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
 
     metrics = read(artifact)
     where = f"{artifact.path / 'table.csv'}, or pfl show {artifact.path} --json"
     table(*tables.of(metrics, artifact.kind), where=where, to_stderr=to_stderr)
+    if "sets" in metrics:
+        _print(sys.stderr if to_stderr else sys.stdout, "", prediction_sets.title(metrics))
+        table(*prediction_sets.table(metrics), where=str(artifact.path / "sets.csv"), to_stderr=to_stderr)
     for line in conclusion.notes(metrics):
         _sentence(line, sys.stderr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +110,24 @@ def _facts(predicted: Predicted, out: Path | None) -> dict[str, Any]:
         "tuned": dict(predicted.tuned),
         "classes": list(predicted.classes),
         "samples": len(predicted.samples),
+        **_calibrated(predicted),
         **({"answers": predicted.rows()} if out is None else {}),
+    }
+
+
+def _calibrated(predicted: Predicted) -> dict[str, Any]:
+    """Return how sets were calibrated; the threshold is null where they contain all classes."""
+    sets = predicted.sets
+    if sets is None:
+        return {}
+    threshold = sets.threshold if math.isfinite(sets.threshold) else None
+    return {
+        "sets": {
+            "coverage": sets.coverage,
+            "threshold": sets.rule,
+            "highest_score": threshold,
+            "validation_samples": sets.n_validation,
+        }
     }
 
 

@@ -55,6 +55,14 @@ def command(
             show_default=False,
         ),
     ] = "",
+    as_latex: Annotated[
+        bool,
+        typer.Option(
+            "--latex",
+            help="Print the table of an evaluation or a comparison for a paper, in LaTeX with booktabs. The best method"
+            " is bold, and all that do not differ significantly from it.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print what an artifact is, the request that made it, and its inputs.
@@ -62,6 +70,7 @@ def command(
     Examples:
         pfl show runs/knn-per --lineage --verify
         pfl show runs/c/comparison --plot accuracy.pdf
+        pfl show runs/c/comparison --latex
     """
     from pflcli.artifacts.chosen import open_one
     from pflcli.commands import show
@@ -70,6 +79,9 @@ def command(
     chosen = parse_integers(rounds, "--plot-rounds")
     if chosen and picture is None and attention is None:
         raise UsageError("--plot-rounds needs --plot or --attention", "--plot FILE.png")
+    if as_latex and (as_json or lineage or verify):
+        other = "--json" if as_json else "--lineage" if lineage else "--verify"
+        raise UsageError(f"--latex and {other} exclude each other", f"leave out {other}")
     in_words = lineage and not as_json
     text = _draw_tree(show.trace(path, verify=verify), verified=verify) if in_words else []
     facts = {} if in_words else show.show(path, lineage=lineage, verify=verify)
@@ -77,7 +89,11 @@ def command(
         show.plot(path, picture, chosen)
     if attention is not None:
         show.attention(path, attention, chosen)
-    if as_json:
+    if as_latex:
+        from pflcli.evaluation import latex
+
+        console.lines([latex.render(open_one(path, *tables.KINDS)).rstrip("\n")])
+    elif as_json:
         console.data(facts)
     elif in_words:
         console.lines(text)

@@ -33,7 +33,7 @@ from pflcli.commands.comparison.variants import (
     stack_pools,
 )
 from pflcli.errors import ComputationError, InputError, PflError, UsageError, closest
-from pflcli.evaluation import scoring, simulated_time, stack_references, summary, time_to_target
+from pflcli.evaluation import coverage, scoring, simulated_time, stack_references, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
@@ -75,8 +75,9 @@ def compare(asked: Compare) -> Outcome:
     how long each method takes to reach it. ``link`` is the network for which the time of a round is simulated. The
     first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
     gains, conclusion and picture; the others are computed too. ``positive`` names the positive one of two classes for
-    sensitivity, specificity and average precision, by default the last class. With ``tune``, every method first has at
-    most that many trials, which choose the values that ``options`` and ``settings`` leave open by that metric on
+    sensitivity, specificity and average precision, by default the last class. ``coverage`` adds prediction sets that
+    contain the true class with this probability, calibrated on validation samples. With ``tune``, every method first
+    has at most that many trials, which choose the values that ``options`` and ``settings`` leave open by that metric on
     validation samples.
 
     With ``only``, only the artifacts in these folders of ``out`` (such as ``seed-0/ditto``) are made, and no table; the
@@ -90,8 +91,13 @@ def compare(asked: Compare) -> Outcome:
     out = Path(asked.out)
     require_folder(out)
     time_to_target.check(asked.target)
+    coverage.check(asked.coverage)
     table = TableOptions(
-        asked.target, asked.link, None if asked.metrics is None else catalogue.chosen(asked.metrics), asked.positive
+        asked.target,
+        asked.link,
+        None if asked.metrics is None else catalogue.chosen(asked.metrics),
+        asked.positive,
+        asked.coverage,
     )
     partitions = _partitions_by_seed(asked.sources, asked.seeds)
     if (
@@ -143,6 +149,7 @@ def compare(asked: Compare) -> Outcome:
         partitions, table = existing.partitions(partitions), table.fill_from(existing)
         existing.announce(variants, asked.methods, partitions, execution.reporter)
     _require_compared(asked.baseline, variants)
+    table.require_calibration(variants, training)
     require_validation_samples([variant.name for variant in variants], partitions.values())
     chosen_seeds = partitions if left is None else only.seeds_of(partitions, left)
     planned = plan(_jobs(chosen_seeds, out, variants, training, initial_weights))
@@ -225,6 +232,7 @@ def _complete_request(
         link=table.link,
         metrics=table.metrics,
         positive=table.positive,
+        coverage=table.coverage,
     )
 
 
@@ -299,22 +307,39 @@ class TableOptions:
     link: str | None
     metrics: tuple[str, ...] | None
     positive: str | None
+    coverage: float | None
 
     def fill_from(self, existing: ExistingComparison) -> TableOptions:
         """Return these options, with None replaced by the value of an ``existing`` comparison."""
         request = existing.artifact.manifest.request
         target = request.get("target") if self.target is None else self.target
         metrics = existing.metrics if self.metrics is None else self.metrics
-        return TableOptions(target, self.link or request.get("link"), metrics, self.positive or request.get("positive"))
+        return TableOptions(
+            target,
+            self.link or request.get("link"),
+            metrics,
+            self.positive or request.get("positive"),
+            self.coverage or request.get("coverage"),
+        )
 
     def request(self, baseline: str, partitions: Mapping[int, Artifact]) -> dict[str, Any]:
-        """Return the table's part of the request; raises UsageError for an invalid link, metric or positive class."""
+        """Return the table's part of the request.
+
+        Raises UsageError for an invalid link, metric or positive class, InputError for a coverage without validation
+        samples.
+        """
         metrics = self.metrics or catalogue.DEFAULT
         if metrics != catalogue.DEFAULT or self.positive is not None:
             partition = next(iter(partitions.values()))
             classes = partition_kind.form(partition).classes
             catalogue.require_classes(metrics, classes)
             catalogue.positive_class(self.positive, codebook.read(partition).class_names(classes))
+        for partition in partitions.values() if self.coverage is not None else ():
+            if not partition.manifest.summary.get("validation", 1):
+                raise InputError(
+                    f"{partition.path} has no validation samples, which --coverage calibrates on",
+                    "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
+                )
         return {
             "split": SPLIT,
             "baseline": baseline,
@@ -323,7 +348,17 @@ class TableOptions:
             **({} if self.link is None else {"link": str(simulated_time.Link.of(self.link))}),
             **({} if metrics == catalogue.DEFAULT else {"metric": list(metrics)}),
             **({} if self.positive is None else {"positive": self.positive}),
+            **({} if self.coverage is None else {"coverage": self.coverage}),
         }
+
+    def require_calibration(self, variants: Sequence[Variant], training: Settings) -> None:
+        """Raise UsageError if sets are asked for, and a variant learns from the samples that would calibrate them."""
+        refitted = [item.name for item in variants if item.settings.get("refit", training.refit)]
+        if self.coverage is not None and refitted:
+            raise UsageError(
+                f"with --refit, {', '.join(refitted)} learns from the validation samples that --coverage calibrates on",
+                "leave out --refit or --coverage",
+            )
 
 
 def _require_compared(baseline: str, variants: Sequence[Variant]) -> None:
@@ -396,7 +431,9 @@ def _tabulate(
     metric_names = tuple(request.get("metric", catalogue.DEFAULT))
 
     def build(work: ArtifactWriter) -> Built:
-        scores = scoring.score(artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"))
+        scores = scoring.score(
+            artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"), request.get("coverage")
+        )
         metrics = {**scoring.metrics(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
         pooled = stack_pools(suitable)
         if beside := stack_references.references(scores, pooled):

@@ -11,7 +11,7 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
-from pflcli.evaluation import scoring, simulated_time, summary, time_to_target
+from pflcli.evaluation import coverage, scoring, simulated_time, summary, time_to_target
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
@@ -28,9 +28,12 @@ def evaluate(asked: Evaluate) -> Outcome:
     the table then says how long each method took to reach it (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s,
     adds how long the rounds would take behind such links (``simulated_time``). The first of ``metrics`` ranks the
     methods, and gains, conclusion and picture use it; the others are computed too. ``positive`` names the positive one
-    of two classes for sensitivity, specificity and average precision, by default the last class. Raises UsageError for
-    an unknown split, baseline, metric or class, a metric that is not defined for the classes, and an invalid target or
-    link.
+    of two classes for sensitivity, specificity and average precision, by default the last class.
+    ``coverage`` adds prediction sets that contain the true class with this probability, calibrated on validation
+    samples.
+
+    Raises UsageError for an unknown split, baseline, metric or class, a metric that is not defined for the classes, and
+    an invalid target, link or coverage; InputError if there are no validation samples to calibrate on.
     """
     execution = asked.execution or Execution()
     time_to_target.check(asked.target)
@@ -38,6 +41,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     speeds = None if asked.link is None else simulated_time.Link.of(asked.link)
     if asked.split not in blocks.SPLITS:
         raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, blocks.SPLITS))
+    coverage.check(asked.coverage, asked.split)
     artifacts = [
         item
         for source in asked.sources
@@ -60,6 +64,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     request |= {} if speeds is None else {"link": str(speeds)}
     request |= {} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}
     request |= {} if asked.positive is None else {"positive": asked.positive}
+    request |= {} if asked.coverage is None else {"coverage": asked.coverage}
     draft = ArtifactSpec(
         "evaluation",
         request,
@@ -68,7 +73,12 @@ def evaluate(asked: Evaluate) -> Outcome:
 
     def build(work: ArtifactWriter) -> Built:
         scored = scoring.score(
-            artifacts, asked.split, asked.baseline, metric_names=metric_names, positive=asked.positive
+            artifacts,
+            asked.split,
+            asked.baseline,
+            metric_names=metric_names,
+            positive=asked.positive,
+            level=asked.coverage,
         )
         table = scoring.metrics(scored, asked.split, asked.baseline, asked.target, speeds)
         scoring.write(work, scored, table, "evaluation")

@@ -13,6 +13,8 @@ from pflcli.artifacts.chosen import open_one
 from pflcli.data.formats import arrays
 from pflcli.data.preparation.queries import Source
 from pflcli.errors import UsageError, closest
+from pflcli.evaluation import coverage
+from pflcli.evaluation.metrics import conformal
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.predict import Predict
@@ -36,13 +38,20 @@ def predict(asked: Predict) -> Predicted:
     the format in which they are printed otherwise. ``weights`` is the file of initial weights of a run without a
     backbone. ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
     ``answers`` limits what a prediction reveals: ``full`` probabilities, ``rounded:1`` or the ``label``; without it,
-    the components of the probabilities are included.
+    the components of the probabilities are included. With ``coverage``, each prediction has a set of classes that
+    contains the true one with this probability, by the ``threshold`` that is the client's own, pooled over clients, or
+    shrunk between the two.
 
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage, or
     an unknown client without a global model; ConflictError if ``out`` exists and may not be replaced.
     """
     execution = asked.execution or Execution()
     disclosed = disclosure.load(asked.answers)
+    coverage.check(asked.coverage)
+    rule = "own" if asked.threshold is None else asked.threshold
+    conformal.require_rule(rule)
+    if asked.threshold is not None and asked.coverage is None:
+        raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {rule}")
     path = None if asked.out is None else Path(asked.out)
     form = output.form_of(path, asked.form)
     if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
@@ -52,6 +61,8 @@ def predict(asked: Predict) -> Predicted:
             path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
         )
     artifact = open_one(asked.source, "predictions", method=asked.method, seed=asked.seed)
+    if asked.coverage is not None:
+        coverage.calibration(artifact)
     answerer = answerers.open_answerer(artifact, asked.weights)
     number = reopened_run.number_of(asked.client, reopened_run.client_names(artifact))
     partition, book = answerer.partition, codebook.read(artifact)
@@ -60,14 +71,21 @@ def predict(asked: Predict) -> Predicted:
         preprocessing, execution.reporter
     )
     answer = answerer.answer(number, queries.x, execution)
+    p = answer.parts["p"]
+    labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
+    sets = None
+    if asked.coverage is not None:
+        leaving = disclosed.of if disclosed is not None else np.asarray
+        sets = coverage.for_client(artifact, number, p, labels, asked.coverage, rule, leaving)
     predicted = Predicted(
         answerer.method,
         asked.client,
         number is not None,
         queries.names,
         tuple(book.class_names(preprocessing.form.classes)),
-        np.asarray(answer.parts["p"].argmax(axis=1), dtype=np.int64),
+        labels,
         *_disclose(answer, disclosed),
+        sets,
     )
     _report(answerer, predicted, answer, execution)
     if path is not None:
@@ -99,5 +117,6 @@ def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution:
         )
     for name in answerer.changed_code():
         say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
-    for remark in answer.remarks:
+    remarks = answer.remarks if predicted.sets is None else (*answer.remarks, predicted.sets.remark)
+    for remark in filter(None, remarks):
         say(f"WARNING: {remark}")

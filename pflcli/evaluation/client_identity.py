@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.errors import GoneError
+from pflcli.artifacts.reader import Artifact, ancestor, follow
+from pflcli.errors import GoneError, InputError
 
 _NUMBERED = re.compile(r"client-\d+")
 """What a partition calls clients that have no name in the data."""
@@ -40,6 +40,21 @@ def identities(
         count = len(samples[seed][1]) - 1
         by_seed[seed] = np.asarray(known if known is not None else [f"{group}/{client}" for client in range(count)])
     return by_seed
+
+
+def is_one_partition(artifact: Artifact) -> bool:
+    """Return whether all inputs of an artifact are known to be of one partition.
+
+    A client's number then means the same under every seed.
+    """
+    fingerprints: set[str] = set()
+    for reference in artifact.manifest.inputs:
+        try:
+            partition = ancestor(follow(artifact, reference), "partition")
+        except InputError:
+            return False
+        fingerprints.add("" if partition is None else partition.manifest.fingerprint)
+    return len(fingerprints) == 1
 
 
 def _partition(artifact: Artifact) -> Artifact | None:

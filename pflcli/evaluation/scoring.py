@@ -20,6 +20,7 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation import (
     client_identity,
     convergence,
+    coverage,
     definitions,
     figures,
     simulated_time,
@@ -29,7 +30,7 @@ from pflcli.evaluation import (
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import catalogue, scores
-from pflcli.evaluation.presentation import conclusion, tables
+from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
 from pflcli.evaluation.simulated_time import Link
 from pflcli.evaluation.summary import Scored
 
@@ -41,17 +42,21 @@ def score(
     labels: Sequence[str] | None = None,
     metric_names: tuple[str, ...] = catalogue.DEFAULT,
     positive: str | None = None,
+    level: float | None = None,
 ) -> list[Scored]:
     """Score predictions, by the metrics ``metric_names`` too, and pair each with its baseline.
 
-    ``positive`` is the name of the positive class, the second of two without it.
+    ``positive`` is the name of the positive class, the second of two without it. ``level`` is the coverage of
+    prediction sets, which are scored too; None for no sets.
 
     Predictions with the same label are of one method, one seed each; without ``labels`` these follow from the requests.
     Raises UsageError if the baseline is not FedAvg and not among them, or if a metric is not defined for so many
-    classes, or if there is no class ``positive``; InputError if there are no samples to score.
+    classes, or if there is no class ``positive``; InputError if there are no samples to score, or to calibrate on.
     """
     labelled = _labels(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
-    return _paired([_score(artifact, label, split, metric_names, positive) for artifact, label in labelled], baseline)
+    return _paired(
+        [_score(artifact, label, split, metric_names, positive, level) for artifact, label in labelled], baseline
+    )
 
 
 def metrics(
@@ -78,6 +83,8 @@ def metrics(
         table["link"] = str(link)
         for method, items in zip(table["methods"], groups.values(), strict=True):
             method["metrics"] |= simulated_time.metrics([item.artifact for item in items], link, target)
+    if scored[0].sets is not None:
+        table["sets"] = coverage.record(groups)
     summary.correct(table["methods"], table["baseline"])
     table["conclusion"] = conclusion.conclusion(table["methods"], table["baseline"], metric_names[0])
     remarks = definitions.remarks(table["methods"], metric_names, _classes(scored[0]), scored[0].positive)
@@ -108,7 +115,12 @@ def write(
     work.write("clients.csv", _client_table(scored, metrics["split"]))
     figures.write(work, scored[0].metric_names[0], _picture(scored, metrics))
     lines = "".join(f"\n{line}\n" for line in (*conclusion.notes(metrics), *remarks))
-    work.write("table.md", (tables.of(metrics, kind).markdown() + lines).encode())
+    shown = tables.of(metrics, kind).markdown()
+    if "sets" in metrics:
+        shown += f"\n{prediction_sets.title(metrics)}:\n\n{prediction_sets.table(metrics).markdown()}"
+        work.write(coverage.TABLE, coverage.table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
+        work.write(coverage.CLIENTS, coverage.client_table(scored))
+    work.write("table.md", (shown + lines).encode())
     work.write("table.csv", csv_file.rounded(*tables.numbers(metrics)))
 
 
@@ -140,7 +152,12 @@ def _short(value: Any) -> str:
 
 
 def _score(
-    artifact: Artifact, label: str, split: str, metric_names: tuple[str, ...], positive_name: str | None
+    artifact: Artifact,
+    label: str,
+    split: str,
+    metric_names: tuple[str, ...],
+    positive_name: str | None,
+    level: float | None,
 ) -> Scored:
     answers = predictions.read(artifact, split)
     p, y, bounds = answers.parts["p"], answers.y, answers.offsets
@@ -167,6 +184,7 @@ def _score(
         new,
         metric_names,
         positive,
+        None if level is None else coverage.measure(artifact, answers, level),
     )
 
 

@@ -15,6 +15,7 @@ from pflcli import rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation import client_identity, time_to_target
+from pflcli.evaluation.coverage import ClientSets
 from pflcli.evaluation.metrics import catalogue, gains, scores
 
 Array = NDArray[Any]
@@ -40,6 +41,8 @@ class Scored:
     """the metrics that ``--metric`` names; methods are ranked by the first, and gains are of it"""
     positive: int = 1
     """which of two classes is the positive one"""
+    sets: ClientSets | None = None
+    """prediction sets, with ``--coverage``"""
     baseline_right: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
     """the baseline's score by client, (m,)"""

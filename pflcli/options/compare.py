@@ -17,6 +17,7 @@ from pflcli.options.declaration import (
     RAY,
     WORDS,
     Baseline,
+    Coverage,
     InitialWeights,
     Link,
     Metrics,
@@ -106,6 +107,7 @@ class Compare(Options):
     link: Link = None
     metrics: Metrics = None
     positive: Positive = None
+    coverage: Coverage = None
     tune: Annotated[
         int | None,
         typer.Option(

@@ -188,6 +188,16 @@ Positive = Annotated[
         show_default="the last",
     ),
 ]
+Coverage = Annotated[
+    float | None,
+    typer.Option(
+        help="Also report prediction sets that contain the true class with this probability (between 0 and 1): their"
+        " coverage and size on test samples. Thresholds are calibrated on validation samples: the client's own, pooled"
+        " over clients, and shrunk between the two.",
+        metavar="F",
+        show_default=False,
+    ),
+]
 Label = Annotated[
     str | None,
     typer.Option(help="Take each sample's class from this column or array.", metavar="COL", show_default=False),

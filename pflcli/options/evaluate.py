@@ -15,6 +15,7 @@ from pflcli.options.declaration import (
     Baseline,
     ChosenMethod,
     ChosenSeed,
+    Coverage,
     Link,
     Metrics,
     Options,
@@ -61,5 +62,6 @@ class Evaluate(Options):
     link: Link = None
     metrics: Metrics = None
     positive: Positive = None
+    coverage: Coverage = None
     method: ChosenMethod = None
     seed: ChosenSeed = None

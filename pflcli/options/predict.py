@@ -96,5 +96,24 @@ class Predict(Options):
             autocompletion=completion.words("full", "rounded:1", "label"),
         ),
     ] = None
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            help="Also answer with the set of classes that contains the true one with this probability (between 0 and"
+            " 1), calibrated on the validation samples whose predictions are stored.",
+            metavar="F",
+            show_default=False,
+        ),
+    ] = None
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            help="Calibrate sets on the client's own validation samples (own), on those of all clients (pooled), or on"
+            " all with less weight for other clients' (shrunk).",
+            metavar="NAME",
+            show_default="own",
+            autocompletion=completion.words("own", "pooled", "shrunk"),
+        ),
+    ] = None
     method: ChosenMethod = None
     seed: ChosenSeed = None

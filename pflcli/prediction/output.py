@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import csv_file, disk, plain_output
 from pflcli.artifacts import manifest as manifests
 from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.evaluation.coverage import PredictionSets
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Predicted:
 
     ``samples`` (n,) are their numbers from 0, or the paths of images; ``classes`` (C,) the names of the classes;
     ``labels`` (n,) the class of each sample, 0..C-1; ``parts`` (n, C) the probabilities ``p`` and those that explain
-    them, nothing where the class alone leaves; ``tuned`` what the client chose by its validation samples. ``is_known``
-    is false for a client that the predictions do not have.
+    them, nothing where the class alone leaves; ``tuned`` what the client chose by its validation samples; ``sets`` the
+    classes that contain the true one with a given probability, None if they were not asked for. ``is_known`` is false
+    for a client that the predictions do not have.
     """
 
     method: str
@@ -35,6 +37,7 @@ class Predicted:
     labels: NDArray[np.int64]
     parts: Mapping[str, NDArray[np.float32]]
     tuned: Mapping[str, float]
+    sets: PredictionSets | None = None
 
     @property
     def p(self) -> NDArray[np.float32]:
@@ -44,32 +47,49 @@ class Predicted:
     def rows(self) -> list[dict[str, Any]]:
         """Return each sample's answer by name; probabilities have the digits that tell a float32 from others."""
         rows: list[dict[str, Any]] = []
-        if not self.parts:
-            class_names = [self.classes[label] for label in self.labels.tolist()]
-            return [{"sample": sample, "class": name} for sample, name in zip(self.samples, class_names, strict=True)]
-        for sample, label, p in zip(self.samples, self.labels.tolist(), self.p, strict=True):
-            numbers = [float(str(value)) for value in p]
-            by_class = dict(zip(self.classes, numbers, strict=True))
-            rows.append({"sample": sample, "class": self.classes[label], "probability": numbers[label], "p": by_class})
+        for place, (sample, label) in enumerate(zip(self.samples, self.labels.tolist(), strict=True)):
+            row: dict[str, Any] = {"sample": sample, "class": self.classes[label]}
+            if self.sets is not None:
+                inside = np.flatnonzero(self.sets.members[place])
+                row |= {"set": [self.classes[number] for number in inside], "set_size": len(inside)}
+            if self.parts:
+                numbers = [float(str(value)) for value in self.p[place]]
+                row |= {"probability": numbers[label], "p": dict(zip(self.classes, numbers, strict=True))}
+            rows.append(row)
         return rows
 
 
 def as_csv(predicted: Predicted) -> bytes:
-    """Return a row per sample: ``sample``, ``class``, and with probabilities ``probability`` and each ``p(NAME)``."""
-    if not predicted.parts:
-        return csv_file.content(["sample", "class"], [[*row.values()] for row in predicted.rows()])
-    heading = ["sample", "class", "probability", *(f"p({name})" for name in predicted.classes)]
-    rows = ([row["sample"], row["class"], row["probability"], *row["p"].values()] for row in predicted.rows())
+    """Return a row per sample: ``sample``, ``class``, and with probabilities ``probability`` and each ``p(NAME)``.
+
+    With sets, ``set`` and ``set_size`` follow the class. A set is its classes with ``|`` between them; a ``|`` or a
+    backslash in a name has a backslash before it.
+    """
+    heading = ["sample", "class"]
+    heading += [] if predicted.sets is None else ["set", "set_size"]
+    heading += ["probability", *(f"p({name})" for name in predicted.classes)] if predicted.parts else []
+    rows = []
+    for row in predicted.rows():
+        if "set" in row:
+            row["set"] = "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in row["set"])
+        probabilities = row.pop("p", {})
+        rows.append([*row.values(), *probabilities.values()])
     return csv_file.content(heading, rows)
 
 
 def as_json_lines(predicted: Predicted) -> bytes:
-    """Return a JSON object per sample, a line each: ``sample``, ``class``, ``probability`` and ``p`` by class."""
+    """Return a JSON object per sample, a line each: ``sample``, ``class``, ``probability`` and ``p`` by class.
+
+    With sets, ``set`` is an array of classes and ``set_size`` their number.
+    """
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in predicted.rows()).encode()
 
 
 def as_npz(predicted: Predicted) -> bytes:
-    """Return arrays: ``sample``, ``class`` (n,), ``classes`` (C,), ``p`` and further parts (n, C)."""
+    """Return arrays: ``sample``, ``class`` (n,), ``classes`` (C,), ``p`` and further parts (n, C).
+
+    With sets, ``set`` (n, C) says which classes are in each, and ``set_size`` (n,) how many.
+    """
     memory = io.BytesIO()
     labels = np.asarray(predicted.classes)[predicted.labels]
     arrays: dict[str, Any] = {
@@ -78,6 +98,8 @@ def as_npz(predicted: Predicted) -> bytes:
         "classes": np.asarray(predicted.classes),
         **predicted.parts,
     }
+    if predicted.sets is not None:
+        arrays |= {"set": predicted.sets.members, "set_size": predicted.sets.members.sum(axis=1)}
     np.savez(memory, **arrays)
     return memory.getvalue()
 

@@ -150,7 +150,7 @@ def runs(small, tmp_path_factory):
         settings={**mlp, "participation": 1.0, "dropout": 0.3},
     )
     personalize("panm", at / "p-clusters", at / "panm-clusters", settings={**mlp, "model": "logistic"})
-    evaluate([at / "fedavg-new", at / "fedham-new"], at / "evaluation-new", target=0.1, link="10:50")
+    evaluate([at / "fedavg-new", at / "fedham-new"], at / "evaluation-new", target=0.1, link="10:50", coverage=0.8)
     return at
 
 

@@ -3,7 +3,8 @@
 ``metrics.json``: a row for each method with all its metrics, a conclusion in one sentence, and warnings.
 ``clients.csv``: a row for each method, seed and client. ``table.csv`` and ``table.md``: the metrics as tables, in the
 units of ``metrics.json`` and for people. ``accuracy.png``: accuracies by client; with ``--metric
-auroc``, ``auroc.png``. ``accuracy.vl.json``: the Vega-Lite specification of the picture.
+auroc``, ``auroc.png``. ``accuracy.vl.json``: the Vega-Lite specification of the picture. With ``--coverage``:
+``sets.csv``, a row for each method and threshold, and ``sets_clients.csv``, a row for each method, seed and client.
 """
 
 from __future__ import annotations
@@ -99,6 +100,20 @@ class _Stack(TypedDict):
     bound: dict[str, _Metric]
 
 
+class _MethodSets(TypedDict):
+    too_few_samples: dict[str, list[str]]
+    chose_on_validation: NotRequired[bool]
+    thresholds: dict[str, dict[str, _Metric]]
+
+
+class _Sets(TypedDict):
+    coverage: float
+    score: str
+    fewest_samples: int
+    pseudo_count: int
+    methods: dict[str, _MethodSets]
+
+
 class _Metrics(TypedDict):
     split: str
     baseline: str | None
@@ -109,6 +124,7 @@ class _Metrics(TypedDict):
     definitions: NotRequired[list[str]]
     conclusion: NotRequired[_Conclusion]
     stacks: NotRequired[dict[str, _Stack]]
+    sets: NotRequired[_Sets]
     warnings: NotRequired[list[str]]
     tune: NotRequired[_Tune]
 

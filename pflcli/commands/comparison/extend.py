@@ -21,7 +21,7 @@ from pflcli.training import run_request
 
 Options = dict[str, Mapping[str, Any]]
 
-_ADDED = ("target", "link", "metric", "positive")
+_ADDED = ("target", "link", "metric", "positive", "coverage")
 """Parts of a request that may be added to an existing comparison."""
 
 
@@ -143,6 +143,7 @@ class ExistingComparison:
         added += [f"link {draft.request['link']}"] if "link" in may_change else []
         added += [f"metric {','.join(draft.request['metric'])}"] if "metric" in may_change else []
         added += [f"positive class {draft.request['positive']}"] if "positive" in may_change else []
+        added += [f"coverage {draft.request['coverage']:g}"] if "coverage" in may_change else []
         added = added or sorted(new_inputs.keys() - old_inputs.keys())
         return f"adds {', '.join(added)}" if added else "computes the intervals as this version of pfl does"
 

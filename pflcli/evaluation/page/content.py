@@ -14,8 +14,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pflcli.artifacts.kinds import evaluation
-from pflcli.artifacts.reader import Artifact, ancestor, follow
+from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError
+from pflcli.evaluation import client_identity
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.metric import Metric
@@ -155,20 +156,8 @@ def read(artifact: Artifact) -> Content:
         words = {"method": str, "name": str}
         table = pd.read_csv(io.BytesIO(text), dtype=words, keep_default_na=False, na_values=[""], encoding="utf-8")
         table = table.astype({column: np.float64 for column in table.columns if column not in words})
-        clients = _clients(table, metrics, ranking, _is_one_partition(artifact))
+        clients = _clients(table, metrics, ranking, client_identity.is_one_partition(artifact))
     return Content(artifact, metrics, clients)
-
-
-def _is_one_partition(artifact: Artifact) -> bool:
-    """Whether all runs are known to be of one partition, so that a client's number means the same under every seed."""
-    fingerprints: set[str] = set()
-    for reference in artifact.manifest.inputs:
-        try:
-            partition = ancestor(follow(artifact, reference), "partition")
-        except InputError:
-            return False
-        fingerprints.add("" if partition is None else partition.manifest.fingerprint)
-    return len(fingerprints) == 1
 
 
 def _clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str, is_one_partition: bool) -> Clients:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pflcli import __version__
 from pflcli.artifacts import csv_file
+from pflcli.evaluation import coverage
 from pflcli.evaluation.page import sentences
 from pflcli.evaluation.page.audits import Audit
 from pflcli.evaluation.page.html import Section
@@ -23,6 +24,8 @@ MARK = '{\n "generator": "pfl report'
 def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Sequence[Audit] = ()) -> dict[str, bytes]:
     """Return the files by name, for the comparison N ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``.
 
+    With prediction sets there are ``N-sets.csv`` and ``N-sets_clients.csv`` too.
+
     For the audit N these are ``audit-N-table.csv`` and ``audit-N-clients.csv``.
     """
     content: dict[str, bytes] = {}
@@ -30,6 +33,9 @@ def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Seque
         artifact = section.content.artifact
         content[f"{number}-methods.csv"] = csv_file.rounded(*tables.numbers(section.content.metrics))
         content[f"{number}-clients.csv"] = artifact.read("clients.csv")
+        if "sets" in section.content.metrics:
+            for name in (coverage.TABLE, coverage.CLIENTS):
+                content[f"{number}-{name}"] = artifact.read(name)
         if run.curves:
             rows = [[label, *point] for label, points in run.curves.items() for point in points]
             content[f"{number}-rounds.csv"] = csv_file.content(["method", "round", "validation_accuracy"], rows)

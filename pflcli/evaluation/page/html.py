@@ -21,7 +21,7 @@ from pflcli.evaluation.page.audits import Audit
 from pflcli.evaluation.page.charts import Chart
 from pflcli.evaluation.page.content import Content
 from pflcli.evaluation.page.lineage import HEADINGS, Lineage
-from pflcli.evaluation.presentation import tables
+from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.wording import counted
 
 GENERATOR = '<meta name="generator" content="pfl report'
@@ -135,7 +135,7 @@ def _section(section: Section, number: int, several: bool) -> str:
         f'<section class="comparison" id="c{number}">{heading}\n'
         f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_facts(section)}'
         f"<h3>All methods</h3>\n{_tools(content, number)}{_table(content, number)}"
-        f'<ul class="notes">{notes}</ul>\n'
+        f'<ul class="notes">{notes}</ul>\n{_sets(content)}'
         f'<h3>Pictures</h3>\n<div class="pictures">{"".join(_figures(section))}</div>\n'
         f"{_explained(content)}{_repeat(section)}{_lineage(section.lineage)}</section>\n"
     )
@@ -219,6 +219,19 @@ def _table(content: Content, number: int) -> str:
     region = f'<div class="scroll" role="region" aria-label="All methods: {escape(content.title)}" tabindex="0">'
     body = f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody>"
     return f'{region}<table class="sortable">{body}</table></div>\n'
+
+
+def _sets(content: Content) -> str:
+    """Return the table of prediction sets; nothing without ``--coverage``."""
+    if "sets" not in content.metrics:
+        return ""
+    table = prediction_sets.table({**content.metrics, "methods": content.rows})
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in table.heading)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
+    title = escape(prediction_sets.title(content.metrics))
+    region = f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">'
+    body = f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody>"
+    return f'<h3>{title}</h3>\n{region}<table class="plain">{body}</table></div>\n'
 
 
 def _columns(content: Content) -> list[str]:

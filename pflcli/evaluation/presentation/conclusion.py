@@ -8,7 +8,7 @@ from typing import Any
 
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.metric import Metric
-from pflcli.evaluation.presentation import tables
+from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.wording import as_typed, counted
 
 _RISK = 0.05
@@ -198,7 +198,7 @@ def notes(metrics: Mapping[str, Any]) -> list[str]:
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
     lines += [*metrics.get("definitions", ()), *_stacks(metrics), *_tuned(metrics)]
-    lines += [*_learned(rows), *_private(rows)]
+    lines += [*_learned(rows), *_private(rows), *prediction_sets.notes(metrics)]
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:
         lines.append(f"{tables.MARK} more clients than chance alone gives (in brackets: what chance gives)")

@@ -37,10 +37,8 @@ def of(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequence[s
     """Return the table of the stored ``metrics``, a row per method, with ``columns``, or else those of the ``kind``."""
     methods = metrics["methods"]
     metric_names = _metric_names(metrics)
-    columns = catalogue.columns(kind, metric_names) if columns is None else columns
-    worst, decile = (catalogue.part(metric_names[0], name) for name in ("worst", "bottom_decile"))
-    hidden = {decile} if max(map(clients, methods)) <= _FEW else set()
-    used = [name for name in columns if name not in hidden and any(name in method["metrics"] for method in methods)]
+    used = shown(metrics, catalogue.columns(kind, metric_names) if columns is None else columns)
+    worst = catalogue.part(metric_names[0], "worst")
     target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
     link = metrics.get("link", "")
     entries = {name: _form(name, metric_names) for name in used}
@@ -57,10 +55,23 @@ def of(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequence[s
         for method in methods
     ]
     spare = [name for name in catalogue.giving_way(metric_names) if name in titles]
-    if hidden:  # the worst client is then the only column on the clients that do worst
+    if _is_decile_worst(metrics):  # the worst client is then the only column on the clients that do worst
         spare.sort(key=lambda name: name == worst)
     gives_way = ["seeds", *(titles[name] for name in spare)]
     return Table(["method", "seeds", *titles.values()], body, gives_way)
+
+
+def shown(metrics: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    """Return those of ``columns`` that a table has: some method has the metric, and the bottom decile says more."""
+    decile = catalogue.part(_metric_names(metrics)[0], "bottom_decile")
+    hidden = {decile} if _is_decile_worst(metrics) else set()
+    methods = metrics["methods"]
+    return [name for name in columns if name not in hidden and any(name in method["metrics"] for method in methods)]
+
+
+def _is_decile_worst(metrics: Mapping[str, Any]) -> bool:
+    """Return whether clients are so few that the bottom decile is the worst client."""
+    return max(map(clients, metrics["methods"])) <= _FEW
 
 
 def _metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:

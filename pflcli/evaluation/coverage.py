@@ -1,0 +1,268 @@
+"""How often prediction sets contain the true class, and how large they are: by client, method and seed. NumPy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds.predictions import SplitPredictions
+from pflcli.artifacts.reader import Artifact
+from pflcli.errors import InputError, UsageError
+from pflcli.evaluation.metrics import catalogue, conformal, scores
+from pflcli.evaluation.metrics.metric import Metric, lowest_decile, mean
+from pflcli.wording import counted
+
+if TYPE_CHECKING:
+    from pflcli.evaluation.summary import Scored
+
+Floats = NDArray[np.float64]
+
+TABLE = "sets.csv"
+CLIENTS = "sets_clients.csv"
+
+SPLIT = "test"
+"""The split whose sets are scored: validation samples calibrate, and training samples tell nothing."""
+
+_GLOBAL_ALONE = ("fedavg", "fedprox", "fedsgd", "scaffold")
+"""Methods whose clients all predict with the global model, so that it is not stored beside their predictions."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The sets that one rule for thresholds gives, by client (m,); nan without test samples."""
+
+    threshold: Floats
+    """infinite where the sets contain all classes"""
+    coverage: Floats
+    """the fraction of test samples whose set contains the label"""
+    size: Floats
+    """mean number of classes in a set"""
+
+
+@dataclass(frozen=True)
+class ClientSets:
+    """The sets of the m clients of one predictions artifact, by rule."""
+
+    level: float
+    n_validation: NDArray[np.int64]
+    """validation samples, (m,)"""
+    rules: Mapping[str, Rule]
+
+
+@dataclass(frozen=True)
+class PredictionSets:
+    """The sets of n samples of one client, and how they were calibrated."""
+
+    coverage: float
+    rule: str
+    threshold: float
+    """the highest score, 1 - p, of a class in a set; infinite where the sets contain all classes"""
+    n_validation: int
+    """the client's own validation samples"""
+    members: NDArray[np.bool_]
+    """which classes are in each set, (n, C)"""
+
+    @property
+    def remark(self) -> str:
+        """What a user should know of sets that contain all classes; empty for others."""
+        if not np.isinf(self.threshold):
+            return ""
+        advice = "" if self.rule != "own" else "; --threshold shrunk also uses the other clients' samples"
+        return (
+            f"the sets contain all classes: {counted(self.n_validation, 'validation sample')} of the client are too few"
+            f" for coverage {100 * self.coverage:.6g} % ({self.rule} threshold){advice}"
+        )
+
+
+_METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("coverage", "fraction", catalogue.BY_SAMPLES, over=scores.weighted_mean),
+        Metric("coverage_mean", "fraction", catalogue.ALIKE, over=mean),
+        Metric("coverage_bottom_decile", "fraction", catalogue.DECILE, over=lowest_decile),
+        Metric("set_size", "classes", catalogue.BY_SAMPLES, over=scores.weighted_mean),
+        Metric("set_size_mean", "classes", catalogue.ALIKE, over=mean),
+        Metric("infinite_thresholds", "clients", "seeds"),
+    )
+}
+
+
+def check(coverage: float | None, split: str = SPLIT) -> None:
+    """Raise UsageError for a coverage that is not between 0 and 1, or for a split other than test beside one."""
+    if coverage is None:
+        return
+    conformal.require_level(coverage)
+    if split != SPLIT:
+        raise UsageError(
+            f"--coverage is measured on test samples: {split} samples were used to calibrate or to learn",
+            f"leave out --coverage or --split {split}",
+        )
+
+
+def calibration(artifact: Artifact) -> SplitPredictions:
+    """Read the predictions of validation samples; raises InputError if there are none to calibrate on."""
+    if not predictions.has(artifact, "validation"):
+        raise InputError(
+            f"{artifact.path} has no predictions on validation samples, which --coverage calibrates on: they were"
+            " trained on (--refit)",
+            "make the predictions again without --refit",
+        )
+    validation = predictions.read(artifact, "validation")
+    if not len(validation.y):
+        raise InputError(
+            f"{artifact.path} has no validation samples, which --coverage calibrates on",
+            "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
+        )
+    return validation
+
+
+def measure(artifact: Artifact, test: SplitPredictions, coverage: float) -> ClientSets:
+    """Calibrate on the validation samples of each client, and score the sets of its test samples, by each rule.
+
+    Raises InputError as ``calibration``.
+    """
+    validation = calibration(artifact)
+    if len(validation.offsets) != len(test.offsets):
+        raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: its splits have different clients")
+    known = conformal.label_scores(validation.parts["p"], validation.y)
+    sizes = np.diff(test.offsets)
+    rules = {}
+    for rule in conformal.RULES:
+        threshold = conformal.thresholds(known, validation.offsets, coverage, rule)
+        inside = conformal.members(test.parts["p"], np.repeat(threshold, sizes))
+        covered = inside[np.arange(len(test.y)), test.y]
+        rules[rule] = Rule(
+            threshold,
+            scores.per_client(covered, test.offsets),
+            scores.per_client(inside.sum(axis=1), test.offsets),
+        )
+    return ClientSets(coverage, np.diff(validation.offsets), rules)
+
+
+def for_client(
+    artifact: Artifact,
+    client: int | None,
+    p: NDArray[Any],
+    labels: NDArray[np.int64],
+    level: float,
+    rule: str,
+    disclosed: Callable[[NDArray[Any]], NDArray[Any]] = lambda p: p,
+) -> PredictionSets:
+    """Return the sets of n samples of one client, by its number, calibrated on stored predictions.
+
+    ``p`` (n, C) are the probabilities of its samples, ``labels`` (n,) the predicted classes. A client that is not known
+    (None) is answered by the global model and has no validation samples. What leaves of probabilities, ``disclosed``,
+    is taken from both ``p`` and the stored ones, so that a set tells no more than the probabilities beside it.
+
+    Raises InputError as ``calibration``, or if there are no stored predictions of the global model.
+    """
+    validation = calibration(artifact)
+    known, offsets = validation.parts["p"], validation.offsets
+    if client is None:
+        shared = "p" if artifact.manifest.request["method"] in _GLOBAL_ALONE else "global"
+        if shared not in validation.parts:
+            raise InputError(
+                f"{artifact.path} has no predictions of its global model on validation samples, so it cannot calibrate"
+                " sets for a client that it does not know",
+                f"pfl new-client {artifact.path} DATA -o DIR adds the client",
+            )
+        known, offsets = validation.parts[shared], np.append(offsets, offsets[-1])
+    scores_of_labels = conformal.label_scores(disclosed(known), validation.y)
+    threshold = float(conformal.thresholds(scores_of_labels, offsets, level, rule)[-1 if client is None else client])
+    few = int(np.diff(offsets)[-1 if client is None else client])
+    return PredictionSets(level, rule, threshold, few, conformal.members(disclosed(p), threshold, labels))
+
+
+def record(groups: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:
+    """Return ``sets`` of ``metrics.json``: what rules give for each method, with all its seeds, by its label."""
+    level = _sets(next(iter(groups.values()))[0]).level
+    return {
+        "coverage": level,
+        "score": "1 - p(label)",
+        "fewest_samples": conformal.fewest_samples(level),
+        "pseudo_count": conformal.pseudo_count(level),
+        "methods": {label: _method(items, level) for label, items in groups.items()},
+    }
+
+
+def _sets(item: Scored) -> ClientSets:
+    assert item.sets is not None
+    return item.sets
+
+
+def _method(items: Sequence[Scored], level: float) -> dict[str, Any]:
+    fewest = conformal.fewest_samples(level)
+    few = {item.seed: np.flatnonzero((_sets(item).n_validation < fewest) & (item.n > 0)) for item in items}
+    chooses = any(_chose_on_validation(item) for item in items)
+    return {
+        "too_few_samples": {str(item.seed): [_names(item)[client] for client in few[item.seed]] for item in items},
+        **({"chose_on_validation": True} if chooses else {}),
+        "thresholds": {rule: _rule(items, rule) for rule in conformal.RULES},
+    }
+
+
+def _rule(items: Sequence[Scored], rule: str) -> dict[str, Any]:
+    each = [_sets(item).rules[rule] for item in items]
+    tested = sum(int((item.n > 0).sum()) for item in items)
+    infinite = [float((np.isinf(sets.threshold) & (item.n > 0)).sum()) for sets, item in zip(each, items, strict=True)]
+    result = {}
+    for name, metric in _METRICS.items():
+        if metric.over is None:
+            result[name] = metric.record(infinite, tested)
+            continue
+        over = metric.over
+        by_client = [sets.coverage if name.startswith("coverage") else sets.size for sets in each]
+        values = [over(value, item.n) for value, item in zip(by_client, items, strict=True)]
+        count = sum(int(item.n.sum()) for item in items) if metric.weighting == catalogue.BY_SAMPLES else tested
+        result[name] = metric.record(values, count)
+    return result
+
+
+def _chose_on_validation(item: Scored) -> bool:
+    """Return whether the run chose values or a round on validation samples, or learned a stack's exponents on them."""
+    request = item.artifact.manifest.request
+    return (
+        bool(item.tuned) or request["method"] == "stack" or predictions.choices(item.artifact).get("report") == "best"
+    )
+
+
+def _names(item: Scored) -> list[str]:
+    known = codebook.read(item.artifact).clients
+    return list(known) if len(known) == len(item.n) else [f"client {client}" for client in range(len(item.n))]
+
+
+def table(sets: Mapping[str, Any], labels: Sequence[str]) -> bytes:
+    """Return ``sets.csv``: a row for each of the methods ``labels`` and each threshold, from the stored ``sets``."""
+    heading = ["method", "threshold"]
+    for name in _METRICS:
+        heading += [name, f"{name}_std_over_seeds"]
+    rows = [
+        [label, rule, *(entry[name][key] for name in _METRICS for key in ("value", "std_over_seeds"))]
+        for label in labels
+        for rule, entry in sets["methods"][label]["thresholds"].items()
+    ]
+    return csv_file.rounded(heading, rows)
+
+
+def client_table(scored: Sequence[Scored]) -> bytes:
+    """Return ``sets_clients.csv``: a row for each client of each method and seed; an infinite threshold is ``inf``."""
+    heading = ["method", "seed", "client", "name", "n_validation", f"n_{SPLIT}"]
+    heading += [f"{column}_{rule}" for rule in conformal.RULES for column in ("threshold", "coverage", "set_size")]
+    rows: list[list[Any]] = []
+    for item in scored:
+        sets, names = _sets(item), _names(item)
+        for client in range(len(item.n)):
+            values = [
+                float(value[client])
+                for rule in conformal.RULES
+                for value in (sets.rules[rule].threshold, sets.rules[rule].coverage, sets.rules[rule].size)
+            ]
+            counts = [int(sets.n_validation[client]), int(item.n[client])]
+            rows.append([item.label, item.seed, client, names[client], *counts, *values])
+    return csv_file.rounded(heading, rows)

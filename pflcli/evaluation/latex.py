@@ -1,0 +1,212 @@
+"""The table of an evaluation or a comparison for a paper: LaTeX with booktabs.
+
+In a column of scores, the best method is bold, and each method that cannot be told from it: the difference between the
+two, paired by client, is not significant at 5 % after Holm's correction for the number of methods. The test is that of
+gains over the baseline (``metrics/gains.py``).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from pflcli.artifacts.kinds import evaluation
+from pflcli.artifacts.reader import Artifact
+from pflcli.evaluation import client_identity
+from pflcli.evaluation.metrics import catalogue, gains, scores
+from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.metrics.metric import mean as plain_mean
+from pflcli.evaluation.presentation import prediction_sets, tables
+from pflcli.wording import counted
+
+RISK = 0.05
+"""Two methods are told apart if their difference is significant at this level."""
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    **{mark: f"\\{mark}" for mark in "{}%&$#_"},
+}
+
+
+def render(artifact: Artifact) -> str:
+    """Return the table of an evaluation or a comparison, and that of its prediction sets, as LaTeX.
+
+    Raises InputError if a file of the artifact is damaged.
+    """
+    metrics = evaluation.read(artifact)
+    names = tables.shown(metrics, _columns(metrics))
+    table = tables.of(metrics, columns=names)
+    bold = {name: not_distinguishable(artifact, metrics, name) for name in names}
+    fixed = len(table.heading) - len(names)  # method and seeds
+    body = []
+    for method, row in zip(metrics["methods"], table.rows, strict=True):
+        cells = [escape(row[0])]
+        for name, cell in zip(names, row[fixed:], strict=True):
+            cells.append(rf"\textbf{{{_number(cell)}}}" if method["label"] in bold[name] else _number(cell))
+        body.append(cells)
+    heading = [escape(table.heading[0]), *map(escape, table.heading[fixed:])]
+    label = _label(artifact)
+    text = "% Needs \\usepackage{booktabs}.\n" + _environment(heading, body, _caption(metrics, bold), label, 1)
+    if "sets" in metrics:
+        sets = prediction_sets.table(metrics)
+        rows = [[*map(escape, row[:2]), *map(_number, row[2:])] for row in sets.rows]
+        caption = escape(f"{prediction_sets.title(metrics)}.{_spread(metrics)}")
+        text += "\n" + _environment([*map(escape, sets.heading)], rows, caption, f"{label}-sets", 2)
+    return text
+
+
+def escape(text: str) -> str:
+    """Return a text in which no character has a meaning to LaTeX; one at the start of a row cannot be an argument."""
+    plain = "".join(_SPECIAL.get(mark, mark if mark.isprintable() else " ") for mark in text)
+    return f"{{}}{plain}" if plain.startswith(("[", "*")) else plain
+
+
+def _number(cell: str) -> str:
+    """Return a cell with signs as mathematics, so that a minus is not a hyphen, and the mark of chance raised."""
+    if cell == "-":
+        return "--"
+    signed = re.sub(r"[+-]\d+(?:\.\d+)?", lambda match: f"${match[0]}$", escape(cell))
+    return signed.replace(tables.MARK, f"$^{{{tables.MARK}}}$")
+
+
+def _environment(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str, words: int) -> str:
+    """Return a table environment; the first ``words`` columns are text, the others numbers."""
+    columns = "l" * words + "r" * (len(heading) - words)
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        f"  \\caption{{{caption}}}",
+        f"  \\label{{tab:{label}}}",
+        f"  \\begin{{tabular}}{{{columns}}}",
+        r"    \toprule",
+        f"    {' & '.join(heading)} \\\\",
+        r"    \midrule",
+        *(f"    {' & '.join(row)} \\\\" for row in rows),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the metrics of a paper's table: scores, the gain and what is sent; ``table.csv`` has all."""
+    named = tuple(metrics.get("metric", catalogue.DEFAULT))
+    left_out = {"better_off", "worse_off"}
+    return [
+        name
+        for name in catalogue.columns("comparison", named)
+        if name in (*named, "megabytes") or (catalogue.METRICS[name].compared in (1, 2) and name not in left_out)
+    ]
+
+
+def _caption(metrics: Mapping[str, Any], bold: Mapping[str, set[str]]) -> str:
+    words = f"{metrics['split'].capitalize()} scores of {counted(len(metrics['methods']), 'method')}.{_spread(metrics)}"
+    if any(metric.get("interval") for row in metrics["methods"] for metric in row["metrics"].values()):
+        words += " Brackets: 95 % intervals."
+    if any(bold.values()):
+        words += (
+            " Bold: the best, and methods that do not differ significantly from it (5 %, paired by client, Holm's"
+            " correction)."
+        )
+    return escape(words)
+
+
+def _spread(metrics: Mapping[str, Any]) -> str:
+    most = max(len(row["seeds"]) for row in metrics["methods"])
+    return f" Mean ± standard deviation over {most} seeds." if most > 1 else ""
+
+
+def _label(artifact: Artifact) -> str:
+    path = artifact.path.resolve()
+    name = path.parent.name if path.name == artifact.kind else path.name
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "methods"
+
+
+def not_distinguishable(artifact: Artifact, metrics: Mapping[str, Any], name: str) -> set[str]:
+    """Return the labels of the best method by a metric and of those that cannot be told from it.
+
+    The metric is a mean over clients of scores that ``clients.csv`` has; the set is empty for other metrics, and if
+    there is one method. A method whose clients are not those of the best one cannot be compared and is not in the set.
+    """
+    metric = catalogue.METRICS[name]
+    column = metric.score or name
+    values = {
+        row["label"]: row["metrics"][name]["value"]
+        for row in metrics["methods"]
+        if row["metrics"].get(name, {}).get("value") is not None
+    }
+    if not _is_mean(metric) or len(values) < 2:
+        return set()
+    table = _clients(artifact)
+    if column not in table:
+        return set()
+    sign = -1 if metric.lower_is_better else 1
+    best = max(values, key=lambda label: sign * values[label])
+    samples = f"n_{metrics['split']}"
+    is_one_partition = client_identity.is_one_partition(artifact)
+    p: dict[str, float] = {}
+    for label in values:
+        differences = _differences(table, best, label, column, samples)
+        if label == best or differences is None:
+            continue
+        weights = [
+            np.ones(len(pair)) if metric.over is plain_mean else pair[samples].to_numpy(np.float64)
+            for pair in differences
+        ]
+        who = [_identities(pair, is_one_partition) for pair in differences]
+        estimate = gains.mean_gain([pair["difference"].to_numpy(np.float64) for pair in differences], weights, who)
+        p[label] = 1.0 if estimate is None else estimate.p
+    return {best, *(label for label, value in gains.holm(p).items() if value >= RISK)}
+
+
+def _is_mean(metric: Metric) -> bool:
+    """Return whether a metric is a mean over clients, weighted by samples or not."""
+    is_weighted = metric.is_per_client and metric.weighting == catalogue.BY_SAMPLES
+    return is_weighted or (bool(metric.score) and metric.over in (plain_mean, scores.weighted_mean))
+
+
+def _clients(artifact: Artifact) -> pd.DataFrame:
+    """Return ``clients.csv``; raises InputError if it is damaged."""
+    text = artifact.read("clients.csv")
+    with artifact.parsing("clients.csv"):
+        words = {"method": str, "name": str}
+        return pd.read_csv(io.BytesIO(text), dtype=words, keep_default_na=False, na_values=[""], encoding="utf-8")
+
+
+def _differences(table: pd.DataFrame, best: str, other: str, column: str, samples: str) -> list[pd.DataFrame] | None:
+    """Return by seed the clients' differences in a score between two methods, of those for which it is known.
+
+    None if no seed has both methods, or if they have other clients or other numbers of samples.
+    """
+    pairs = []
+    by_method = {label: dict(iter(table[table["method"] == label].groupby("seed"))) for label in (best, other)}
+    for seed in by_method[best].keys() & by_method[other].keys():
+        first, second = (by_method[label][seed].sort_values("client") for label in (best, other))
+        if not np.array_equal(first[["client", samples]].to_numpy(), second[["client", samples]].to_numpy()):
+            return None
+        pair = first.assign(difference=first[column].to_numpy() - second[column].to_numpy())
+        pair = pair[(pair[samples] > 0) & pair["difference"].notna()]
+        if len(pair):
+            pairs.append(pair)
+    return pairs or None
+
+
+def _identities(pair: pd.DataFrame, is_one_partition: bool) -> NDArray[np.str_]:
+    """Return who the clients are: by name where the data have names, else by number within a partition."""
+    if "name" in pair and pair["name"].notna().all():
+        return pair["name"].to_numpy(str)
+    numbers = pair["client"].astype(str)
+    return (numbers if is_one_partition else pair["seed"].astype(str) + "/" + numbers).to_numpy(str)

@@ -1,0 +1,201 @@
+"""``pfl show --latex``: a table that LaTeX can read, in which what is bold is what is shown to be best."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds.evaluation import read
+from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
+from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.reader import open_artifact
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands.evaluate import evaluate
+from pflcli.evaluation import latex
+from pflcli.evaluation.presentation import tables
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CLIENTS, EACH = 12, 20
+
+
+def store(folder, method, right, *, seed=0):
+    """Predictions with so many right answers of 20 for each client, with certainty 0.8."""
+    y = np.tile(np.arange(EACH) % 2, len(right))
+    correct = (np.arange(EACH)[None] < np.asarray(right)[:, None]).ravel()
+    guess = np.where(correct, y, 1 - y)
+    p = np.where(np.eye(2)[guess] > 0, 0.8, 0.2).astype(np.float32)
+    offsets = np.arange(0, len(y) + 1, EACH)
+    splits = {name: SplitPredictions({"p": p}, y, np.arange(len(y)), offsets) for name in ("validation", "test")}
+    request = {"method": method, "options": {}, "settings": {}, "seed": seed}
+    with ArtifactWriter(folder, ArtifactSpec("predictions", request)) as work:
+        predictions.write(work, Predictions(splits, {}))
+        work.commit({"bytes_up": 0, "bytes_down": 0, "bytes_peer": 0}, {"seconds_inputs": 0.0})
+    return folder
+
+
+def assert_readable(text):
+    """Environments and braces balance, each row has as many cells as columns, and no special character is bare."""
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    opened = []
+    for word, name in re.findall(r"\\(begin|end)\{(\w+)\}", "\n".join(lines)):
+        if word == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert not opened
+    columns = 0
+    for line in lines:
+        assert line.isprintable()
+        depth = 0
+        for brace in re.findall(r"(?<!\\)[{}]", re.sub(r"\\\\", "", line)):
+            depth += 1 if brace == "{" else -1
+            assert depth >= 0
+        assert depth == 0, line
+        plain = re.sub(r"\\[\\{}%&$#_]", "", re.sub(r"\\\\$", "", line))
+        assert not re.search(r"[%#_~]", plain), line
+        assert plain.count("$") % 2 == 0, line
+        assert "^" not in re.sub(r"\$[^$]*\$", "", plain), line
+        if found := re.search(r"begin\{tabular\}\{(l+r+)\}", line):
+            columns = len(found[1])
+        elif line.endswith(r" \\"):
+            assert plain.count("&") == columns - 1, line
+            assert not line.lstrip().startswith(("[", "*"))
+    for rule in ("toprule", "midrule", "bottomrule"):
+        assert text.count(f"\\{rule}") == text.count(r"\begin{tabular}")
+
+
+def rows(text):
+    """Return the cells of the first table by method and heading."""
+    lines = [line.strip().removesuffix(r" \\").split(" & ") for line in text.split(r"\end{table}")[0].splitlines()]
+    heading, *body = [line for line in lines if len(line) > 2]
+    return {row[0]: dict(zip(heading, row, strict=True)) for row in body}
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Methods of which one is much worse than the others, for all clients; these differ by chance."""
+    base = np.tile([13, 15, 17], CLIENTS // 3)
+    sign = np.tile([1, -1], CLIENTS // 2)
+    return [
+        store(tmp_path / "a", "fedavg", base - 8),
+        store(tmp_path / "b", "ditto", base + sign),
+        store(tmp_path / "c", "local", base + np.where(np.arange(CLIENTS) == 0, 1, 0)),
+    ]
+
+
+def test_the_best_and_what_cannot_be_told_from_it_are_bold(three, tmp_path):
+    evaluate(three, tmp_path / "e")
+    text = latex.render(open_artifact(tmp_path / "e"))
+    assert_readable(text)
+    table = rows(text)
+    assert {name: row[r"accuracy \%"] for name, row in table.items()} == {
+        "fedavg": "35.0", "ditto": r"\textbf{75.0}", "local": r"\textbf{75.4}",
+    }  # fmt: skip
+    assert {name: r"\textbf" in row[r"plain mean \%"] for name, row in table.items()} == {
+        "fedavg": False, "ditto": True, "local": True,
+    }  # fmt: skip
+    # Of a bottom decile there is no test, nor of costs.
+    assert not any(r"\textbf" in row[r"bottom decile \%"] + row["MB sent"] for row in table.values())
+    assert re.search(r"\$\+40\.\d\$ \[\$\+\d", table["ditto"][r"gain \%"])
+    assert "Bold: the best" in text
+
+
+def test_a_small_difference_of_all_clients_can_be_told(tmp_path):
+    base = np.tile([13, 15, 17], CLIENTS // 3)
+    paths = [store(tmp_path / "a", "fedavg", base), store(tmp_path / "b", "ditto", base + 1)]
+    evaluate(paths, tmp_path / "e")
+    artifact = open_artifact(tmp_path / "e")
+    # Clients differ much more from each other than methods do: only pairs of scores show it.
+    assert latex.not_distinguishable(artifact, read(artifact), "accuracy") == {"ditto"}
+
+
+def test_the_correction_is_for_the_number_of_methods(tmp_path):
+    """A difference that is significant alone is not among many."""
+    base = np.full(CLIENTS, 12)
+    gap = np.asarray([3, -1, 2, 0, 1, -1, 3, 0, 1, 2, 0, 1])
+    paths = [store(tmp_path / "a", "fedavg", base), store(tmp_path / "b", "best", base + gap)]
+    evaluate(paths, tmp_path / "two")
+    paths += [store(tmp_path / f"m{number}", f"m{number}", base + gap - np.roll(gap, number)) for number in range(1, 6)]
+    evaluate(paths, tmp_path / "seven")
+    two, seven = (open_artifact(tmp_path / name) for name in ("two", "seven"))
+    assert latex.not_distinguishable(two, read(two), "accuracy") == {"best"}
+    assert latex.not_distinguishable(seven, read(seven), "accuracy") >= {"best", "fedavg"}
+
+
+def test_lower_is_better_where_it_is(three, tmp_path):
+    evaluate(three, tmp_path / "e", metrics=["brier_score"])
+    artifact = open_artifact(tmp_path / "e")
+    assert latex.not_distinguishable(artifact, read(artifact), "brier_score") == {"ditto", "local"}
+    text = latex.render(artifact)
+    assert_readable(text)
+    assert next(iter(rows(text)["local"])) == "method"
+    assert r"\textbf" in rows(text)["local"]["Brier score"]
+
+
+def test_seeds_have_a_deviation(tmp_path):
+    base = np.tile([13, 15, 17], CLIENTS // 3)
+    paths = [store(tmp_path / f"a{seed}", "fedavg", base - seed, seed=seed) for seed in (0, 1)]
+    paths += [store(tmp_path / f"b{seed}", "ditto", base + 2 - seed, seed=seed) for seed in (0, 1)]
+    evaluate(paths, tmp_path / "e")
+    text = latex.render(open_artifact(tmp_path / "e"))
+    assert_readable(text)
+    assert rows(text)["fedavg"][r"accuracy \%"] == r"72.5 $\pm$ 3.5"
+    assert rows(text)["ditto"][r"accuracy \%"] == r"\textbf{82.5 $\pm$ 3.5}"
+    assert r"Mean $\pm$ standard deviation over 2 seeds." in text
+
+
+def test_names_are_escaped(tmp_path):
+    names = [r"a_b%c&d#e$f{g}h~i^j\k<l>m|n", "[x] *y", "*z", "line\nbreak"]
+    paths = [store(tmp_path / f"{n}", name, np.full(CLIENTS, 10 + n)) for n, name in enumerate(names)]
+    out = tmp_path / "e_1%"
+    evaluate(paths, out, baseline=names[0], coverage=0.9)
+    text = latex.render(open_artifact(out))
+    assert_readable(text)
+    assert (
+        r"a\_b\%c\&d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k\textless{}l\textgreater{}m"
+        r"\textbar{}n & " in text
+    )
+    assert "    {}[x] *y & " in text
+    assert "    line break & " in text
+    assert r"\label{tab:e-1}" in text
+    assert r"\label{tab:e-1-sets}" in text
+    assert r"Prediction sets at coverage 90 \%" in text
+
+
+def test_a_method_alone_is_not_bold(tmp_path):
+    evaluate([store(tmp_path / "a", "fedavg", np.full(CLIENTS, 10))], tmp_path / "e")
+    text = latex.render(open_artifact(tmp_path / "e"))
+    assert_readable(text)
+    assert "textbf" not in text
+    assert "Bold" not in text
+
+
+def test_other_clients_cannot_be_compared(tmp_path):
+    base = np.tile([13, 15, 17], CLIENTS // 3)
+    paths = [store(tmp_path / "a", "ditto", base), store(tmp_path / "b", "local", base[:6])]
+    evaluate(paths, tmp_path / "e")
+    artifact = open_artifact(tmp_path / "e")
+    assert latex.not_distinguishable(artifact, read(artifact), "accuracy") == {"ditto"}
+
+
+@pytest.mark.parametrize("path", sorted(path.parent for path in GOLDEN.rglob("metrics.json")), ids=str)
+def test_tables_of_all_versions(path):
+    artifact = open_artifact(path)
+    if artifact.kind in tables.KINDS:
+        assert_readable(latex.render(artifact))
+
+
+def test_on_the_command_line(three, small, tmp_path, pfl):
+    evaluate(three, tmp_path / "e")
+    ran = pfl("show", tmp_path / "e", "--latex")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == latex.render(open_artifact(tmp_path / "e"))
+    for other in ("--json", "--lineage", "--verify"):
+        ran = pfl("show", tmp_path / "e", "--latex", other)
+        assert (ran.code, f"--latex and {other} exclude each other" in ran.err) == (2, True)
+    ran = pfl("show", small.p, "--latex")
+    assert (ran.code, ran.out, "needs an evaluation or a comparison" in ran.err) == (3, "", True)
