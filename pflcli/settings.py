@@ -14,7 +14,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Settings:
-    """How clients are selected and trained; every method has these settings."""
+    """How clients are selected and trained; every method has these settings.
+
+    Enter a new setting in ``training/run_request.py`` too, so that artifacts made before it stay up to date.
+    """
 
     model: str = AUTO
     """train this model (`pfl list models`); auto is cnn for images, mlp for features, lstm for text, gru for series"""
