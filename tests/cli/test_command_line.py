@@ -599,7 +599,7 @@ WRONG = {
     "a spread that leaves the range": (
         "build-datastore {small}/e -o {out} --capacity-spread 0.2",
         2,
-        "--capacity-spread 0.2 of --capacity 1 leaves the range",
+        "--capacity 1 plus or minus --capacity-spread 0.2",
         "--capacity 0.5 --capacity-spread 0.2",
     ),
     "a capacity of the sweep": ("sweep {small}/e -o {out} --capacity 0,2", 2, "capacity=0,2 does not fit sweep"),
