@@ -305,7 +305,7 @@ WRONG = {
                    "did you mean 'local'?"),
     "an unknown option": (THREE + "--set stack.gates=1", 2, "unknown option 'gates' for stack"),
     "a training setting": (THREE + "--set stack.lr=1", 2, "unknown option 'lr' for stack"),
-    "without a global model": (W + "--methods ditto,local,stack", 2, "none of ditto, local stores predictions of the global model",
+    "without a global model": (W + "--methods ditto,local,stack", 2, "none of ditto, local stores predictions",
                                "--set stack.gate=false"),
     "with refit": (THREE + "--refit", 2, "fedavg, local already learned", "leave out --refit"),
     "of one with refit": (THREE + "--set local.refit=true --set stack.pool=fedavg,local", 2,
