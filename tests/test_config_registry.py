@@ -186,7 +186,7 @@ def test_what_a_method_leaves_out_is_filled_in():
         ("YEAR = 2017", "YEAR = 2017\nPERSONALS = 'own'", "has 'PERSONALS'", "did you mean 'PERSONAL_MODELS'"),
         ("def train_round", "def train_rounds", "has 'train_rounds'", "did you mean 'train_round'"),
         ("run, state, t)", "run, state)", "train_round has no parameter 't'", "its parameters: run, state, t"),
-        ("state, clients)", "state, clients, k)", "asks for 'k', which it is not given", "run, state, clients"),
+        ("state, clients)", "state, clients, k)", "has the unknown parameter 'k'", "run, state, clients"),
     ],
 )
 def test_an_unfit_method_is_refused_when_it_is_loaded(old, new, words, fix):

@@ -536,8 +536,12 @@ WRONG = {
     "a rate that is no number": (f"{T} --lr nan", 2, "lr=nan", "finite"),
     "a seed below zero": (f"{T} --seed -1", 2, "--seed"),
     "threads below zero": (f"{T} --threads -1", 2, "--threads -1 is negative"),
-    "more threads than a machine bears": (f"{T} --threads 99999999999", 2, "--threads 99999999999 is more than 1024"),
-    "more processes than a machine bears": (f"{T} --jobs 1025", 2, "--jobs 1025 is more than 1024"),
+    "more threads than a machine bears": (
+        f"{T} --threads 99999999999",
+        2,
+        "--threads 99999999999 is above the maximum of 1024",
+    ),
+    "more processes than a machine bears": (f"{T} --jobs 1025", 2, "--jobs 1025 is above the maximum of 1024"),
     "an unknown device": (f"{T} --device tpu", 2, "unknown device 'tpu'", "--device auto"),
     "a device that is not there": (f"{T} --device cuda:99", 2, "--device cuda:99", "--device cpu"),
     "a method that makes no global model": (f"{T} --method local", 2, "makes no global model", "--method fedavg"),
@@ -599,7 +603,7 @@ WRONG = {
     "a spread that leaves the range": (
         "build-datastore {small}/e -o {out} --capacity-spread 0.2",
         2,
-        "--capacity-spread 0.2 of --capacity 1 leaves the range",
+        "--capacity 1 plus or minus --capacity-spread 0.2",
         "--capacity 0.5 --capacity-spread 0.2",
     ),
     "a capacity of the sweep": ("sweep {small}/e -o {out} --capacity 0,2", 2, "capacity=0,2 does not fit sweep"),
@@ -674,7 +678,7 @@ WRONG = {
     "another model than the backbone's": (
         "personalize fedavg-plus {small}/b --model cnn -o {out}",
         2,
-        "{small}/b is a",
+        "{small}/b has the model",
         "pfl personalize fedavg-plus {small}/p --model cnn -o {out}\n",
     ),
     "a backbone where neighbours are needed": (

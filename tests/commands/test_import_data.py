@@ -511,7 +511,7 @@ def test_what_is_wrong_with_arrays_is_said(tmp_path, write, name, case):
 
 def test_nothing_is_unpickled(tmp_path, write_file):
     path = npz(tmp_path / "d.npz", x=ONE, y=np.asarray(["a", None], dtype=object))
-    refused(path, ["array 'y' holds Python objects, which pfl does not unpickle", "y.tolist()"], tmp_path)
+    refused(path, ["array 'y' contains Python objects, which pfl does not unpickle", "y.tolist()"], tmp_path)
     np.save(tmp_path / "one.npy", ONE)
     refused(write_file((tmp_path / "one.npy").read_bytes(), "one.npz"), ["is one array, not an NPZ file"], tmp_path)
 

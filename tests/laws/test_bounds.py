@@ -79,4 +79,4 @@ def test_a_rate_beyond_float32_diverges(small, tmp_path, pfl):
     assert "a smaller --lr may help" in ran.err
     ran = pfl("personalize", "pfedme", small.p, "-o", tmp_path / "x", "--model", "mlp", "--lr", "1e39")
     assert ran.code == UsageError.exit_code
-    assert "1e+38 is the most" in ran.err
+    assert "the largest number is 1e+38" in ran.err

@@ -311,6 +311,6 @@ def test_the_family_is_known():
 def test_one_sample_is_no_batch_to_normalize_over(pfl, small, tmp_path, dry):
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", "--model", "mobilenet-v2", "--batch-size", 1, *dry)
     assert ran.code == 2
-    assert "mobilenet-v2 normalizes over the batch" in ran.err
+    assert "mobilenet-v2 has batch normalization" in ran.err
     assert "--batch-size 2 or more" in ran.err
     assert not (tmp_path / "b").exists()

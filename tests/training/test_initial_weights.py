@@ -120,9 +120,9 @@ MISFITS = {
         "contains 1 shapes that differ from mlp's: body.1.weight 200x5 in the file, 200x6 in the model",
     ),
     "not a number": (lambda: damage({"body.1.bias": torch.full((200,), torch.nan)}), "body.1.bias is not finite"),
-    "a checkpoint": (lambda: {"epoch": 3, "model": damage({})}, "holds a dict with epoch, model, not a state dict"),
-    "a list": (lambda: [1, 2], "holds a list, not a state dict"),
-    "nothing": (dict, "holds a dict with nothing, not a state dict"),
+    "a checkpoint": (lambda: {"epoch": 3, "model": damage({})}, "contains a dict with epoch, model, not a state dict"),
+    "a list": (lambda: [1, 2], "contains a list, not a state dict"),
+    "nothing": (dict, "contains a dict with nothing, not a state dict"),
 }
 
 
