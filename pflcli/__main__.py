@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from pflcli import registry
 from pflcli.errors import PflError, closest, out_of_memory
 
 if TYPE_CHECKING:
@@ -178,10 +179,14 @@ def _report_unexpected(error: Exception, arguments: list[str]) -> int:
     if lack is not None:
         console.fail(lack.message, *lack.fix)
         return lack.exit_code
+    place = registry.place_of_failure(error)
     if {"-v", "--verbose"} & set(arguments):
         import traceback
 
         traceback.print_exc()
+    if place:
+        console.fail(f"{place}: {type(error).__name__}: {error}")
+        return 5
     console.fail(f"a bug in pfl: {type(error).__name__}: {error}", "run the command with -v to see the traceback")
     return 1
 

@@ -1,4 +1,4 @@
-"""The registry: every file in a folder is a method, scheme, model or dataset.
+"""The registry: every file in a folder is a method, scheme, model or dataset; a method may also be a user's file.
 
 Cards are read from the syntax tree, so that ``pfl list`` and ``pfl --help`` never import torch. The contract of a
 folder defines what a file must contain, and the defaults: ``methods.Method``, ``schemes.Scheme``, ``datasets.Dataset``,
@@ -11,7 +11,12 @@ import ast
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterator
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,10 +91,79 @@ def names(group: str) -> list[str]:
     return sorted(stem.replace("_", "-") for stem in stems)
 
 
+_USED = "PFL_USED_FILES"
+"""The environment variable that contains ``used_files`` as JSON, so that worker processes have them."""
+
+
+def used_files() -> dict[str, Path]:
+    """Return the users' files that this command uses, by ``group/name``, such as ``methods/mine``."""
+    return {key: Path(file) for key, file in json.loads(os.environ.get(_USED, "{}")).items()}
+
+
+def is_file(word: str) -> bool:
+    """Return whether a word stands for a Python file, not for a name: it ends in .py, and has a folder or exists."""
+    return word.endswith(".py") and ("/" in word or os.sep in word or Path(word).is_file())
+
+
+def use(group: str, word: str) -> str:
+    """Return the name of a word: names stay as they are; the user's file at a path becomes a member of ``group``.
+
+    The name of a file is its stem in kebab case, and ``./mine.py@strong`` becomes ``mine@strong``. Raises InputError if
+    the file does not exist, UsageError if its name is invalid or taken.
+    """
+    file_name, at, variant = word.partition(".py@")
+    if at:
+        return f"{use(group, f'{file_name}.py')}@{variant}"
+    if not is_file(word):
+        return word
+    file, name = Path(word).absolute(), Path(word).stem.replace("_", "-")
+    if not file.is_file():
+        raise InputError(f"{word} does not exist")
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        raise UsageError(f"{word}: the name of a file consists of lower-case letters, digits and _", "./my_method.py")
+    if name in names(group):
+        raise UsageError(f"{word}: '{name}' is a built-in {GROUPS[group]}", f"rename {file.name}")
+    used = used_files()
+    if used.get(f"{group}/{name}", file) != file:
+        raise UsageError(f"{word} has the same name as {used[f'{group}/{name}']}", "rename one of them")
+    os.environ[_USED] = json.dumps({**{key: str(value) for key, value in used.items()}, f"{group}/{name}": str(file)})
+    module = sys.modules.get(f"pflcli.{package(group)}")
+    if module is not None:
+        search_used_folders(group, module.__path__)
+    importlib.invalidate_caches()
+    return name
+
+
+def search_used_folders(group: str, folders: MutableSequence[str]) -> None:
+    """Add the folders of users' files to those in which a package finds its modules, and to ``sys.path``."""
+    for key, file in used_files().items():
+        for known in (folders, sys.path) if key.startswith(f"{group}/") else ():
+            if str(file.parent) not in known:
+                known.append(str(file.parent))
+
+
+def place_of_failure(error: BaseException) -> str:
+    """Return in which line of a user's file an error was raised; an empty string if in none."""
+    files = used_files().values()
+    if isinstance(error, SyntaxError) and Path(error.filename or "") in files:
+        return f"{error.filename}, line {error.lineno}"
+    folders = {file.parent for file in files}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent in folders]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+
+
+def exists(group: str, name: str) -> bool:
+    """Return whether there is a file of this name, built in or used."""
+    return name in names(group) or f"{group}/{name}" in used_files()
+
+
 def path(group: str, name: str) -> Path:
     """Return the file of ``name``; raises UsageError with the nearest name if there is none."""
     if group not in GROUPS:
         raise UsageError(f"unknown kind '{group}'", closest(group, GROUPS))
+    used = used_files().get(f"{group}/{name}")
+    if used is not None:
+        return used
     file = name.partition(":")[0]  # `torchvision:resnet50` is one of many that a file builds
     if file not in names(group):
         raise UsageError(f"unknown {GROUPS[group]} '{name}'", closest(name, names(group)), f"pfl list {group}")
@@ -104,7 +178,14 @@ def load(group: str, name: str, contract: type[Any]) -> Any:
     such file, InputError if the file breaks the contract.
     """
     file = path(group, name)
-    module = importlib.import_module(".".join(["pflcli", *file.relative_to(ROOT).with_suffix("").parts]))
+    try:
+        module = importlib.import_module(f"pflcli.{package(group)}.{file.stem}")
+    except Exception as error:
+        place = place_of_failure(error)
+        if not place:
+            raise
+        message = error.msg if isinstance(error, SyntaxError) else error
+        raise InputError(f"{place}: {type(error).__name__}: {message}") from error
     return complete(module, f"{file}: {GROUPS[group]} {name}", contract)
 
 

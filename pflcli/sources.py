@@ -54,8 +54,11 @@ def _hash(begin: Iterable[Path]) -> str:
         if path in known:
             continue
         known.add(path)
-        content, modules = _read(path.read_text(encoding="utf-8"))
+        code = path.read_text(encoding="utf-8")
+        content, modules = _read(code)
         ahead += [file for module in modules if (file := _file(module)) is not None]
+        if not path.is_relative_to(registry.ROOT):
+            ahead += _beside(path, code)
         contents.add(content)
     # Sorted contents without names: a module may move, and an empty package may be added or removed.
     contents.discard(_EMPTY)
@@ -78,6 +81,14 @@ def _file(module: str) -> Path | None:
     path = registry.ROOT.joinpath(*module.split("."))
     files = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in files if file.is_file()), None)
+
+
+def _beside(path: Path, code: str) -> list[Path]:
+    """Return the modules in the folder of a user's file that it imports."""
+    names = [alias.name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom) and node.module]
+    files = [path.parent / f"{name.partition('.')[0]}.py" for name in names]
+    return [file for file in files if file.is_file()]
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

@@ -83,7 +83,7 @@ ALLOWED = {
     "cli": BASE
     | {"execution", "config", "commands", "options", "artifacts", "jobs", "prediction"}
     | {"evaluation", "evaluation.presentation"},
-    "__main__": {"cli", "errors", "options"},
+    "__main__": {"cli", "errors", "options", "registry"},
     "__init__": {"commands"},
 }
 """What each package or module may import besides itself, from the bottom to the top."""

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from pflcli import registry
 from pflcli.artifacts import disk, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide
@@ -146,8 +147,12 @@ def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, fo
         summary, circumstances = build(writer)
         if execution.has_workers:
             gc.collect()  # ends worker processes that nothing refers to any more, so that their seconds count
+        recorded: dict[str, Any] = {"command": _line(execution.command, out)} if execution.command else {}
+        for name, file in registry.used_files().items():
+            if name in spec.code:  # kept to be read; code in an artifact is never run
+                recorded["files"] = {**recorded.get("files", {}), name: file.name}
+                writer.write(file.name, file.read_bytes())
         processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
-        recorded = {"command": _line(execution.command, out)} if execution.command else {}
         versions = {"pfl": version("pflcli"), "python": platform.python_version()}
         writer.commit(summary, {**recorded, **versions, **circumstances, **processor})
     return summary

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import config, methods, rng
+from pflcli import config, rng
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import canaries
@@ -168,7 +168,7 @@ def _prepared(answerer: Answerer, execution: Execution) -> _Trained:
     if backbone is None:
         return _Trained(model.run(data, model.execution(execution)), model.name, model.method)
     request = backbone.manifest.request
-    method = methods.load(request["method"])
+    method = run_request.method_of(backbone)
     settings = run_request.resolve_settings(request["settings"], {})
     cfg = config.build(method.Config, request["options"], request["method"])
     run = build_run(data, method, cfg, settings, int(request["seed"]), execution)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pflcli import __version__
+from pflcli import __version__, registry
 from pflcli.cli import doctor, listing, report, results, show
 from pflcli.cli.from_options import Command, Show, command, show_outcome
 from pflcli.options.audit import Audit
@@ -85,6 +85,12 @@ def _main(
     accelerated: Annotated[
         bool, typer.Option(help="Use compiled loops where they are faster, instead of only PyTorch and NumPy.")
     ] = True,
+    use: Annotated[
+        list[str] | None,
+        typer.Option(help="Also use the method in this Python file; repeat the option for more.", metavar="FILE"),
+    ] = None,
 ) -> None:
+    for file in use or ():
+        registry.use("methods", file if "/" in file else f"./{file}")
     if not accelerated:
         os.environ["PFL_ACCELERATED"] = "0"  # worker processes inherit it; see pflcli/engine/backend.py

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import methods
 from pflcli.artifacts import blocks, codebook
 from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import embeddings
@@ -62,7 +61,7 @@ def extract(asked: Extract) -> Outcome:
 
     def build(work: ArtifactWriter) -> Built:
         training = run_request.resolve_settings(request["settings"], {})
-        method = methods.load(request["method"])
+        method = run_request.method_of(backbone)
         data = partitions.read(chosen)
         known = partitions.read(trained_on) if chosen is not trained_on and training.normalize == "dataset" else None
         run = build_run(data, method, None, training, request["seed"], execution, normalized_like=known)

@@ -99,7 +99,7 @@ def rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
 
 def _adapts(method: str) -> bool:
     """Whether clients predict with something else than the global model after the last round."""
-    if method not in registry.names("methods"):  # of another pfl
+    if not registry.exists("methods", method):  # of another pfl, or of a user's file
         return False
     facts = registry.card("methods", method).facts
     return bool(facts["KIND"] == "posthoc" or facts.get("ADAPTS"))

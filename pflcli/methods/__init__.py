@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from pflcli import registry
 from pflcli.federation.run import Predictor, Run
 
+registry.search_used_folders("methods", __path__)
+
 State = dict[str, Any]
 """What a method remembers from round to round: tensors, tables of models, and dicts of these, by name."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, TypeVar
 
 import typer
 
-from pflcli import config
+from pflcli import config, registry
 from pflcli.errors import UsageError
 from pflcli.options import completion
 from pflcli.wording import PathWord
@@ -99,6 +99,7 @@ def merge_with_file(ctx: typer.Context, param: typer.CallbackParam, value: list[
 
 
 PATH = Typed(Path, text=as_path)
+METHOD = Typed(str, text=lambda word: as_path(word) if registry.is_file(word) else str(word))
 PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
 WORDS = Typed(str, split_words, as_word)
 ASSIGNMENTS = Typed(list[str], config.assignments, as_pairs)
@@ -358,6 +359,13 @@ def _setting_words(settings: Mapping[str, Any]) -> list[str]:
     return line
 
 
+def _names_of_files(asked: Options) -> dict[str, Any]:
+    """Return the options that name methods, with the names of users' files in place of their paths."""
+    method, methods = getattr(asked, "method", None), getattr(asked, "methods", None)
+    one = {"method": registry.use("methods", method)} if isinstance(method, str) else {}
+    return one if methods is None else {**one, "methods": [registry.use("methods", word) for word in methods]}
+
+
 def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]], Callable[P, Result]]:
     """Return a decorator that gives a function the signature of ``options``; the function receives them as one object.
 
@@ -371,7 +379,8 @@ def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]]
 
             asked = options(*args, **kwargs)
             execution = asked.execution or Execution()
-            return function(replace(asked, execution=replace(execution, command=tuple(asked.words()))))
+            execution = replace(execution, command=tuple(asked.words()))
+            return function(replace(asked, execution=execution, **_names_of_files(asked)))
 
         call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
         return call

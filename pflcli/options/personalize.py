@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, RAY, InitialWeights, Options, Out, Seed, Set
+from pflcli.options.declaration import METHOD, PATH, RAY, InitialWeights, Options, Out, Seed, Set
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -33,6 +33,7 @@ class Personalize(Options):
 
     method: Annotated[
         str,
+        METHOD,
         typer.Argument(
             help="Run this method (`pfl list methods`).",
             metavar="METHOD",

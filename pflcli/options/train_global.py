@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, RAY, InitialWeights, Options, Out, Seed, Set
+from pflcli.options.declaration import METHOD, PATH, RAY, InitialWeights, Options, Out, Seed, Set
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -45,6 +45,7 @@ class TrainGlobal(Options):
     settings: Mapping[str, Any] | None = None
     method: Annotated[
         str,
+        METHOD,
         typer.Option(
             help="Train with this method, which must be of kind server (`pfl list methods`).",
             autocompletion=completion.names("methods"),

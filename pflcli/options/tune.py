@@ -11,7 +11,17 @@ import typer
 
 from pflcli import config
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, InitialWeights, Options, Seed, Set, Typed, as_pairs, merge_with_file
+from pflcli.options.declaration import (
+    METHOD,
+    PATH,
+    InitialWeights,
+    Options,
+    Seed,
+    Set,
+    Typed,
+    as_pairs,
+    merge_with_file,
+)
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -34,6 +44,7 @@ class Tune(Options):
 
     method: Annotated[
         str,
+        METHOD,
         typer.Argument(help="Tune this method (`pfl list methods`).", autocompletion=completion.names("methods")),
     ]
     source: Annotated[

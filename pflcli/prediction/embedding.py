@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import methods
 from pflcli.artifacts import blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import tensors
@@ -57,7 +56,7 @@ def _opened(lineage: Mapping[str, Artifact | None], data: Partition, execution: 
     # As extract does, which has no choice of engines.
     execution = replace(execution, engine="auto")
     run = build_run(
-        data, methods.load(request["method"]), None, plan, request["seed"], execution, normalized_like=known
+        data, run_request.method_of(backbone), None, plan, request["seed"], execution, normalized_like=known
     )
     device = run.federation.x.device
     return _Backbone(run, {name: value.to(device) for name, value in tensors(backbone, like=run.init).items()})

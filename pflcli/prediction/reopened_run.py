@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import config, methods, sources
+from pflcli import config, sources
 from pflcli.artifacts import blocks, chain, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
@@ -94,7 +94,7 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     """
     request = artifact.manifest.request
     name = str(request["method"])
-    method = methods.load(name)
+    method = run_request.method_of(artifact)
     reference = next((item for item in artifact.manifest.inputs if item.role == "source"), None)
     if reference is None:
         raise InputError(f"{artifact.path} does not say what it was made from", "run its method again")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, models, parameters
+from pflcli import config, methods, models, parameters, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine import normalization
@@ -18,6 +18,20 @@ from pflcli.methods import Method
 from pflcli.settings import AUTO, Settings, changed
 
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
+
+
+def method_of(artifact: Artifact) -> Method:
+    """Return the method that made an artifact; raises UsageError if it is in a user's file that is not used."""
+    name = str(artifact.manifest.request["method"])
+    file = artifact.manifest.made.get("files", {}).get(f"methods/{name}")
+    if file is not None and not registry.exists("methods", name):
+        digest = artifact.manifest.code[f"methods/{name}"][:12]
+        raise UsageError(
+            f"{artifact.path} was made with the method in {file} (code {digest}), which is not part of pfl",
+            f"pfl --use PATH/{file} COMMAND ...",
+            f"a copy to read, which is never run, is {artifact.path / file}",
+        )
+    return methods.load(name)
 
 
 def require_private(name: str, method: Method, settings: Settings) -> None:

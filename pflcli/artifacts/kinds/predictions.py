@@ -203,7 +203,7 @@ def state(artifact: Artifact, choices: Iterable[tuple[str, ...]]) -> dict[str, N
 
 def _records(method: str) -> tuple[str, ...]:
     """Return the ``RECORDS`` of a method; nothing for a stack, or a method that this version does not have."""
-    if method not in registry.names("methods"):
+    if not registry.exists("methods", method):
         return ()
     return tuple(registry.card("methods", method).facts.get("RECORDS", ()))
 

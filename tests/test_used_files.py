@@ -1,0 +1,163 @@
+"""Methods in files of users: they are used like built-in ones, and their errors name their file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from pflcli import methods, registry, sources
+from pflcli.artifacts.reader import open_artifact
+from pflcli.errors import InputError, UsageError
+
+METHOD = '''"""Mine: FedAvg whose clients fine-tune their head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from beside import SCALE
+
+KIND = "server"
+NEEDS = ()
+PAPER = "Mine"
+YEAR = 2026
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    epochs: int = 1
+    """fine-tune for this many local epochs"""
+
+
+def setup(run):
+    return {"global": run.initial_model()}
+
+
+def rule(network, params, batch):
+    losses, grads = network.gradient(params, batch)
+    return losses, {name: SCALE * grad for name, grad in grads.items()}
+
+
+def train_round(run, state, t):
+    cohort = run.cohort(t)
+    start = run.download(state["global"], cohort)
+    return {"global": run.average(run.local_sgd(cohort, start, t=t, gradient=rule), start)}
+
+
+def personalize(run, state, clients):
+    tuned = run.local_sgd(clients, state["global"], t="head", epochs=run.cfg.epochs, trainable="head.")
+    return run.predictor(clients, tuned)
+'''
+SETTINGS = ("--rounds", 2, "--model", "mlp", "--participation", 0.5, "--threads", 1)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A method in a file, beside a module that it imports; what using it changed is undone."""
+    before, folders, path = set(sys.modules), [*methods.__path__], [*sys.path]
+    monkeypatch.delenv(registry._USED, raising=False)
+    (tmp_path / "my_method.py").write_text(METHOD)
+    (tmp_path / "beside.py").write_text("SCALE = 1.0")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "my_method.py"
+    os.environ.pop(registry._USED, None)
+    methods.__path__[:], sys.path[:] = folders, path
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+            vars(methods).pop(name.rpartition(".")[2], None)
+
+
+def forget():
+    """What the next command, a process of its own, would not know."""
+    os.environ.pop(registry._USED, None)
+
+
+def test_a_file_runs_like_a_built_in_method(mine, small, pfl, tmp_path):
+    ran = pfl("personalize", "./my_method.py", small.p, "-o", "m", "--set", "epochs=2", *SETTINGS, "-q")
+    assert ran.code == 0, ran.err
+    manifest = open_artifact("m").manifest
+    assert manifest.request["method"] == "my-method"
+    assert manifest.request["options"] == {"epochs": 2}
+    assert manifest.made["command"].startswith("pfl personalize ./my_method.py ")
+    assert manifest.made["files"] == {"methods/my-method": "my_method.py"}
+    assert (tmp_path / "m" / "my_method.py").read_text() == METHOD
+    assert pfl("evaluate", "m", "-o", "e", "-q").code == 0
+    again = pfl("personalize", "./my_method.py", small.p, "-o", "m", "--set", "epochs=2", *SETTINGS)
+    assert "up to date" in again.err
+    jobs = pfl("personalize", "./my_method.py", small.p, "-o", "j", "--set", "epochs=2", *SETTINGS, "--jobs", 2, "-q")
+    assert jobs.code == 0, jobs.err
+    assert (tmp_path / "j" / "predictions.h5").read_bytes() == (tmp_path / "m" / "predictions.h5").read_bytes()
+
+
+def test_a_comparison_takes_files_and_variants_of_them(mine, small, pfl):
+    listed = "fedavg,./my_method.py,./my_method.py@long"
+    ran = pfl("compare", small.p, "-o", "c", "--methods", listed, "--set", "my-method@long.epochs=3", *SETTINGS, "-q")
+    assert ran.code == 0, ran.err
+    assert json.loads((mine.parent / "c/seed-0/my-method@long/manifest.json").read_text())["request"]["options"] == {
+        "epochs": 3
+    }
+
+
+def test_predicting_asks_for_the_file(mine, small, pfl):
+    assert pfl("personalize", "./my_method.py", small.p, "-o", "m", *SETTINGS, "-q").code == 0
+    client = json.loads(open_artifact("m").path.joinpath("codebook.json").read_text())["clients"][0]
+    line = ("predict", "m", small.samples, "--client", client)
+    forget()
+    ran = pfl(*line)
+    assert ran.code == 2
+    assert "my_method.py" in ran.err
+    assert open_artifact("m").manifest.code["methods/my-method"][:12] in ran.err
+    assert "pfl --use" in ran.err
+    assert pfl("--use", "my_method.py", *line, "-q").code == 0
+    forget()
+    mine.write_text(METHOD.replace('t="head"', 't="top"'))
+    assert "methods/my-method has changed" in pfl("--use", "my_method.py", *line).err
+
+
+def test_the_hash_covers_modules_beside_the_file(mine):
+    registry.use("methods", "./my_method.py")
+    before = sources.code_hash("methods", "my-method")
+    (mine.parent / "beside.py").write_text("SCALE = 2.0")
+    assert sources.code_hash("methods", "my-method") != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "message"),
+    [
+        ("    cohort = run.cohort(t)\n", "    cohort = run.cohort(t)\n    1 / (1 - t)\n", 5, "ZeroDivisionError"),
+        ("def setup(run):", "def setup(run:", 3, "SyntaxError"),
+        ("import SCALE", "import MISSING", 3, "ImportError"),
+        ('KIND = "server"\n', "", 3, "has no KIND"),
+    ],
+)
+def test_an_error_names_the_file_and_the_line(old, new, code, message, mine, small, pfl):
+    content = METHOD.replace(old, new)
+    mine.write_text(content)
+    ran = pfl("personalize", "./my_method.py", small.p, "-o", "m", *SETTINGS, "-q")
+    assert ran.code == code
+    assert str(mine) in ran.err
+    assert message in ran.err
+    assert "bug in pfl" not in ran.err
+    if message == "ZeroDivisionError":
+        assert f"line {content[: content.index('1 / (1 - t)')].count(chr(10)) + 1}," in ran.err
+
+
+def test_a_name_that_is_taken_or_invalid_is_refused(mine, tmp_path):
+    for name in ("ditto.py", "Mine.py", "2nd.py"):
+        (tmp_path / name).write_text(METHOD)
+        with pytest.raises(UsageError, match=name):
+            registry.use("methods", f"./{name}")
+    with pytest.raises(InputError, match="does not exist"):
+        registry.use("methods", "./absent.py")
+    registry.use("methods", "./my_method.py")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "my_method.py").write_text(METHOD)
+    with pytest.raises(UsageError, match="same name"):
+        registry.use("methods", "other/my_method.py")
+    assert registry.use("methods", "ditto") == "ditto"
