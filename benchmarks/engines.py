@@ -62,7 +62,7 @@ def main() -> None:
                 for mode, engine in engines.items():
                     torch.set_num_threads(args.threads)
                     began = time.perf_counter()
-                    list(engine.local_sgd(data.clients, parameters.of(net), plan, ("sgd", repeat)))
+                    list(engine.local_sgd(data.clients, parameters.copy_params(net), plan, ("sgd", repeat)))
                     times[mode].append((time.perf_counter() - began) * 1e3)
             loop, stacked = (statistics.median(values[1:]) for values in times.values())
             count = sum(p.numel() for p in net.parameters())

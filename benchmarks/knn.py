@@ -30,7 +30,7 @@ import torch
 
 from pflcli.knn import grid as sweep
 from pflcli.knn.exact import nearest
-from pflcli.knn.flat_format import flat_pieces
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores, votes
 
 
@@ -122,9 +122,9 @@ class World:
 
     def build(self, synced: bool = False) -> None:
         """Write every client's index to one file."""
-        pieces, self.ends = flat_pieces([self.part(client)[0] for client in range(self.args.clients)])
+        blob, self.ends = flat_indexes([self.part(client)[0] for client in range(self.args.clients)])
         with (self.folder / "pfl").open("wb") as file:
-            file.writelines(pieces)
+            file.write(blob.data)
             if synced:
                 file.flush()
                 os.fsync(file.fileno())
@@ -158,7 +158,9 @@ class World:
             span = slice(*self.bounds[client : client + 2])
             place = np.random.default_rng(client).permutation(len(stored))
             in_store = place < np.ceil(capacities * len(stored))[:, None]
-            p = sweep.Ranked.of(stored, y, queries).votes(in_store, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
+            bounds = np.asarray([0, len(stored)]), np.asarray([0, len(queries)])
+            ranked = sweep.Ranked.rank_clients(stored, y, bounds[0], queries, bounds[1])
+            p = ranked.votes(in_store, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
             sweep.correct(p, self.model[span], self.truth[span], lambdas)
 
     def faiss_build(self) -> None:

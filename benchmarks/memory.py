@@ -69,7 +69,7 @@ def run(clients: int, model: str, rounds: int) -> tuple[int, int, float]:
     net = models.create(model, data.in_shape, 10, 0)
     engine = Engine(net, data, seed=0, threads=2)
     plan = LocalSGD(epochs=1, batch_size=32, lr=np.asarray([0.01]))
-    state = parameters.of(net)
+    state = parameters.copy_params(net)
     with tempfile.TemporaryDirectory() as folder:
         table = ModelTable(state, clients, RowFile(Path(folder, "rows"), 0, empty=True))
         for t in range(rounds):

@@ -55,7 +55,7 @@ class Subject:
         x, y = draw.integers(0, 256, (clients * samples, 28, 28), dtype=np.uint8), np.arange(clients * samples) % 62
         data = Federation.of(x, y, blocks.offsets(np.tile([samples, 0, 0], clients)), 62)
         net = models.create(model, data.in_shape, 62, 0)
-        self.start, self.clients = parameters.of(net), data.clients
+        self.start, self.clients = parameters.copy_params(net), data.clients
         self.engine = Engine(net, data, seed=0, threads=threads, jobs=jobs)
 
     def round(self, t: int) -> float:

@@ -21,7 +21,6 @@ from pflcli.errors import UsageError
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_pieces
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.declaration import command
 from pflcli.training import run_request
@@ -115,16 +114,14 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     kinds: list[str] = []
     sizes: list[int] = []
 
-    def pieces() -> Iterator[bytes | memoryview]:
+    def pieces() -> Iterator[memoryview]:
         # A store is built when it is written, so that one of them is in memory at a time.
         for client in range(count):
             store = datastore.store_samples(splits["train"], client, float(capacity[client]), job.prototypes, job.seed)
-            is_exact = job.index == indexes.EXACT
-            blob = None if is_exact else indexes.built(job.index, store.z, len(store.y), job.parameters)
-            written = flat_pieces([store.z])[0] if blob is None else [blob]
-            yield from written
-            sizes.append(sum(map(len, written)))
-            kinds.append(indexes.EXACT if blob is None else job.index)
+            index, kind = indexes.build(job.index, store.z, len(store.y), job.parameters)
+            yield index.data
+            sizes.append(len(index))
+            kinds.append(kind)
             labels.append(store.y)
             samples.append(store.sample)
             advance(1, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,7 +24,6 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_pieces, flat_vectors
 from pflcli.options.declaration import command
 from pflcli.options.update_datastore import UpdateDatastore
 from pflcli.training import run_request
@@ -133,9 +132,17 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
             evicted.append(len(stored.y) + number - len(store.y))
             stores.append(store)
             advance(1, "")
-    pieces, ends = flat_pieces([store.z for store in stores])
     sizes = [len(store.y) for store in stores]
-    writer.stream(datastore.INDEXES, pieces)
+    lengths: list[int] = []
+
+    def pieces() -> Iterator[memoryview]:
+        for store in stores:
+            index, _ = indexes.build(indexes.EXACT, store.z, len(store.z), {})
+            lengths.append(len(index))
+            yield index.data
+
+    writer.stream(datastore.INDEXES, pieces())
+    ends = blocks.offsets(lengths)
     datastore.write_labels(
         writer,
         y=np.concatenate([store.y for store in stores]),
@@ -170,7 +177,7 @@ def merge(stored: Rows, arriving: Rows, policy: str, *, distinct: bool) -> tuple
 def _stored(packed: datastore.Packed, client: int) -> Rows:
     """Return a client's training samples in its store."""
     span = slice(packed.offsets[client], packed.offsets[client + 1])
-    z = flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
+    z = indexes.flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
     assert z is not None  # `datastore.read_stores` has checked it
     return Rows(z, packed.y[span], packed.sample[span])[: int(packed.train[client])]
 

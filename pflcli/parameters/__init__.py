@@ -51,7 +51,7 @@ def aliases(net: nn.Module) -> dict[str, list[str]]:
     return {names[0]: names for names in names_by_id.values()}
 
 
-def of(net: nn.Module) -> Params:
+def copy_params(net: nn.Module) -> Params:
     """Return a copy of a model's parameters and buffers."""
     return {name: value.detach().clone() for name, value in state(net).items()}
 
@@ -172,7 +172,7 @@ class WeightedSum:
     dtypes: Mapping[str, torch.dtype]
 
     @classmethod
-    def of(cls, stacked: Stacked, weights: NDArray[np.floating] | Iterable[float]) -> WeightedSum:
+    def from_models(cls, stacked: Stacked, weights: NDArray[np.floating] | Iterable[float]) -> WeightedSum:
         """Sum the models of a stack (m, ...) with weights (m,), pairwise: see ``Mean``."""
         w = torch.as_tensor(np.asarray(weights, dtype=np.float64))
         sums = {
@@ -249,7 +249,7 @@ class Mean:
             if self._count:
                 size = min(size, self._count & -self._count)  # the largest subtree that begins at this place
             rows = slice(first, first + size)
-            self._push(size, WeightedSum.of({name: value[rows] for name, value in stacked.items()}, w[rows]))
+            self._push(size, WeightedSum.from_models({name: value[rows] for name, value in stacked.items()}, w[rows]))
             first += size
 
     def _push(self, size: int, total: WeightedSum) -> None:

@@ -148,7 +148,7 @@ def _with_store(stores: Stores, datastore: Artifact, train: Embedded, client: in
     stored = StoredEmbeddings(train.z, train.logits, train.y, train.offsets, np.arange(len(train.y)))
     blob, samples = build_store(datastore.manifest.request, stored, client)
     return Stores(
-        np.concatenate([stores.blob, np.frombuffer(blob, np.uint8)]),
+        np.concatenate([stores.blob, blob]),
         np.append(stores.bytes, stores.bytes[-1] + len(blob)),
         np.concatenate([stores.y, samples.y]),
         np.append(stores.offsets, stores.offsets[-1] + len(samples.y)),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pflcli.artifacts import disk
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 
 LINES = {

@@ -331,7 +331,7 @@ def test_the_weights_of_a_file_are_needed_again(tmp_path):
     from pflcli import models, parameters
 
     partition("writers", tmp_path / "p", clients=3, part=(1, 12))
-    save_file(parameters.of(models.create("logistic", (1, 28, 28), 10, 5)), tmp_path / "w.safetensors")
+    save_file(parameters.copy_params(models.create("logistic", (1, 28, 28), 10, 5)), tmp_path / "w.safetensors")
     personalize("local", tmp_path / "p", tmp_path / "m", settings=BRIEF, weights=tmp_path / "w.safetensors")
     writer, x = own_digits(tmp_path)
     np.save(tmp_path / "q.npy", x)

@@ -15,7 +15,7 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.personalize import personalize
 from pflcli.errors import ConflictError, UsageError
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 
 KINDS = (
@@ -30,14 +30,20 @@ def points(n, seed):
 
 
 def blob(kind, z, train, **parameters):
-    return np.frombuffer(indexes.built(kind, z, train, parameters), np.uint8)
+    raw, built = indexes.build(kind, z, train, parameters)
+    assert built == kind
+    return raw
+
+
+def search(raw, queries, k, size):
+    return indexes.search(indexes.read(raw), queries, k, size)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_rows_alone_are_searched_as_if_there_were_no_others(kind):
     z, queries = points(ALL, 0), points(25, 1)
-    distance, row = indexes.search(blob(kind, z, TRAIN), queries, 7, TRAIN)
-    expected, first = indexes.search(blob(kind, z[:TRAIN], TRAIN), queries, 7, TRAIN)
+    distance, row = search(blob(kind, z, TRAIN), queries, 7, TRAIN)
+    expected, first = search(blob(kind, z[:TRAIN], TRAIN), queries, 7, TRAIN)
     assert row.shape == (25, 7)
     assert row.max() < TRAIN
     known = first >= 0
@@ -55,7 +61,7 @@ def test_all_rows_are_searched_as_faiss_does(kind):
 
     z, queries = points(ALL, 0), points(25, 1)
     raw = blob(kind, z, TRAIN)
-    distance, row = indexes.search(raw, queries, 7, ALL)
+    distance, row = search(raw, queries, 7, ALL)
     expected, same = faiss.deserialize_index(raw).search(queries, 7)
     np.testing.assert_array_equal(row, same)
     np.testing.assert_allclose(distance, expected, rtol=1e-6)
@@ -78,15 +84,17 @@ def test_what_loses_nothing_finds_the_nearest(kind):
 
 @pytest.mark.parametrize("kind", ["PQ4x4", "IVF4,Flat", "PCA8,Flat", "PQ4x4,RFlat"])
 def test_too_few_samples_to_train(kind, capfd):
-    assert indexes.built(kind, points(9, 0), 3, {}) is None
-    assert indexes.built(kind, points(9, 0), 0, {}) is None
-    assert indexes.built(kind, points(40, 0), 20, {}) is not None
+    for train in (0, 3):
+        raw, built = indexes.build(kind, points(9, 0), train, {})
+        assert built == indexes.EXACT
+        np.testing.assert_array_equal(indexes.flat_vectors(raw), points(9, 0))
+    assert indexes.build(kind, points(40, 0), 20, {})[1] == kind
     assert capfd.readouterr() == ("", "")
 
 
 def test_fewer_lists_asked_than_neighbours_wanted():
     z = points(ALL, 0)
-    distance, row = indexes.search(blob("IVF16,Flat", z, TRAIN), points(25, 1), 20, TRAIN)
+    distance, row = search(blob("IVF16,Flat", z, TRAIN), points(25, 1), 20, TRAIN)
     assert (row < 0).any()
     assert row.max() < TRAIN
     assert np.isfinite(distance[row >= 0]).all()

@@ -27,7 +27,6 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_pieces, flat_vectors
 from pflcli.knn.prototypes import prototypes as class_prototypes
 
 SCHEMA = 1
@@ -106,16 +105,13 @@ def read_stores(artifact: Artifact, classes: int, dimension: int | None = None, 
     with artifact.parsing(INDEXES):
         for client, rows in enumerate(np.diff(packed.offsets)):
             raw = packed.blob[packed.bytes[client] : packed.bytes[client + 1]]
-            vectors = flat_vectors(raw)
+            index = indexes.read(raw)
+            count, width = int(index.ntotal), int(index.d)
+            vectors = indexes.vectors_of_index(index)
             if vectors is None and exact:
                 raise ValueError(f"the index of client {client} is not {indexes.EXACT}")
-            if vectors is None:
-                index = indexes.read(raw)
-                count, width = int(index.ntotal), int(index.d)
-            else:
-                count, width = vectors.shape
-                if not np.isfinite(vectors).all():
-                    raise ValueError(f"client {client} has a vector that is not finite")
+            if vectors is not None and not np.isfinite(vectors).all():
+                raise ValueError(f"client {client} has a vector that is not finite")
             dimension = width if dimension is None else dimension
             if (count, width) != (rows, dimension):
                 raise ValueError(f"client {client} has {count} vectors of {width} numbers, not {rows} of {dimension}")
@@ -142,7 +138,9 @@ def describe(manifest: Manifest) -> list[str]:
     ]
 
 
-def build_store(request: Mapping[str, Any], train: StoredEmbeddings, client: int) -> tuple[bytes, StoredSamples]:
+def build_store(
+    request: Mapping[str, Any], train: StoredEmbeddings, client: int
+) -> tuple[NDArray[np.uint8], StoredSamples]:
     """Return the serialized store of ``client``, the last client of ``train``, and the samples in it.
 
     ``request`` is the request of the datastore.
@@ -150,9 +148,8 @@ def build_store(request: Mapping[str, Any], train: StoredEmbeddings, client: int
     seed, index = int(request["seed"]), request.get("index", indexes.EXACT)
     capacity = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), client + 1, seed)
     store = store_samples(train, client, float(capacity[client]), request.get("prototypes"), seed)
-    is_exact = index == indexes.EXACT
-    blob = None if is_exact else indexes.built(index, store.z, len(store.y), request.get("parameters", {}))
-    return b"".join(flat_pieces([store.z])[0]) if blob is None else bytes(blob), store
+    blob, _ = indexes.build(index, store.z, len(store.y), request.get("parameters", {}))
+    return blob, store
 
 
 def store_samples(
