@@ -48,4 +48,4 @@ def client_store(stores: Stores, client: int) -> ClientStore:
     vectors = indexes.flat_vectors(raw) if size else np.zeros((0, 1), np.float32)
     if vectors is None:
         return ClientStore(labels, index=indexes.first_rows(raw, size))
-    return ClientStore(labels, vectors[:size])
+    return ClientStore(labels, np.array(vectors[:size]))

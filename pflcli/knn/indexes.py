@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -105,17 +105,19 @@ def flat_indexes(stores: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.uint
     return np.concatenate([*parts, np.zeros(0, np.uint8)]), np.cumsum([0, *map(len, parts)])
 
 
-def flat_vectors(raw: NDArray[np.uint8]) -> NDArray[np.float32] | None:
-    """Return a copy of the vectors (n, d) in a serialised exact index; None for other kinds. Errors as for ``read``."""
-    return vectors_of_index(read(raw))
+def flat_vectors(raw: NDArray[np.uint8], index: Any = None) -> NDArray[np.float32] | None:
+    """Return a view of the vectors (n, d) in a serialised exact index; None for other kinds of index.
 
-
-def vectors_of_index(index: Any) -> NDArray[np.float32] | None:
-    """Return a copy of the vectors (n, d) in an exact index; None for other kinds of index."""
+    ``index`` is the result of ``read``, if there is one; raises ValueError as it does.
+    """
+    index = read(raw) if index is None else index
     if not isinstance(index, faiss().IndexFlatL2):
         return None
-    vectors: NDArray[np.float32] = index.reconstruct_n(0, index.ntotal)
-    return vectors
+    shape = index.ntotal, index.d
+    if not index.ntotal:
+        return np.zeros(shape, np.float32)
+    start = faiss().rev_swig_ptr(index.get_xb(), 1).ctypes.data - raw.ctypes.data
+    return raw[start : start + 4 * index.ntotal * index.d].view(np.float32).reshape(shape)
 
 
 def _allow_few_samples(part: Any) -> None:
@@ -169,27 +171,33 @@ def _limit_sizes(size: int) -> Iterator[None]:
 def read(raw: NDArray[np.uint8]) -> Any:
     """Return a deserialised index; raises ValueError if the bytes are not one.
 
-    FAISS allocates the sizes that an index declares before it reads the contents. Nothing in an index is compressed, so
-    no declared size can exceed the number of bytes.
+    An exact index is a view of ``raw`` and must not be changed: FAISS would end the process.
     """
     module = faiss()
+    if len(raw) == 0:
+        raise ValueError("it is not a FAISS index: it is empty")
     try:
-        with _limit_sizes(max(len(raw), 1)):
-            return module.deserialize_index(raw)
+        # FAISS allocates the sizes that an index declares before it reads the contents. Nothing in an index is
+        # compressed, so no declared size can exceed the number of bytes.
+        with _limit_sizes(len(raw)):
+            index = module.read_index(module.ZeroCopyIOReader(module.swig_ptr(raw), len(raw)))
+            if not isinstance(index, module.IndexFlatL2):
+                return module.deserialize_index(raw)
     except (RuntimeError, TypeError, AssertionError, MemoryError) as error:
         reason = str(error).rpartition("failed: ")[2].strip() or type(error).__name__
         raise ValueError(f"it is not a FAISS index: {reason}") from None
+    index.referenced_objects = (raw,)  # FAISS does not copy them
+    return index
 
 
 def search(
-    index: Any, queries: NDArray[np.float32], k: int, size: int
+    raw: NDArray[np.uint8], queries: NDArray[np.float32], k: int, size: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the distances (n, k) to the nearest of the first ``size`` rows of an index, and those rows, (n, k).
 
-    Distances are those of the index, *squared* L2. Rows are -1 where the index finds fewer. Removes the rows behind
-    ``size`` from the index if it can.
+    Distances are those of the index, *squared* L2. Rows are -1 where the index finds fewer.
     """
-    _remove_rows_behind(index, size)
+    index = _read_first_rows(raw, size)
     # An index that cannot remove rows also finds those behind ``size``: ask for that many more, and drop them.
     distance, row = index.search(np.ascontiguousarray(queries, dtype=np.float32), k + index.ntotal - size)
     outside = (row >= size) | (row < 0)
@@ -201,24 +209,26 @@ def search(
 
 def first_rows(raw: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Return a serialised index with only the first ``size`` rows, if this kind can remove rows; see ``read``."""
-    index = read(raw)
-    _remove_rows_behind(index, size)
-    serialised: NDArray[np.uint8] = faiss().serialize_index(index)
+    serialised: NDArray[np.uint8] = faiss().serialize_index(_read_first_rows(raw, size))
     return serialised
 
 
-def _remove_rows_behind(index: Any, size: int) -> None:
-    """Remove the rows from ``size`` on, if there are any and this kind of index can; graphs cannot."""
+def _read_first_rows(raw: NDArray[np.uint8], size: int) -> Any:
+    """Return an index without the rows from ``size`` on, if it has any and can remove rows: graphs cannot."""
+    index, module = read(raw), faiss()
     if index.ntotal <= size:
-        return
-    module = faiss()
+        return index
+    vectors = flat_vectors(raw, index)
+    if vectors is not None:
+        index = module.IndexFlatL2(index.d)
+        index.add(np.ascontiguousarray(vectors[:size]))
+        return index
     behind = module.IDSelectorRange(size, index.ntotal)
-    try:
+    with suppress(RuntimeError):
         if isinstance(index, module.IndexRefine):
             index.base_index.remove_ids(behind)
             index.refine_index.remove_ids(behind)
             index.ntotal = size
         else:
             index.remove_ids(behind)
-    except RuntimeError:
-        return
+    return index

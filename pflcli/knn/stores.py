@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,29 +93,18 @@ class Stores:
     ) -> None:
         """Write the distances and rows (n, k) of the neighbours of these clients' queries ``z`` (n, d).
 
-        What a store does not have is left unchanged.
+        Entries beyond a store's size are left unchanged.
         """
         for position, client in enumerate(clients):
-            queries = slice(bounds[position], bounds[position + 1])
-            if self.train[client] and queries.stop > queries.start:
-                self._search_index(self._index(client), client, z[queries], distance[queries], row[queries])
+            queries, size = slice(bounds[position], bounds[position + 1]), int(self.train[client])
+            if size and queries.stop > queries.start:
+                k = min(distance.shape[1], size)
+                squared, rows = indexes.search(self._index(client), z[queries], k, size)
+                distance[queries, :k] = np.where(rows >= 0, squared, np.inf)
+                row[queries, :k] = rows
 
-    def _search_index(
-        self,
-        index: Any,
-        client: np.int64,
-        z: NDArray[np.float32],
-        distance: NDArray[np.float64],
-        row: NDArray[np.int64],
-    ) -> None:
-        size = int(self.train[client])
-        k = min(distance.shape[1], size)
-        squared, rows = indexes.search(index, z, k, size)
-        distance[:, :k] = np.where(rows >= 0, squared, np.inf)
-        row[:, :k] = rows
-
-    def _index(self, client: np.int64) -> Any:
-        return indexes.read(self.blob[self.bytes[client] : self.bytes[client + 1]])
+    def _index(self, client: np.int64) -> NDArray[np.uint8]:
+        return self.blob[self.bytes[client] : self.bytes[client + 1]]
 
     def _search_compiled(
         self,
@@ -127,24 +115,23 @@ class Stores:
         row: NDArray[np.int64],
     ) -> None:
         """Do the same as ``_search_by_faiss``, with compiled loops for exact stores."""
-        sizes, vectors = np.zeros(len(clients), np.int64), [np.zeros((0, z.shape[1]), np.float32)]
+        sizes, starts = np.zeros(len(clients), np.int64), np.zeros(len(clients), np.int64)
         for position, client in enumerate(clients):
             queries = slice(bounds[position], bounds[position + 1])
             if self.train[client] == 0 or queries.start == queries.stop:
                 continue
-            index = self._index(client)
-            stored = indexes.vectors_of_index(index)
+            stored = indexes.flat_vectors(self._index(client))
             if stored is None:
-                self._search_index(index, client, z[queries], distance[queries], row[queries])
+                alone = np.asarray([0, queries.stop - queries.start])
+                self._search_by_faiss(clients[[position]], z[queries], alone, distance[queries], row[queries])
             else:
                 sizes[position] = self.train[client]
-                vectors.append(stored[: sizes[position]])
+                starts[position] = stored.ctypes.data - self.blob.ctypes.data
         loop = backend.part("nearest")
         assert loop is not None  # as _is_compiled says
-        blob, z = np.concatenate(vectors).view(np.uint8).reshape(-1), np.ascontiguousarray(z, dtype=np.float32).view()
+        blob, z = self.blob.view(), np.ascontiguousarray(z, dtype=np.float32).view()
         for array in (blob, z):
             array.flags.writeable = False  # Numba compiles another version for arrays that can be written
-        starts = 4 * z.shape[1] * np.cumsum([0, *sizes])[:-1]
         loop.search(blob, starts, sizes, z, bounds, _INEXACT, distance, row)
 
     def _is_compiled(self) -> bool:

@@ -35,15 +35,11 @@ def blob(kind, z, train, **parameters):
     return raw
 
 
-def search(raw, queries, k, size):
-    return indexes.search(indexes.read(raw), queries, k, size)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_rows_alone_are_searched_as_if_there_were_no_others(kind):
     z, queries = points(ALL, 0), points(25, 1)
-    distance, row = search(blob(kind, z, TRAIN), queries, 7, TRAIN)
-    expected, first = search(blob(kind, z[:TRAIN], TRAIN), queries, 7, TRAIN)
+    distance, row = indexes.search(blob(kind, z, TRAIN), queries, 7, TRAIN)
+    expected, first = indexes.search(blob(kind, z[:TRAIN], TRAIN), queries, 7, TRAIN)
     assert row.shape == (25, 7)
     assert row.max() < TRAIN
     known = first >= 0
@@ -61,7 +57,7 @@ def test_all_rows_are_searched_as_faiss_does(kind):
 
     z, queries = points(ALL, 0), points(25, 1)
     raw = blob(kind, z, TRAIN)
-    distance, row = search(raw, queries, 7, ALL)
+    distance, row = indexes.search(raw, queries, 7, ALL)
     expected, same = faiss.deserialize_index(raw).search(queries, 7)
     np.testing.assert_array_equal(row, same)
     np.testing.assert_allclose(distance, expected, rtol=1e-6)
@@ -94,7 +90,7 @@ def test_too_few_samples_to_train(kind, capfd):
 
 def test_fewer_lists_asked_than_neighbours_wanted():
     z = points(ALL, 0)
-    distance, row = search(blob("IVF16,Flat", z, TRAIN), points(25, 1), 20, TRAIN)
+    distance, row = indexes.search(blob("IVF16,Flat", z, TRAIN), points(25, 1), 20, TRAIN)
     assert (row < 0).any()
     assert row.max() < TRAIN
     assert np.isfinite(distance[row >= 0]).all()

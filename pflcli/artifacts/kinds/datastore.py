@@ -107,7 +107,7 @@ def read_stores(artifact: Artifact, classes: int, dimension: int | None = None, 
             raw = packed.blob[packed.bytes[client] : packed.bytes[client + 1]]
             index = indexes.read(raw)
             count, width = int(index.ntotal), int(index.d)
-            vectors = indexes.vectors_of_index(index)
+            vectors = indexes.flat_vectors(raw, index)
             if vectors is None and exact:
                 raise ValueError(f"the index of client {client} is not {indexes.EXACT}")
             if vectors is not None and not np.isfinite(vectors).all():
