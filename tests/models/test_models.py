@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused(name, shape, tokens, message, fix):
         ("torchvision:resnet5O", "torchvision has no model 'resnet5O'", "did you mean 'resnet50'?"),
         ("torchvision:", "torchvision has no model ''", "choose from: alexnet, convnext_base"),
         ("torchvision", "is a family", "--model torchvision:alexnet"),
-        ("cnn:5", "is one model, not a family", "--model cnn"),
+        ("cnn:5", "is a single model, not a family", "--model cnn"),
         ("torchvision:squeezenet1_1", "does not end in a linear layer", "--model mobilenet-v2"),
         ("torchvision:inception_v3", "does not take images of 3x32x32: 96x96 would do", "--model resnet-18"),
         ("torchvision:vit_h_14", "does not take images of 3x32x32: 224x224 would do", "--model resnet-18"),

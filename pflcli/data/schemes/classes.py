@@ -27,7 +27,7 @@ class Config:
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
-    """Return ``clients`` parts; classes that no client was dealt are left out."""
+    """Return ``clients`` parts; classes without a client are left out."""
     y = samples.y
     count = needs_clients("classes", clients, len(y))
     labels = np.unique(y)
@@ -48,7 +48,7 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
 
 
 def _deal(labels: NDArray[np.int64], count: int, n: int, rng: np.random.Generator) -> list[set[int]]:
-    """Deal n different labels to each client; a new deck is shuffled in when the old one has no new label left."""
+    """Deal n different labels to each client; add a new shuffled deck when the old one has no new label."""
     deck: list[int] = []
     hands: list[set[int]] = []
     for _ in range(count):
