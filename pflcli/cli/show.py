@@ -58,7 +58,7 @@ def command(
         pfl show runs/knn-per --lineage --verify
         pfl show runs/c/comparison --plot accuracy.pdf
     """
-    from pflcli.artifacts.chosen import open_one
+    from pflcli.artifacts.open_by_path import open_one
     from pflcli.cli.lineage import tree
     from pflcli.commands import show
     from pflcli.evaluation.presentation import tables

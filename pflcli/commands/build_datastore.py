@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import sources
-from pflcli.artifacts import blocks, codebook
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
@@ -133,9 +133,9 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         writer,
         y=np.concatenate(labels),
         sample=np.concatenate(samples),
-        offsets=blocks.offsets(rows),
+        offsets=client_blocks.offsets(rows),
         train=np.asarray(rows, dtype=np.int64),
-        bytes=blocks.offsets(sizes),
+        bytes=client_blocks.offsets(sizes),
     )
     names = codebook.read(job.source)
     codebook.write(writer, names)

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import sources
-from pflcli.artifacts import blocks, codebook
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.extract import lineage
@@ -142,12 +142,12 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
             yield index.data
 
     writer.stream(datastore.INDEXES, pieces())
-    ends = blocks.offsets(lengths)
+    ends = client_blocks.offsets(lengths)
     datastore.write_labels(
         writer,
         y=np.concatenate([store.y for store in stores]),
         sample=np.concatenate([store.sample for store in stores]),
-        offsets=blocks.offsets(sizes),
+        offsets=client_blocks.offsets(sizes),
         train=np.asarray(sizes, dtype=np.int64),
         bytes=ends,
     )
@@ -213,7 +213,9 @@ def _arrived(old: Artifact) -> list[Rows]:
 def _split(rows: list[Rows], dimension: int) -> StoredEmbeddings:
     """Return clients' validation samples as one split."""
     z, y, sample = (np.concatenate([getattr(row, name) for row in rows]) for name in ("z", "y", "sample"))
-    return StoredEmbeddings(z[:, :dimension], z[:, dimension:], y, blocks.offsets([len(row.y) for row in rows]), sample)
+    return StoredEmbeddings(
+        z[:, :dimension], z[:, dimension:], y, client_blocks.offsets([len(row.y) for row in rows]), sample
+    )
 
 
 def _content(artifact: Artifact) -> Any:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli import methods
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.kinds.datastore import build_store
@@ -74,7 +74,7 @@ def with_queries(
     backbone = _opened(lineage, data, execution)
     federation = backbone.run.federation
     rows = federation.rows_of(backbone.run.clients, "test")
-    begin, end = blocks.offsets(federation.sizes("test"))[client : client + 2].tolist()
+    begin, end = client_blocks.offsets(federation.sizes("test"))[client : client + 2].tolist()
     batch = BATCH[federation.y.device.type]
     first, last = begin // batch * batch, -(-end // batch) * batch
     own = slice(begin - first, end - first)
@@ -94,7 +94,7 @@ def with_test_samples(
     rows = np.concatenate([federation.rows(int(client), "test") for client in backbone.run.clients])
     z, logits = backbone.outputs(rows)
     backbone.run.engine.close()
-    offsets = blocks.offsets(federation.sizes("test"))
+    offsets = client_blocks.offsets(federation.sizes("test"))
     return {**run.embeddings, "test": Embedded(z, logits, federation.y[rows].cpu().numpy(), offsets)}
 
 

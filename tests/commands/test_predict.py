@@ -293,8 +293,8 @@ def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
         "objects.npy": "does not unpickle",
         "two.npz": "--features NAME",
         "cut.npy": "declares",
-        "q.csv": "which no table holds",
-        "q.txt": "of no form",
+        "q.csv": "takes samples of shape",
+        "q.txt": "a format that pfl does not read",
         "p": "is an artifact of pfl",
         "nowhere.npy": "does not exist",
     }
