@@ -5,7 +5,7 @@
 Subjects take turns within each repeat; prints median milliseconds, wall clock and CPU, and ratios. ``build`` is vectors
 to indexes in files, ``synced`` with a wait for the disk, as pfl waits for what it writes, and ``copy`` the same bytes
 from memory to disk; ``search`` indexes on disk to neighbours, by FAISS in a loop with one thread, in a loop with all
-threads, and in a pool of threads, and by pfl also with its compiled loops, which pay from some 400 such clients on;
+threads, and in a pool of threads, and by pfl also with its compiled loops, used from some 170 such clients on;
 ``score`` neighbours to accuracy over 7 values of lambda, and ``grid`` accuracy over 101 capacities x 101 values of
 lambda, against building FAISS's indexes for each capacity.
 """

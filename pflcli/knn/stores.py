@@ -16,7 +16,7 @@ from pflcli.knn import indexes
 _MAX_NEIGHBOURS, _MAX_VECTORS = 64, 1 << 24
 """Neighbours up to which the compiled search is faster, and vectors per store up to which it can number them."""
 
-_SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 1e-5, 1.5e-9, 0.08
+_SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 3e-6, 1.5e-9, 0.08
 """What a compiled search saves, and half the time to load its loops: a run searches at least two splits."""
 
 _INEXACT = 1e-3

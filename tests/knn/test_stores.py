@@ -236,11 +236,11 @@ def test_queries_that_are_no_numbers_have_no_neighbours(compiled):
     ("clients", "size", "own", "pays"),
     [
         (10, 0, True, False),
-        (2_500, 12_000, True, False),
-        (3_000, 12_000, True, True),
+        (3_000, 12_000, True, False),
+        (4_500, 12_000, True, True),
         (150, 320_000, True, False),
         (200, 320_000, True, True),
-        (9_000, 0, False, True),
+        (30_000, 0, False, True),
         (450, 320_000, False, False),
     ],
 )
