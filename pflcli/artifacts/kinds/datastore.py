@@ -37,7 +37,7 @@ INDEXES = "stores.faiss"
 _FIELDS = ("y", "sample", "offsets", "train", "bytes")
 
 NO_SAMPLE = -1
-"""The sample id of a prototype that stands for several samples."""
+"""The sample id of a prototype that represents several samples."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Each client holds n classes, as in pFedGP's split (Achituve et al., 2021), https://arxiv.org/abs/2106.15482.
 
-Classes are dealt from shuffled decks, so that all have about the same number of holders; a class's samples are shared
-among its holders in proportions drawn uniformly from [0.4, 0.6], normalised.
+Classes are dealt from shuffled decks, so that all have about the same number of clients. A class's samples are divided
+among its clients in proportions drawn uniformly from [0.4, 0.6] and normalised.
 """
 
 from __future__ import annotations
