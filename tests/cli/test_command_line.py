@@ -662,7 +662,11 @@ WRONG = {
         "cut/e/embeddings.h5 differs from what was written",
     ),
     "a cut that show finds": ("show {bad}/cut-d --verify", 3, "stores.faiss differs from what was written"),
-    "a cut further down that show finds": ("show {bad}/cut/knn --lineage --verify", 3, "embeddings.h5 is not what"),
+    "a cut further down that show finds": (
+        "show {bad}/cut/knn --lineage --verify",
+        3,
+        "embeddings.h5 differs from what",
+    ),
     "a datastore for a partition": (
         "train-global {small}/d -o {out}",
         3,
@@ -674,7 +678,11 @@ WRONG = {
         3,
         "contains a partition, but this command needs predictions",
     ),
-    "an evaluation to personalize": ("personalize local {small}/ev -o {out}", 3, "{small}/ev holds an evaluation, but"),
+    "an evaluation to personalize": (
+        "personalize local {small}/ev -o {out}",
+        3,
+        "{small}/ev contains an evaluation, but",
+    ),
     "another model than the backbone's": (
         "personalize fedavg-plus {small}/b --model cnn -o {out}",
         2,
@@ -699,8 +707,8 @@ WRONG = {
         "cannot write to {bad}/file",
         "choose another --out",
     ),
-    "data that is no number": (f"{F}/nan", 3, "fashion-mnist: x holds nan in row 11, column 2"),
-    "data without bounds": (f"{F}/inf", 3, "fashion-mnist: x holds inf in row 0, column 0"),
+    "data that is no number": (f"{F}/nan", 3, "fashion-mnist: x is nan in row 11, column 2"),
+    "data without bounds": (f"{F}/inf", 3, "fashion-mnist: x is inf in row 0, column 0"),
     "a label out of range": (f"{F}/label", 3, "row 13 has label 10, outside 0..9"),
     "labels that are missing": (f"{F}/lengths", 3, "differ in length: [13, 16]"),
     "samples of two shapes": (f"{F}/shapes", 3, "fashion_mnist.npz", "(4,)", "(3,)"),
