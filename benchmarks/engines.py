@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from pflcli import parameters
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.engine import strategy
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
@@ -55,14 +55,14 @@ def main() -> None:
         for clients, samples in COHORTS:
             n = clients * samples
             x, y = draw.integers(0, 256, (n, 28, 28), dtype=np.uint8), draw.integers(0, 10, n)
-            data = Federation.of(x, y, blocks.offsets(np.tile([samples, 0, 0], clients)), 10)
+            data = Federation.of(x, y, client_blocks.offsets(np.tile([samples, 0, 0], clients)), 10)
             engines = {mode: Engine(net, data, seed=0, threads=args.threads, mode=mode) for mode in ("loop", "stacked")}
             times: dict[str, list[float]] = {mode: [] for mode in engines}
             for repeat in range(args.repeats + 1):
                 for mode, engine in engines.items():
                     torch.set_num_threads(args.threads)
                     began = time.perf_counter()
-                    list(engine.local_sgd(data.clients, parameters.of(net), plan, ("sgd", repeat)))
+                    list(engine.local_sgd(data.clients, parameters.copy_params(net), plan, ("sgd", repeat)))
                     times[mode].append((time.perf_counter() - began) * 1e3)
             loop, stacked = (statistics.median(values[1:]) for values in times.values())
             count = sum(p.numel() for p in net.parameters())

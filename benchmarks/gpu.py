@@ -40,7 +40,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from pflcli import models
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.engine import engine
 from pflcli.execution import Execution
@@ -127,7 +127,7 @@ def federation(sizes: Sizes) -> Partition:
         x=draw.integers(0, 256, (n, *sizes.shape), dtype=np.uint8),
         y=draw.integers(0, 10, n),
         sample=np.arange(n),
-        offsets=blocks.offsets(np.tile([sizes.samples, 0, 0], sizes.clients)),
+        offsets=client_blocks.offsets(np.tile([sizes.samples, 0, 0], sizes.clients)),
         names=[str(client) for client in range(sizes.clients)],
         classes=10,
     )

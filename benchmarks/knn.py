@@ -5,7 +5,7 @@
 Subjects take turns within each repeat; prints median milliseconds, wall clock and CPU, and ratios. ``build`` is vectors
 to indexes in files, ``synced`` with a wait for the disk, as pfl waits for what it writes, and ``copy`` the same bytes
 from memory to disk; ``search`` indexes on disk to neighbours, by FAISS in a loop with one thread, in a loop with all
-threads, and in a pool of threads, and by pfl also with its compiled loops, which pay from some 400 such clients on;
+threads, and in a pool of threads, and by pfl also with its compiled loops, used from some 170 such clients on;
 ``score`` neighbours to accuracy over 7 values of lambda, and ``grid`` accuracy over 101 capacities x 101 values of
 lambda, against building FAISS's indexes for each capacity.
 """
@@ -30,7 +30,7 @@ import torch
 
 from pflcli.knn import grid as sweep
 from pflcli.knn.exact import nearest
-from pflcli.knn.flat_format import flat_pieces
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores, votes
 
 
@@ -122,9 +122,9 @@ class World:
 
     def build(self, synced: bool = False) -> None:
         """Write every client's index to one file."""
-        pieces, self.ends = flat_pieces([self.part(client)[0] for client in range(self.args.clients)])
+        blob, self.ends = flat_indexes([self.part(client)[0] for client in range(self.args.clients)])
         with (self.folder / "pfl").open("wb") as file:
-            file.writelines(pieces)
+            file.write(blob.data)
             if synced:
                 file.flush()
                 os.fsync(file.fileno())
@@ -158,7 +158,9 @@ class World:
             span = slice(*self.bounds[client : client + 2])
             place = np.random.default_rng(client).permutation(len(stored))
             in_store = place < np.ceil(capacities * len(stored))[:, None]
-            p = sweep.Ranked.of(stored, y, queries).votes(in_store, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
+            bounds = np.asarray([0, len(stored)]), np.asarray([0, len(queries)])
+            ranked = sweep.Ranked.rank_clients(stored, y, bounds[0], queries, bounds[1])
+            p = ranked.votes(in_store, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
             sweep.correct(p, self.model[span], self.truth[span], lambdas)
 
     def faiss_build(self) -> None:

@@ -53,7 +53,7 @@ def run(clients: int, model: str, rounds: int) -> tuple[int, int, float]:
     import torch
 
     from pflcli import models, parameters
-    from pflcli.artifacts import blocks
+    from pflcli.artifacts import client_blocks
     from pflcli.artifacts.row_file import RowFile
     from pflcli.engine.engine import Engine
     from pflcli.engine.federation import Federation
@@ -64,12 +64,12 @@ def run(clients: int, model: str, rounds: int) -> tuple[int, int, float]:
     shape = (32, 32, 3) if model in ("mobilenet-v2", "resnet-18") else (28, 28)
     x = np.random.default_rng(0).integers(0, 256, (clients * SAMPLES, *shape), dtype=np.uint8)
     y = np.arange(clients * SAMPLES) % 10
-    data = Federation.of(x, y, blocks.offsets(np.tile([SAMPLES, 0, 0], clients)), 10)
+    data = Federation.of(x, y, client_blocks.offsets(np.tile([SAMPLES, 0, 0], clients)), 10)
     del x  # channels first is a copy for colour images
     net = models.create(model, data.in_shape, 10, 0)
     engine = Engine(net, data, seed=0, threads=2)
     plan = LocalSGD(epochs=1, batch_size=32, lr=np.asarray([0.01]))
-    state = parameters.of(net)
+    state = parameters.copy_params(net)
     with tempfile.TemporaryDirectory() as folder:
         table = ModelTable(state, clients, RowFile(Path(folder, "rows"), 0, empty=True))
         for t in range(rounds):

@@ -71,7 +71,9 @@ def driver_bytes(counts: list[int]) -> None:
         for name in ("fedavg", "apfl"):
             method = methods.load(name)
             settings = build(Settings, {"model": "mlp", "rounds": 1}, "")
-            run = Run(method.KIND, build(method.Config, {}, name), settings, 0, data, engine, parameters.of(net))
+            run = Run(
+                method.KIND, build(method.Config, {}, name), settings, 0, data, engine, parameters.copy_params(net)
+            )
             before = engine.executor.received_bytes  # type: ignore[attr-defined]
             method.train_round(run, method.setup(run), 0)
             came.append(engine.executor.received_bytes - before)  # type: ignore[attr-defined]

@@ -135,9 +135,9 @@ def new_run(name: str) -> Run:
     settings = config.build(Settings, {"model": "mlp", "rounds": ROUNDS, "participation": 0.5, "batch_size": 10}, "")
     code = methods.load(name)
     cfg = config.build(code.Config, OPTIONS.get(name, {}), name)
-    init = parameters.of(net)
+    init = parameters.copy_params(net)
     run = Run(code.KIND, cfg, settings, 0, data, Engine(net, data, seed=0, mode="loop"), init)
-    run.draw_model = lambda number: parameters.of(models.create("mlp", (FEATURES,), CLASSES, number))
+    run.draw_model = lambda number: parameters.copy_params(models.create("mlp", (FEATURES,), CLASSES, number))
     return run
 
 

@@ -17,7 +17,7 @@ import numpy as np
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line sets it
 
 from pflcli import models, parameters
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
@@ -53,9 +53,9 @@ class Subject:
     def __init__(self, model: str, clients: int = 10, samples: int = 128, threads: int = 2, jobs: int = 0) -> None:
         draw = np.random.default_rng(0)
         x, y = draw.integers(0, 256, (clients * samples, 28, 28), dtype=np.uint8), np.arange(clients * samples) % 62
-        data = Federation.of(x, y, blocks.offsets(np.tile([samples, 0, 0], clients)), 62)
+        data = Federation.of(x, y, client_blocks.offsets(np.tile([samples, 0, 0], clients)), 62)
         net = models.create(model, data.in_shape, 62, 0)
-        self.start, self.clients = parameters.of(net), data.clients
+        self.start, self.clients = parameters.copy_params(net), data.clients
         self.engine = Engine(net, data, seed=0, threads=threads, jobs=jobs)
 
     def round(self, t: int) -> float:

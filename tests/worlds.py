@@ -14,7 +14,7 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.federation.run import Run
 from pflcli.knn.embedded import Embedded
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
@@ -72,9 +72,11 @@ def run(
     engine = Engine(net, data, seed=seed, threads=threads, mode=mode)
     code = methods.load(method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
-    new_run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.of(net))
-    new_run.draw_model = lambda number: parameters.of(models.create("mlp", data.in_shape, CLASSES, seed + 100 * number))
-    new_run.backbone = parameters.of(models.create("mlp", data.in_shape, CLASSES, seed + 1))
+    new_run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.copy_params(net))
+    new_run.draw_model = lambda number: parameters.copy_params(
+        models.create("mlp", data.in_shape, CLASSES, seed + 100 * number)
+    )
+    new_run.backbone = parameters.copy_params(models.create("mlp", data.in_shape, CLASSES, seed + 1))
     new_run.embeddings = embed(new_run)
     new_run.stores = stores(new_run)
     return new_run
@@ -197,6 +199,6 @@ def normalized(method, mode="loop"):
     net = models.Net(layers, nn.Linear(4, 2))
     normalized_run.engine, normalized_run.init = (
         Engine(net, normalized_run.federation, seed=0, mode=mode),
-        parameters.of(net),
+        parameters.copy_params(net),
     )
     return normalized_run, net

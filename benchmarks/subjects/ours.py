@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.execution import Execution
 from pflcli.federation.run import Run
@@ -22,7 +22,7 @@ def prepared(task: work.Task) -> Run:
         x=x,
         y=y,
         sample=np.arange(len(y)),
-        offsets=blocks.offsets(np.tile([setting.samples, 0, 0], task.clients)),
+        offsets=client_blocks.offsets(np.tile([setting.samples, 0, 0], task.clients)),
         names=[str(client) for client in range(task.clients)],
         classes=setting.classes,
     )

@@ -1,8 +1,8 @@
-"""What an artifact's numbers stand for: ``codebook.json``, in every artifact from the dataset to the predictions.
+"""The meaning of an artifact's numbers: ``codebook.json``, in every artifact from the dataset to the predictions.
 
-It holds the names of clients, classes and features, how the features were made from the user's columns, and the mean
-and standard deviation by which they were standardized. Every command copies it, so that an artifact has its names even
-if its inputs are gone. For artifacts that are older than the codebook, names are read from their lineage.
+It has the names of clients, classes and features, the user's columns that features were made from, and the mean and
+standard deviation of standardized features. Every command copies it, so that an artifact has its names even if its
+inputs are gone. For artifacts from before the codebook, names are read from their lineage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE = "codebook.json"
 class Column:
     """One column of the user's table: a number or, with ``words``, one 0/1 feature per word, in this order.
 
-    With ``gaps``, one more 0/1 feature says where the number was missing.
+    With ``gaps``, one more 0/1 feature marks missing values.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ClientScale:
-    """The mean and deviation (d,) by which the features of one client, of that name, are standardized."""
+    """The mean and standard deviation (d,) of the features of the ``client`` with this name."""
 
     client: str
     mean: tuple[float, ...]
@@ -48,13 +48,13 @@ class ClientScale:
 
 @dataclass(frozen=True)
 class Codebook:
-    """Names, empty where there are none: ``clients`` (m,), ``classes`` (C,), ``features`` (d,) in their order.
+    """The names of ``clients`` (m,), ``classes`` (C,) and ``features`` (d,); empty if there are none.
 
     ``dataset`` is the title of pictures. The features were made from ``columns``. ``mean``, ``sd`` and ``median`` (d,)
-    belong to the features, or to the channels of a series; they are empty if nothing was standardized, or no missing
-    value filled in. A ``sd`` of 0 means a constant. If each client was standardized by its own samples, ``scales`` has
-    the numbers, and ``mean`` and ``sd`` are empty. ``complete`` is false for an artifact that is older than the
-    codebook and whose lineage is not complete any more.
+    are those of the features, or of the channels of a series; they are empty if features were not standardized, or
+    missing values not filled in. A ``sd`` of 0 marks a constant. If each client was standardized by its own samples,
+    ``scales`` has the numbers, and ``mean`` and ``sd`` are empty. ``complete`` is false for an artifact from before the
+    codebook with an incomplete lineage.
     """
 
     dataset: str = ""
@@ -69,11 +69,11 @@ class Codebook:
     scales: tuple[ClientScale, ...] = ()
 
     def client_names(self, count: int) -> list[str]:
-        """Return the names of ``count`` clients; or their numbers if no names are known."""
+        """Return the names of ``count`` clients, or their numbers if the names are unknown."""
         return list(self.clients) if len(self.clients) == count else [str(client) for client in range(count)]
 
     def class_names(self, count: int) -> list[str]:
-        """Return the names of ``count`` classes; or their numbers if no names are known."""
+        """Return the names of ``count`` classes, or their numbers if the names are unknown."""
         return list(self.classes) if len(self.classes) == count else [str(label) for label in range(count)]
 
 
@@ -83,19 +83,19 @@ def write(writer: ArtifactWriter, codebook: Codebook) -> None:
 
 
 def fields(codebook: Codebook) -> dict[str, Any]:
-    """Return the fields of ``codebook.json``; without ``scales``, which came later, if there are none."""
+    """Return the fields of ``codebook.json``; empty ``scales`` are left out, as in older versions."""
     values = asdict(codebook)
     return values if codebook.scales else {key: value for key, value in values.items() if key != "scales"}
 
 
 def read(artifact: Artifact) -> Codebook:
-    """Return an artifact's codebook, for old artifacts from their lineage; raises InputError if a file is damaged."""
+    """Return an artifact's codebook, or that of its lineage; raises InputError if a file is damaged."""
     if FILE in artifact.manifest.files:
-        return _parsed(artifact)
+        return _parse(artifact)
     if artifact.origin is not None:
         return read(artifact.origin)
     if artifact.kind == "dataset":
-        return _of_old_dataset(artifact)
+        return _read_old_dataset(artifact)
     for reference in artifact.manifest.inputs:
         try:
             inherited = read(follow(artifact, reference))
@@ -108,7 +108,7 @@ def read(artifact: Artifact) -> Codebook:
 _EMPTY = Codebook(complete=False)
 
 
-def _parsed(artifact: Artifact) -> Codebook:
+def _parse(artifact: Artifact) -> Codebook:
     values = artifact.json(FILE)
     with artifact.parsing(FILE):
         columns = [Column(str(c["name"]), tuple(c["words"]), bool(c["gaps"])) for c in values.pop("columns")]
@@ -126,10 +126,10 @@ def _parsed(artifact: Artifact) -> Codebook:
             if not is_valid:
                 raise ValueError(f"{key} has a value of the wrong type")
         if len(lists["mean"]) != len(lists["sd"]):
-            raise ValueError(f"it has {len(lists['mean'])} means and {len(lists['sd'])} deviations")
+            raise ValueError(f"it has {len(lists['mean'])} means but {len(lists['sd'])} deviations")
         clients, names = artifact.manifest.summary.get("clients"), len(lists["clients"])
         if clients is not None and names not in (0, clients):
-            raise ValueError(f"it names {names} clients, of {clients}")
+            raise ValueError(f"it has {names} names for {clients} clients")
         return Codebook(dataset=title, columns=tuple(columns), complete=complete, scales=tuple(scales), **lists)
 
 
@@ -140,7 +140,7 @@ def _finite(values: Sequence[Any]) -> tuple[float, ...]:
     return numbers
 
 
-def _of_old_dataset(artifact: Artifact) -> Codebook:
+def _read_old_dataset(artifact: Artifact) -> Codebook:
     with artifact.h5("samples.h5") as file:
         mean, sd = (_numbers(file[name]) if name in file else () for name in ("mean", "sd"))
         features = _words(file["features"]) if "features" in file else ()
@@ -150,7 +150,7 @@ def _of_old_dataset(artifact: Artifact) -> Codebook:
 
 
 def _with_clients(artifact: Artifact, codebook: Codebook) -> Codebook:
-    """Return the codebook with the client names of an old partition, which are stored with its samples."""
+    """Return the codebook with the client names of an old partition, from its samples file."""
     with artifact.h5("samples.h5") as file:
         clients = _words(file["names"]) if "names" in file else tuple(map(str, file.attrs["names"]))
     title = str(artifact.manifest.request.get("dataset", ""))
@@ -167,9 +167,9 @@ def _numbers(array: Any) -> tuple[float, ...]:
 
 
 def require_same(first: Artifact, second: Artifact, *fields: str, fix: str = "") -> None:
-    """Raise InputError, which names both artifacts, if their codebooks differ in one of these fields of ``Codebook``.
+    """Raise InputError if the codebooks of two artifacts differ in one of these fields of ``Codebook``.
 
-    Names that only one of them has are no difference. Neither are scales, if one artifact is older than the codebook.
+    Names that only one of them has are ignored, and so are scales if one artifact is from before the codebook.
     """
     book, other_book = read(first), read(second)
     both_complete = book.complete and other_book.complete
@@ -186,7 +186,7 @@ def require_same(first: Artifact, second: Artifact, *fields: str, fix: str = "")
 
 
 def _require_same_scales(first: Artifact, second: Artifact, book: Codebook, other: Codebook, fix: str) -> None:
-    """Raise InputError if only one artifact is standardized by client, or a client of both by different numbers."""
+    """Raise InputError if only one artifact is standardized by client, or if the scales of a common client differ."""
     if bool(book.scales) != bool(other.scales):
         by_client, together = (first, second) if book.scales else (second, first)
         raise InputError(f"{by_client.path} is standardized by client, and {together.path} is not", fix)
@@ -199,7 +199,7 @@ def _require_same_scales(first: Artifact, second: Artifact, book: Codebook, othe
 
 
 INPUTS = ("classes", "features", "mean", "sd", "median")
-"""Fields in which samples and their model must agree."""
+"""Fields that must be the same for samples and their model."""
 _SCALES = ("mean", "sd", "median")
 _TITLES = {"mean": "standardization", "sd": "standardization", "median": "medians for missing values"}
 _MOST_LISTED = 8
@@ -208,15 +208,15 @@ _MOST_LISTED = 8
 def _difference(field: str, first: Sequence[Any], second: Sequence[Any], features: Sequence[str]) -> str:
     if field not in _SCALES:
         if max(len(first), len(second)) > _MOST_LISTED and set(first) != set(second):
-            # Of long lists, only the names that differ are shown.
+            # Show only the names of long lists that differ.
             first, second = (
                 [name for name in names if name not in set(others)]
                 for names, others in ((first, second), (second, first))
             )
-            return f"only the first has {_listed(first) or 'nothing'}, only the second {_listed(second) or 'nothing'}"
-        return f"{_listed(first)} against {_listed(second)}"
+            return f"only the first has {_join(first) or 'nothing'}, only the second {_join(second) or 'nothing'}"
+        return f"{_join(first)} against {_join(second)}"
     if not (first and second):
-        return "the first has none, the second has" if not first else "the first has it, the second has none"
+        return "only the second has it" if not first else "only the first has it"
     if len(first) != len(second):
         return f"{len(first)} features against {len(second)}"
     feature = int(np.flatnonzero(np.asarray(first) != np.asarray(second))[0])
@@ -224,12 +224,12 @@ def _difference(field: str, first: Sequence[Any], second: Sequence[Any], feature
     return f"the {field} of '{name}' is {first[feature]:.6g} against {second[feature]:.6g}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return wording.listed([str(name) for name in names], most=_MOST_LISTED)
 
 
 def clients_csv(codebook: Codebook, heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
-    """Return ``clients.csv``: a row per client, with its number and its name in front."""
+    """Return ``clients.csv``: a row per client that begins with its number and name."""
     names = codebook.client_names(len(rows))
     numbered = ([client, name, *row] for client, (name, row) in enumerate(zip(names, rows, strict=True)))
     return csv_file.content(["client", "name", *heading], numbered)

@@ -20,7 +20,7 @@ def content(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
 
 def rounded(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     """Return a CSV file whose floats have six significant digits; None and nan become empty fields."""
-    # There may be millions of rows: only floats take a call.
+    # There may be millions of rows: call a function only for floats.
     return content(heading, ([_six_digits(v) if isinstance(v, float) else v for v in row] for row in rows))
 
 
@@ -29,14 +29,14 @@ def _six_digits(value: float) -> str:
 
 
 def of_rounds(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a CSV file of rows by round, which all have the columns of the first; nan becomes an empty field.
+    """Return a CSV file with a row per round and the columns of the first row; nan becomes an empty field.
 
-    Raises KeyError if a row lacks a column, ValueError if it has another one.
+    Raises KeyError if a row lacks a column, ValueError if it has an additional one.
     """
     columns = list(rows[0]) if rows else ["round"]
     for row in rows:
         if row.keys() - set(columns):
-            raise ValueError(f"a row has other columns than {columns}: {sorted(row)}")
+            raise ValueError(f"a row has the columns {sorted(row)} instead of {columns}")
     return content(columns, ([_without_nan(row[column]) for column in columns] for row in rows))
 
 
@@ -45,10 +45,9 @@ def _without_nan(value: Any) -> Any:
 
 
 def without_formulas(file: bytes) -> bytes:
-    """Return a CSV file in which no cell is a formula to a spreadsheet: such a cell gets an apostrophe in front.
+    """Return a CSV file with an apostrophe before each cell that a spreadsheet would take as a formula.
 
-    Spreadsheets take cells that begin with =, +, -, @, a tab or a carriage return for formulas. Numbers stay as they
-    are.
+    Such cells begin with =, +, -, @, a tab or a carriage return. Numbers are not changed.
     """
     rows = list(csv.reader(io.StringIO(file.decode("utf-8"), newline="")))
     memory = io.StringIO(newline="")

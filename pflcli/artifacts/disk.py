@@ -1,4 +1,4 @@
-"""Free bytes of a disk, and errors for a disk that is full."""
+"""Checks for free disk space, and errors for a full disk."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pflcli.foreign import size
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that may still be written to ``folder``, or to the nearest folder above it that exists."""
+    """Return the free bytes in ``folder``, or in its nearest parent that exists."""
     return shutil.disk_usage(next(above for above in (folder, *folder.absolute().parents) if above.is_dir())).free
 
 
 def require_disk(out: Path, needed: int) -> str:
-    """Return a warning, maybe empty, for an artifact at ``out`` of about ``needed`` bytes.
+    """Return a warning if there may be no room for an artifact of about ``needed`` bytes at ``out``; else empty text.
 
-    Raises InputError if less than half of them are free; the estimate may be wrong by a factor of two.
+    Raises InputError if less than half of them are free: the estimate may be wrong by a factor of two.
     """
     free = free_bytes(out.parent)
     if 2 * free < needed:
         raise InputError(
-            f"{out} needs about {size(needed)} on the disk, and {size(free)} are free",
-            "make room, or choose another --out",
+            f"{out} needs about {size(needed)} of disk space, but {size(free)} are free",
+            "free disk space, or choose another --out",
         )
-    return f"WARNING: {out} needs about {size(needed)}, and {size(free)} are free" if free < 1.1 * needed else ""
+    return f"WARNING: {out} needs about {size(needed)}, but {size(free)} are free" if free < 1.1 * needed else ""
 
 
 def write_error(failure: str, folder: Path, error: OSError, needed: int | None = None) -> InputError:
-    """Return the error for a failed write; on a full disk it names the needed and the free bytes."""
+    """Return the error for a failed write; for a full disk with the needed and the free bytes."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if not full:
         return InputError(f"{failure}: {error.strerror}")
@@ -39,6 +39,6 @@ def write_error(failure: str, folder: Path, error: OSError, needed: int | None =
         room = f"{size(free_bytes(folder))} are free"
         room = f"{size(needed)} are needed, {room}" if needed is not None else room
         return InputError(
-            f"{failure}: {error.strerror}; {room}", "make room and repeat the request, or choose another --out"
+            f"{failure}: {error.strerror}; {room}", "free disk space and repeat the request, or choose another --out"
         )
     return InputError(f"{failure}: {error.strerror}")

@@ -1,4 +1,4 @@
-"""HDF5 files that need not fit into memory: written while they are filled, read through memory maps."""
+"""HDF5 files that may be larger than memory: written while they are filled, read through memory maps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.gathered import Gathered
+from pflcli.artifacts.lazy_rows import LazyRows
 
 PIECE = 1 << 23
-"""Bytes of an array that are checked or moved at a time."""
+"""Bytes of an array that are checked or copied at a time."""
 
 
 class WriteError(OSError):
-    """A file that could not be written, of so many bytes ``needed``."""
+    """Raised when a file cannot be written; ``needed`` is its size in bytes."""
 
     def __init__(self, error: OSError, needed: int) -> None:
         super().__init__(error.errno, error.strerror)
@@ -27,7 +27,7 @@ class WriteError(OSError):
 
 
 class _Sink(io.RawIOBase):
-    """The file object that HDF5 writes to. It keeps the first error for later: HDF5 would end the process."""
+    """The file object that HDF5 writes to. It stores the first error: HDF5 would abort the process on an exception."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Sink(io.RawIOBase):
         self.error: OSError | None = None
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move, and return the new position."""
+        """Set the position, and return it."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._end}[whence]
         self._position = base + offset
         return self._position
@@ -46,7 +46,7 @@ class _Sink(io.RawIOBase):
         return self._position
 
     def write(self, content: Any) -> int:
-        """Write all bytes of a buffer; after an error, only pretend to."""
+        """Write all bytes of a buffer; after an error, only advance the position."""
         view = memoryview(content).cast("B")
         try:
             written = 0
@@ -59,7 +59,7 @@ class _Sink(io.RawIOBase):
         return len(view)
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer, with zeros behind the end of what could be written."""
+        """Fill a buffer, with zeros after the end of the file."""
         view = memoryview(buffer).cast("B")
         content = os.pread(self._file, len(view), self._position)
         view[:] = content + bytes(len(view) - len(content))
@@ -67,7 +67,7 @@ class _Sink(io.RawIOBase):
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        """Cut the file off, or extend it by zeros."""
+        """Truncate the file, or extend it by zeros."""
         self._end = self._position if size is None else size
         try:
             os.ftruncate(self._file, self._end)
@@ -76,17 +76,17 @@ class _Sink(io.RawIOBase):
         return self._end
 
     def flush(self) -> None:
-        """Do nothing: ``sync`` does it once."""
+        """Do nothing: ``sync`` is called once at the end."""
 
     def sync(self) -> None:
-        """Wait until everything has reached the disk."""
+        """Wait until the file is on disk."""
         try:
             os.fsync(self._file)
         except OSError as error:
             self.error = self.error or error
 
     def failure(self) -> WriteError:
-        """Return the first error, with the bytes that the file needs as far as it is known."""
+        """Return the first error, with the known size of the file."""
         assert self.error is not None
         return WriteError(self.error, self._end)
 
@@ -99,9 +99,9 @@ class _Sink(io.RawIOBase):
 
 @contextmanager
 def writing(path: Path) -> Iterator[Any]:
-    """Yield an HDF5 file that is written to ``path`` while it is filled, and is synced to disk at the end.
+    """Yield an HDF5 file that is written to ``path`` while it is filled, and synced to disk at the end.
 
-    The same calls give the same bytes. Raises WriteError at the end if something could not be.
+    The same calls give the same bytes. Raises WriteError at the end if a write failed.
     """
     import h5py
 
@@ -114,7 +114,7 @@ def writing(path: Path) -> Iterator[Any]:
             with h5py.File(sink, "w", locking=False) as file:
                 yield file
         finally:
-            if sink.error is not None:  # what HDF5 has raised for want of these bytes says less
+            if sink.error is not None:  # replaces HDF5's own, less precise error
                 raise sink.failure()
         sink.sync()
         if sink.error is not None:
@@ -123,10 +123,10 @@ def writing(path: Path) -> Iterator[Any]:
         sink.close()
 
 
-def fill(file: Any, arrays: Mapping[str, NDArray[Any] | Gathered], attrs: Mapping[str, Any] | None = None) -> None:
+def fill(file: Any, arrays: Mapping[str, NDArray[Any] | LazyRows], attrs: Mapping[str, Any] | None = None) -> None:
     """Write arrays, by ``group/name``, and attributes; equal arrays in the same order give the same bytes."""
     for name, values in arrays.items():
-        if isinstance(values, Gathered):
+        if isinstance(values, LazyRows):
             dataset, last = reserve(file, name, values.shape, values.dtype), 0
             for piece in pieces(values):
                 first, last = last, last + len(piece)
@@ -138,7 +138,7 @@ def fill(file: Any, arrays: Mapping[str, NDArray[Any] | Gathered], attrs: Mappin
 
 
 def reserve(file: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return a dataset (n, ...) that is yet to be filled, with its place in the file: where ``fill`` would put it."""
+    """Return an empty dataset (n, ...), allocated at the same place in the file as by ``fill``."""
     dataset = file.create_dataset(name, shape=shape, dtype=dtype, track_times=False)
     if shape[0]:
         dataset[:1] = np.zeros((1, *shape[1:]), dtype)
@@ -146,7 +146,7 @@ def reserve(file: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def mapped(dataset: Any) -> NDArray[Any]:
-    """Return a dataset of an HDF5 file as a read-only memory map, which reads rows when they are used.
+    """Return a dataset of an HDF5 file as a read-only memory map.
 
     The system drops its pages when memory is short. A dataset that is small, compressed or not aligned is read instead.
     """
@@ -164,7 +164,7 @@ _SMALL = 1 << 20
 """Bytes below which an array is read at once."""
 
 
-def pieces(values: NDArray[Any] | Gathered) -> Iterator[NDArray[Any]]:
+def pieces(values: NDArray[Any] | LazyRows) -> Iterator[NDArray[Any]]:
     """Yield an array (n, ...) in slices of rows of about ``PIECE`` bytes."""
     step = max(1, PIECE // max(values.nbytes // max(len(values), 1), 1))
     for first in range(0, len(values), step):
@@ -172,10 +172,10 @@ def pieces(values: NDArray[Any] | Gathered) -> Iterator[NDArray[Any]]:
 
 
 def require_plain(group: Any, budget: int) -> None:
-    """Raise ValueError unless an HDF5 file has the form that ``fill`` writes: groups of datasets, all in the file.
+    """Raise ValueError unless an HDF5 file has the layout that ``fill`` writes: groups of datasets in the same file.
 
-    ``budget`` is the file's size in bytes; the datasets together may not declare more. Soft and external links, data in
-    other files, and virtual datasets are refused.
+    ``budget`` is the file's size in bytes, the maximum of the declared sizes together. Soft and external links, data in
+    other files, and virtual datasets are not allowed.
     """
     import h5py
 
@@ -189,7 +189,7 @@ def require_plain(group: Any, budget: int) -> None:
             item = group[name]
             if isinstance(item, h5py.Group):
                 if group.parent != group:
-                    raise ValueError(f"'{name}' is a group within a group")  # groups could form an endless ring
+                    raise ValueError(f"'{name}' is a group inside a group")  # groups could form a cycle
                 groups.append(item)
                 continue
             if not isinstance(item, h5py.Dataset) or item.external or item.is_virtual:

@@ -1,10 +1,10 @@
-"""Locks on outputs that hold on any file system and between machines: a folder ``OUT.partial.lock`` with one entry.
+"""Locks on outputs that work on any file system and between machines: a folder ``OUT.partial.lock`` with one entry.
 
-The name of the entry says who holds the lock: process, host, and a random part. A lock is acquired by renaming a folder
-with one's own entry to the lock's name, which fails while another entry is there. It is taken over from a dead holder
-by renaming the holder's entry to one's own: as that name never comes again, one successor gets it, and nobody takes a
-new lock for an old one. Each of these steps is atomic on local disks, NFS and Lustre, where ``flock`` may hold on one
-host only, or fail.
+The name of the entry identifies the holder of the lock: process, host, and a random part. A process acquires a lock by
+renaming a folder with its own entry to the lock's name, which fails while there is another entry. It takes the lock
+over from a dead holder by renaming the holder's entry to its own. Names of entries are never reused, so that only one
+successor gets the lock, and a new lock is never mistaken for an old one. Each of these steps is atomic on local disks,
+NFS and Lustre, where ``flock`` may work on one host only, or fail.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from typing import NamedTuple
 from pflcli.errors import ConflictError
 
 LEASE = 60.0
-"""Seconds after which a holder on another host that has not renewed its entry counts as dead, by our own clock."""
+"""Seconds without a renewal, by our own clock, after which a holder on another host counts as dead."""
 
 RENEWAL = 10.0
-"""Seconds between two renewals: a lease is six of them, so that a slow network does not end it."""
+"""Seconds between renewals: six per lease, so that a slow network does not end it."""
 
 LONGEST_SUFFIX = len(".partial.lock.") + 8
-"""The most bytes that the name of a lock, or of one that is being prepared, adds to the name of an output."""
+"""Maximum number of bytes that the name of a lock, or of a prepared one, adds to the name of an output."""
 
-_POLL = 0.5  # seconds between two looks at another holder's entry
-_TRIES = 500  # of at least 10 ms while the lock has no holder to be seen: one is being released, or taken over
+_POLL = 0.5  # seconds between checks of another holder's entry
+_TRIES = 500  # of at least 10 ms each, while a lock without a visible holder is released or taken over
 _OCCUPIED = {errno.EEXIST, errno.ENOTEMPTY}
 
 
 class Holder(NamedTuple):
-    """Who holds a lock, as the name of its entry says; the parts are joined by dots."""
+    """The holder of a lock; the parts, joined by dots, are the name of its entry."""
 
     pid: str
     started: str
-    """when the process started, in units of the system: a later process of the same number is another one"""
+    """when the process started, in units of the system: process numbers are reused"""
     host: str
     """a hash of host name, boot and process namespace: processes with the same one can see each other"""
     token: str
-    """a random part, so that no entry's name comes again"""
+    """a random part, so that names are never reused"""
     host_name: str
 
     @classmethod
     def me(cls) -> Holder:
         """Return this process as a holder, with a new token."""
         name, pid = host_name(), os.getpid()
-        return cls(str(pid), _started(pid) or "", _host(name), secrets.token_hex(8), name)
+        return cls(str(pid), _start_time(pid) or "", _host(name), secrets.token_hex(8), name)
 
     @classmethod
-    def of(cls, entry: str) -> Holder | None:
-        """Return the holder that an entry names, or None if pfl did not write the entry."""
+    def parse(cls, entry: str) -> Holder | None:
+        """Return the holder with this entry, or None if pfl did not write the entry."""
         parts = entry.split(".", len(cls._fields) - 1)
         return cls(*parts) if len(parts) == len(cls._fields) and re.fullmatch("[1-9][0-9]{0,8}", parts[0]) else None
 
@@ -71,7 +71,7 @@ class Holder(NamedTuple):
 
 
 class Lock:
-    """An acquired lock. A thread renews its lease; it is released when nothing refers to it any more, if not before."""
+    """An acquired lock, whose lease a thread renews. It is released at the latest when the object is deleted."""
 
     def __init__(self, entry: Path) -> None:
         """Keep the lock in which ``entry`` is this process's own."""
@@ -81,22 +81,22 @@ class Lock:
         threading.Thread(target=_renew, args=(entry, ended), name="lease", daemon=True).start()
 
     def is_lost(self) -> bool:
-        """Whether another process has taken over the lock, since this one was suspended for longer than the lease."""
+        """Whether another process took over the lock, because this one was suspended for longer than the lease."""
         return not self._entry.exists()
 
 
 def folder(out: Path) -> Path:
-    """Return where the lock on the output ``out`` is, if there is one."""
+    """Return the path of the lock on the output ``out``."""
     return out.with_name(out.name + ".partial.lock")
 
 
 def acquire(out: Path, say: Callable[[str], None] | None = None) -> Lock:
     """Lock ``out`` at once, or take its lock over from a dead holder.
 
-    A holder on this host is dead if its process is. One on another host is dead if it does not renew its entry for
-    ``LEASE`` seconds of our clock: clocks are not compared. With ``say`` this is waited for, and said; without, it is
-    not. Raises ConflictError if a living process has the lock, or if what is there is no lock; OSError if no lock can
-    be made in this place.
+    A holder on this host is dead if its process is. A holder on another host is dead if it does not renew its entry for
+    ``LEASE`` seconds of our clock: clocks are not compared. With ``say``, the function announces this and waits;
+    otherwise it takes the holder as alive. Raises ConflictError if a living process has the lock, or if other files are
+    at its path; OSError if the lock cannot be created.
     """
     lock, me = folder(out), Holder.me()
     for _ in range(_TRIES):
@@ -104,74 +104,74 @@ def acquire(out: Path, say: Callable[[str], None] | None = None) -> Lock:
         if holder is None:
             _create(lock, me)
         elif _is_dead(lock, holder, say):
-            with suppress(FileNotFoundError):  # another successor was faster, or the holder lives and has ended
+            with suppress(FileNotFoundError):  # another successor was faster, or the holder has released the lock
                 (lock / holder.entry).rename(lock / me.entry)
         elif (lock / holder.entry).exists():
             raise ConflictError(
                 f"{out} is being written by another pfl (process {holder.pid} on {holder.host_name})",
                 "wait for it to end",
             )
-        if (lock / me.entry).exists():  # the one fact that counts: NFS may report that a step failed which it did
+        if (lock / me.entry).exists():  # NFS may report an error for a rename that succeeded
             _remove_unused(lock)
             return Lock(lock / me.entry)
     raise ConflictError(f"{out} is being written by another pfl", "wait for it to end")
 
 
 def _holder(out: Path) -> Holder | None:
-    """Return who holds the lock on ``out``, or None; raises ConflictError if there is something else in its place."""
+    """Return the holder of the lock on ``out``, or None; raises ConflictError if other files are at its path."""
     lock = folder(out)
-    try:  # hidden names are what NFS keeps of a file that is still open
+    try:  # NFS keeps removed files that are still open under hidden names
         entries = [item.name for item in lock.iterdir() if not item.name.startswith(".")]
     except FileNotFoundError:
         return None
     except NotADirectoryError:
         entries = [""]
-    holders = [Holder.of(name) for name in entries]
+    holders = [Holder.parse(name) for name in entries]
     if None in holders:
         raise ConflictError(
-            f"{lock} was not made by pfl, which needs this name to write {out}", "choose another folder for --out"
+            f"{lock} was not made by pfl, but pfl needs this name to write {out}", "choose another folder for --out"
         )
     return holders[0] if holders else None
 
 
 def _create(lock: Path, me: Holder) -> None:
-    """Put a lock with one's own entry in its place, unless another one is there."""
+    """Create the lock with the entry of ``me``, unless another process has it."""
     prepared = lock.with_name(f"{lock.name}.{me.token[:8]}")
     prepared.mkdir()
     try:
-        with suppress(FileNotFoundError):  # who has acquired the lock meanwhile removes what others have prepared
+        with suppress(FileNotFoundError):  # a process that acquires the lock removes what others have prepared
             (prepared / me.entry).touch()
             prepared.rename(lock)
     except OSError as error:
         if error.errno not in _OCCUPIED:
             raise
-        time.sleep(0.01)  # its holder is seen next, or has just left
+        time.sleep(0.01)  # the next try sees the holder, unless it has released the lock
     finally:
         _remove(prepared)
 
 
 def _is_dead(lock: Path, holder: Holder, say: Callable[[str], None] | None) -> bool:
     if holder.host == _host(host_name()):
-        started = _started(int(holder.pid))
+        started = _start_time(int(holder.pid))
         return started is None or ("" not in (started, holder.started) and started != holder.started)
     if say is None:
         return False
-    began, renewed = time.monotonic(), _renewed(lock / holder.entry)
+    began, renewed = time.monotonic(), _renewal_time(lock / holder.entry)
     say(
-        f"{lock} belongs to process {holder.pid} on {holder.host_name}: "
-        f"it is taken over if it is not renewed within {LEASE:.0f} seconds"
+        f"waiting for {lock} of process {holder.pid} on {holder.host_name}: "
+        f"if it is not renewed within {LEASE:.0f} seconds, it is taken over"
     )
     while time.monotonic() - began < LEASE:
         time.sleep(_POLL)
-        if _renewed(lock / holder.entry) != renewed:
+        if _renewal_time(lock / holder.entry) != renewed:
             return False
     return True
 
 
-def _renewed(entry: Path) -> int:
+def _renewal_time(entry: Path) -> int:
     """Return the time of an entry's last renewal on its own clock, 0 if it is gone."""
     try:
-        handle = os.open(entry, os.O_RDONLY)  # NFS asks the server when a file is opened, and may not before
+        handle = os.open(entry, os.O_RDONLY)  # opening makes NFS ask the server instead of its cache
     except OSError:
         return 0
     try:
@@ -182,29 +182,29 @@ def _renewed(entry: Path) -> int:
 
 def _renew(entry: Path, ended: threading.Event) -> None:
     while not ended.wait(RENEWAL):
-        with suppress(OSError):  # a network may come back; that the lock is lost is seen by ``is_lost``
+        with suppress(OSError):  # the network may recover, and ``is_lost`` reports a lost lock
             os.utime(entry)
 
 
 def _release(entry: Path, ended: threading.Event, pid: int) -> None:
     ended.set()
-    if os.getpid() == pid:  # and not a fork of the process
+    if os.getpid() == pid:  # not in a fork of the process
         with suppress(OSError):
             entry.unlink()
             entry.parent.rmdir()
 
 
 def _remove(unused: Path) -> None:
-    """Remove a folder with entries of locks, and leave anything else alone."""
+    """Remove a folder with entries of locks; keep anything else."""
     with suppress(OSError):
         for item in unused.iterdir():
-            if Holder.of(item.name):
+            if Holder.parse(item.name):
                 item.unlink()
         unused.rmdir()
 
 
 def _remove_unused(lock: Path) -> None:
-    """Remove what killed processes had prepared; a living one notices, and begins again."""
+    """Remove locks that killed processes have prepared; a living process notices, and tries again."""
     name = re.compile(re.escape(lock.name) + r"\.[0-9a-f]{8}")
     for item in lock.parent.iterdir():
         if name.fullmatch(item.name):
@@ -223,8 +223,8 @@ def _host(name: str) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def _started(pid: int) -> str | None:
-    """Return when a process of this host started, "" if that is not to be seen, None if it has ended."""
+def _start_time(pid: int) -> str | None:
+    """Return when a process of this host started, "" if that is unknown, None if the process has ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Make an artifact unless it exists already: what all commands share."""
+"""Makes an artifact unless it exists: the steps that all commands share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a command: the artifact, and why it was (or was not) made."""
+    """The result of a command: the artifact, and the decision to make or keep it."""
 
     path: Path
     kind: str
@@ -44,7 +44,7 @@ class Outcome:
         """Return the table of an evaluation, audit, comparison, sweep or tuning: a row per method, attack or trial.
 
         The index is the file's first column, such as ``method``; metrics have the units of docs/artifacts.md. Raises
-        UsageError for artifacts without a table, and after a dry run that has made none.
+        UsageError for artifacts without a table, and after a dry run.
         """
         import pandas as pd
 
@@ -68,7 +68,7 @@ class Making:
 
     @property
     def has_workers(self) -> bool:
-        """Whether other processes compute, too."""
+        """Whether worker processes compute."""
         return False
 
     def reading(self, *paths: Path | str | None) -> Self:
@@ -77,12 +77,12 @@ class Making:
 
 
 class Built(NamedTuple):
-    """What ``build`` knows when all files are written."""
+    """The result of ``build``."""
 
     summary: dict[str, Any]
-    """facts that the request determines"""
+    """facts that follow from the request"""
     circumstances: dict[str, Any]
-    """facts that it does not determine, such as the device and the seconds of inputs; ``made`` in the manifest"""
+    """other facts, such as the device and the seconds of inputs; ``made`` in the manifest"""
 
 
 Build = Callable[[ArtifactWriter], Built]
@@ -99,12 +99,12 @@ def make(
     ahead: Iterable[str] = (),
     needs: int = 0,
 ) -> Outcome:
-    """Make the artifact that ``spec`` describes, unless it is there already.
+    """Make the artifact with this ``spec``, unless it exists.
 
-    ``build`` writes the files. ``extends`` says what ``spec`` adds to the artifact at ``out``; unless it is empty, the
-    new artifact contains the old one and may replace it. ``ahead`` are messages to show before the artifact is made,
-    or would be, and are not asked for if it is there. ``needs`` is an estimate of its size on the disk in bytes.
-    Raises ConflictError if something else is at ``out``, or something that is read; InputError if the disk is too full.
+    ``build`` writes the files. ``extends`` describes what ``spec`` adds to the artifact at ``out``; if it is not empty,
+    the new artifact contains the old one and may replace it. ``ahead`` are messages that are shown before building, or
+    in a dry run; they are not evaluated if the artifact is up to date. ``needs`` is an estimate of its size in bytes.
+    Raises ConflictError if other files or an input are at ``out``, InputError if the disk is too full.
     """
     out = Path(out)
     force = execution.force or bool(extends)
@@ -137,16 +137,16 @@ def make(
 
 
 def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, force: bool) -> dict[str, Any]:
-    """Write the artifact, or finish one that a killed writer has left complete; return its summary."""
+    """Write the artifact, or finish one that a killed writer has completed; return its summary."""
     began = _processor_seconds()
     with ArtifactWriter(out, spec, force=force, reporter=execution.reporter) as writer:
         if writer.complete is not None:
-            execution.reporter.say(f"nothing is computed again: only the last step of making {out} was missing")
+            execution.reporter.say(f"only the last step of making {out} was missing: nothing is recomputed")
             writer.finish(writer.complete)
             return writer.complete.summary
         summary, circumstances = build(writer)
         if execution.has_workers:
-            gc.collect()  # ends worker processes that nothing refers to any more, so that their seconds count
+            gc.collect()  # end unused worker processes, so that their seconds count
         recorded: dict[str, Any] = {"command": _line(execution.command, out)} if execution.command else {}
         for name, file in registry.used_files().items():
             if name in spec.code:  # kept to be read; code in an artifact is never run
@@ -159,7 +159,7 @@ def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, fo
 
 
 def _line(words: Iterable[str], out: Path) -> str:
-    """Return a command line as one types it in the folder of the artifact ``out``; each path begins with a dot."""
+    """Return a command line for the parent folder of the artifact ``out``; each path begins with a dot."""
     folder = out.absolute().parent
 
     def word(text: str) -> str:
@@ -172,7 +172,7 @@ def _line(words: Iterable[str], out: Path) -> str:
 
 
 def _touch(out: Path) -> None:
-    """Set the time of an artifact that is up to date to now; with an old time, ``make`` would call pfl every time."""
+    """Set the modification time of an up-to-date artifact to now: otherwise ``make`` would call pfl every time."""
     for path in (out / manifests.NAME, out):
         with suppress(OSError):  # it may belong to another user
             os.utime(path)

@@ -1,4 +1,4 @@
-"""A manifest: what an artifact is, which request made it from which inputs, and the hash of every file."""
+"""The manifest of an artifact: its kind, request, inputs, and the hash of every file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLOSED = {"extra": "forbid"}
 
 @dataclass(frozen=True)
 class Input:
-    """An artifact that another was made from; ``path`` is relative to the folder that holds the manifest."""
+    """A reference to an input artifact; ``path`` is relative to the folder of the manifest."""
 
     __pydantic_config__ = _CLOSED
     role: str
@@ -34,7 +34,7 @@ class Input:
 
 @dataclass(frozen=True)
 class ArtifactSpec:
-    """What identifies an artifact before it exists: its kind, request, inputs and code."""
+    """The identity of an artifact before it exists: its kind, request, inputs and code."""
 
     kind: str
     request: Mapping[str, Any]
@@ -43,7 +43,7 @@ class ArtifactSpec:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over everything that can change the result; time, device and paths stay outside."""
+        """SHA-256 over everything that can change the result, without time, device and paths."""
         return _fingerprint(self, kinds.schemas()[self.kind])
 
 
@@ -60,12 +60,12 @@ def _fingerprint(identity: ArtifactSpec | Manifest, schema: int) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return a SHA-256 over a value that JSON can hold; the order of keys does not matter."""
+    """Return a SHA-256 over a JSON value; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 class ManifestDict(dict[str, Any]):
-    """A dict of a manifest; a missing key raises InputError, since another program must have written the manifest."""
+    """A dict in a manifest; a missing key raises InputError: another program must have changed the manifest."""
 
     path = Path(NAME)
 
@@ -98,13 +98,13 @@ class Manifest:
     made: dict[str, Any]
 
     def to_json(self) -> str:
-        """Return the text of ``manifest.json``: the fields, and behind them ``seal``, SHA-256 over all of them."""
+        """Return the text of ``manifest.json``: the fields, followed by ``seal``, a SHA-256 over all of them."""
         fields = asdict(self)
         return json.dumps({**fields, "seal": digest(fields)}, indent=2) + "\n"
 
 
 def is_artifact(folder: Path) -> bool:
-    """Whether pfl made a folder, even if its manifest is damaged; other programs write a ``manifest.json`` too."""
+    """Whether pfl made a folder, even if its manifest is damaged; other programs also write a ``manifest.json``."""
     path, start = folder / NAME, b'{\n  "kind": '
     try:
         if not path.is_file():  # opening a pipe would block
@@ -115,8 +115,8 @@ def is_artifact(folder: Path) -> bool:
         return False
 
 
-def _inside(folder: Path) -> list[str]:
-    """Return the artifacts in a folder, such as the one in which ``compare`` leaves its table."""
+def _list_artifacts(folder: Path) -> list[str]:
+    """Return the artifacts in a folder, such as the output folder of ``compare``."""
     try:
         return [str(path) for path in sorted(folder.iterdir()) if is_artifact(path)]
     except OSError:
@@ -124,7 +124,7 @@ def _inside(folder: Path) -> list[str]:
 
 
 def read(folder: Path) -> Manifest:
-    """Read a folder's manifest; raises InputError if there is none, or this version cannot read it, or it was edited.
+    """Read a folder's manifest; raises InputError if it is missing, edited, or of a newer version.
 
     A manifest was edited if its fingerprint or its seal do not match its content. Old manifests have no seal.
     """
@@ -132,7 +132,7 @@ def read(folder: Path) -> Manifest:
     if not folder.exists():
         raise InputError(f"{folder} does not exist")
     if not path.is_file():
-        inner = listed(_inside(folder), most=5)
+        inner = listed(_list_artifacts(folder), most=5)
         raise InputError(f"{folder} is not a pfl artifact: it has no {NAME}", f"it contains: {inner}" if inner else "")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -144,16 +144,16 @@ def read(folder: Path) -> Manifest:
         raise InputError(f"{path} is damaged: it is not a manifest") from None
     if newer:
         raise InputError(
-            f"{path} describes a {kind} of schema {schema}, which a newer pfl made", "pip install --upgrade pflcli"
+            f"{path} describes a {kind} with schema {schema} of a newer pfl", "pip install --upgrade pflcli"
         )
-    return _checked(path, fields)
+    return _parse(path, fields)
 
 
-def _checked(path: Path, fields: dict[str, Any]) -> Manifest:
-    """Return the manifest of these fields; raises InputError if they are not a manifest as pfl wrote it."""
+def _parse(path: Path, fields: dict[str, Any]) -> Manifest:
+    """Return the manifest with these fields; raises InputError if they are invalid, or differ from what pfl wrote."""
     seal = fields.pop("seal", None)
     try:
-        # The order matters: each check relies on the one before.
+        # Each check relies on the one before.
         if _is_deeper(fields, _DEPTH):
             raise ValueError("nested too deeply")
         manifest = _schema().validate_python(fields)
@@ -167,7 +167,7 @@ def _checked(path: Path, fields: dict[str, Any]) -> Manifest:
         if not (isinstance(entry.get("sha256"), str) and isinstance(entry.get("bytes"), int)):
             raise InputError(f"{path} is damaged: it has no hash or size of {name}")
     if manifest.fingerprint != fingerprint or seal not in (None, expected_seal):
-        raise InputError(f"{path} is not what was written: edited or damaged since", "make it again with --force")
+        raise InputError(f"{path} was edited or damaged after it was written", "make it again with --force")
     return replace(
         manifest, **{name: ManifestDict.wrap(path, getattr(manifest, name)) for name in ("request", "summary", "made")}
     )
@@ -193,7 +193,7 @@ _TYPES: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def _require_types(manifest: Manifest) -> None:
-    """Raise ValueError if a value that pfl reads has the wrong type; a missing one is noticed when it is read."""
+    """Raise ValueError if a value that pfl reads has the wrong type; missing ones raise when they are read."""
     for part, types in _TYPES.items():
         values = getattr(manifest, part)
         if any(name in values and not isinstance(values[name], kind) for name, kind in types.items()):
@@ -201,7 +201,7 @@ def _require_types(manifest: Manifest) -> None:
 
 
 _DEPTH = 32
-"""Greatest depth of nesting; requests and summaries nest about five deep."""
+"""Maximum depth of nesting; requests and summaries have about five levels."""
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
@@ -230,10 +230,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             lines += differences(before, after, f"{prefix}{key}.")
         elif json.dumps(before, sort_keys=True) != json.dumps(after, sort_keys=True):  # 1 and 1.0 are different here
-            lines.append(f"{prefix}{key}: {_shortened(before)} -> {_shortened(after)}")
+            lines.append(f"{prefix}{key}: {_shorten(before)} -> {_shorten(after)}")
     return lines
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,6 +1,6 @@
-"""The folder of an artifact: what it may contain before, and the one step that puts the artifact there.
+"""Checks of the output folder, and the step that moves a finished artifact there.
 
-pfl deletes nothing that it did not make. An old artifact stays until the new one takes its place.
+pfl deletes only files that it made. An old artifact stays until the new one replaces it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from pflcli.artifacts import drafts, locks
+from pflcli.artifacts import draft_file, locks
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.errors import ConflictError, InputError, UsageError
@@ -37,10 +37,10 @@ def require_folder(out: Path) -> None:
 
 
 def check(out: Path, spec: ArtifactSpec) -> None:
-    """Refuse an output that could not be written at the end, before anything is computed; changes nothing.
+    """Check, before anything is computed, that the output can be written at the end; changes nothing.
 
-    Raises UsageError for a name that is too long, ConflictError for a mount point, a link to nothing, and a folder that
-    is an input of ``spec`` or lies inside one.
+    Raises UsageError for a name that is too long, ConflictError for a mount point, a broken link, and a folder that is
+    an input of ``spec`` or inside one.
     """
     longest = _longest_name(out.parent) - _SUFFIX
     if len(os.fsencode(out.name)) > longest:
@@ -59,7 +59,7 @@ def check(out: Path, spec: ArtifactSpec) -> None:
             raise ConflictError(f"{out} is an input of the {spec.kind}", "choose another folder for --out")
         if set(Path(item.path).parts) == {".."}:
             raise ConflictError(
-                f"{out} lies inside the {item.kind} from which the {spec.kind} is made",
+                f"{out} is inside the {item.kind} from which the {spec.kind} is made",
                 "choose a folder outside it for --out",
             )
         if (out.resolve() / item.path).resolve().is_relative_to(partial(out).resolve()):
@@ -70,7 +70,7 @@ def check(out: Path, spec: ArtifactSpec) -> None:
 
 
 def _longest_name(folder: Path) -> int:
-    """Return the bytes that a name in ``folder``, or in the nearest folder above it that exists, may have."""
+    """Return the maximum bytes of a name in ``folder``, or in its nearest parent that exists."""
     try:
         return os.pathconf(
             next(above for above in (folder, *folder.absolute().parents) if above.exists()), "PC_NAME_MAX"
@@ -81,8 +81,8 @@ def _longest_name(folder: Path) -> int:
 
 def _is_mount(out: Path) -> bool:
     if out.is_symlink() or not out.is_dir():
-        return False  # a link itself is replaced, and its target stays
-    try:  # os.path.ismount misses a folder that is bound from the same file system
+        return False  # the link is replaced, and its target stays
+    try:  # os.path.ismount misses a bind mount of the same file system
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     except OSError:
         return os.path.ismount(out)
@@ -91,12 +91,12 @@ def _is_mount(out: Path) -> bool:
 
 
 def require_outside(out: Path, reads: Iterable[Path]) -> None:
-    """Raise ConflictError if a path in ``reads`` lies in the folder that is replaced, or in ``OUT.partial``."""
+    """Raise ConflictError if a path in ``reads`` is inside the folder that is replaced, or inside ``OUT.partial``."""
     for path in reads:
         for folder in (out, partial(out)):
             if path.resolve().is_relative_to(folder.resolve()):
                 raise ConflictError(
-                    f"{path} is an input, and lies in {folder}, which would be replaced",
+                    f"{path} is an input inside {folder}, which would be replaced",
                     "copy it elsewhere, or choose another folder for --out",
                 )
 
@@ -108,24 +108,19 @@ def _ancestors(out: Path, spec: ArtifactSpec) -> set[Path]:
         folder = unread.pop().resolve()
         if folder not in folders:
             folders.add(folder)
-            with suppress(InputError):  # it has moved, and whoever reads it will report that
+            with suppress(InputError):  # an input that has moved is reported when it is read
                 unread += [folder / item.path for item in manifests.read(folder).inputs]
     return folders
 
 
 def check_replaceable(out: Path, spec: ArtifactSpec) -> None:
-    """Raise ConflictError if replacing the artifact at ``out`` would delete a part of the lineage, or foreign files.
-
-    Foreign files are those that pfl did not make.
-    """
+    """Raise ConflictError if replacing the artifact at ``out`` would delete an ancestor, or files not made by pfl."""
     if out.resolve() in _ancestors(out, spec):
-        raise ConflictError(
-            f"{out} is an input: the {spec.kind} is made from it, directly or not", "choose another folder for --out"
-        )
+        raise ConflictError(f"{out} is in the lineage of the {spec.kind}", "choose another folder for --out")
     for item in spec.inputs:
         if Path(item.path).parts[:1] != ("..",) and (out / item.path).exists():
             raise ConflictError(
-                f"{out / item.path} is an input of the {spec.kind}, and lies inside {out}, which would be replaced",
+                f"{out / item.path} is an input of the {spec.kind} inside {out}, which would be replaced",
                 "choose another folder for --out",
             )
     others = unlisted(out)
@@ -137,7 +132,7 @@ def check_replaceable(out: Path, spec: ArtifactSpec) -> None:
 
 
 def unlisted(out: Path) -> list[str]:
-    """Return the names in an artifact's folder that its manifest, even a damaged one, does not list."""
+    """Return the names in an artifact's folder that its manifest, possibly damaged, does not list."""
     if out.is_symlink():
         return []
     try:
@@ -145,22 +140,22 @@ def unlisted(out: Path) -> list[str]:
     except InputError:
         text = (out / manifests.NAME).read_text(encoding="utf-8", errors="replace")
         listed = set(re.findall(r'"([^"\n]+)": \{\s*"sha256"', text))
-    expected = {*listed, manifests.NAME, drafts.NAME}
+    expected = {*listed, manifests.NAME, draft_file.NAME}
     return sorted(
         item.name for item in out.iterdir() if item.name not in expected or (item.is_dir() and not item.is_symlink())
     )
 
 
 def move(folder: Path, out: Path) -> None:
-    """Rename ``folder`` to ``out``; an old artifact there becomes ``OUT.replaced-PID``, in one step if the system can.
+    """Rename ``folder`` to ``out``; an old artifact there becomes ``OUT.replaced-PID``, in one step if possible.
 
-    Raises OSError; ``out`` is then as it was, or the new artifact if the names had been exchanged already.
+    Raises OSError; ``out`` is then unchanged, or the new artifact if the names were already exchanged.
     """
     if not os.path.lexists(out) or (not out.is_symlink() and not any(out.iterdir())):
-        folder.rename(out)  # also takes the place of an empty folder
+        folder.rename(out)  # also replaces an empty folder
         return
     old = out.with_name(f"{out.name}.replaced-{os.getpid()}")
-    _remove(old)  # left by an earlier process of the same number
+    _remove(old)  # left by an earlier process with the same number
     if _exchange(folder, out):
         folder.rename(old)
         return
@@ -187,23 +182,22 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def leftovers(out: Path) -> list[Path]:
-    """Return the old artifacts that a killed writer has moved away from ``out`` but not removed."""
+    """Return the old artifacts that a killed writer moved away from ``out`` but did not remove."""
     name = re.compile(re.escape(out.name) + r"\.replaced-\d+")
     try:
         paths = sorted(item for item in out.parent.iterdir() if name.fullmatch(item.name) and _is_removable(item))
     except OSError:
         return []
     unfinished = partial(out)
-    if manifests.is_artifact(out) and _is_removable(unfinished) and not (unfinished / drafts.NAME).exists():
-        paths.append(unfinished)  # its name was exchanged, and it was not renamed yet
+    if manifests.is_artifact(out) and _is_removable(unfinished) and not (unfinished / draft_file.NAME).exists():
+        paths.append(unfinished)  # the names were exchanged, and the old artifact was not renamed yet
     return paths
 
 
 def interrupted(out: Path) -> tuple[list[Path], Path | None]:
-    """Return where the old and the new artifact of ``out`` are after a writer was killed in its last step.
+    """Return the folders of the old artifacts and of the complete new one after a writer was killed in its last step.
 
-    These are the folders of old artifacts, and the folder of the complete new one, or None. Nothing is returned if
-    something is at ``out``.
+    The new one is None if it is not complete. Returns no folders if ``out`` exists.
     """
     if os.path.lexists(out):
         return [], None
@@ -222,14 +216,14 @@ def _is_removable(item: Path) -> bool:
 
 
 def is_only_artifact(folder: Path) -> bool:
-    """Whether a folder holds an artifact, complete or not, and nothing else."""
+    """Whether a folder contains an artifact, complete or not, and no other files."""
     return manifests.is_artifact(folder) and not unlisted(folder)
 
 
 def tidy_after_kill(out: Path) -> None:
-    """Remove what a killed writer of ``out`` has left, its lock too, unless another one is writing it now."""
-    if leftovers(out) or locks.folder(out).is_dir() or (out / drafts.NAME).exists():
-        with suppress(ConflictError, OSError):  # it may belong to another user, or to a host that may be dead
+    """Remove the files and the lock of a killed writer of ``out``, unless another writer is active."""
+    if leftovers(out) or locks.folder(out).is_dir() or (out / draft_file.NAME).exists():
+        with suppress(ConflictError, OSError):  # they may belong to another user, or to another host
             lock = locks.acquire(out)
             try:
                 tidy(out)
@@ -238,15 +232,15 @@ def tidy_after_kill(out: Path) -> None:
 
 
 def tidy(out: Path) -> None:
-    """Remove the artifacts that were replaced at ``out``, now or by a writer that was killed. Needs the lock."""
+    """Remove the artifacts that were replaced at ``out``, also those of killed writers. Requires the lock."""
     for item in leftovers(out):
         _remove(item)
     with suppress(OSError):
-        (out / drafts.NAME).unlink(missing_ok=True)
+        (out / draft_file.NAME).unlink(missing_ok=True)
 
 
 def _remove(folder: Path) -> None:
-    """Remove an artifact, its manifest last: until then it is recognized as one. Leave anything else alone."""
+    """Remove an artifact, the manifest last, so that it is recognized until then. Keep anything else."""
     if folder.is_symlink():
         folder.unlink()
     elif is_only_artifact(folder):
@@ -258,16 +252,16 @@ def _remove(folder: Path) -> None:
 
 
 def discard(partial: Path) -> None:
-    """Remove an unfinished folder, its draft last: until then it is recognized as pfl's."""
+    """Remove an unfinished folder, the draft last, so that it is recognized until then."""
     with suppress(OSError):
-        clear(partial, {drafts.NAME})
+        clear(partial, {draft_file.NAME})
         shutil.rmtree(partial)
 
 
 def clear(folder: Path, keep: Iterable[str]) -> None:
     """Remove everything in a folder except the names in ``keep``."""
     manifest_last = sorted(folder.iterdir(), key=lambda item: item.name == manifests.NAME)
-    for item in manifest_last:  # until then the folder is recognized as an artifact
+    for item in manifest_last:  # the folder is recognized as an artifact until then
         if item.name in keep:
             continue
         if item.is_dir() and not item.is_symlink():

@@ -1,8 +1,8 @@
-"""Outputs that are no artifacts: files and folders that take their place in one step.
+"""Atomic writes of outputs that are not artifacts, such as exports and reports.
 
-The rule is that of artifacts. An output is written to ``OUT.partial``, while the lock ``OUT.partial.lock`` is held, and
-renamed to ``OUT``. A killed writer leaves the old output or the new one, never a mixture, and nothing under any other
-name: the next run of the command replaces ``OUT.partial``.
+As for artifacts, an output is written to ``OUT.partial`` under the lock ``OUT.partial.lock``, and then renamed to
+``OUT``. After a kill, ``OUT`` is the old output or the new one, never a mixture. The next run of the command replaces
+``OUT.partial``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pflcli.errors import ConflictError
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file, in place of the one that exists.
+    """Write a file, or replace the old one.
 
-    Raises OSError, and the old file then stays; ConflictError if another process writes it, or if the name that is
-    needed meanwhile belongs to a folder.
+    Raises OSError if that fails, and keeps the old file; ConflictError if another process writes the file, or if the
+    temporary name is a folder.
     """
     lock, partial = locks.acquire(path), placement.partial(path)
     try:
         if partial.is_dir():
-            raise ConflictError(f"{partial} is a folder, and pfl needs this name to write {path}", "move it away")
+            raise ConflictError(f"{partial} is a folder, but pfl needs this name to write {path}", "move it away")
         with partial.open("wb") as file:
             file.write(content)
             file.flush()
@@ -43,15 +43,14 @@ def replace(path: Path, content: bytes) -> None:
 def folder(out: Path, names: set[str]) -> Iterator[Path]:
     """Yield an empty folder ``OUT.partial`` to fill with files of these ``names``; remove it if it is not moved.
 
-    Raises ConflictError if another process writes ``out``, or if the folder has files that a killed writer of these
-    names cannot have left.
+    Raises ConflictError if another process writes ``out``, or if the folder has files other than ``names``.
     """
     lock, partial = locks.acquire(out), placement.partial(out)
     try:
         if os.path.lexists(partial):
             known = partial.is_dir() and not partial.is_symlink() and {item.name for item in partial.iterdir()} <= names
             if not known:
-                raise ConflictError(f"{partial} exists, and pfl needs this name to write {out}", "move it away")
+                raise ConflictError(f"{partial} exists, but pfl needs this name to write {out}", "move it away")
             shutil.rmtree(partial)
         partial.mkdir()
         try:

@@ -1,4 +1,4 @@
-"""Open a finished artifact. Its files are checked against their hashes before they are parsed."""
+"""Opens finished artifacts. Files are checked against their hashes before they are parsed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished artifact on disk, or a planned one, made from ``origin``, with the manifest that it will have."""
+    """A finished artifact on disk, or a planned one that will be made from ``origin``, with its future manifest."""
 
     path: Path
     manifest: Manifest
@@ -44,7 +44,7 @@ class Artifact:
         return self.manifest.kind
 
     def as_input(self, role: str, out: Path) -> Input:
-        """Return the reference that an artifact made at ``out`` keeps of this one."""
+        """Return the reference to this artifact in the manifest of an artifact at ``out``."""
         path = os.path.relpath(self.path.resolve(), Path(out).resolve())
         return Input(role, self.kind, self.manifest.fingerprint, path)
 
@@ -55,22 +55,23 @@ class Artifact:
             self._require_regular(name)
             content = path.read_bytes()
         except OSError as error:
-            raise self._damaged(name, f"cannot be read ({error.strerror})") from None
+            raise self._damage_error(name, f"cannot be read ({error.strerror})") from None
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name]["sha256"]:
-            raise self._damaged(name, "is not what was written")
+            raise self._damage_error(name, "differs from what was written")
         return content
 
     def mapped(self, name: str) -> NDArray[np.uint8]:
-        """Return a file's bytes (n,) as a read-only memory map, which reads them when used; checks its hash."""
+        """Return a file's bytes (n,) as a read-only memory map, after checking its hash."""
         self.check(name)
         path = self._listed_path(name)
         return np.asarray(np.memmap(path, np.uint8, "r")) if path.stat().st_size else np.empty(0, np.uint8)
 
     @contextmanager
     def h5(self, name: str) -> Iterator[Any]:
-        """Open an HDF5 file for reading, after checking its hash; an error of its parser becomes an InputError.
+        """Open an HDF5 file for reading, after checking its hash; errors of the parser become InputError.
 
-        A file that refers to other files, or declares more data than it has, is refused: its hash covers neither.
+        Raises InputError also for a file that refers to other files or declares more data than it has, which its hash
+        does not cover.
         """
         import h5py
 
@@ -81,7 +82,7 @@ class Artifact:
 
     @contextmanager
     def parsing(self, name: str) -> Iterator[None]:
-        """Turn any error on a file's content into an InputError with the command that makes the file again."""
+        """Turn any error inside the block into an InputError on the file, with the command that makes it again."""
         suffix = Path(name).suffix
         with foreign.parsing(str(self.path / name), _FORMS.get(suffix, suffix), self._remedy):
             yield
@@ -93,7 +94,7 @@ class Artifact:
             return json.loads(content)
 
     def table(self, name: str) -> list[dict[str, str]]:
-        """Return the rows of a CSV file as dicts; raises InputError if a row is longer or shorter than the heading."""
+        """Return the rows of a CSV file as dicts; raises InputError if a row is longer or shorter than the header."""
         content = self.read(name)
         with self.parsing(name):
             heading, *rows = csv.reader(content.decode().splitlines(), strict=True)
@@ -106,9 +107,9 @@ class Artifact:
             with self._listed_path(name).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise self._damaged(name, f"cannot be read ({error.strerror})") from None
+            raise self._damage_error(name, f"cannot be read ({error.strerror})") from None
         if digest != self.manifest.files[name]["sha256"]:
-            raise self._damaged(name, "is not what was written")
+            raise self._damage_error(name, "differs from what was written")
 
     def verify(self) -> None:
         """Check every file of the artifact."""
@@ -116,20 +117,20 @@ class Artifact:
             self.check(name)
 
     def _require_regular(self, name: str) -> None:
-        """Raise InputError, or OSError, for a pipe, a device, or a link to another folder, before it is opened."""
+        """Raise InputError or OSError for a pipe, a device, or a link to another folder, without opening it."""
         path = self._listed_path(name)
         if not stat.S_ISREG(path.stat().st_mode):
-            raise self._damaged(name, "is not a regular file")
-        is_elsewhere = path.is_symlink() or path.name != name  # otherwise there is nothing to resolve
+            raise self._damage_error(name, "is not a regular file")
+        is_elsewhere = path.is_symlink() or path.name != name
         if is_elsewhere and path.resolve().parent != self.path.resolve():
-            raise self._damaged(name, "is a link to another folder")
+            raise self._damage_error(name, "is a link to another folder")
 
     def _listed_path(self, name: str) -> Path:
         if name not in self.manifest.files:
-            raise InputError(f"{self.path} lists no file {name} in its manifest")
+            raise InputError(f"the manifest of {self.path} does not list a file {name}")
         return self.path / name
 
-    def _damaged(self, name: str, problem: str) -> InputError:
+    def _damage_error(self, name: str, problem: str) -> InputError:
         return InputError(
             f"{self.path / name} {problem}: truncated, edited or damaged since {_article(self.kind)} was made",
             self._remedy,
@@ -141,28 +142,28 @@ class Artifact:
 
 
 def open_artifact(path: Path | str | Artifact, *allowed: str) -> Artifact:
-    """Open the artifact at ``path``; raises InputError if there is none, or its kind is not one of ``allowed``."""
+    """Open the artifact at ``path``; raises InputError if it is missing, or its kind is not one of ``allowed``."""
     folder = path.path if isinstance(path, Artifact) else Path(path)
     if folder.name == manifests.NAME:
         folder = folder.parent
     if isinstance(path, Artifact):
         artifact = path
     else:
-        message, *fix = _interrupted(folder)
+        message, *fix = _describe_interruption(folder)
         if fix:
             raise InputError(message, *fix)
         artifact = Artifact(folder, manifests.read(folder))
     if allowed and artifact.kind not in allowed:
         expected = " or ".join(_article(kind) for kind in allowed)
         raise InputError(
-            f"{folder} holds {_article(artifact.kind)}, but this command needs {expected}",
+            f"{folder} contains {_article(artifact.kind)}, but this command needs {expected}",
             *(kinds.made_by(kind) for kind in allowed),
         )
     return artifact
 
 
-def _interrupted(folder: Path) -> list[str]:
-    """Return the error lines for a folder that is missing because pfl was killed in its last step: message, remedies.
+def _describe_interruption(folder: Path) -> list[str]:
+    """Return message and remedies for a folder that is missing because pfl was killed in its last step.
 
     If the system cannot exchange two names in one step, ``--force`` moves the old artifact away first.
     """
@@ -170,7 +171,7 @@ def _interrupted(folder: Path) -> list[str]:
     if not old and new is None:
         return [""]
     kind = manifests.read(new or old[-1]).kind
-    where = [f"{item} holds the old {kind}" for item in old] + [f"{new} holds the complete new {kind}"] * (
+    where = [f"{item} contains the old {kind}" for item in old] + [f"{new} contains the complete new {kind}"] * (
         new is not None
     )
     lines = [f"{folder} is missing: pfl was killed in the last step of making it; {', '.join(where)}"]
@@ -181,9 +182,9 @@ def _interrupted(folder: Path) -> list[str]:
 
 
 def ancestor(artifact: Artifact, kind: str) -> Artifact | None:
-    """Return the nearest artifact of ``kind`` in the lineage (the artifact itself counts), or None.
+    """Return the nearest artifact of ``kind`` in the lineage, which begins with the artifact itself, or None.
 
-    Raises GoneError if an input has moved or has been made anew since.
+    Raises GoneError if an input was moved, or replaced by another request.
     """
     if artifact.kind == kind:
         return artifact
@@ -191,7 +192,7 @@ def ancestor(artifact: Artifact, kind: str) -> Artifact | None:
         return ancestor(artifact.origin, kind)
     for reference in artifact.manifest.inputs:
         if reference.kind == "dataset" != kind:
-            continue  # a partition has a copy of the samples, and can be used without its dataset
+            continue  # a partition contains the samples, so that its dataset may be gone
         nearest = ancestor(follow(artifact, reference), kind)
         if nearest is not None:
             return nearest
@@ -201,15 +202,15 @@ def ancestor(artifact: Artifact, kind: str) -> Artifact | None:
 def expected_artifact(
     path: Path, kind: str, fingerprint: str, request: Mapping[str, Any], origin: Artifact
 ) -> Artifact:
-    """Return an artifact that does not exist yet, to plan artifacts that will be made from it."""
+    """Return an artifact that does not exist yet, to plan other artifacts from it."""
     manifest = Manifest(kind, kinds.schemas()[kind], fingerprint, dict(request), (), {}, {}, {}, {})
     return Artifact(path, manifest, origin)
 
 
 def follow(artifact: Artifact, reference: Input) -> Artifact:
-    """Open an input of ``artifact``: at its recorded path, or beside the artifact if both have moved together.
+    """Open an input of ``artifact`` at its recorded path, or in the same folder, if both were moved together.
 
-    Raises GoneError if it is at neither, InputError if the artifact at the recorded path is damaged.
+    Raises GoneError if it is at neither place, InputError if the artifact at the recorded path is damaged.
     """
     recorded = Path(os.path.normpath(artifact.path.resolve() / reference.path))
     beside = (path.parent for path in artifact.path.resolve().parent.glob(f"*/{manifests.NAME}"))
@@ -222,20 +223,20 @@ def follow(artifact: Artifact, reference: Input) -> Artifact:
         except InputError:
             if folder == recorded:
                 raise
-            continue  # a damaged neighbour does not matter
+            continue
         if candidate.manifest.fingerprint == reference.fingerprint:
             return candidate
         changed = changed or folder == recorded
-    _, *fix = _interrupted(_display_path(recorded))
-    state = "another request has replaced" if changed else "does not exist any more"
+    _, *fix = _describe_interruption(_display_path(recorded))
+    state = "was replaced by another request" if changed else "no longer exists"
     raise GoneError(
         f"{artifact.path} was made from the {reference.kind} {_display_path(recorded)}, which {state}",
-        *(fix or [f"make {artifact.path} again, or bring the {reference.kind} back"]),
+        *(fix or [f"make {artifact.path} again, or restore the {reference.kind}"]),
     )
 
 
 def _display_path(path: Path) -> Path:
-    """Return a path relative to the working directory if it is below it, so that messages are short."""
+    """Return a path relative to the working directory if it is inside it, to keep messages short."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

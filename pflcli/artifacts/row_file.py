@@ -1,10 +1,10 @@
-"""A file of rows of equal size, one per client, in which a run keeps personal models while it goes on.
+"""A file of rows of equal size, one per client, in which an unfinished run stores personal models.
 
-A checkpoint has a hash of every row that it needs, and a run that resumes from it checks these rows. A row is hashed
-when a checkpoint asks for it, and again only after it was written.
+A checkpoint has a hash of every row that it needs, and a run that resumes from it checks these rows. Hashes are
+computed for checkpoints, and again only after a row was written.
 
-Reads and writes go through the system's page cache, which shrinks when memory is short; a memory map of the file would
-count as memory of this process.
+Reads and writes use the system's page cache, which shrinks when memory is short; a memory map of the file would count
+as memory of this process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RowFile:
             os.close(self._file)
 
     def read(self, row: int, into: NDArray[np.uint8], size: int = 0, first: int = 0) -> None:
-        """Fill ``into`` with a row, or with the bytes from ``first`` on of one of ``size`` bytes."""
+        """Fill ``into`` with a row, or with the bytes from ``first`` on of a row of ``size`` bytes."""
         view, position = into.data, row * (size or len(into)) + first
         while view:
             count = os.preadv(self._file, [view], position)
@@ -69,12 +69,12 @@ class RowFile:
         """Raise InputError unless ``rows`` have these hashes (n, 32)."""
         for row, is_same in zip(rows, (self.hashes(rows, size) == hashes).all(axis=1), strict=True):
             if not is_same:
-                raise InputError(f"{self._path} is damaged: row {row} is not what was written", self._remedy)
+                raise InputError(f"{self._path} is damaged: row {row} differs from what was written", self._remedy)
 
     @property
     def _remedy(self) -> str:
-        return f"rm -r {self._path.parent.parent}, and start again"
+        return f"remove it (rm -r {self._path.parent.parent}), and start again"
 
     def sync(self) -> None:
-        """Wait until everything that was written will survive a crash."""
+        """Wait until all written rows are on disk."""
         os.fsync(self._file)

@@ -1,4 +1,4 @@
-"""Write safetensors files piece by piece: https://github.com/huggingface/safetensors, section Format."""
+"""Writes safetensors files in pieces: https://github.com/huggingface/safetensors, section Format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TYPES = {"float32": ("F32", 4), "float64": ("F64", 8), "int64": ("I64", 8), "ui
 
 
 def pieces(columns: Iterable[Column]) -> Iterator[bytes]:
-    """Yield the bytes of a safetensors file with these columns; each column is read when its turn comes."""
+    """Yield the bytes of a safetensors file with these columns, reading one column at a time."""
     columns, header, end = list(columns), {}, 0
     for name, dtype, shape, _ in columns:
         name_of_type, width = _TYPES[str(dtype).removeprefix("torch.")]

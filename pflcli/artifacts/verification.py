@@ -1,4 +1,4 @@
-"""Verify an artifact: every file has its hash, can be parsed, and has valid values."""
+"""Verifies that every file of an artifact has its recorded hash, can be parsed, and has valid values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pflcli.artifacts.reader import Artifact
 
 
 def verify(artifact: Artifact) -> None:
-    """Read every file of an artifact as its users do; raises InputError, which names the file, if one has changed
-    since it was written, cannot be parsed, or has invalid values.
-    """
+    """Read every file of an artifact; raises InputError, with the name of a file that changed or is invalid."""
     artifact.verify()
     for name in artifact.manifest.files:
         if name == codebook.FILE:
@@ -27,7 +25,7 @@ def verify(artifact: Artifact) -> None:
 
 
 def _nothing(artifact: Artifact, name: str) -> None:
-    """Check nothing but the hash of such a file."""
+    """Check nothing: for other files, the hash is enough."""
 
 
 def _tensors(artifact: Artifact, name: str) -> None:
@@ -35,7 +33,7 @@ def _tensors(artifact: Artifact, name: str) -> None:
 
     content = artifact.read(name)
     with artifact.parsing(name):
-        load(content)  # values may be nan: a round without a measurement in a method's state
+        load(content)  # values may be nan: the state of a method has nan for rounds without a measurement
 
 
 def _text(artifact: Artifact, name: str) -> None:

@@ -1,7 +1,7 @@
-"""Begin, resume and commit an artifact: files first, manifest last, one rename.
+"""Writes artifacts: files first, manifest last, then one rename.
 
-Files are written to ``OUT.partial/``, while the writer has the lock ``OUT.partial.lock``. Without a manifest it is not
-an artifact. The same request resumes what a killed writer has left there.
+Files are written to ``OUT.partial/`` under the lock ``OUT.partial.lock``. A folder without a manifest is not an
+artifact. If a writer is killed, the same request resumes its work.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from pflcli.artifacts import disk, drafts, h5_file, kinds, locks, placement
+from pflcli.artifacts import disk, draft_file, h5_file, kinds, locks, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide
-from pflcli.artifacts.gathered import Gathered
+from pflcli.artifacts.lazy_rows import LazyRows
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.row_file import RowFile
@@ -30,7 +30,7 @@ _CHECKPOINT = Path("checkpoint", "state.safetensors")
 
 
 class ArtifactWriter:
-    """An artifact that is being written; a context manager that, after a failure, keeps what is needed to resume."""
+    """An unfinished artifact; a context manager that, after a failure, keeps the files needed to resume."""
 
     def __init__(self, out: Path, spec: ArtifactSpec, *, force: bool = False, reporter: Reporter = SILENT) -> None:
         """Lock and prepare ``OUT.partial``; raises ConflictError as ``decide`` does, or if another writer has it."""
@@ -42,8 +42,8 @@ class ArtifactWriter:
         self._began = time.monotonic()
         self._keep_folder = False
         self.complete: Manifest | None = None
-        """The manifest, if a killed writer of this request has written all files: ``finish`` it, and build nothing."""
-        decide(self.out, spec, force=force)  # refuses before anything is made
+        """The manifest, if a killed writer of this request has written all files; only ``finish`` remains to do."""
+        decide(self.out, spec, force=force)  # raises before anything is created
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._lock = locks.acquire(self.out, reporter.say)
@@ -59,25 +59,25 @@ class ArtifactWriter:
             raise
 
     def _prepare(self) -> None:
-        decision, _ = decide(self.out, self.spec, force=self.force)  # another writer may have ended meanwhile
+        decision, _ = decide(self.out, self.spec, force=self.force)  # another writer may have finished before the lock
         self.folder.mkdir(exist_ok=True)
         if decision is Decision.RESUME:
             self.complete = self._complete_manifest()
             return
-        placement.clear(self.folder, {drafts.NAME})  # it says who uses the folder, until it is replaced
-        draft = drafts.content(self.spec, force=self.force)
-        _replace(self.folder / drafts.NAME, self.folder / drafts.UNFINISHED, draft)
+        placement.clear(self.folder, {draft_file.NAME})  # the old draft marks the folder until it is replaced
+        draft = draft_file.content(self.spec, force=self.force)
+        _replace(self.folder / draft_file.NAME, self.folder / draft_file.UNFINISHED, draft)
 
     def _require_lock(self) -> None:
-        """Raise ConflictError if another process has taken this writer for dead: the folder is then its own."""
+        """Raise ConflictError if another process took over the lock, and with it the folder."""
         if self._lock.is_lost():
             raise ConflictError(
-                f"another pfl has taken over {self.out}: this one was suspended for over {locks.LEASE:.0f} seconds",
-                "wait for the other one to end, and repeat this command",
+                f"another pfl took over {self.out}: this one was suspended for over {locks.LEASE:.0f} seconds",
+                "wait for the other one to finish, and repeat this command",
             )
 
     def _complete_manifest(self) -> Manifest | None:
-        """Return the manifest of a partial folder with all its files; remove a manifest whose files are missing."""
+        """Return the manifest of a partial folder if all files are complete; otherwise remove it."""
         with suppress(InputError):
             manifest = manifests.read(self.folder)
             if manifest.fingerprint == self.spec.fingerprint:
@@ -94,7 +94,7 @@ class ArtifactWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Release the lock; remove a partial folder unless it has a checkpoint or the complete artifact.
 
-        It is also removed if the computation failed, since it would fail again in the same way.
+        After a ComputationError the folder is always removed: the computation would fail again in the same way.
         """
         failed = kind is not None and issubclass(kind, ComputationError)
         try:
@@ -109,7 +109,7 @@ class ArtifactWriter:
         self.stream(name, [content])
 
     def stream(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write one file of the artifact in pieces, as it may not fit into memory."""
+        """Write one file of the artifact in pieces; it may be larger than memory."""
         self._require_lock()
         digest, size = hashlib.sha256(), 0
 
@@ -123,13 +123,13 @@ class ArtifactWriter:
         try:
             _write(self.folder / name, hashed())
         except OSError as error:
-            needed = sum(map(len, chunks)) if isinstance(chunks, list) else None
+            needed = sum(map(len, chunks)) if isinstance(chunks, list) else None  # an iterator is used up
             raise disk.write_error(f"cannot write {self.folder / name}", self.folder, error, needed) from None
         self._files[name] = {"sha256": digest.hexdigest(), "bytes": size}
 
     @contextmanager
     def h5(self, name: str) -> Iterator[Any]:
-        """Yield an HDF5 file of the artifact to be filled, which need not fit into memory."""
+        """Yield an HDF5 file of the artifact to fill; it may be larger than memory."""
         path = self.folder / name
         try:
             with h5_file.writing(path) as file:
@@ -141,16 +141,16 @@ class ArtifactWriter:
         self._files[name] = {"sha256": digest, "bytes": path.stat().st_size}
 
     def write_h5(
-        self, name: str, arrays: Mapping[str, NDArray[Any] | Gathered], attrs: Mapping[str, Any] | None = None
+        self, name: str, arrays: Mapping[str, NDArray[Any] | LazyRows], attrs: Mapping[str, Any] | None = None
     ) -> None:
-        """Write an HDF5 file of these arrays, by ``group/name``, and attributes."""
+        """Write an HDF5 file with these arrays, by ``group/name``, and attributes."""
         with self.h5(name) as file:
             h5_file.fill(file, arrays, attrs)
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """Return the content of a file that must survive an interruption: that of the unfinished run, or ``make()``.
+        """Return the content of a file from the unfinished run or, if it has none, from ``make()``.
 
-        The file is part of the artifact.
+        The file is part of the artifact, and survives an interruption.
         """
         self._require_lock()
         path = self.folder / name
@@ -164,11 +164,11 @@ class ArtifactWriter:
         return content
 
     def rows(self, number: int, *, empty: bool) -> RowFile:
-        """Return the row file of table ``number``, which is stored beside the checkpoint and removed with it."""
+        """Return the row file of table ``number``, which is stored with the checkpoint and removed with it."""
         return RowFile(self.folder / "checkpoint" / f"table-{number}.rows", number, empty=empty)
 
     def checkpoint(self, content: bytes) -> None:
-        """Replace the checkpoint in one step: a killed writer leaves the old one or the new one, never a mixture."""
+        """Replace the checkpoint atomically."""
         self._require_lock()
         folder = self.folder / "checkpoint"
         try:
@@ -178,15 +178,15 @@ class ArtifactWriter:
             raise disk.write_error(f"cannot write a checkpoint to {folder}", self.folder, error, len(content)) from None
 
     def saved(self) -> bytes | None:
-        """Return the last checkpoint of an unfinished run of this request, or None."""
+        """Return the last checkpoint of an unfinished run with this request, or None."""
         path = self.folder / _CHECKPOINT
         return path.read_bytes() if path.is_file() else None
 
     def commit(self, summary: dict[str, Any], circumstances: dict[str, Any]) -> Manifest:
         """Write the manifest, sync, and rename the folder to its final name.
 
-        Raises ConflictError if another program has put something there meanwhile. If a step fails after the manifest
-        was written, all files are kept, and the same request finishes the artifact.
+        Raises ConflictError if another program has created files there. If a step fails after the manifest was written,
+        all files are kept, and the same request finishes the artifact.
         """
         self._require_lock()
         manifest = Manifest(
@@ -210,23 +210,23 @@ class ArtifactWriter:
         return manifest
 
     def finish(self, manifest: Manifest) -> None:
-        """Put the folder with its manifest in its place; raises as ``commit`` does."""
+        """Move the complete folder to the output; raises as ``commit`` does."""
         self._require_lock()
         decision, _ = decide(self.out, self.spec, force=self.force)
         try:
-            if decision is Decision.UP_TO_DATE:  # another process has made it meanwhile
+            if decision is Decision.UP_TO_DATE:  # another process has made the same artifact
                 placement.discard(self.folder)
                 return
-            placement.clear(self.folder, {*manifest.files, manifests.NAME, drafts.NAME})
+            placement.clear(self.folder, {*manifest.files, manifests.NAME, draft_file.NAME})
             with suppress(OSError):
-                (self.out / drafts.NAME).unlink(missing_ok=True)  # from now on, only the new artifact is unfinished
+                (self.out / draft_file.NAME).unlink(missing_ok=True)  # only the new artifact is unfinished
             placement.move(self.folder, self.out)
             _sync(self.out.parent)
             placement.tidy(self.out)
         except OSError as error:
             raise InputError(
                 f"cannot finish {self.out}: {error.strerror}",
-                "no file is lost: remove the cause and repeat the request, which then repeats only this step",
+                "all files are kept: remove the cause and repeat the request, which then repeats only this step",
             ) from None
 
 
@@ -238,7 +238,7 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 
 
 def _replace(path: Path, temporary: Path, content: bytes) -> None:
-    """Replace a file in one step; a killed writer leaves the old file or the new one, and maybe ``temporary``."""
+    """Replace a file atomically; a killed writer may leave ``temporary``."""
     _write(temporary, [content])
     temporary.replace(path)
     _sync(path.parent)

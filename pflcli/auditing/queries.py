@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import rng
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
@@ -31,7 +31,7 @@ from pflcli.training.state_files import load_state
 
 DISTANCE = "distance"
 """The part that has the distance of each sample to the nearest one in its client's store, (n, 1)."""
-_COUNT = len(blocks.SPLITS)
+_COUNT = len(client_blocks.SPLITS)
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Queries:
             pieces.append(self.rows[self.offsets[client] : self.offsets[client + 1]])
         rows, sizes = np.concatenate(pieces), data.sizes.copy()
         sizes[:, 2] = np.diff(self.offsets)
-        return replace(data, x=data.x[rows], y=data.y[rows], sample=rows, offsets=blocks.offsets(sizes.ravel()))
+        return replace(data, x=data.x[rows], y=data.y[rows], sample=rows, offsets=client_blocks.offsets(sizes.ravel()))
 
 
 def learned(artifact: Artifact, data: Partition) -> NDArray[np.bool_]:
     """Return which samples (n,) of the partition the run learned from."""
-    splits = [blocks.SPLITS.index(split) for split in predictions.learned_from(artifact)]
+    splits = [client_blocks.SPLITS.index(split) for split in predictions.learned_from(artifact)]
     return np.isin(split_of(data), splits)
 
 
@@ -84,7 +84,7 @@ def of_clients(data: Partition, chosen: NDArray[np.bool_]) -> Queries:
     """Return the ``chosen`` (n,) samples of a partition as queries to their own clients."""
     rows = np.flatnonzero(chosen)
     client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
-    return Queries(data, rows, blocks.offsets(np.bincount(client[rows], minlength=len(data.names))))
+    return Queries(data, rows, client_blocks.offsets(np.bincount(client[rows], minlength=len(data.names))))
 
 
 def drawn(answerer: Answerer, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:

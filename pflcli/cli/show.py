@@ -72,7 +72,7 @@ def command(
         pfl show runs/c/comparison --plot accuracy.pdf
         pfl show runs/c/comparison --latex
     """
-    from pflcli.artifacts.chosen import open_one
+    from pflcli.artifacts.open_by_path import open_one
     from pflcli.commands import show
     from pflcli.evaluation.presentation import tables
 

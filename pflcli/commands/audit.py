@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts import codebook, csv_file
-from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import audit as artifact_kind
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.auditing import attacks, inversion, queries, references, vote_privacy
 from pflcli.auditing import canaries as canary_training

@@ -10,18 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import sources
-from pflcli.artifacts import blocks, codebook
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_pieces
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.declaration import command
 from pflcli.training import run_request
@@ -119,16 +118,14 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     kinds: list[str] = []
     sizes: list[int] = []
 
-    def pieces() -> Iterator[bytes | memoryview]:
+    def pieces() -> Iterator[memoryview]:
         # A store is built when it is written, so that only one store is in memory at a time.
         for client in range(count):
             store = datastore.store_samples(splits["train"], client, float(capacity[client]), job.prototypes, job.seed)
-            is_exact = job.index == indexes.EXACT
-            blob = None if is_exact else indexes.built(job.index, store.z, len(store.y), job.parameters)
-            written = flat_pieces([store.z])[0] if blob is None else [blob]
-            yield from written
-            sizes.append(sum(map(len, written)))
-            kinds.append(indexes.EXACT if blob is None else job.index)
+            index, kind = indexes.build(job.index, store.z, len(store.y), job.parameters)
+            yield index.data
+            sizes.append(len(index))
+            kinds.append(kind)
             labels.append(store.y)
             samples.append(store.sample)
             advance(1, "")
@@ -140,9 +137,9 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         writer,
         y=np.concatenate(labels),
         sample=np.concatenate(samples),
-        offsets=blocks.offsets(rows),
+        offsets=client_blocks.offsets(rows),
         train=np.asarray(rows, dtype=np.int64),
-        bytes=blocks.offsets(sizes),
+        bytes=client_blocks.offsets(sizes),
     )
     names = codebook.read(job.source)
     codebook.write(writer, names)

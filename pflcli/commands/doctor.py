@@ -98,7 +98,7 @@ def _kernels() -> str:
 def _faiss() -> str:
     import numpy as np
 
-    from pflcli.knn.flat_format import flat_indexes
+    from pflcli.knn.indexes import flat_indexes
     from pflcli.knn.stores import Stores
 
     points = np.eye(3, dtype=np.float32)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import blocks, codebook
-from pflcli.artifacts.chosen import open_all
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_all
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import coverage, scoring, simulated_time, summary, time_to_target
@@ -39,8 +39,8 @@ def evaluate(asked: Evaluate) -> Outcome:
     time_to_target.check(asked.target)
     metric_names = catalogue.chosen(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
     speeds = None if asked.link is None else simulated_time.Link.of(asked.link)
-    if asked.split not in blocks.SPLITS:
-        raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, blocks.SPLITS))
+    if asked.split not in client_blocks.SPLITS:
+        raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, client_blocks.SPLITS))
     coverage.check(asked.coverage, asked.split)
     artifacts = [
         item

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pflcli import __version__
 from pflcli.artifacts import disk, placement, plain_output
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.data.formats import unknown
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError

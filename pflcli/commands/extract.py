@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks, codebook
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
@@ -69,7 +69,7 @@ def extract(asked: Extract) -> Outcome:
         empty = run.engine.infer(weights, np.empty(0, np.int64), features=True)
         classes, dimension = (int(values.shape[1]) for values in empty)
         with execution.reporter.progress("extract", len(data.y)) as advance:
-            splits = {split: _embed(run, weights, data.sample, split, advance) for split in blocks.SPLITS}
+            splits = {split: _embed(run, weights, data.sample, split, advance) for split in client_blocks.SPLITS}
             embeddings.write(work, splits, dimension, classes)
         codebook.write(work, codebook.read(chosen))
         execution.reporter.say(f"{len(data.y)} samples, {dimension}-d")
@@ -83,7 +83,9 @@ PIECE = 1 << 14
 """Samples that are embedded at a time: a multiple of the engine's batch size."""
 
 
-def _embed(run: Run, weights: Params, sample: NDArray[np.int64], split: str, advance: Advance) -> embeddings.Source:
+def _embed(
+    run: Run, weights: Params, sample: NDArray[np.int64], split: str, advance: Advance
+) -> embeddings.SplitPieces:
     """Return one split of all clients, which is embedded in pieces when it is written."""
     rows = run.federation.rows_of(run.clients, split)
 
@@ -95,7 +97,7 @@ def _embed(run: Run, weights: Params, sample: NDArray[np.int64], split: str, adv
             advance(len(piece), split)
 
     y = run.federation.y[torch.from_numpy(rows)].cpu().numpy()
-    return embeddings.Source(y, sample[rows], blocks.offsets(run.federation.sizes(split)), pieces)
+    return embeddings.SplitPieces(y, sample[rows], client_blocks.offsets(run.federation.sizes(split)), pieces)
 
 
 def _estimate_bytes(chosen: Artifact, backbone: Artifact) -> int:

@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from pflcli import registry
-from pflcli.artifacts import blocks, codebook, disk, placement
+from pflcli.artifacts import client_blocks, codebook, disk, placement
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.datasets import Samples
 from pflcli.data.formats import Roles, arrays, cleaning
 from pflcli.data.preparation import earlier_dataset, scaling
-from pflcli.data.preparation.detect import form
 from pflcli.data.preparation.earlier_dataset import Earlier
-from pflcli.data.preparation.source import Source
+from pflcli.data.preparation.user_data import UserData, form
 from pflcli.errors import ConflictError, InputError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
@@ -70,7 +69,7 @@ def import_data(asked: ImportData) -> Outcome:
     """
     path = Path(asked.data)
     execution = (asked.execution or Execution()).reading(path, asked.like)
-    earlier = None if asked.like is None else earlier_dataset.old(asked.like)
+    earlier = None if asked.like is None else earlier_dataset.read_earlier(asked.like)
     standardize_by = "federation" if asked.standardize is True else asked.standardize or ""
     missing = asked.missing
     _check_choices(missing, asked.layout, standardize_by, earlier)
@@ -96,12 +95,12 @@ def import_data(asked: ImportData) -> Outcome:
 
 def _open_source(
     path: Path, roles: Roles, options: dict[str, Any], columns: Mapping[str, Any], earlier: Earlier | None
-) -> Source:
+) -> UserData:
     """Return the data to read, with the roles and options of ``earlier`` unless they are given."""
     if earlier is not None:
         roles = earlier.roles(roles)
-        options = {name: earlier.chosen(name, value) for name, value in options.items()} | {"like": earlier.like}
-    source = Source(path, form(path), roles, **options, **columns)
+        options = {name: earlier.option(name, value) for name, value in options.items()} | {"like": earlier.like}
+    source = UserData(path, form(path), roles, **options, **columns)
     source.check()
     return source
 
@@ -135,7 +134,7 @@ class Conversion:
     With ``integers_are_classes``, a label with many distinct integers is accepted.
     """
 
-    source: Source
+    source: UserData
     missing: str
     standardize_by: str
     earlier: Earlier | None
@@ -173,7 +172,7 @@ class Conversion:
         """Read, check and clean all samples, report the summary, and return the dataset, its codebook and summary."""
         source, earlier = self.source, self.earlier
         raw = source.read(execution.reporter)
-        clean = cleaning.cleaned(
+        clean = cleaning.clean(
             raw,
             source.path.name,
             missing=self.missing,
@@ -283,15 +282,15 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
     if root is not None or download:
         raise UsageError(f"--root and --download have no effect: {source.path} contains its samples", "leave them out")
     stored = datasets.read(source)
-    wish = scaling.wish(stored, codebook.read(source))
+    wish = scaling.pending_scaling(stored, codebook.read(source))
     samples = Samples(
         stored.x, stored.y, len(stored.classes), stored.owner, stored.is_ordered, scaling=wish, group=stored.group
     )
     if stored.split is None:
         return samples
-    is_validation = stored.split == blocks.SPLITS.index("validation")
+    is_validation = stored.split == client_blocks.SPLITS.index("validation")
     return replace(
         samples,
-        is_test=stored.split == blocks.SPLITS.index("test"),
+        is_test=stored.split == client_blocks.SPLITS.index("test"),
         is_validation=is_validation if is_validation.any() else None,
     )

@@ -12,22 +12,21 @@ from numpy.typing import NDArray
 
 from pflcli import sources
 from pflcli.artifacts import codebook
-from pflcli.artifacts.blocks import SPLITS
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts.client_blocks import SPLITS
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.preparation import arrivals, deal
 from pflcli.data.preparation.arrivals import Arrival
-from pflcli.data.preparation.detect import form
 from pflcli.data.preparation.preprocessing import Preprocessing
-from pflcli.data.preparation.source import Source
+from pflcli.data.preparation.user_data import UserData, form
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.evaluation.learners import STACK
 from pflcli.execution import Execution
@@ -70,7 +69,7 @@ def new_client(asked: NewClient) -> Outcome:
     path, partition, book = Path(asked.data), model.partition, codebook.read(artifact)
     # If each client has its own scale, that of the new client is computed from its training samples.
     preparation = reopened_run.preprocessing_of(artifact, partition, replace(book, scales=()), None)
-    read = Source(
+    read = UserData(
         path,
         form(path),
         Roles(ABSENT, asked.label, asked.split_column),
@@ -128,7 +127,7 @@ class _Job:
     model: ReopenedRun
     book: Codebook
     client: str
-    source: Source
+    source: UserData
     preprocessing: Preprocessing
     fractions: tuple[float, float, float]
 

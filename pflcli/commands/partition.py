@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pflcli import config, foreign, rng, sources
-from pflcli.artifacts import blocks, codebook
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as artifact
 from pflcli.artifacts.make import Built, Outcome, make
@@ -64,7 +64,7 @@ def partition(asked: Partition) -> Outcome:
         asked.part,
         asked.seed,
         asked.split_seed,
-        Poison.of(asked.poison),
+        Poison.parse(asked.poison),
     )
     deal.check(asked.fractions)
     source, splitter = import_data.open_dataset(dataset), schemes.load(asked.scheme)
@@ -83,10 +83,10 @@ def partition(asked: Partition) -> Outcome:
     )
 
     def build(writer: ArtifactWriter) -> Built:
-        result = deal.dealt(samples if keep_test else replace(samples, is_test=None), splitter, cfg, fractions)
+        result = deal.make_partition(samples if keep_test else replace(samples, is_test=None), splitter, cfg, fractions)
         known = _codebook(result, names, splitter, cfg)
         if samples.scaling is not None:
-            result, known = scaling.applied(result, known, samples.scaling)
+            result, known = scaling.apply(result, known, samples.scaling)
         artifact.write(writer, result, known)
         summary = _summary(result, len(part_of(len(samples.y), *asked.part)), asked.seed)
         _report(summary, result, samples, execution)
@@ -180,7 +180,7 @@ def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any
         "clients": len(result.names),
         "samples": len(result.y),
         "unused": total - len(result.y),
-        **{split: int(count) for split, count in zip(blocks.SPLITS, result.sizes.sum(axis=0), strict=True)},
+        **{split: int(count) for split, count in zip(client_blocks.SPLITS, result.sizes.sum(axis=0), strict=True)},
         "classes": result.classes,
         "shape": list(result.x.shape[1:]),
         "type": str(result.x.dtype),

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.data.formats import arrays
-from pflcli.data.preparation.queries import Source
+from pflcli.data.preparation.samples_to_predict import SampleFile
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import coverage
 from pflcli.evaluation.metrics import conformal
@@ -67,7 +67,7 @@ def predict(asked: Predict) -> Predicted:
     number = reopened_run.number_of(asked.client, reopened_run.client_names(artifact))
     partition, book = answerer.partition, codebook.read(artifact)
     preprocessing = reopened_run.preprocessing_of(artifact, partition, book, asked.client)
-    queries = Source(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
+    queries = SampleFile(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
         preprocessing, execution.reporter
     )
     answer = answerer.answer(number, queries.x, execution)

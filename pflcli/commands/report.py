@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflcli.artifacts import placement
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import charts as page_charts

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import verification
-from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import audit, evaluation
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import artifact_plots, figures

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from pflcli import sources as code
 from pflcli.artifacts import codebook
-from pflcli.artifacts.chosen import open_all
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_all
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from pflcli import config, sources
 from pflcli.artifacts import codebook, csv_file
-from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UsageError, closest

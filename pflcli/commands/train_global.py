@@ -12,11 +12,11 @@ from safetensors.torch import save
 
 from pflcli import config, methods, sources
 from pflcli.artifacts import codebook, csv_file
-from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence

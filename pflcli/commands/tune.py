@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods, sources
-from pflcli.artifacts import chain, placement
+from pflcli.artifacts import lineage_order, placement
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.comparison.runs import shared_jobs
@@ -62,7 +62,7 @@ def tune(asked: Tune) -> Outcome:
     placement.require_folder(out)
     if asked.minutes is not None and not asked.minutes > 0:
         raise UsageError(f"--minutes {asked.minutes:g} leaves no time for a trial", "--minutes 10")
-    source = open_one(asked.source, *chain.KINDS)
+    source = open_one(asked.source, *lineage_order.KINDS)
     cfg, training = (
         config.build(methods.load(asked.method).Config, options, asked.method),
         _training_settings(source, settings),
@@ -153,7 +153,7 @@ class _Trials:
     def make_base(self, execution: Execution) -> Artifact:
         """Return the artifact that trials start from: ``source``, or what is made from it in ``out``."""
         needs = methods.load(self.method).NEEDS
-        last = max([*needs, self.source.kind], key=[*chain.KINDS].index)
+        last = max([*needs, self.source.kind], key=[*lineage_order.KINDS].index)
         jobs = shared_jobs(
             self.source,
             self.out,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import sources
-from pflcli.artifacts import blocks, codebook
-from pflcli.artifacts.chosen import open_one
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.extract import require_ancestor
@@ -24,7 +24,6 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_pieces, flat_vectors
 from pflcli.options.declaration import command
 from pflcli.options.update_datastore import UpdateDatastore
 from pflcli.training import run_request
@@ -135,14 +134,22 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
             evicted.append(len(stored.y) + number - len(store.y))
             stores.append(store)
             advance(1, "")
-    pieces, ends = flat_pieces([store.z for store in stores])
     sizes = [len(store.y) for store in stores]
-    writer.stream(datastore.INDEXES, pieces)
+    lengths: list[int] = []
+
+    def pieces() -> Iterator[memoryview]:
+        for store in stores:
+            index, _ = indexes.build(indexes.EXACT, store.z, len(store.z), {})
+            lengths.append(len(index))
+            yield index.data
+
+    writer.stream(datastore.INDEXES, pieces())
+    ends = client_blocks.offsets(lengths)
     datastore.write_labels(
         writer,
         y=np.concatenate([store.y for store in stores]),
         sample=np.concatenate([store.sample for store in stores]),
-        offsets=blocks.offsets(sizes),
+        offsets=client_blocks.offsets(sizes),
         train=np.asarray(sizes, dtype=np.int64),
         bytes=ends,
     )
@@ -172,7 +179,7 @@ def merge(stored: Rows, arriving: Rows, policy: str, *, distinct: bool) -> tuple
 def _read_store(packed: datastore.Packed, client: int) -> Rows:
     """Return a client's training samples in its store."""
     span = slice(packed.offsets[client], packed.offsets[client + 1])
-    z = flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
+    z = indexes.flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
     assert z is not None  # `datastore.read_stores` has checked it
     return Rows(z, packed.y[span], packed.sample[span])[: int(packed.train[client])]
 
@@ -210,7 +217,9 @@ def _read_validation(old: Artifact) -> list[Rows]:
 def _join_clients(rows: list[Rows], dimension: int) -> StoredEmbeddings:
     """Return the validation samples of all clients as one split."""
     z, y, sample = (np.concatenate([getattr(row, name) for row in rows]) for name in ("z", "y", "sample"))
-    return StoredEmbeddings(z[:, :dimension], z[:, dimension:], y, blocks.offsets([len(row.y) for row in rows]), sample)
+    return StoredEmbeddings(
+        z[:, :dimension], z[:, dimension:], y, client_blocks.offsets([len(row.y) for row in rows]), sample
+    )
 
 
 def _dataset_hash(artifact: Artifact) -> Any:

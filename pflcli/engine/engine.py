@@ -75,7 +75,7 @@ class Engine:
         self.joins_single = has_batch_norm(net)
         self.seed, self.threads, self.jobs = seed, threads, jobs
         self._device = federation.y.device.type
-        self._like = {name: value.to(federation.y.device) for name, value in parameters.of(net).items()}
+        self._like = {name: value.to(federation.y.device) for name, value in parameters.copy_params(net).items()}
         self.mode = strategy.fastest_mode(net, self._device) if mode == "auto" else mode
         threaded = Threads(net, federation, threads)
         with threaded.net() as worker_net:

@@ -1,4 +1,4 @@
-"""Attacks on updates: poisoned clients send the server something else than what they trained."""
+"""Attacks on updates: poisoned clients send manipulated updates to the server."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pflcli.parameters import Stacked
 
 @dataclass(frozen=True)
 class Attack:
-    """What each client makes of its update u: ``factor`` u + ``noise`` rms(u) N(0, I), (m,) each; honest are 1 and 0.
+    """Replaces each update u by ``factor`` u + ``noise`` rms(u) N(0, I), (m,) each; 1 and 0 for honest clients.
 
-    A negative factor sends the clients' models away from where they learned to go. The update is of everything that is
-    uploaded together; rms(u) is the root of its mean square.
+    A negative factor reverses the direction of training. The update covers all tensors of an upload; rms(u) is the root
+    of its mean square.
     """
 
     factor: NDArray[np.float64]
     noise: NDArray[np.float64]
     seed: int
 
-    def applied(self, params: Stacked, downloaded: Stacked, clients: NDArray[np.int64], t: int) -> Stacked:
-        """Return the uploads (n, ...) of ``clients`` (n,) in round ``t``, of models that they trained."""
+    def apply(self, params: Stacked, downloaded: Stacked, clients: NDArray[np.int64], t: int) -> Stacked:
+        """Return the uploads (n, ...) of ``clients`` (n,) in round ``t``, trained from ``downloaded``."""
         poisoned = np.flatnonzero((self.factor[clients] != 1) | (self.noise[clients] != 0))
         if not len(poisoned):
             return params

@@ -1,4 +1,4 @@
-"""Records which selected clients answer in a round: those that neither drop out nor diverge."""
+"""Records which selected clients complete a round: those that neither drop out nor diverge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pflcli.errors import ComputationError
 
 _LISTED = 10
-"""Most clients that a message names one by one."""
+"""Maximum number of clients that a message lists."""
 
 
 class Diverged(ComputationError):
@@ -28,11 +28,11 @@ class Diverged(ComputationError):
 
 
 class Unanswered(Exception):
-    """No selected client of a round answers."""
+    """Raised when no selected client completes the round."""
 
 
 def client_list(clients: Iterable[object]) -> str:
-    """Return clients by their numbers or names: ``client 3``, or ``clients 3, 5``, at most ten of them."""
+    """Return the numbers or names of clients for a message: ``client 3``, or ``clients 3, 5``, at most ten of them."""
     names = [str(client) for client in clients]
     listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
     return f"client{'s' * (len(names) != 1)} {listed}"
@@ -40,10 +40,10 @@ def client_list(clients: Iterable[object]) -> str:
 
 @dataclass
 class Attendance:
-    """The clients that a round ``selected`` (n,), and those of them that do not answer.
+    """The clients ``selected`` (n,) for a round, and those of them that do not complete it.
 
-    Clients that ``dropped`` (d,) out never train. Clients that ``diverged`` in an attempt at the round are left out of
-    the next attempt. Clients that a method itself ``rejected`` are left out within the round.
+    ``dropped`` (d,) clients do not train. Clients that ``diverged`` in one attempt at the round are left out of the
+    next attempt. Clients that the method ``rejected`` are left out within the round.
     """
 
     selected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -53,22 +53,22 @@ class Attendance:
     t: int = -1
     """the round, from 0; -1 before the first"""
     uploads: Counter[int] = field(default_factory=Counter)
-    """how many uploads of each client have gone through upload steps"""
+    """the number of each client's uploads that upload steps have changed"""
 
     @property
     def answering(self) -> NDArray[np.int64]:
-        """Return the selected clients (n,) that take part in the whole round."""
+        """Return the selected clients (n,) that complete the round."""
         return np.setdiff1d(self.selected, [*self.dropped.tolist(), *self.diverged])
 
     @property
     def unanswered(self) -> bool:
-        """Whether clients were selected but none of them answers."""
+        """Whether clients were selected but none completes the round."""
         return len(self.selected) > 0 and not len(self.answering)
 
     def to_selected(self, amount: int) -> int:
-        """Return the bytes sent to all selected clients, if those that answer are sent ``amount`` bytes in total.
+        """Return the bytes sent to all selected clients, given the ``amount`` sent to those that complete the round.
 
-        Clients that do not answer are sent as much as the others on average. Outside of rounds this is ``amount``.
+        The other clients receive the average number of bytes. Outside of rounds this is ``amount``.
         """
         answering = len(self.answering)
         return amount * len(self.selected) // answering if answering else amount

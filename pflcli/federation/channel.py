@@ -34,9 +34,9 @@ class UploadStep(Protocol):
         """Whether ``apply`` draws random numbers."""
 
     def apply(self, params: Stacked, downloaded: Stacked, draw: Draw = np.random.default_rng) -> Stacked:
-        """Return the uploads (m, ...) that arrive if clients trained ``params`` from the ``downloaded`` models.
+        """Return the uploads (m, ...) that the server receives of models ``params`` trained from ``downloaded`` ones.
 
-        ``draw(i)`` is the generator of the i-th of them.
+        ``draw(i)`` is the generator of the i-th upload.
         """
 
     def size(self, params: Params, size: int) -> int:
@@ -44,24 +44,24 @@ class UploadStep(Protocol):
 
 
 class Uploads(Protocol):
-    """The uploads of one round, of which an aggregator makes one model."""
+    """The uploads of one round, which an aggregator combines into one model."""
 
     def add(self, stacked: Stacked, weights: NDArray[np.float64]) -> None:
-        """Take the uploads (m, ...) of clients with weights (m,), as they arrive after the upload steps."""
+        """Add the uploads (m, ...) of clients with weights (m,), after the upload steps."""
 
     def value(self) -> Params:
         """Return the model; raises ValueError if nothing with a positive weight was added."""
 
 
 class Aggregator(Protocol):
-    """Makes one model of the uploads of a round, see ``pflcli.federation.aggregators``."""
+    """Combines the uploads of a round into one model, see ``pflcli.federation.aggregators``."""
 
     def begin(self, downloaded: Params) -> Uploads:
-        """Return what takes the uploads of clients that received ``downloaded``."""
+        """Return an empty collection for the uploads of clients that received ``downloaded``."""
 
 
 class WeightedMean:
-    """The default aggregator: the mean, weighted by the clients' weights. It follows from sums, so it is separable."""
+    """The default aggregator: the mean by the clients' weights. It is separable: partial sums are enough."""
 
     separable = True
 
@@ -72,16 +72,16 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What the server receives of trained models: the tensors that clients were sent, after the upload ``steps``."""
+    """Turns trained models into uploads: selects the tensors that clients received, and applies upload ``steps``."""
 
     downloaded: Params | Stacked
     """the model that all clients received, or one per client (m, ...)"""
     steps: Sequence[UploadStep]
 
     def __call__(self, params: Stacked, draws: Callable[[int], Draw] | None = None) -> Stacked:
-        """Return what the server receives (m, ...) of trained models (m, ...).
+        """Return the uploads (m, ...) of trained models (m, ...).
 
-        ``draws`` gives the random numbers of each step by its place; without it no step may be random.
+        ``draws(i)`` returns the random numbers of the i-th step; it is required if a step is random.
         """
         received = self.uploaded_tensors(params)
         if self.steps:
@@ -96,11 +96,11 @@ class Encoding:
         return any(step.is_random for step in self.steps)
 
     def uploaded_tensors(self, params: Stacked | Params) -> Stacked:
-        """Return the tensors that travel."""
+        """Return the tensors that are uploaded."""
         return {name: value for name, value in params.items() if name in self.downloaded}
 
     def start(self, received: Stacked) -> Stacked:
-        """Return the models (m, ...) from which these were trained, on their device."""
+        """Return the models (m, ...) that ``received`` was trained from, on its device."""
         like = parameters.pick(received, 0)
         start = {name: value.to(received[name].device) for name, value in self.downloaded.items() if name in received}
         return start if is_stacked(start, like) else parameters.repeat(start, len(next(iter(received.values()))))
@@ -115,11 +115,11 @@ class Encoding:
 
 
 class Channel:
-    """The part of a run with which a method sends."""
+    """The part of a run that sends models and counts bytes."""
 
     kind: str
     rng: Callable[..., np.random.Generator]
-    """returns the random generator of a key, see ``pflcli.rng``"""
+    """returns the random generator for a key, see ``pflcli.rng``"""
     traffic: dict[str, int]
     attendance: Attendance
     sealed: bool
@@ -127,47 +127,46 @@ class Channel:
     uploads: Sequence[UploadStep]
     aggregator: Aggregator
     attack: Attack | None = None
-    """what poisoned clients make of their updates"""
+    """the attack of poisoned clients on their updates"""
     left_out: dict[int, list[float]]
-    """by client, the share of each of its uploads in this round that the aggregator has left out of a model"""
+    """by client, the share of each of its uploads in this round that the aggregator left out"""
     privacy: PrivateMean | None
 
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
 
-        In a round, bytes sent down include those to selected clients that do not answer. Raises ComputationError if the
-        method's KIND has no such link, or if clients are personalizing; UnsuitedError if there are upload steps,
-        another aggregator than the mean, differential privacy, or an attack, which ``send`` to the server or to peers
-        would bypass.
+        In a round, bytes sent down include those to selected clients that do not complete it. Raises ComputationError
+        if the method's KIND has no such link, or if clients are personalizing; UnsuitedError if there are upload steps,
+        another aggregator than the mean, differential privacy, or an attack: they apply only to ``upload``.
         """
         if link != "down" and link in LINKS[self.kind]:
             self._require_mean()
             if self.privacy is not None:
                 raise UnsuitedError(
-                    "clients of this method send more than updates to be averaged: differential privacy does not "
-                    "cover that",
+                    "differential privacy does not cover this method: its clients send more than updates that are "
+                    "averaged",
                     "leave out --dp-epsilon and --dp-noise",
                 )
         if link == "up" and self.uploads:
             steps = " ".join(f"--upload {step}" for step in self.uploads)
             raise UnsuitedError(
-                f"the server of this method does more with uploads than average them: {steps} does not cover that",
+                f"{steps} does not apply to this method: its server does more with uploads than average them",
                 "leave out --upload",
             )
         self._count(link, parameters.size(params) * copies)
 
     def _require_mean(self) -> None:
-        """Raise UnsuitedError if uploads would have to be attacked, or aggregated by another rule than the mean."""
+        """Raise UnsuitedError if there is an attack, or another aggregator than the mean."""
         if not getattr(self.aggregator, "separable", True):
             raise UnsuitedError(
-                f"this method does more with what clients send than average it: --aggregator {self.aggregator} does "
-                "not cover that",
+                f"--aggregator {self.aggregator} does not apply to this method: it does more with uploads than average "
+                "them",
                 "leave out --aggregator",
             )
         if self.attack is not None:
             raise UnsuitedError(
-                "this method does more with what clients send than average it: attacks on updates do not cover that",
-                "pfl partition ... --poison 0.2:flip poisons samples, with any method",
+                "attacks on updates do not apply to this method: it does more with uploads than average them",
+                "pfl partition ... --poison 0.2:flip poisons samples, for any method",
             )
 
     def _count(self, link: str, size: int) -> None:
@@ -191,22 +190,22 @@ class Channel:
     ) -> Stacked:
         """Send the models that ``clients`` (m,) trained to the server, and return those (m, ...) that it receives.
 
-        Only those of ``params`` (m, ...) travel whose names are in ``downloaded``: the model that the clients received,
-        or one per client (m, ...). Upload steps compute the clients' updates from it. Poisoned clients change theirs
-        before that. A method that does more with uploads than average them says that it is not ``is_averaged``: what
-        only covers a mean is then refused.
+        ``downloaded`` is the model that the clients received, or one per client (m, ...). Only the tensors of
+        ``params`` (m, ...) with names in ``downloaded`` are uploaded. Poisoned clients manipulate their updates; then
+        the upload steps are applied. Methods that do more with uploads than average them set ``is_averaged`` to False;
+        options that cover only a mean then raise UnsuitedError.
         """
         if not is_averaged:
             self._require_mean()
         if self.privacy is not None and self.privacy.release is None:
             raise UnsuitedError(
-                "the server of this method takes a mean for each cluster, which differential privacy does not cover",
+                "differential privacy does not cover this method: its server computes a mean per cluster",
                 "leave out --dp-epsilon and --dp-noise",
             )
         encode = Encoding(downloaded, self.uploads)
         received = encode.uploaded_tensors(params)
         if self.attack is not None:
-            received = self.attack.applied(received, encode.start(received), clients, self.attendance.t)
+            received = self.attack.apply(received, encode.start(received), clients, self.attendance.t)
         count, size = len(next(iter(received.values()))), encode.size(parameters.pick(received, 0))
         self._count("up", size * count)
         received = encode(received, lambda place: self._draws(clients, place))
@@ -215,22 +214,22 @@ class Channel:
         return received
 
     def _draws(self, clients: NDArray[np.int64], place: int) -> Draw:
-        """Return the random numbers of an upload step, the ``place``-th, for the i-th of the clients (m,)."""
+        """Return the random numbers of the ``place``-th upload step for each of the clients (m,)."""
         t, counts = self.attendance.t, self.attendance.uploads
         return lambda i: self.rng("upload", place, t, int(clients[i]), counts[int(clients[i])])
 
     def averaging(self, downloaded: Params) -> Average:
-        """Return an empty mean, for uploads of clients that received ``downloaded``."""
+        """Return an empty mean for the uploads of clients that received ``downloaded``."""
         return Average(self, downloaded)
 
     def average(self, parts: Iterable[TrainedClients], downloaded: Params) -> Params:
-        """Upload the models trained from the ``downloaded`` one, and return their mean, weighted by samples.
+        """Upload the models trained from ``downloaded``, and return their mean, weighted by samples.
 
-        Where the workers of an executor can add models up, these upload to the workers, and one sum comes here.
+        If possible, the workers of an executor add the models up, and only the sum is sent to this process.
         """
         encode = Encoding(downloaded, self.uploads)
         before = len(self.losses)
-        # Every other aggregator, an attack, a private mean and noise need each upload.
+        # Other aggregators, attacks, differential privacy and random steps need each upload.
         sums = isinstance(self.aggregator, WeightedMean) and self.attack is None and self.privacy is None
         sums = sums and not encode.is_random
         total = parts.total(encode) if sums and isinstance(parts, LocalTraining) else None
@@ -243,7 +242,7 @@ class Channel:
         return mean.value()
 
     def aggregated(self, uploads: Uploads, clients: NDArray[np.int64]) -> Params:
-        """Return the model of the ``uploads`` of ``clients`` (n,), and note what the aggregator has left out of it."""
+        """Return the aggregate of the ``uploads`` of ``clients`` (n,), and record the shares that were left out."""
         model = uploads.value()
         for client, share in zip(clients.tolist(), getattr(uploads, "left_out", ()), strict=False):
             self.left_out.setdefault(client, []).append(float(share))
@@ -251,9 +250,9 @@ class Channel:
 
 
 class Average:
-    """What the server makes of clients' uploads, by default their weighted mean.
+    """The server's aggregate of uploads, by default their weighted mean.
 
-    Only parameters whose names are in ``downloaded`` are uploaded.
+    Only parameters with names in ``downloaded`` are uploaded.
     """
 
     def __init__(self, channel: Channel, downloaded: Params) -> None:
@@ -268,7 +267,7 @@ class Average:
 
     @property
     def is_defined(self) -> bool:
-        """Whether there is a mean: of any uploads, or with differential privacy of none as well."""
+        """Whether there is a mean: it needs an upload, except with differential privacy."""
         return bool(self._clients) or self._channel.privacy is not None
 
     def value(self) -> Params:

@@ -15,7 +15,7 @@ from pflcli.parameters import Stacked, TrainedClients
 
 
 def of(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
-    """Return a stack (n, ...) of the models of these clusters (n,), which must not be written to."""
+    """Return a read-only stack (n, ...) with the model of each of these clusters (n,)."""
     if len(cluster) and (cluster == cluster[0]).all():
         return parameters.repeat(parameters.pick(models, int(cluster[0])), len(cluster))
     return {name: value[torch.from_numpy(cluster).to(value.device)] for name, value in models.items()}
@@ -31,11 +31,11 @@ def averaged(
     shared: str = "",
     on_upload: Callable[[TrainedClients, Stacked], None] | None = None,
 ) -> Stacked:
-    """Return the clusters' models (k, ...) after a round of FedAvg within each.
+    """Return the clusters' models (k, ...) after a round of FedAvg within each cluster.
 
-    ``cluster`` (n,) is that of each client of the cohort. A cluster without clients in the cohort keeps its model.
-    Parameters whose name starts with ``shared``, if that is not empty, become the mean over the whole cohort.
-    ``on_upload`` is called with each uploaded part, and the models from which its clients started.
+    ``cluster`` (n,) is the cluster of each client of the cohort. A cluster without clients in the cohort keeps its
+    model. Parameters whose name starts with ``shared``, if it is not empty, are averaged over the whole cohort.
+    ``on_upload`` is called with each uploaded part and the initial models of its clients.
     """
     common = run.aggregator.begin(parameters.part(parameters.pick(models, 0), shared)) if shared else None
     count, senders = len(next(iter(models.values()))), list[NDArray[np.int64]]()
@@ -68,9 +68,9 @@ def averaged(
 
 
 def best(run: Run, models: Stacked, clients: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the model (n,) with the lowest loss on each client's training samples; ties go to the first.
+    """Return the number of the model with the lowest loss on each client's training samples, (n,); ties to the first.
 
-    A client without training samples gets the most common of ``clusters`` (m,), those of all clients; -1 is none.
+    A client without training samples gets the most common cluster in ``clusters`` (m,) of all clients; -1 is none.
     """
     most_common = np.bincount(clusters[clusters >= 0], minlength=1).argmax()
     rows = [run.federation.rows(int(client), "train") for client in clients]

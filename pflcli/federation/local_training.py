@@ -1,4 +1,4 @@
-"""Local training that a method has asked for: it yields models or, where only their mean is needed, their sum."""
+"""Local training of clients: yields their models or, if only the mean is needed, returns their sum."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pflcli.parameters import Params, Stacked, TrainedClients, WeightedSum
 from pflcli.parameters.model_table import ModelTable
 
 Encode = Callable[[Stacked], Stacked]
-"""Makes of trained models (m, ...) what the server receives."""
+"""Turns trained models (m, ...) into what the server receives."""
 
 
 class Trains(Protocol):
-    """What a run keeps of training, see ``Run``."""
+    """The fields of a run that training uses, see ``federation.run.Run``."""
 
     engine: Engine
     attendance: Attendance
@@ -43,9 +43,9 @@ class LocalTraining(Iterable[TrainedClients]):
     key: tuple[Any, ...]
 
     def total(self, encode: Encode) -> WeightedSum | None:
-        """Train the clients and return the sum of what they upload; None if only their models can be had.
+        """Train the clients and return the sum of their uploads; None if the executor returns only models.
 
-        Raises Diverged with all clients whose parameters became non-finite, Unanswered if nobody answers.
+        Raises Diverged with all clients whose parameters became non-finite, Unanswered if no client completes a round.
         """
         self._require_answers()
         if self.run.sealed or self.plan.may_diverge:
@@ -67,7 +67,7 @@ class LocalTraining(Iterable[TrainedClients]):
         Raises Diverged at the end with all clients whose parameters became non-finite, Unanswered if nobody answers.
         """
         if self.run.privacy is not None and not len(self.clients):
-            return  # a round of noise alone
+            return  # the round releases only noise
         self._require_answers()
         run, diverged, first = self.run, list[int](), 0
         for part in run.engine.local_sgd(self.clients, self.start, self.plan, self.key, restore=run.sealed):
@@ -75,7 +75,7 @@ class LocalTraining(Iterable[TrainedClients]):
                 run.unfit.update(part.clients[~part.finite].tolist())
             elif not self.plan.may_diverge:
                 diverged += part.clients[~part.finite].tolist()
-            if not diverged:  # otherwise train on, to find all clients that the next attempt must leave out
+            if not diverged:  # otherwise continue only to find all clients that the next attempt must leave out
                 run.trained.update(part.clients.tolist())
                 run.losses += self.plan.losses(part, first)
                 yield part

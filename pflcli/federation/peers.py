@@ -1,8 +1,8 @@
-"""Rounds without a server, for peer-to-peer methods: clients train, receive models of others, and average.
+"""Rounds of peer-to-peer methods: clients train, receive models of other clients, and average them.
 
-In a round the cohort trains. Each of its clients may then ask any client that has trained before for the model that it
-trained last, and averages the models that it receives with its own. The average is the client's own model, from which
-it trains in its next round. A client that never took part has no model: it trains alone when it personalizes.
+In a round the cohort trains. Each of its clients may then request the last trained model of any client that has
+trained, and averages the received models with its own. The average is the client's model, from which it trains in its
+next round. A client that never took part has no model: it trains alone when it personalizes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pflcli.federation.run import Predictor, Run
 State = dict[str, Any]
 
 REMEMBERED = 1000
-"""Largest number of clients for which the graphs of all rounds are kept; with more clients, only the last is."""
+"""Maximum number of clients for which the graphs of all rounds are stored; with more clients, only the last is."""
 
 _CELLS = 1 << 20
-"""Most cells of a table of pairs of clients that is computed at a time, which bounds memory."""
+"""Maximum number of cells of a table of client pairs that is computed at a time, which bounds memory."""
 
 
 def setup(run: Run) -> State:
@@ -39,8 +39,8 @@ def setup(run: Run) -> State:
 def recorded(graph: Tensor, cohort: NDArray[np.int64], neighbours: Sequence[NDArray[np.int64]]) -> Tensor:
     """Return the graph (r, m, m / 8 rounded up) with one more round.
 
-    In it ``cohort[i]`` has ``neighbours[i]``, and all other clients keep theirs. A round takes one bit per pair. With
-    more than ``REMEMBERED`` clients the result has the last round alone.
+    In this round ``cohort[i]`` has ``neighbours[i]``, and the other clients keep their neighbours. A round takes one
+    bit per pair. With more than ``REMEMBERED`` clients the result has only the last round.
     """
     clients = graph.shape[1]
     new = graph[-1].cpu().numpy().copy() if len(graph) else np.zeros(graph.shape[1:], np.uint8)
@@ -51,12 +51,12 @@ def recorded(graph: Tensor, cohort: NDArray[np.int64], neighbours: Sequence[NDAr
 
 
 def at_a_time(clients: int) -> int:
-    """Return for how many clients a row with a cell per client, of all ``clients``, is computed at a time."""
+    """Return the number of rows, with a cell for each of ``clients``, that are computed at a time."""
     return max(1, _CELLS // clients)
 
 
 def _rows(ids: Sequence[NDArray[np.int64]], clients: int) -> NDArray[np.bool_]:
-    """Return for each of ``ids`` (r arrays) which clients it contains, (r, m)."""
+    """Return masks (r, m) of the clients in each of ``ids`` (r arrays)."""
     rows = np.zeros((len(ids), clients), dtype=bool)
     for row, columns in zip(rows, ids, strict=True):
         row[columns] = True
@@ -64,7 +64,7 @@ def _rows(ids: Sequence[NDArray[np.int64]], clients: int) -> NDArray[np.bool_]:
 
 
 def train(run: Run, state: State, cohort: NDArray[np.int64], t: int) -> NDArray[np.int64]:
-    """Train the cohort from their own models; returns the ids of all clients that have a model to send, sorted."""
+    """Train the cohort from their own models; returns the sorted ids of all clients with a trained model."""
     for part in run.local_sgd(cohort, state["model"], t=t):
         state["sent"][part.clients] = part.params
     reachable: NDArray[np.int64] = state["sent"].written
@@ -76,7 +76,7 @@ def losses(
 ) -> dict[int, NDArray[np.float64]]:
     """Return the mean loss of each client's training samples under the models of its ``contacts``.
 
-    A client tries all of them on the same samples, at most ``most``. Each model is evaluated once, for all that ask it.
+    A client evaluates all of them on the same samples, at most ``most``. Each model is evaluated once for all clients.
     """
     rows = [drawn(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in contacts]
     ends = np.cumsum([0, *map(len, contacts.values())])
@@ -96,9 +96,9 @@ def losses(
 def average(
     run: Run, state: State, cohort: NDArray[np.int64], partners: Sequence[NDArray[np.int64]], *, uniform: bool
 ) -> None:
-    """Set each cohort client's model to the mean of its own and its partners', weighted by samples or ``uniform``.
+    """Set the model of each client of the cohort to the mean of its own and its partners' models.
 
-    ``partners[i]`` are the ids of the partners of client ``cohort[i]``.
+    ``partners[i]`` are the ids of the partners of client ``cohort[i]``. Weights are ``uniform`` or numbers of samples.
     """
     for first in range(0, len(cohort), at_once := at_a_time(len(run.clients))):
         receivers = cohort[first : first + at_once]
@@ -113,7 +113,7 @@ def average(
 
 
 def drawn(rng: np.random.Generator, ids: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return ``count`` of the ids, drawn uniformly without replacement, sorted; all of them if they are fewer."""
+    """Draw ``count`` of the ids uniformly without replacement, sorted; all of them if they are fewer."""
     return ids if len(ids) <= count else np.sort(rng.choice(ids, size=count, replace=False))
 
 

@@ -1,4 +1,4 @@
-"""The predictions of a method, computed on demand, and the model behind them."""
+"""The predictions of a method, computed on demand, and the models that they come from."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pflcli.parameters import Params
 
 @dataclass(frozen=True)
 class ClientModel:
-    """What one client predicts with: networks and, for kNN-Per, the vote of stored samples.
+    """The model of one client: networks and, for kNN-Per, the vote of stored samples.
 
-    ``networks`` are parameters of the run's model. Their probabilities are added with the weights ``shares``, which sum
-    to 1. ``neighbours`` are then mixed in, with the representations of the first network.
+    ``networks`` are parameters of the run's model. Their probabilities are averaged with the weights ``shares``, which
+    sum to 1. Then the vote of ``neighbours`` is mixed in, with the representations of the first network.
     """
 
     networks: tuple[Params, ...]
@@ -26,7 +26,7 @@ class ClientModel:
 
 
 def no_model(client: int) -> ClientModel | None:
-    """Return None: the client predicts by more than networks and a store."""
+    """Return None: the client's model is not a ``ClientModel``."""
     return None
 
 
@@ -35,9 +35,9 @@ class Predictor:
     """Computes a method's predictions for a list of clients.
 
     ``answer(split)`` returns probabilities ``p`` (n, C) of the clients' samples in their order, and optionally (n, C)
-    parts that explain ``p``. ``splits``, out of ``run.predicted_splits``, are those with predictions. ``tuned`` has
-    values (m,) that each client chose on its validation samples. ``model_of(client)`` returns the model that one of
-    the clients predicts with, or None if it is more than a ``ClientModel``; ``export`` needs it.
+    components of ``p``. ``splits``, a subset of ``run.predicted_splits``, are those with predictions. ``tuned`` has
+    values (m,) that were tuned on each client's validation samples. ``model_of(client)`` returns the model of a client,
+    or None if it is not a ``ClientModel``; ``export`` needs it.
     """
 
     answer: Callable[[str], Mapping[str, NDArray[np.float32]]]

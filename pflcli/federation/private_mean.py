@@ -1,19 +1,20 @@
-"""DP-FedAvg: the server's mean of clipped updates with Gaussian noise, and clients sampled each on its own.
+"""DP-FedAvg: the server's mean of clipped updates with Gaussian noise, and clients sampled independently.
 
 McMahan et al. (2018), https://arxiv.org/abs/1710.06963, user level, with the fixed denominator of their estimator f_f.
-In a round each of n clients takes part with probability q. Everything that a client sends in the round is one vector;
-its update d is clipped to C in L2 norm, and with the model x that was sent the server takes::
+In a round each of n clients takes part with probability q. All that a client sends in the round is one vector; its
+update d is clipped to C in L2 norm, and from the model x that clients received the server computes::
 
     x + (sum of d min(1, C / |d|) + N(0, (z C)^2 I)) / (q n)
 
-Clients count alike. One client more or less changes the sum by at most C, whoever else takes part. Clients that do not
-answer only lower the sum, and without any it is noise alone. All tensors are covered, buffers too; integers cannot be.
+All clients have the same weight. Adding or removing one client changes the sum by at most C. Clients that do not
+complete the round only lower the sum; without any upload it is only noise. All floating-point tensors are covered,
+including buffers; integers are not allowed.
 
 Adaptive clipping (Andrew et al., 2021, https://arxiv.org/abs/1905.03871, Algorithm 1) moves C towards the median of
-norms: C <- C exp(-0.2 (b - 0.5)), where b is the share of updates with a norm of at most C. Its count has noise of its
-own, s_b, and the sum then has z' = (z^-2 - (2 s_b)^-2)^(-1/2) in place of z (their Theorem 1), so that both together
-are a Gaussian mechanism with z. s_b is a twentieth of the expected cohort as in the paper, but at least z, as z' does
-not exist for 2 s_b <= z.
+norms: C <- C exp(-0.2 (b - 0.5)), where b is the share of updates with a norm of at most C. The count has separate
+noise with standard deviation s_b, and the sum then has z' = (z^-2 - (2 s_b)^-2)^(-1/2) in place of z (their Theorem 1),
+so that both together are a Gaussian mechanism with z. s_b is a twentieth of the expected cohort as in the paper, but at
+least z, as z' does not exist for 2 s_b <= z.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pflcli.errors import ComputationError, UnsuitedError
 from pflcli.parameters import Mean, Params, Stacked
 
 FIRST_CLIP = 0.1
-"""C of the first round where it adapts; the paper's."""
+"""C of the first round with adaptive clipping, as in the paper."""
 _RATE, _QUANTILE, _COUNT_SHARE = 0.2, 0.5, 0.05
 
 Row = dict[str, Any]
@@ -41,10 +42,10 @@ Row = dict[str, Any]
 
 @dataclass
 class PrivateMean:
-    """The aggregator of a run with differential privacy; it remembers its clip from round to round.
+    """The aggregator of a run with differential privacy, with the clip of the current round.
 
-    ``noise`` is the multiplier z, ``rate`` is q, ``clients`` is n. ``rng`` is a keyed generator whose seed no other run
-    has, since noise that two runs share cancels in their difference.
+    ``noise`` is the multiplier z, ``rate`` is q, ``clients`` is n. ``rng`` is a keyed generator with a seed that no
+    other run has: noise that two runs share cancels in their difference.
     """
 
     noise: float
@@ -77,53 +78,52 @@ class PrivateMean:
         return float((self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5)
 
     def sample(self, participants: NDArray[np.int64], t: int) -> NDArray[np.int64]:
-        """Return the clients of round ``t``: each with probability ``rate``, whoever else is among them."""
+        """Return the clients of round ``t``: each is included independently with probability ``rate``."""
         return participants[self.rng("privacy", "cohort", t).random(len(participants)) < self.rate]
 
     def begin_round(self, t: int) -> None:
-        """Expect the one mean of round ``t``."""
+        """Begin round ``t``, which must have exactly one mean."""
         self._round, self.release = t, None
 
     def begin(self, downloaded: Params) -> Release:
-        """Return the mean of this round; raises UnsuitedError for a method that takes several or sends integers."""
+        """Return the mean of this round; raises UnsuitedError for several means in a round, or integer tensors."""
         if self._round is None or self.release is not None:
-            when = "before the rounds" if self._round is None else "several means in a round"
+            means = "means before the rounds" if self._round is None else "several means in a round"
             raise UnsuitedError(
-                f"the server of this method takes {'means ' if self._round is None else ''}{when}, which differential "
-                "privacy does not cover",
+                f"differential privacy does not cover this method: its server computes {means}",
                 "leave out --dp-epsilon and --dp-noise",
             )
         integers = [name for name, value in downloaded.items() if not value.is_floating_point()]
         if integers:
             raise UnsuitedError(
-                f"clients send integers ({integers[0]}), to which no noise can be added: the model normalizes batches",
-                "a --model without batch normalization, or the method fedbn, which does not send it",
+                f"differential privacy cannot add noise to integers ({integers[0]}): the model has batch normalization",
+                "choose a --model without batch normalization, or the method fedbn, which does not send it",
             )
         self.release = Release(self, downloaded, self._round)
         return self.release
 
     def end_round(self) -> Row:
-        """Return the columns of the round for its row, and adapt the clip; raises ComputationError without a mean."""
+        """Return the round's columns of ``rounds.csv``, and adapt the clip; raises ComputationError without a mean."""
         release, t = self.release, self._round
         self.release = self._round = None
         if release is None or not release.is_released or t is None:
-            raise ComputationError("the method ended a round without a mean, so that there is no noise in it")
+            raise ComputationError("the method ended a round without a mean, so without noise")
         row: Row = {"clip": self.clip, "uploads": release.uploads, "clipped": release.clipped}
         self.resume(t, row)
         return row
 
     def resume(self, t: int, row: Row) -> None:
-        """Set the clip as it is after round ``t``, whose ``row`` this is."""
+        """Set the clip to its value after round ``t``, from the ``row`` of this round."""
         self.clip = float(row["clip"])
         if self.adapts:
             short, draw = row["uploads"] - row["clipped"], self.rng("privacy", "count", t)
-            # Counted from one half, a client changes the sum by at most one half.
+            # Each client adds 1/2 or -1/2 instead of 1 or 0, which changes the sum by at most 1/2.
             total = short - row["uploads"] / 2 + self.count_noise * float(draw.normal())
             self.clip *= math.exp(-_RATE * (total / self.expected + 0.5 - _QUANTILE))
 
 
 class Release:
-    """The noisy mean of one round, of the uploads of clients that received ``downloaded``."""
+    """The noisy mean of the uploads of one round, by clients that received ``downloaded``."""
 
     def __init__(self, mechanism: PrivateMean, downloaded: Params, t: int) -> None:
         self._mechanism, self._downloaded, self._round = mechanism, downloaded, t
@@ -144,7 +144,7 @@ class Release:
         self.clipped += int((norms[usable] > self._mechanism.clip).sum())
 
     def norms(self, stacked: Stacked) -> NDArray[np.float64]:
-        """Return the L2 norms (m,) of the updates, over all that is sent."""
+        """Return the L2 norms (m,) of the updates over all tensors."""
         parts = [
             torch.linalg.vector_norm((value - self._downloaded[name]).flatten(1), dim=1, dtype=torch.float64)
             for name, value in stacked.items()
@@ -152,7 +152,7 @@ class Release:
         return np.asarray(torch.linalg.vector_norm(torch.stack(parts), dim=0).cpu().numpy())
 
     def factors(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return by what updates of these norms (m,) are multiplied, so that none is longer than the clip."""
+        """Return the factors (m,) that clip updates with these norms (m,)."""
         return np.minimum(1.0, self._mechanism.clip / np.maximum(norms, np.finfo(np.float64).tiny))
 
     def noise(self, name: str, like: Tensor) -> Tensor | float:
@@ -164,12 +164,12 @@ class Release:
         return torch.from_numpy(scale * draw.normal(size=tuple(like.shape))).to(like.device)
 
     def value(self) -> Params:
-        """Return the noisy mean of all that clients received, the same however often it is asked for."""
+        """Return the noisy mean; repeated calls return the same values."""
         self.is_released = True
         sums, expected = self._mean.total().params if self.uploads else {}, self._mechanism.expected
         mean = {}
         for name, start in self._downloaded.items():
-            # The sum of f (x_i - x) is that of f x_i less x times that of f.
+            # sum f_i (x_i - x) = sum f_i x_i - x sum f_i
             total = (expected - self._weight) * start.double() + self.noise(name, start)
             mean[name] = ((sums[name] + total if name in sums else total) / expected).to(start.dtype)
         return mean

@@ -1,4 +1,4 @@
-"""All that a method sees: its options and clients, keyed random numbers, the engine, and links that count bytes."""
+"""The interface of a run to its method: options, clients, keyed random numbers, training, and counted links."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from pflcli.settings import Settings
 T = TypeVar("T")
 
 _MODELS = 1000
-"""Number of initial models that may always be drawn, even for few clients."""
+"""Number of initial models that is always allowed, even for few clients."""
 
 __all__ = ["Predictor", "Run"]
 
 
 @dataclass
 class Run(Channel, Selection):
-    """One run of one method: its options, data and engine, and the bytes that it has sent."""
+    """One run of one method: its options, data and engine, and the bytes sent."""
 
     kind: str
     cfg: Any
@@ -53,32 +53,32 @@ class Run(Channel, Selection):
     embeddings: Mapping[str, Embedded] | None = None
     stores: Stores | None = None
     arrived: Embedded | None = None
-    """validation samples that clients have so far, if stores follow a stream; None if clients have all"""
+    """validation samples that have arrived, if stores follow a stream; None if all have"""
     traffic: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0, "peer": 0})
     losses: list[tuple[float, float]] = field(default_factory=list)
     trained: set[int] = field(default_factory=set)
-    """clients that trained in this round, however often"""
+    """clients that trained in this round"""
     attendance: Attendance = field(default_factory=Attendance)
-    """the clients selected in this round, and those of them that do not answer"""
+    """the clients selected in this round, and those that do not complete it"""
     unfit: set[int] = field(default_factory=set)
-    """clients whose training diverged while they personalized"""
+    """clients whose training diverged during personalization"""
     sealed: bool = False
-    """whether clients are personalizing, so that nothing may be sent"""
+    """whether clients are personalizing: communication is then not allowed"""
     uploads: Sequence[UploadStep] = ()
-    """steps that change uploads on their way to the server, in this order"""
+    """upload steps, in this order"""
     aggregator: Aggregator = field(default_factory=WeightedMean)
-    """what the server makes of uploads: their weighted mean, or another of ``pflcli.federation.aggregators``"""
+    """combines uploads: the weighted mean, or another of ``pflcli.federation.aggregators``"""
     left_out: dict[int, list[float]] = field(default_factory=dict)
     privacy: PrivateMean | None = None
-    """takes the aggregator's place if the mean is to be differentially private"""
+    """replaces the aggregator in a run with differential privacy"""
     storage: Callable[[int], Storage] = InMemoryRows
-    """makes the storage of a table by its number"""
+    """returns the storage of a table, by its number"""
     tables: int = 0
-    """number of tables that were made"""
+    """number of tables created"""
     draw_model: Callable[[int], Params] | None = None
     """draws further initial models, by their number from 1"""
     choices: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """values (m,) that clients chose by validation samples in an earlier run, for one that learns from these too"""
+    """values (m,) tuned on validation samples in an earlier run, for a run that also trains on these samples"""
     keeps_models: bool = False
     """whether ``predictor`` keeps the models of trained parts, so that ``Predictor.model_of`` returns them"""
     _results: dict[str, Any] = field(default_factory=dict)
@@ -89,23 +89,23 @@ class Run(Channel, Selection):
         return self.federation.clients
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return the result of the first ``make()`` under this ``name``; later calls would return the same."""
+        """Return the result of the first ``make()`` with this ``name``; it is computed once."""
         if name not in self._results:
             self._results[name] = make()
         result: T = self._results[name]
         return result
 
     def chosen(self, name: str, clients: NDArray[np.int64]) -> NDArray[np.float64] | None:
-        """Return the values (n,) that the clients chose in the earlier run, or None if they must choose now."""
+        """Return the values (n,) of the clients from the earlier run, or None if they must be tuned now."""
         return self.choices[name][clients] if name in self.choices else None
 
     @property
     def predicted_splits(self) -> tuple[str, ...]:
-        """Return the splits for whose samples clients predict."""
+        """Return the splits to predict."""
         return (*(("train",) if self.settings.answer_train else ()), "validation", "test")
 
     def rng(self, *key: str | int) -> np.random.Generator:
-        """Return the random generator of ``key``, which does not depend on earlier draws."""
+        """Return the random generator for ``key``, which does not depend on earlier draws."""
         return rng.generator(self.seed, *key)
 
     def initial_model(self) -> Params:
@@ -115,23 +115,23 @@ class Run(Channel, Selection):
     def initial_models(self, count: int) -> Stacked:
         """Return ``count`` independently drawn initial models, stacked; the first has the common parameters.
 
-        Raises UsageError for more models than clients beyond ``_MODELS``, as nobody could train them.
+        Raises UsageError for more models than the larger of ``_MODELS`` and the number of clients.
         """
         if count > (most := max(len(self.clients), _MODELS)):
-            raise UsageError(f"{count} models are too many; the most are {most}")
+            raise UsageError(f"{count} models are too many; the maximum is {most}")
         if count > 1 and self.draw_model is None:
             raise ComputationError("this run has only one initial model")
         drawn = [self.draw_model(number) for number in range(1, count)] if self.draw_model else []
         return parameters.stack([self.init, *drawn])
 
     def table(self, default: Params) -> ModelTable:
-        """Return a model for every client, each a copy of ``default`` until it is written."""
+        """Return a table with a model per client, each a copy of ``default`` until it is written."""
         self.tables += 1
         copied = {name: value.clone() for name, value in default.items()}
         return ModelTable(copied, len(self.clients), self.storage(self.tables - 1))
 
     def client_chunks(self, clients: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-        """Cut clients into chunks that fit into memory together, at ``size`` bytes per client."""
+        """Split clients into chunks that fit into memory, at ``size`` bytes per client."""
         count = self.engine.clients_that_fit(size)
         return (clients[first : first + count] for first in range(0, len(clients), count))
 
@@ -148,14 +148,15 @@ class Run(Channel, Selection):
     ) -> LocalTraining:
         """Train clients locally by SGD from ``start``: one model, a stack (m, ...) or a table; yields parts.
 
-        ``t``, the round or a name, keys the minibatch draws, together with ``name`` where a method trains twice in a
-        round, and if a round sets the learning rate. Clients train for ``epochs``, or for as many as the training
-        settings say; for a number of ``steps`` if either gives that instead. ``lr`` is one rate, a function of the
-        local epoch or step, or a rate for each client (m,). ``training`` are other options of LocalSGD; options that
-        are missing come from the training settings.
+        ``t``, the round or a name, is the key of the minibatch draws, together with ``name`` if a method trains twice
+        in a round. A round also determines the learning rate. Clients train for ``epochs``, by default those of the
+        training settings, or for ``steps`` if either gives them instead. ``lr`` is a rate, a function of the local
+        epoch or step, or a rate per client (m,). ``training`` are other options of LocalSGD; the default is the
+        training settings.
 
-        Raises Diverged in a round with all clients whose parameters become non-finite, unless they may, and Unanswered
-        if nobody answers. When clients personalize, those that diverge get their start back.
+        In a round, raises Diverged with all clients whose parameters become non-finite, unless ``may_diverge``, and
+        Unanswered if no client completes the round. During personalization, clients that diverge get their initial
+        model back.
         """
         local, key = self._training(t, epochs, lr, training), (name, t)
         if (local.gradient or local.objective) and not isinstance(start, ModelTable):  # which take a stack of models
@@ -174,7 +175,7 @@ class Run(Channel, Selection):
         lr: float | Callable[[int], float] | None = None,
         **training: Any,
     ) -> Params:
-        """Train one model at the server on rows of the federation, with options as of ``local_sgd``."""
+        """Train one model at the server on rows of the federation, with the options of ``local_sgd``."""
         return self.engine.train_at_server(rows, start, self._training(t, epochs, lr, training), (name, t))
 
     def _training(
@@ -194,7 +195,7 @@ class Run(Channel, Selection):
             rates = np.asarray([lr(number) for number in range(count)])
         else:
             rates = np.repeat(np.asarray(lr, dtype=np.float64)[..., None], count, axis=-1)
-        # Torch raises for rates beyond float32, which a method may derive; the largest float32 diverges as well.
+        # PyTorch raises for rates beyond float32, which a method may compute; the largest float32 also diverges.
         rates = np.minimum(rates, np.finfo(np.float32).max)
         local = LocalSGD(epochs, settings.batch_size, rates, settings.momentum, settings.weight_decay)
         return replace(local, **{"precision": settings.precision, **training})
@@ -217,12 +218,12 @@ class Run(Channel, Selection):
     ) -> Stacked:
         """Return the clients' entries of ``table``, stacked (n, ...), and train an entry for each client without one.
 
-        A client has no entry if it took part in no round. It trains ``start``, a model with all parameters that the
-        training reads, for ``epochs`` local epochs at the learning rate of the last round. Its entry consists of the
-        trained parameters whose names are those of the table, preceded by ``prefix``. The table does not change.
+        A client without an entry took part in no round. It trains ``start``, a model with all parameters that the
+        training reads, for ``epochs`` local epochs at the learning rate of the last round. Its entry is the trained
+        parameters whose names are ``prefix`` plus a name in the table. The table does not change.
 
         ``own`` has a row for each of ``clients`` (n, ...). ``training`` are further options of ``local_sgd``, such as
-        ``trainable`` and ``gradient``; the draws are keyed by "newcomer" and ``name``.
+        ``trainable`` and ``gradient``; the key of the draws is "newcomer" and ``name``.
         """
         is_new = np.isin(clients, table.unwritten(clients))
         if own is not None:
@@ -233,7 +234,7 @@ class Run(Channel, Selection):
 
     @contextmanager
     def personalizing(self) -> Iterator[None]:
-        """Let clients personalize inside the block: nothing may be sent, and training is not recorded for a round."""
+        """Personalize inside the block: communication is not allowed, and training is not recorded for a round."""
         self.sealed, losses, trained, unfit = True, list(self.losses), set(self.trained), set(self.unfit)
         try:
             yield
@@ -246,7 +247,10 @@ class Run(Channel, Selection):
         models: Params | Stacked | ModelTable | Iterable[TrainedClients],
         splits: tuple[str, ...] | None = None,
     ) -> Predictor:
-        """Predict by one model for all ``clients``, by a stack or table of their own, or by trained parts (used up)."""
+        """Predict with one model for all ``clients``, a stack or table of personal models, or trained parts.
+
+        An iterator of parts is used up.
+        """
         splits = splits or self.predicted_splits
         if isinstance(models, ModelTable):
             models = models[clients]
@@ -265,7 +269,7 @@ class Run(Channel, Selection):
         return Predictor(lambda split: {"p": self.engine.infer_each(clients, params, split)}, splits, model_of=model_of)
 
     def _predictor_of_parts(self, parts: Iterable[TrainedClients], splits: tuple[str, ...]) -> Predictor:
-        """Predict by each part's models at once, since a part is gone when the next one is trained."""
+        """Predict with the models of each part as soon as it is trained, since parts are not kept."""
         pieces: dict[str, list[NDArray[np.float32]]] = {split: [] for split in splits}
         models: dict[int, ClientModel] = {}
         for part in parts:
@@ -301,9 +305,9 @@ class Run(Channel, Selection):
     def client_losses(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> NDArray[np.float64]:
-        """Return the mean cross-entropy (m,) of each client's samples of a split; 0 where there are none.
+        """Return the mean cross-entropy (m,) of each client's samples of a split; 0 without samples.
 
-        ``models`` is one model, or each client's own (m, ...). A sample's loss is at most 16, which bounds outliers.
+        ``models`` is one model, or one per client (m, ...). A sample's loss is at most 16, which bounds outliers.
         """
         p, y = self._predictions(clients, models, split, compiled=True)
         sizes = self.federation.sizes(split)[clients]
@@ -314,14 +318,14 @@ class Run(Channel, Selection):
     def is_correct(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> NDArray[np.bool_]:
-        """Return which of the clients' samples (n,) one model, or each client's own (m, ...), predicts right."""
+        """Return a mask (n,) of the clients' samples that one model, or one per client (m, ...), predicts correctly."""
         p, y = self._predictions(clients, models, split)
         return np.asarray(p.argmax(axis=1) == y)
 
     def _predictions(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str, *, compiled: bool = False
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return probabilities (n, C) and labels (n,) of the clients' samples of a split, ``compiled`` if wanted."""
+        """Return probabilities (n, C) and labels (n,) of the clients' samples of a split."""
         if compiled and isinstance(models, dict) and is_stacked(models, self.init) and len(clients):
             outputs = self.engine.outputs_each(clients, models, split, compiled=True)
             p = probabilities(torch.cat([logits for logits, _ in outputs]))

@@ -1,4 +1,4 @@
-"""Selects the clients of a round: a cohort of fixed size, or with differential privacy each client on its own."""
+"""Selects the clients of a round: a cohort of fixed size or, with differential privacy, each client independently."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class Selection:
     if TYPE_CHECKING:
 
         def rng(self, *key: str | int) -> np.random.Generator:
-            """Return the random generator of ``key``."""
+            """Return the random generator for ``key``."""
 
     def cohort(self, t: int) -> NDArray[np.int64]:
-        """Return the clients of round ``t`` that answer, sorted.
+        """Return the sorted clients that complete round ``t``.
 
-        They are drawn uniformly among the participants: seen clients that have training samples. Clients drop out
-        independently. If nobody answers, all selected clients are returned, and ``local_sgd`` ends the round. With
-        differential privacy each participant is selected on its own; nobody may be, and the round takes place.
+        Clients are drawn uniformly from the participants, the clients with training samples that are not new, and drop
+        out independently. If no client completes the round, all selected clients are returned, and ``local_sgd`` ends
+        the round. With differential privacy each participant is selected independently, and the round takes place even
+        if no client is selected.
         """
         participants = self.federation.participants
         if self.privacy is not None:
@@ -47,9 +48,9 @@ class Selection:
         return answering if len(answering) or self.privacy is not None else selected
 
     def share_of_samples(self, cohort: NDArray[np.int64]) -> float:
-        """Return the share of the participants' training samples that a cohort has.
+        """Return the cohort's share of the participants' training samples.
 
-        With differential privacy it is the sampling rate, which says nothing about the cohort.
+        With differential privacy this is the sampling rate, which reveals nothing about the cohort.
         """
         if self.privacy is not None:
             return self.settings.participation

@@ -1,4 +1,4 @@
-"""Selects the samples of stores of limited capacity: the first of a permutation, so that small stores are subsets."""
+"""Selects the samples of stores with limited capacity: the first of a permutation, so that small stores are subsets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def arrival_order(seed: int, split: str, client: int, n: int) -> NDArray[np.int6
 
 
 def count(capacity: float, n: int) -> int:
-    """Return how many of ``n`` samples a store of this fraction keeps, rounded up."""
-    return math.ceil(round(capacity * n, 6))  # 0.07 of 100 is 7, whatever binary fractions make of it
+    """Return how many of ``n`` samples a store with this capacity keeps, rounded up."""
+    return math.ceil(round(capacity * n, 6))  # 0.07 * 100 is 7.000000000000001
 
 
 def kept_rows(capacity: float, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rows that a store of this capacity keeps, sorted; ``order`` is that of arrival."""
+    """Return the rows that a store with this capacity keeps, sorted; ``order`` is the order of arrival."""
     return np.sort(order[: count(capacity, len(order))])
 
 
 def spread(capacity: float, difference: float, clients: int, seed: int) -> NDArray[np.float64]:
-    """Return the capacity of each client, (m,): a random half have ``difference`` less, the others that much more.
+    """Return the capacity of each client, (m,): ``difference`` less for a random half, and more for the others.
 
-    Hardware heterogeneity, kNN-Per, appendix B, Figure 9. The same clients have less, whatever the difference.
+    Hardware heterogeneity, kNN-Per, appendix B, Figure 9. The random half is the same for every difference.
     """
     weak = rng.generator(seed, "weak").permutation(clients)[: clients // 2]
     capacities = np.full(clients, capacity + difference)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_vectors
 from pflcli.knn.stores import Stores
 
 
@@ -16,7 +15,7 @@ from pflcli.knn.stores import Stores
 class ClientStore:
     """A client's stored samples: classes ``y`` (n,), and representations ``z`` (n, d) or a compressed FAISS ``index``.
 
-    The index may hold further samples behind the first n, which are not searched.
+    The index may have further rows after the first n, which are not searched.
     """
 
     y: NDArray[np.int64]
@@ -26,11 +25,11 @@ class ClientStore:
 
 @dataclass(frozen=True)
 class NeighbourVote:
-    """A client's store and how it votes: kNN-Per, Eq. 6 and 7, with what the client chose by its validation samples.
+    """A client's store and how its samples vote: kNN-Per, Eq. 6 and 7, with the options tuned on validation samples.
 
-    ``k`` neighbours at distance d, or d^2 / dimension with ``kernel`` scaled-squared, weigh exp(-d / sigma). Their vote
-    is mixed with the network's probabilities by lambda (``weight``), which falls by ``decay`` per distance to the
-    nearest of them.
+    ``k`` neighbours at distance d have weight exp(-d / sigma), or exp(-d^2 / (dimension sigma)) with the ``kernel``
+    scaled-squared. Their vote is mixed with the network's probabilities by lambda (``weight``), which falls by
+    ``decay`` per unit of distance to the nearest neighbour.
     """
 
     store: ClientStore
@@ -44,9 +43,9 @@ class NeighbourVote:
 def client_store(stores: Stores, client: int) -> ClientStore:
     """Return the store of one client."""
     size = int(stores.train[client])
-    blob = stores.blob[stores.bytes[client] : stores.bytes[client + 1]]
+    raw = stores.blob[stores.bytes[client] : stores.bytes[client + 1]]
     labels = np.array(stores.y[stores.offsets[client] : stores.offsets[client] + size])
-    vectors = flat_vectors(blob) if size else np.zeros((0, 1), np.float32)
+    vectors = indexes.flat_vectors(raw) if size else np.zeros((0, 1), np.float32)
     if vectors is None:
-        return ClientStore(labels, index=indexes.first_rows(blob, size))
+        return ClientStore(labels, index=indexes.first_rows(raw, size))
     return ClientStore(labels, np.array(vectors[:size]))

@@ -1,7 +1,7 @@
-"""Evaluates kNN-Per for a grid of numbers of neighbours, kernel scales, capacities and lambdas by one search.
+"""Evaluates kNN-Per on a grid of numbers of neighbours, kernel scales, capacities and lambdas with one search.
 
-Stores of smaller capacity are subsets of larger ones. The neighbours in a smaller store are thus those in the largest,
-without the rows that the smaller does not keep: no index is built twice and no model evaluated twice.
+Stores of smaller capacity are subsets of larger ones. The neighbours in a smaller store are therefore those in the
+largest, without the rows that the smaller store does not keep: no index is built and no model is evaluated twice.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ranked:
-    """All stored samples of each query's client by distance: ``distance`` (n, m), ``row`` and ``label`` (n, m).
+    """The stored samples of each query's client, nearest first: ``distance``, ``row`` and ``label``, (n, m) each.
 
-    Rows count the stored samples of all clients. Behind those of a smaller store stand inf, -1 and -1.
+    Rows number the stored samples of all clients. Rows of queries to smaller stores are filled up with inf, -1 and -1.
     """
 
     distance: Array
@@ -31,12 +31,7 @@ class Ranked:
     label: NDArray[np.int64]
 
     @classmethod
-    def of(cls, stored: NDArray[np.float32], y: NDArray[np.int64], queries: NDArray[np.float32]) -> Ranked:
-        """Rank ``stored`` (m, d) with labels ``y`` (m,) for ``queries`` (n, d)."""
-        return cls.of_clients(stored, y, np.asarray([0, len(stored)]), queries, np.asarray([0, len(queries)]))
-
-    @classmethod
-    def of_clients(
+    def rank_clients(
         cls,
         stored: NDArray[np.float32],
         y: NDArray[np.int64],
@@ -44,9 +39,10 @@ class Ranked:
         queries: NDArray[np.float32],
         bounds: NDArray[np.int64],
     ) -> Ranked:
-        """Rank each client's rows of ``stored``, from ``offsets[i]`` to ``offsets[i + 1]``, for its ``queries``.
+        """Rank the stored samples of each client for its own queries.
 
-        These are the rows from ``bounds[i]`` to ``bounds[i + 1]``.
+        Client i has the rows ``offsets[i]:offsets[i + 1]`` of ``stored`` and ``bounds[i]:bounds[i + 1]`` of
+        ``queries``.
         """
         shape = len(queries), int(np.diff(offsets).max(initial=0))
         distance, row = np.full(shape, np.inf), np.full(shape, -1)
@@ -59,25 +55,25 @@ class Ranked:
         return cls(distance, row, np.append(y, -1)[row])
 
     def within(self, mask: NDArray[np.bool_], k: int) -> tuple[Array, NDArray[np.int64]]:
-        """Return distances and labels (n, k) of the nearest rows in ``mask``, one entry per stored sample.
+        """Return distances and labels (n, k) of the nearest rows for which ``mask`` (one entry per row) is true.
 
-        Missing ones are inf and -1.
+        Missing distances are inf, missing labels -1.
         """
         is_stored = np.append(mask, False)[self.row]
         count = is_stored.sum(axis=1)
         exists = np.arange(k) < count[:, None]
-        nth = (count.cumsum() - count)[:, None] + np.arange(k)  # among all of them, query after query
+        nth = (count.cumsum() - count)[:, None] + np.arange(k)  # number in the flattened array
         position = np.flatnonzero(is_stored)[nth[exists]]
         distance, label = np.full(exists.shape, np.inf), np.full(exists.shape, -1)
         distance[exists], label[exists] = self.distance.ravel()[position], self.label.ravel()[position]
         return distance, label
 
     def votes(self, mask: NDArray[np.bool_], ks: Sequence[int], sigmas: Sequence[float], classes: int) -> Array:
-        """Return p_kNN (c, k, s, n, C) for stores that keep the rows in each ``mask`` (c, .); zeros where one is empty.
+        """Return p_kNN (c, k, s, n, C) for stores that keep the rows in each ``mask`` (c, .); zeros for empty stores.
 
         kNN-Per, Eq. 6, Euclidean kernel, for every number of neighbours ``ks`` and every kernel scale ``sigmas``.
         """
-        ks = [min(k, max(1, self.row.shape[1])) for k in ks]  # a store has no further neighbours that could vote
+        ks = [min(k, max(1, self.row.shape[1])) for k in ks]
         depth = max(ks)
         distance, label = (np.stack(part) for part in zip(*(self.within(rows, depth) for rows in mask), strict=True))
         nearest_of_all = distance[..., :1]  # (c, n, 1)
@@ -88,7 +84,8 @@ class Ranked:
             total = weight.cumsum(axis=2)
             votes = np.zeros((*label.shape[:2], classes + 1))
             flat = votes.reshape(-1, classes + 1)
-            # The additional last class takes missing labels. One neighbour per row at a time: no cell is hit twice.
+            # Missing labels count for an additional last class. Each step adds one neighbour per row, so that no cell
+            # is indexed twice.
             for column in range(depth):
                 flat[np.arange(len(flat)), label[..., column].ravel()] += weight[..., column].ravel()
                 for index in (index for index, k in enumerate(ks) if k == column + 1):
@@ -98,12 +95,12 @@ class Ranked:
 
 
 def correct(knn: Array, model: Array, y: NDArray[np.int64], lambdas: Array) -> NDArray[np.int64]:
-    """Return how many samples are predicted correctly, (c, l).
+    """Return the number of correct predictions for each lambda, (c, l).
 
-    ``knn`` (c, n, C) and ``model`` (n, C) are probabilities, ``lambdas`` (l,) sorted. Every class that
-    (1 - lambda) model + lambda knn must beat is beaten on one side of one lambda. A sample is thus correct on an
-    interval of lambdas, whose two ends suffice. Without votes the global model predicts alone. Of equal classes the
-    first is predicted.
+    ``knn`` (c, n, C) and ``model`` (n, C) are probabilities, ``lambdas`` (l,) are sorted. The probability of the true
+    class in (1 - lambda) model + lambda knn exceeds that of another class on one side of one lambda. A sample is
+    therefore correct on an interval of lambdas, and its two ends are enough. Without votes the global model predicts
+    alone. Of equally probable classes the first is predicted.
     """
     return correct_by_client(knn, model, y, np.asarray([0, len(y)]), lambdas)[:, 0]
 
@@ -111,9 +108,9 @@ def correct(knn: Array, model: Array, y: NDArray[np.int64], lambdas: Array) -> N
 def correct_by_client(
     knn: Array, model: Array, y: NDArray[np.int64], bounds: NDArray[np.int64], lambdas: Array
 ) -> NDArray[np.int64]:
-    """Return how many samples of each client are predicted correctly, (c, m, l), see ``correct``.
+    """Return the number of correct predictions of each client, (c, m, l); see ``correct``.
 
-    The rows of client i lie between ``bounds[i]`` and ``bounds[i + 1]``.
+    Client i has the rows ``bounds[i]:bounds[i + 1]``.
     """
     change = np.zeros((len(knn), len(bounds) - 1, len(lambdas) + 1), dtype=np.int64)
     client = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
@@ -124,10 +121,10 @@ def correct_by_client(
         first, last = _interval(np.where(votes.sum(axis=2, keepdims=True) > 0, votes, rest), rest, y[span])
         start, stop = np.searchsorted(lambdas, first, "left"), np.searchsorted(lambdas, last, "right")
         table = np.broadcast_to(np.arange(len(knn))[:, None], start.shape)
-        of = np.broadcast_to(client[span], start.shape)
+        owner = np.broadcast_to(client[span], start.shape)
         nonempty = start < stop
-        np.add.at(change, (table[nonempty], of[nonempty], start[nonempty]), 1)
-        np.add.at(change, (table[nonempty], of[nonempty], stop[nonempty]), -1)
+        np.add.at(change, (table[nonempty], owner[nonempty], start[nonempty]), 1)
+        np.add.at(change, (table[nonempty], owner[nonempty], stop[nonempty]), -1)
     return change.cumsum(axis=2)[..., :-1]
 
 
@@ -139,7 +136,7 @@ def _interval(knn: Array, model: Array, y: NDArray[np.int64]) -> tuple[Array, Ar
     slope = votes - lead  # (c, n, C)
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = -lead / slope
-    # An earlier class wins a tie, so it must be beaten strictly.
+    # An earlier class wins a tie, so the true class must be strictly more probable.
     strict = np.arange(model.shape[1]) < label
     never = np.where(slope == 0, (lead < 0) | (strict & (lead == 0)), False)
     never[:, np.arange(len(y)), y] = False
@@ -149,7 +146,10 @@ def _interval(knn: Array, model: Array, y: NDArray[np.int64]) -> tuple[Array, Ar
 
 
 def accuracy(knn: Array, model: Array, y: NDArray[np.int64], bounds: NDArray[np.int64], lambdas: Array) -> Array:
-    """Return the accuracy (l, m) of each client, whose rows of ``knn`` and ``model`` (n, C) lie between ``bounds``."""
+    """Return the accuracy of each client for each lambda, (l, m).
+
+    Client i has the rows ``bounds[i]:bounds[i + 1]`` of ``knn`` and ``model``, (n, C) each.
+    """
     counts = [correct(knn[None, a:b], model[a:b], y[a:b], lambdas)[0] / max(b - a, 1) for a, b in pairwise(bounds)]
     return np.where(np.diff(bounds) > 0, np.stack(counts, axis=1), np.nan)
 
@@ -157,9 +157,9 @@ def accuracy(knn: Array, model: Array, y: NDArray[np.int64], bounds: NDArray[np.
 def tuned(lambdas: Array, right: NDArray[np.int64]) -> Array:
     """Return the lambda (...) with the most correct predictions ``right`` (..., l); ties go to the one nearest 1/2.
 
-    Of two equally near ones it is the smaller. Distances to 1/2 are those of decimal numbers: in binary fractions
-    0.7 - 0.5 < 0.5 - 0.3. Few validation samples leave many ties, and no samples leave only ties. Breaking them by
-    log-loss, or towards 0 or 1, gave lower accuracy and a lower bottom decile on other writers than the embedded ones.
+    Of two equally near lambdas the smaller is returned. Distances to 1/2 are computed in decimals: in binary
+    fractions 0.7 - 0.5 < 0.5 - 0.3. With few validation samples there are many ties. Breaking them by log loss, or
+    towards 0 or 1, gave a lower accuracy and a lower 10th-percentile accuracy on writers outside the built-in data.
     """
     distance = [abs(Decimal(str(value)) - Decimal("0.5")) for value in lambdas.tolist()]
     order = np.asarray(sorted(range(len(lambdas)), key=lambda index: (distance[index], lambdas[index])))
@@ -170,7 +170,7 @@ def tuned(lambdas: Array, right: NDArray[np.int64]) -> Array:
 class Sample:
     """Samples of clients: ``z`` (n, d), the global model's probabilities ``model`` (n, C), labels ``y`` (n,).
 
-    Those of client i lie between ``bounds[i]`` and ``bounds[i + 1]``.
+    Client i has the rows ``bounds[i]:bounds[i + 1]``.
     """
 
     z: NDArray[np.float32]
@@ -189,10 +189,10 @@ def right(
     sigmas: Sequence[float],
     lambdas: Array,
 ) -> NDArray[np.int64]:
-    """Return how many of each client's ``queries`` are predicted correctly, (m, c, k, s, l).
+    """Return the number of correct predictions for each client's ``queries``, (m, c, k, s, l).
 
-    ``stored`` (r, d) with labels ``y`` (r,) are all samples of the clients, split at ``offsets`` (m + 1,), of which
-    stores keep those in ``mask`` (c, r). See ``Ranked`` and ``correct``.
+    ``stored`` (r, d) with labels ``y`` (r,) are the samples of all clients, split at ``offsets`` (m + 1,). Stores keep
+    the rows in ``mask`` (c, r). See ``Ranked`` and ``correct``.
     """
     shape = (len(mask), len(ks), len(sigmas), len(lambdas))
     total = np.zeros((len(offsets) - 1, *shape), dtype=np.int64)
@@ -200,7 +200,7 @@ def right(
     for first, last, span in _groups(np.diff(offsets), queries.bounds, cells):
         rows = slice(offsets[first], offsets[last])
         bounds = np.clip(queries.bounds[first : last + 1], span.start, span.stop) - span.start
-        ranked = Ranked.of_clients(
+        ranked = Ranked.rank_clients(
             stored[rows], y[rows], offsets[first : last + 1] - rows.start, queries.z[span], bounds
         )
         model = queries.model[span]
@@ -211,9 +211,9 @@ def right(
 
 
 def _groups(sizes: NDArray[np.int64], bounds: NDArray[np.int64], cells: int) -> Iterator[tuple[int, int, slice]]:
-    """Yield clients, ``first`` to ``last``, and a span of their queries: few enough for ``_CELLS``.
+    """Yield ranges of clients, ``first`` to ``last``, and a span of their queries that takes at most ``_CELLS``.
 
-    A query takes as many cells as the largest store has samples, by their ``sizes`` (m,), or ``cells`` if that is more.
+    A query takes as many cells as the largest store has samples (``sizes``, (m,)), or ``cells`` if that is more.
     """
     first = 0
     while first < len(sizes):
@@ -234,7 +234,7 @@ def _groups(sizes: NDArray[np.int64], bounds: NDArray[np.int64], cells: int) -> 
 
 
 _CELLS = 2_000_000
-"""Queries times stored samples, or votes, at a time: bounds the memory of a thread to some 100 MB."""
+"""Queries times stored samples, or votes, per group: bounds the memory of a thread to about 100 MB."""
 
 _CACHED = 100_000
-"""Probabilities that are compared at a time: they stay in the cache."""
+"""Probabilities per step: they fit into the cache."""

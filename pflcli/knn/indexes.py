@@ -1,88 +1,130 @@
 """Builds, reads and searches FAISS indexes, one per store. No other module imports FAISS, which must come after torch.
 
-An index is trained on a client's training samples alone, and holds its validation samples behind them.
+An index is trained on a client's training samples only. In old datastores its validation samples follow them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-import torch  # noqa: F401  (before FAISS: each brings an OpenMP runtime, and torch's must be the first)
+import torch  # noqa: F401  (import torch before FAISS: both load an OpenMP runtime, and torch's must be the first)
 from numpy.typing import NDArray
 
 from pflcli.errors import UsageError
 
 EXACT = "Flat"
-"""The exact index, which ``flat_format`` writes and ``exact`` searches without FAISS."""
+"""FAISS's name of the exact index."""
 
 EXAMPLES = ("Flat", "SQ8", "PQ16x4", "PCA64,Flat", "HNSW32", "IVF8,Flat")
 
+_NEVER = 2**31 - 1
+
 
 def faiss() -> Any:
-    """Return the module of FAISS, set to one thread for the calling thread."""
+    """Return the module of FAISS, set to one thread for the calling thread and to exact arithmetic.
+
+    Stores are small, so that more threads per search are slower. With a matrix product (BLAS) the distance between
+    near vectors would lose its digits, and equal vectors could have different distances.
+    """
     import faiss
 
-    faiss.omp_set_num_threads(1)  # one thread a search: stores are small, and more threads made it slower
+    faiss.omp_set_num_threads(1)
+    faiss.cvar.distance_compute_blas_threshold = _NEVER
     return faiss
 
 
 def check(factory: str, dimension: int, parameters: Mapping[str, str]) -> None:
-    """Raise UsageError unless ``factory`` describes an index over ``dimension`` that has the search ``parameters``."""
+    """Raise UsageError unless ``factory`` describes an index of ``dimension`` that has the search ``parameters``."""
     if factory == EXACT and parameters:
         raise UsageError(f"--set {next(iter(parameters))}: the index {EXACT} is exact and has no search options")
     try:
         index = faiss().index_factory(dimension, factory)
     except RuntimeError as error:
-        reason = str(error).rpartition("failed: ")[2] if "failed: " in str(error) else "FAISS knows none such"
-        raise _refused(f"makes no index over {dimension}-d embeddings: {reason}", factory) from None
+        reason = str(error).rpartition("failed: ")[2] if "failed: " in str(error) else "FAISS does not know it"
+        raise _refuse(f"does not fit {dimension}-d embeddings: {reason}", factory) from None
     if "LSH" in factory:
-        raise _refused("compares bits: its distances are none between embeddings", factory)
+        raise _refuse("is not supported: it compares bits instead of L2 distances", factory)
     if factory.startswith(("IDMap", "NSG")):
-        raise _refused("cannot be built for a store: it takes ids of its own, or many samples", factory)
-    _parametrize(index, parameters)
+        raise _refuse("is not supported: it needs ids or more samples than a store has", factory)
+    _set_parameters(index, parameters)
 
 
-def _refused(why: str, factory: str) -> UsageError:
-    return UsageError(f"--index {factory} {why}", *(f"--index {example}" for example in EXAMPLES))
+def _refuse(reason: str, factory: str) -> UsageError:
+    return UsageError(f"--index {factory} {reason}", *(f"--index {example}" for example in EXAMPLES))
 
 
-def _parametrize(index: Any, parameters: Mapping[str, str]) -> None:
+def _set_parameters(index: Any, parameters: Mapping[str, str]) -> None:
     for name, value in parameters.items():
         try:
             faiss().ParameterSpace().set_index_parameter(index, name, float(value))
         except (RuntimeError, ValueError):
             fix = "nprobe=4 for IVF, efSearch=64 for HNSW, k_factor_rf=4 for RFlat"
-            raise UsageError(f"the index has no option {name} of value {value}", fix) from None
+            raise UsageError(f"the index has no option {name} with value {value}", fix) from None
 
 
-def built(factory: str, z: NDArray[np.float32], train: int, parameters: Mapping[str, str]) -> bytes | None:
-    """Return a serialised index over ``z`` (n, d), trained on the first ``train`` rows; None if these are too few."""
-    if train == 0:
-        return None
+def build(
+    factory: str, z: NDArray[np.float32], train: int, parameters: Mapping[str, str]
+) -> tuple[NDArray[np.uint8], str]:
+    """Return a serialised index over ``z`` (n, d), trained on the first ``train`` rows, and its kind.
+
+    The kind is ``factory``, or ``EXACT`` if there are too few rows to train such an index.
+    """
+    z = np.ascontiguousarray(z, dtype=np.float32)
+    if factory == EXACT or train == 0:
+        return _build_flat(z), EXACT
     index = faiss().index_factory(z.shape[1], factory)
     _allow_few_samples(index)
-    _parametrize(index, parameters)
-    z = np.ascontiguousarray(z, dtype=np.float32)
+    _set_parameters(index, parameters)
     if not index.is_trained:
         try:
             index.train(z[:train])
-        except RuntimeError:  # fewer samples than centroids or than components
-            return None
+        except RuntimeError:  # fewer samples than centroids or components
+            return _build_flat(z), EXACT
     _delete_unused(index)
     index.add(z)
-    serialised: bytes = faiss().serialize_index(index).tobytes()
+    serialised: NDArray[np.uint8] = faiss().serialize_index(index)
+    return serialised, factory
+
+
+def _build_flat(z: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return a serialised exact index over ``z`` (n, d)."""
+    module = faiss()
+    index = module.IndexFlatL2(z.shape[1])
+    index.add(z)
+    serialised: NDArray[np.uint8] = module.serialize_index(index)
     return serialised
+
+
+def flat_indexes(stores: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return serialised exact indexes over the rows of each store (n, d), joined, and their offsets (m + 1,)."""
+    parts = [_build_flat(np.ascontiguousarray(z, dtype=np.float32)) for z in stores]
+    return np.concatenate([*parts, np.zeros(0, np.uint8)]), np.cumsum([0, *map(len, parts)])
+
+
+def flat_vectors(raw: NDArray[np.uint8], index: Any = None) -> NDArray[np.float32] | None:
+    """Return a view of the vectors (n, d) in a serialised exact index; None for other kinds of index.
+
+    ``index`` is the result of ``read``, if there is one; raises ValueError as it does.
+    """
+    index = read(raw) if index is None else index
+    if not isinstance(index, faiss().IndexFlatL2):
+        return None
+    shape = index.ntotal, index.d
+    if not index.ntotal:
+        return np.zeros(shape, np.float32)
+    start = faiss().rev_swig_ptr(index.get_xb(), 1).ctypes.data - raw.ctypes.data
+    return raw[start : start + 4 * index.ntotal * index.d].view(np.float32).reshape(shape)
 
 
 def _allow_few_samples(part: Any) -> None:
     """Set an index up for training on a client's few samples.
 
-    K-means must not warn, on stderr, of fewer than 39 samples per centroid. A product quantizer need not order its
-    codes for searches by Hamming distance: there are none, and ordering would take a second per client.
+    K-means must not warn on stderr about fewer than 39 samples per centroid. A product quantizer does not need to order
+    its codes for searches by Hamming distance, which would take a second per client.
     """
     module = faiss()
     if isinstance(part, module.IndexPreTransform):
@@ -99,7 +141,7 @@ def _allow_few_samples(part: Any) -> None:
 
 
 def _delete_unused(index: Any) -> None:
-    """Delete the components that a projection by PCA does not use: they would be most of a small store's bytes."""
+    """Delete the components that a PCA does not use: they would take most of the bytes of a small store."""
     module = faiss()
     for position in range(index.chain.size() if isinstance(index, module.IndexPreTransform) else 0):
         step = module.downcast_VectorTransform(index.chain.at(position))
@@ -112,10 +154,10 @@ _LIMITS = threading.Lock()
 
 
 @contextmanager
-def _limited(size: int) -> Iterator[None]:
-    """Let FAISS read no vector or list of more than ``size`` bytes within the block; restore its limits afterwards."""
+def _limit_sizes(size: int) -> Iterator[None]:
+    """Let FAISS read no vector or list of more than ``size`` bytes inside the block."""
     module = faiss()
-    with _LIMITS:  # FAISS has one limit per process, and threads read stores in parallel
+    with _LIMITS:  # FAISS has one limit per process, and several threads read stores
         before = module.get_deserialization_vector_byte_limit(), module.get_deserialization_loop_limit()
         module.set_deserialization_vector_byte_limit(size)
         module.set_deserialization_loop_limit(size)
@@ -127,57 +169,66 @@ def _limited(size: int) -> Iterator[None]:
 
 
 def read(raw: NDArray[np.uint8]) -> Any:
-    """Return the index of these bytes; raises ValueError if they are not one.
+    """Return a deserialised index; raises ValueError if the bytes are not one.
 
-    FAISS allocates the sizes that an index declares before it reads it. Nothing is compressed, so no declared size can
-    exceed the number of bytes.
+    An exact index is a view of ``raw`` and must not be changed: FAISS would end the process.
     """
     module = faiss()
+    if len(raw) == 0:
+        raise ValueError("it is not a FAISS index: it is empty")
     try:
-        with _limited(max(len(raw), 1)):
-            return module.deserialize_index(raw)
+        # FAISS allocates the sizes that an index declares before it reads the contents. Nothing in an index is
+        # compressed, so no declared size can exceed the number of bytes.
+        with _limit_sizes(len(raw)):
+            index = module.read_index(module.ZeroCopyIOReader(module.swig_ptr(raw), len(raw)))
+            if not isinstance(index, module.IndexFlatL2):
+                return module.deserialize_index(raw)
     except (RuntimeError, TypeError, AssertionError, MemoryError) as error:
         reason = str(error).rpartition("failed: ")[2].strip() or type(error).__name__
-        raise ValueError(f"it is no index of FAISS: {reason}") from None
+        raise ValueError(f"it is not a FAISS index: {reason}") from None
+    index.referenced_objects = (raw,)  # FAISS does not copy them
+    return index
 
 
 def search(
     raw: NDArray[np.uint8], queries: NDArray[np.float32], k: int, size: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return distances (n, k), as the index has them, and rows (n, k) of its nearest among the first ``size`` rows.
+    """Return the distances (n, k) to the nearest of the first ``size`` rows of an index, and those rows, (n, k).
 
-    Rows are -1 where the index finds fewer.
+    Distances are those of the index, *squared* L2. Rows are -1 where the index finds fewer.
     """
-    index = read(raw)
-    if index.ntotal > size:
-        _cut(index, size)
-    # An index that cannot be cut returns rows behind ``size`` too: ask for that many more, and drop them.
+    index = _read_first_rows(raw, size)
+    # An index that cannot remove rows also finds those behind ``size``: ask for that many more, and drop them.
     distance, row = index.search(np.ascontiguousarray(queries, dtype=np.float32), k + index.ntotal - size)
     outside = (row >= size) | (row < 0)
-    order = np.argsort(outside, axis=1, kind="stable")[:, :k]
-    distance, row, outside = (np.take_along_axis(array, order, axis=1) for array in (distance, row, outside))
+    if index.ntotal > size:
+        order = np.argsort(outside, axis=1, kind="stable")[:, :k]
+        distance, row, outside = (np.take_along_axis(array, order, axis=1) for array in (distance, row, outside))
     return distance.astype(np.float64), np.where(outside, -1, row)
 
 
 def first_rows(raw: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Return an index with the first ``size`` rows alone, if this kind of index can be cut; see ``read``."""
-    index = read(raw)
-    if index.ntotal > size:
-        _cut(index, size)
-    serialised: NDArray[np.uint8] = faiss().serialize_index(index)
+    """Return a serialised index with only the first ``size`` rows, if this kind can remove rows; see ``read``."""
+    serialised: NDArray[np.uint8] = faiss().serialize_index(_read_first_rows(raw, size))
     return serialised
 
 
-def _cut(index: Any, size: int) -> None:
-    """Remove the rows from ``size`` on, if this kind of index can: graphs cannot."""
-    module = faiss()
+def _read_first_rows(raw: NDArray[np.uint8], size: int) -> Any:
+    """Return an index without the rows from ``size`` on, if it has any and can remove rows: graphs cannot."""
+    index, module = read(raw), faiss()
+    if index.ntotal <= size:
+        return index
+    vectors = flat_vectors(raw, index)
+    if vectors is not None:
+        index = module.IndexFlatL2(index.d)
+        index.add(np.ascontiguousarray(vectors[:size]))
+        return index
     behind = module.IDSelectorRange(size, index.ntotal)
-    try:
+    with suppress(RuntimeError):
         if isinstance(index, module.IndexRefine):
             index.base_index.remove_ids(behind)
             index.refine_index.remove_ids(behind)
             index.ntotal = size
         else:
             index.remove_ids(behind)
-    except RuntimeError:
-        return
+    return index

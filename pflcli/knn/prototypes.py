@@ -1,8 +1,9 @@
 """Prototypes: a few vectors per class that replace a client's samples, the centres of k-means within the class.
 
-They replace ProtoNN of kNN-Per's Figure 11 (Marfoq et al., 2022, appendix B): only the centres are learned, and an
-index of FAISS ("PCA64,Flat") can project. k-means++ (Arthur and Vassilvitskii, 2007,
-https://dl.acm.org/doi/10.5555/1283383.1283494), then Lloyd's iterations until no sample changes its centre.
+They take the place of ProtoNN in kNN-Per's Figure 11 (Marfoq et al., 2022, appendix B). Only the centres are learned; a
+FAISS index such as "PCA64,Flat" can project them. The centres are initialized by k-means++ (Arthur and Vassilvitskii,
+2007, https://dl.acm.org/doi/10.5555/1283383.1283494) and updated by Lloyd's iterations until no sample changes its
+centre.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def prototypes(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
     """Return ``count`` prototypes (p, d) of ``z`` (n, d), their classes (p,), and the row that each copies (p,), or -1.
 
-    Classes get prototypes in proportion to their sizes, at least one each. A class with as many prototypes as samples
-    keeps the samples themselves.
+    The number of prototypes per class is proportional to its size, and at least one. A class with as many prototypes as
+    samples keeps the samples.
     """
     classes, sizes = np.unique(y, return_counts=True)
     parts: list[tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]] = [(z[:0], y[:0], y[:0])]
@@ -35,9 +36,10 @@ def prototypes(
 
 
 def shares(sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Divide ``count`` among classes in proportion to ``sizes`` (C,): one each, then to the largest size / (2 s + 1).
+    """Divide ``count`` among classes in proportion to ``sizes`` (C,), by Sainte-Laguë's method.
 
-    Sainte-Laguë's method; a class gets at least one, and at most its size.
+    A class gets at least one, and at most its size. Each of the others goes to the class with the largest
+    size / (2 s + 1), where s is the number that it has.
     """
     counts = np.minimum(sizes, 1)
     for _ in range(min(count, int(sizes.sum())) - int(counts.sum())):
@@ -46,7 +48,7 @@ def shares(sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def k_means(x: NDArray[np.float32], k: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Return ``k`` centres (k, d) of ``x`` (n, d), n >= k; a centre that loses all its samples does not move."""
+    """Return ``k`` centres (k, d) of ``x`` (n, d), n >= k; a centre without samples does not move."""
     centres = x[_initial_rows(x, k, rng)].astype(np.float64)
     assigned = np.full(len(x), -1)
     for _ in range(_ITERATIONS):
@@ -62,7 +64,7 @@ def k_means(x: NDArray[np.float32], k: int, rng: np.random.Generator) -> NDArray
 
 
 def _initial_rows(x: NDArray[np.float32], k: int, rng: np.random.Generator) -> list[int]:
-    """Draw the initial centres, each with a probability proportional to its squared distance from those before."""
+    """Draw initial centres, each with probability proportional to the squared distance from the previous ones."""
     rows = [int(rng.integers(len(x)))]
     distance = np.full(len(x), np.inf)
     while len(rows) < k:

@@ -1,8 +1,4 @@
-"""Nearest neighbours in each client's own store.
-
-A store holds a client's training samples first and its validation samples behind them. One index thus serves both the
-tuning (training samples alone) and the final prediction (all samples).
-"""
+"""Nearest neighbours in each client's own store, by FAISS or, for many or large stores, by compiled loops."""
 
 from __future__ import annotations
 
@@ -16,21 +12,22 @@ from numpy.typing import NDArray
 
 from pflcli.engine import backend
 from pflcli.knn import indexes
-from pflcli.knn.exact import INEXACT, nearest
-from pflcli.knn.flat_format import flat_starts, flat_vectors
 
-_MOST_NEIGHBOURS, _MOST_VECTORS = 64, 1 << 24
-"""Neighbours up to which the compiled search pays, and vectors per store up to which it can number them."""
+_MAX_NEIGHBOURS, _MAX_VECTORS = 64, 1 << 24
+"""Neighbours up to which the compiled search is faster, and vectors per store up to which it can number them."""
 
-_SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 5e-5, 5e-10, 0.08
-"""What a compiled search saves, and half of what its loops take to load: a run searches at least two splits."""
+_SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 3e-6, 1.5e-9, 0.08
+"""What a compiled search saves, and half the time to load its loops: a run searches at least two splits."""
+
+_INEXACT = 1e-3
+"""Share of |q|^2 + |x|^2 below which a distance by a matrix product has fewer than four exact digits."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
     """The k nearest stored samples of each query: ``distance`` (n, k) *squared* L2, ``label`` (n, k).
 
-    If a store holds fewer than k samples, the missing distances are inf and the missing labels -1.
+    If a store has fewer than k samples, the missing distances are inf and the missing labels -1.
     """
 
     distance: NDArray[np.float64]
@@ -39,10 +36,11 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Stores:
-    """All clients' stores: client c's index is ``blob[bytes[c]:bytes[c + 1]]``, its labels
-    ``y[offsets[c]:offsets[c + 1]]``, of which the first ``train[c]`` are training samples.
+    """All clients' stores: the serialised index of client c is ``blob[bytes[c]:bytes[c + 1]]``.
 
-    ``compiled`` says whether compiled loops search them if they are exact; None: where that pays.
+    The labels of its rows are ``y[offsets[c]:offsets[c + 1]]``. Only the first ``train[c]`` rows are searched: in old
+    datastores validation samples follow them. ``compiled`` says whether compiled loops search exact stores; None: if
+    that is faster.
     """
 
     blob: NDArray[np.uint8]
@@ -62,82 +60,86 @@ class Stores:
     ) -> Neighbours:
         """Search each client's store for its own queries: rows ``bounds[i]:bounds[i + 1]`` of ``z`` are the i-th's.
 
-        Only training samples are searched; k is clamped to their number, and to that of the largest of these stores.
+        Only training samples are searched. ``k`` is clamped to the number of them in the largest of these stores.
         """
         clients = np.asarray(clients, dtype=np.int64)
-        is_short = min(k, self.train.max(initial=0)) <= _MOST_NEIGHBOURS
-        # Neighbours beyond the size of the largest store would all be missing, and only take memory.
+        # The choice depends on the CPU and on all stores, not on which are searched: a client's neighbours have the
+        # same bytes alone and among others.
+        is_compiled = min(k, self.train.max(initial=0)) <= _MAX_NEIGHBOURS and self._is_compiled()
         k = min(k, max(1, int(self.train[clients].max(initial=1))))
         distance = np.full((len(z), k), np.inf)
         row = np.full((len(z), k), -1, dtype=np.int64)
 
         def search_each(first: int, last: int) -> None:
-            for position in range(first, last):
-                span = slice(bounds[position], bounds[position + 1])
-                self._search(int(clients[position]), z[span], distance[span], row[span])
+            part = slice(bounds[first], bounds[last])
+            own_bounds = bounds[first : last + 1] - bounds[first]
+            search = self._search_compiled if is_compiled else self._search_by_faiss
+            search(clients[first:last], z[part], own_bounds, distance[part], row[part])
 
-        compiled = self._compiled(clients, z, bounds, distance, row) if is_short else None
-        spread(compiled or search_each, len(clients), self.threads)
+        spread(search_each, len(clients), self.threads)
         exists = row >= 0
         row += np.repeat(self.offsets[clients], np.diff(bounds))[:, None]
         label = np.full_like(row, -1)
         label[exists] = self.y[row[exists]]
         return Neighbours(np.maximum(distance, 0, out=distance), label)
 
-    def _search(
-        self, client: int, z: NDArray[np.float32], distance: NDArray[np.float64], row: NDArray[np.int64]
-    ) -> None:
-        """Write the distances and rows (n, k) of the neighbours that a client's queries ``z`` (n, d) have."""
-        size = int(self.train[client])
-        if len(z) == 0 or size == 0:
-            return
-        raw, k = self.blob[self.bytes[client] : self.bytes[client + 1]], min(distance.shape[1], size)
-        vectors = flat_vectors(raw)
-        if vectors is not None:
-            distance[:, :k], row[:, :k] = nearest(vectors[:size], z, k)
-            return
-        squared, rows = indexes.search(raw, z, k, size)
-        # FAISS returns -1 for neighbours that it cannot find; those stay missing.
-        distance[:, : rows.shape[1]] = np.where(rows >= 0, squared, np.inf)
-        row[:, : rows.shape[1]] = rows
-
-    def _compiled(
+    def _search_by_faiss(
         self,
         clients: NDArray[np.int64],
         z: NDArray[np.float32],
         bounds: NDArray[np.int64],
         distance: NDArray[np.float64],
         row: NDArray[np.int64],
-    ) -> Callable[[int, int], None] | None:
-        """Return a compiled search of clients ``first`` to ``last``; None where it does not pay or is not exact.
+    ) -> None:
+        """Write the distances and rows (n, k) of the neighbours of these clients' queries ``z`` (n, d).
 
-        The choice follows from the CPU and from all stores, not from how many are searched: a client's neighbours have
-        the same bytes alone and among others, where all indexes are exact.
+        Entries beyond a store's size are left unchanged.
         """
-        sizes = self.train[clients]
-        if len(z) == 0 or self.train.max() > _MOST_VECTORS or not self._is_compiled():
-            return None
-        starts = flat_starts(self.blob, self.bytes, clients, sizes, z.shape[1])
-        if starts is None:
-            return None
+        for position, client in enumerate(clients):
+            queries, size = slice(bounds[position], bounds[position + 1]), int(self.train[client])
+            if size and queries.stop > queries.start:
+                k = min(distance.shape[1], size)
+                squared, rows = indexes.search(self._index(client), z[queries], k, size)
+                distance[queries, :k] = np.where(rows >= 0, squared, np.inf)
+                row[queries, :k] = rows
+
+    def _index(self, client: np.int64) -> NDArray[np.uint8]:
+        return self.blob[self.bytes[client] : self.bytes[client + 1]]
+
+    def _search_compiled(
+        self,
+        clients: NDArray[np.int64],
+        z: NDArray[np.float32],
+        bounds: NDArray[np.int64],
+        distance: NDArray[np.float64],
+        row: NDArray[np.int64],
+    ) -> None:
+        """Do the same as ``_search_by_faiss``, with compiled loops for exact stores."""
+        sizes, starts = np.zeros(len(clients), np.int64), np.zeros(len(clients), np.int64)
+        for position, client in enumerate(clients):
+            queries = slice(bounds[position], bounds[position + 1])
+            if self.train[client] == 0 or queries.start == queries.stop:
+                continue
+            stored = indexes.flat_vectors(self._index(client))
+            if stored is None:
+                alone = np.asarray([0, queries.stop - queries.start])
+                self._search_by_faiss(clients[[position]], z[queries], alone, distance[queries], row[queries])
+            else:
+                sizes[position] = self.train[client]
+                starts[position] = stored.ctypes.data - self.blob.ctypes.data
         loop = backend.part("nearest")
         assert loop is not None  # as _is_compiled says
-        blob, queries = self.blob.view(), np.ascontiguousarray(z, dtype=np.float32).view()
-        for array in (blob, queries):
-            array.flags.writeable = False  # as Numba compiles apart for arrays that may be written
-
-        def search(first: int, last: int) -> None:
-            part = slice(first, last)
-            loop.search(blob, starts[part], sizes[part], queries, bounds[first : last + 1], INEXACT, distance, row)
-
-        return search
+        blob, z = self.blob.view(), np.ascontiguousarray(z, dtype=np.float32).view()
+        for array in (blob, z):
+            array.flags.writeable = False  # Numba compiles another version for arrays that can be written
+        loop.search(blob, starts, sizes, z, bounds, _INEXACT, distance, row)
 
     def _is_compiled(self) -> bool:
-        """Whether searches of all clients save the time that compiled loops take to load, as measured on an AMD EPYC.
+        """Return whether searches of all clients save the time to load the compiled loops, as measured on an AMD EPYC.
 
-        Where products are left to MKL the loops are taken to lose on numbers as much as they save there.
+        Where MKL computes the products, the loops are assumed to lose per number what they save there.
         """
-        if backend.why_off():
+        if backend.why_off() or self.train.max(initial=0) > _MAX_VECTORS:
             return False
         if self.compiled is not None:
             return self.compiled
@@ -149,17 +151,14 @@ class Stores:
 
 
 _SHARES = 16
-"""Shares of the work that a thread gets, one after the other: large stores are then spread over threads."""
+"""Parts of the work per thread: large stores are then spread over threads."""
 
 
 def spread(work: Callable[[int, int], None], count: int, threads: int) -> None:
-    """Do ``work``, from a first number up to a last, for 0 to ``count`` - 1 in parallel.
-
-    Each part has one intra-op thread, as stores are small.
-    """
+    """Call ``work(first, last)`` for ranges over 0 to ``count`` - 1 in parallel, each with one PyTorch thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    # A thread takes several at a time: handing over one costs as much as the search of a small store.
+    # Submitting one call costs as much as the search of a small store, so that a thread takes several at a time.
     step = max(1, count // (_SHARES * max(1, threads)))
 
     def part(first: int) -> None:
@@ -175,8 +174,8 @@ def spread(work: Callable[[int, int], None], count: int, threads: int) -> None:
 def votes(neighbours: Neighbours, classes: int, exponent: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return p_kNN (n, C): the softmax of ``exponent`` (n, k) over each query's neighbours, summed by label.
 
-    kNN-Per, Eq. 6. The largest exponent is subtracted first, so that distant neighbours never give 0/0. A query without
-    neighbours gets a row of zeros.
+    kNN-Per, Eq. 6. The largest exponent is subtracted first, so that distant neighbours do not give 0/0. A query
+    without neighbours gets a row of zeros.
     """
     exists = neighbours.label >= 0
     e = np.where(exists, exponent, -np.inf)

@@ -1,10 +1,10 @@
-"""Votes of neighbours that hide distances: shares of a class, the class with most votes, or that under noise.
+"""Votes of neighbours that hide their distances: class shares, the majority class, or the majority class under noise.
 
-Noise is that of a report of a noisy maximum (Dwork & Roth 2014, https://doi.org/10.1561/0400000042, section 3.3):
-Laplace noise on the votes of each class, of which the class with most is answered. One stored sample replaced by any
-other exchanges at most one of the k nearest, so that one class loses a vote and another gains one, whatever k: the
-votes change by 2 in L1 norm, and noise of scale 2 / epsilon makes one answer epsilon-differentially private. That holds
-for the samples of a store, given the representations and the number of samples.
+The noise is report noisy max (Dwork & Roth 2014, https://doi.org/10.1561/0400000042, section 3.3): Laplace noise is
+added to the votes of each class, and the class with the largest sum is released. Replacing one stored sample exchanges
+at most one of the k nearest, so that one class loses a vote and another gains one, for every k. The votes change by 2
+in L1 norm, and noise of scale 2 / epsilon makes one prediction epsilon-differentially private. This holds for the
+samples of a store, given the representations and the number of samples.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.knn.embedded import Embedded
-from pflcli.knn.flat_format import flat_vectors
+from pflcli.knn.indexes import flat_vectors
 from pflcli.knn.stores import Neighbours, Stores
 
 Votes = NDArray[np.float64]
 
 SENSITIVITY = 2.0
-"""By how much one replaced sample changes the votes of all classes together."""
+"""The L1 norm of the change in votes when one sample is replaced."""
 
 
 def counted(neighbours: Neighbours, classes: int) -> Votes:
-    """Return how many of the neighbours of each query are of each class, (n, C)."""
+    """Return the number of each query's neighbours in each class, (n, C)."""
     votes, exists = np.zeros((len(neighbours.label), classes)), neighbours.label >= 0
     rows = np.broadcast_to(np.arange(len(votes))[:, None], exists.shape)
     np.add.at(votes, (rows[exists], neighbours.label[exists]), 1.0)
@@ -34,13 +34,16 @@ def counted(neighbours: Neighbours, classes: int) -> Votes:
 
 
 def shares(votes: Votes) -> Votes:
-    """Return the share of each class (n, C) in the votes; zeros where there are none."""
+    """Return the share of each class in the votes, (n, C); zeros for a query without votes."""
     total = votes.sum(axis=1, keepdims=True)
     return np.asarray(np.divide(votes, total, out=np.zeros_like(votes), where=total > 0))
 
 
 def most(votes: Votes, noise: Votes | None = None) -> Votes:
-    """Return 1 for the class with most votes plus ``noise`` (n, C), of equal ones the first; zeros without any vote."""
+    """Return 1 for the class with the most votes plus ``noise`` (n, C), the first of equal ones, and 0 for the others.
+
+    A query without votes gets a row of zeros.
+    """
     best = (votes if noise is None else votes + noise).argmax(axis=1)
     return np.asarray(np.eye(votes.shape[1])[best] * (votes.sum(axis=1, keepdims=True) > 0))
 
@@ -52,9 +55,9 @@ def noise(
     epsilon: float,
     draw: Callable[..., np.random.Generator],
 ) -> Votes:
-    """Return the noise (n, C) on the votes for the queries ``part`` of the clients (m,), by the keyed ``draw``.
+    """Return the noise (n, C) for the votes on the queries ``part`` of the clients (m,), from the keyed ``draw``.
 
-    It is drawn for a query by its client and representation: who asks again gets the same answer, and learns no more.
+    The key is the client and the representation: repeating a query gives the same prediction and reveals nothing more.
     """
     owner = np.repeat(clients, np.diff(part.offsets))
     values = np.zeros((len(part.z), classes))
@@ -65,9 +68,9 @@ def noise(
 
 
 def holds_samples(stores: Stores, client: int, parts: list[Embedded]) -> bool:
-    """Return whether each vector of a client's store is that of one of its own samples in ``parts``.
+    """Return whether each vector in a client's store is the representation of one of its own samples in ``parts``.
 
-    A prototype depends on several samples; so may a vector of an index that was trained or that rounds.
+    A prototype depends on several samples, and so may a vector in a trained or rounding index.
     """
     if stores.offsets[client] == stores.offsets[client + 1]:
         return True

@@ -23,7 +23,7 @@ from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn.client_store import ClientStore
 from pflcli.knn.embedded import Embedded
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 from pflcli.methods import fedavg_plus, knn_per
 from pflcli.methods.fedavg_plus import Config as FineTuning

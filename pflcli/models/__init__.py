@@ -1,7 +1,7 @@
-"""Backbones, one file each, and what such a file must have: ``Model``.
+"""Backbones, one file each, and the interface of such a file: ``Model``.
 
-A name with a colon, ``torchvision:resnet50``, stands for one member of a family: its file's ``build`` takes the member
-too, and ``members()`` names them all.
+A name with a colon, ``torchvision:resnet50``, is a member of a family: the ``build`` of its file also takes the member,
+and ``members()`` returns all names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = {"images": 3, "series": 2, "features": 1, "tokens": 1}
 
 
 class Net(nn.Module):
-    """A classifier in two parts: ``body`` gives the representation (n, d), ``head`` the logits (n, C)."""
+    """A classifier in two parts: ``body`` computes the representation (n, d), ``head`` the logits (n, C)."""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -40,29 +40,29 @@ class Net(nn.Module):
 
 
 class Model(Protocol):
-    """A file of this folder. ``build`` and ``REPRESENTATION`` must be there."""
+    """A file of this folder. ``build`` and ``REPRESENTATION`` are required."""
 
     REPRESENTATION: str
     """the dimension of the representation, as ``pfl list models`` shows it"""
     TAKES: tuple[str, ...] = tuple(KINDS)
-    """the kinds of samples that fit"""
+    """the kinds of samples that it takes"""
     PREFIXES: dict[str, str] = {"": "body."}  # noqa: RUF012 (a constant of a file)
-    """prefixes of names in files of weights, and what stands here instead"""
+    """prefixes of names in weight files, and the prefixes in this network"""
 
     @abstractmethod
     def build(self, in_shape: tuple[int, ...], classes: int, member: str = "") -> Net:
-        """Return the network for samples (C, H, W), (L, d), (d,) or (L,); raises UsageError for sizes that do not fit.
+        """Return the network for samples (C, H, W), (L, d), (d,) or (L,); raises UsageError for unsupported sizes.
 
-        A file that is no family leaves out ``member``.
+        A file with a single model leaves out ``member``.
         """
 
     def members(self) -> list[str]:
-        """Return the names of a family's models; empty for a file that is one model."""
+        """Return the names of a family's models; empty for a single model."""
         return []
 
 
 def check(name: str) -> None:
-    """Raise UsageError, with the nearest name, if there is no such model; builds nothing."""
+    """Raise UsageError, with the nearest name, if there is no such model; does not build it."""
     family, colon, member = name.partition(":")
     if family not in registry.names("models"):
         from pflcli.models.torchvision import members
@@ -73,19 +73,19 @@ def check(name: str) -> None:
         )
     family_members = _file(family).members()
     if colon and not family_members:
-        raise UsageError(f"model {family} is one model, not a family: '{name}'", f"--model {family}")
+        raise UsageError(f"'{name}': {family} is a single model, not a family", f"--model {family}")
     if family_members and not colon:
-        raise UsageError(f"model {family} is a family: name a member of it", f"--model {family}:{family_members[0]}")
+        raise UsageError(f"model {family} is a family: choose a member", f"--model {family}:{family_members[0]}")
     if family_members and member not in family_members:
         raise UsageError(f"{family} has no model '{member}'", closest(member, family_members))
 
 
 DEFAULTS = {"images": "cnn", "features": "mlp", "tokens": "lstm", "series": "gru"}
-"""The model of each kind of samples, where none is asked for."""
+"""The default model of each kind of samples."""
 
 
 def default(in_shape: tuple[int, ...], *, tokens: bool) -> str:
-    """Return the model that is taken for samples of a shape where none is asked for."""
+    """Return the default model for samples of a shape."""
     kinds = _kinds(in_shape, tokens)
     return DEFAULTS[kinds[0]] if kinds else DEFAULTS["images"]
 
@@ -98,10 +98,10 @@ def outline(name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool)
 
 
 def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tokens: bool | None = None) -> Net:
-    """Build a backbone with the initial weights that belong to ``seed``; the global generator is left as it was.
+    """Build a backbone with initial weights drawn from ``seed``; the state of the global generator does not change.
 
-    ``tokens`` says whether samples are integers that stand for symbols; None leaves it open. Raises UsageError, with
-    models that fit, for samples of a kind or size that the model does not take.
+    ``tokens`` says whether samples are tokens; None means unknown. Raises UsageError, with suitable models, for samples
+    of a kind or size that the model does not take.
     """
     check(name)
     kinds = _kinds(in_shape, tokens)
@@ -117,7 +117,7 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
 
 
 def _kinds(in_shape: tuple[int, ...], tokens: bool | None) -> list[str]:
-    """Return the kinds of samples that have such a shape."""
+    """Return the kinds of samples with this shape."""
     kinds = [kind for kind, dimensions in KINDS.items() if dimensions == len(in_shape)]
     return kinds if tokens is None else [kind for kind in kinds if (kind == "tokens") == tokens]
 

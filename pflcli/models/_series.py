@@ -1,4 +1,4 @@
-"""What recurrent models share: tokens become series by an embedding."""
+"""The first layer of recurrent models: an embedding that turns tokens into series."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _EMBEDDING = 8
 
 
 def as_series(in_shape: tuple[int, ...], vocabulary: int) -> tuple[nn.Module, int]:
-    """Return what turns samples into series (n, L, d), and d: embeddings of tokens (L,); series (L, d) stay."""
+    """Return the layer that makes series (n, L, d) of samples, and d: an embedding of tokens (L,), or the identity."""
     if len(in_shape) == 1:
         return nn.Embedding(vocabulary, _EMBEDDING), _EMBEDDING
     return nn.Identity(), in_shape[1]

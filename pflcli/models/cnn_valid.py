@@ -1,4 +1,4 @@
-"""The FedAvg CNN with convolutions that do not pad ("valid"): a third of the arithmetic of ``cnn``, as PFLlib has it.
+"""The FedAvg CNN with convolutions without padding ("valid"), as in PFLlib: a third of the arithmetic of ``cnn``.
 
 Zhang et al. (2025), PFLlib, https://www.jmlr.org/papers/v26/23-1634.html, its ``FedAvgCNN``. 582,026 parameters on
 28x28 and 10 classes; representation 512-d.

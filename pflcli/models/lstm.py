@@ -1,10 +1,10 @@
 """The character model of LEAF: embeddings of 8, then a stacked LSTM of 2 x 256.
 
 Caldas et al. (2018), https://arxiv.org/abs/1812.01097. Representation as in kNN-Per (Marfoq et al., 2022, appendix B):
-hidden and cell states of both layers after the last token, 1,024-d; the head reads the upper hidden state alone. The
-vocabulary is the classes: the next symbol is predicted. Series of numbers go in without an embedding.
+hidden and cell states of both layers after the last token, 1,024-d; the head reads only the upper hidden state. The
+vocabulary is the classes: the next symbol is predicted. Series of numbers have no embedding.
 
-On a CPU ``nn.LSTM`` runs through oneDNN, at twice the speed of its plain form; where the batch stands costs nothing.
+On a CPU ``nn.LSTM`` uses oneDNN, which is twice as fast as its own loop; the order of the axes does not matter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """MobileNet-v2 (Sandler et al., 2018), https://arxiv.org/abs/1801.04381, torchvision's, from scratch.
 
-Representation 1,280-d, as in kNN-Per. The first convolution takes as many channels as the images have. No dropout: a
-client's steps then depend on its data and seed alone.
+Representation 1,280-d, as in kNN-Per. The first convolution has as many input channels as the images. There is no
+dropout, so that a client's steps depend only on its data and seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ResNet-18 with GroupNorm instead of BatchNorm, which suffers where clients' data differ.
+"""ResNet-18 with GroupNorm instead of BatchNorm, which loses accuracy if clients' data differ.
 
 He et al. (2016), https://arxiv.org/abs/1512.03385; Hsieh et al. (2020), https://arxiv.org/abs/1910.00189; GroupNorm
 with 2 parts per layer as in Reddi et al. (2021), https://arxiv.org/abs/2003.00295. torchvision's network, from scratch;

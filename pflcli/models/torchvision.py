@@ -20,10 +20,10 @@ REPRESENTATION = "the last layer's input"
 TAKES = ("images",)
 
 _SIDES = (32, 64, 96, 128, 224, 299)
-"""Sizes of images to recommend where those at hand do not fit."""
+"""Image sizes to recommend if those of the data are too small."""
 
 _MISFIT = (RuntimeError, ValueError, AssertionError, ZeroDivisionError)
-"""What torchvision's networks raise for images of a size that they cannot reduce."""
+"""The errors of torchvision's networks for images of a size that they cannot reduce."""
 
 
 def members() -> list[str]:
@@ -46,7 +46,7 @@ def build(in_shape: tuple[int, ...], classes: int, member: str) -> Net:
 
 
 def _tried(in_shape: tuple[int, ...], classes: int, member: str) -> Net:
-    """Build and answer one empty image; raises what torchvision raises if that does not work."""
+    """Build the network and apply it to one empty image; raises torchvision's error if that fails."""
     classifier = getattr(torchvision().models, member)(
         weights=None, num_classes=classes, **_arguments(member, in_shape[1], in_shape[2])
     )
@@ -63,7 +63,7 @@ def _tried(in_shape: tuple[int, ...], classes: int, member: str) -> Net:
 
 
 def _arguments(member: str, height: int, width: int) -> dict[str, Any]:
-    """Return what some networks want besides: no auxiliary classifiers, or the size of the images."""
+    """Return additional arguments of some networks: no auxiliary classifiers, or the size of images."""
     if member in ("googlenet", "inception_v3"):
         return {"aux_logits": False, "init_weights": True}
     if member.startswith("vit_"):
@@ -72,7 +72,7 @@ def _arguments(member: str, height: int, width: int) -> dict[str, Any]:
 
 
 def _fits(side: int, channels: int, member: str) -> bool:
-    """Whether a network takes square images of a size: tried on shapes alone, without memory or arithmetic."""
+    """Whether a network takes square images of a size; tried on the meta device, without memory or arithmetic."""
     try:
         with torch.device("meta"):
             _tried((channels, side, side), 2, member)
@@ -82,7 +82,7 @@ def _fits(side: int, channels: int, member: str) -> bool:
 
 
 def take_channels(net: nn.Module, channels: int) -> None:
-    """Make the first convolution take ``channels``, with weights spread so that its outputs keep their variance."""
+    """Replace the first convolution by one for ``channels``, with weights that keep the variance of its outputs."""
     first = next(module for module in net.modules() if isinstance(module, nn.Conv2d))
     if first.in_channels == channels:
         return

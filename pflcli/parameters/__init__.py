@@ -36,13 +36,13 @@ class TrainedClients:
 
 
 def state(net: nn.Module) -> Params:
-    """Return a network's own parameters and buffers, not copies; one with several names is there once, by its first."""
+    """Return a network's parameters and buffers without copying; one with several names is returned by the first."""
     first = aliases(net)
     return {name: value for name, value in net.state_dict().items() if name in first}
 
 
 def aliases(net: nn.Module) -> dict[str, list[str]]:
-    """Return all names of every parameter and buffer, by the first of them; those of shared modules have several."""
+    """Return all names of each parameter and buffer, by its first name; those of shared modules have several."""
     names_by_id: dict[int, list[str]] = {}
     for prefix, module in net.named_modules():
         for name, value in (*module._parameters.items(), *module._buffers.items()):
@@ -51,43 +51,43 @@ def aliases(net: nn.Module) -> dict[str, list[str]]:
     return {names[0]: names for names in names_by_id.values()}
 
 
-def of(net: nn.Module) -> Params:
+def copy_params(net: nn.Module) -> Params:
     """Return a copy of a model's parameters and buffers."""
     return {name: value.detach().clone() for name, value in state(net).items()}
 
 
 def size(params: Mapping[str, Tensor]) -> int:
-    """Return the bytes that sending ``params`` once takes."""
+    """Return the bytes of one transmission of ``params``."""
     return sum(value.numel() * value.element_size() for value in params.values())
 
 
 def digest(params: Mapping[str, Tensor]) -> str:
-    """Return a SHA-256 over names, types, shapes and values, whatever the order of names."""
+    """Return a SHA-256 over names, types, shapes and values; the order of names does not matter."""
     total = hashlib.sha256()
     for name in sorted(params):
         value = params[name].detach().contiguous()
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         flat = value.flatten()
-        if flat.stride() != (1,):  # possible for tensors of one value or none
+        if flat.stride() != (1,):  # possible for tensors with at most one value
             flat = flat.clone(memory_format=torch.contiguous_format)
         total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
 def on_cpu(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested dict of tensors with all of them on the CPU; a resumed state is on the run's device."""
+    """Return a nested dict of tensors on the CPU; those of a resumed state are on the run's device."""
     return {name: on_cpu(value) if isinstance(value, Mapping) else value.cpu() for name, value in nested.items()}
 
 
 def pick(stacked: Stacked, index: int) -> Params:
-    """Return client ``index``'s parameters out of a stack, as views."""
+    """Return the parameters of client ``index`` in a stack, as views."""
     return {name: value[index] for name, value in stacked.items()}
 
 
 def part(params: Mapping[str, Tensor], prefix: str) -> Params:
     """Return the parameters and buffers whose name starts with ``prefix``, such as ``body.`` or ``head.``.
 
-    Raises UsageError if there is none: the body of a logistic model is its input.
+    Raises UsageError if there is none, such as for the body of a logistic model, which is its input.
     """
     selected = {name: value for name, value in params.items() if name.startswith(prefix)}
     if not selected:
@@ -97,18 +97,18 @@ def part(params: Mapping[str, Tensor], prefix: str) -> Params:
 
 
 def unprefixed(tensors: Mapping[str, Tensor], prefix: str) -> Params:
-    """Return the tensors whose names start with ``prefix``, by their names without it."""
+    """Return the tensors whose names start with ``prefix``, and remove it from the names."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def upper(params: Mapping[str, Tensor], count: int) -> tuple[str, ...]:
-    """Return the prefixes of the last ``count`` layers, in the order of ``params``: that of the network."""
+    """Return the prefixes of the last ``count`` layers, in the order of ``params``, which is that of the network."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] + "." for name in params))
     return tuple(layers[-count:])
 
 
 def repeat(params: Mapping[str, Tensor], count: int) -> Stacked:
-    """Return one model as a stack (count, ...) of views, which must not be written to."""
+    """Return one model as a read-only stack (count, ...) of views."""
     return {name: value.expand(count, *value.shape) for name, value in params.items()}
 
 
@@ -123,26 +123,26 @@ def take(stacked: Stacked, positions: NDArray[np.int64]) -> Stacked:
 
 
 def rows(value: Tensor, positions: NDArray[np.int64]) -> Tensor:
-    """Return the rows of a tensor at these positions: a view if they follow each other, otherwise a copy."""
+    """Return the rows of a tensor at these positions: a view if they are consecutive, otherwise a copy."""
     first = int(positions[0]) if len(positions) else 0
     if (positions == np.arange(first, first + len(positions))).all():
         return value[first : first + len(positions)]
-    return value.index_select(0, torch.from_numpy(positions).to(value.device))  # thrice as fast as value[positions]
+    return value.index_select(0, torch.from_numpy(positions).to(value.device))  # 3 times faster than value[positions]
 
 
 def write_rows(stacked: Stacked, positions: NDArray[np.int64], part: Stacked) -> None:
-    """Write a ``part`` (n, ...) of a stack to its rows at these positions (n,)."""
+    """Write ``part`` (n, ...) to the rows of a stack at these positions (n,)."""
     for name, value in part.items():
-        if value.device.type == "cpu":  # NumPy copies rows, where PyTorch copies numbers one by one
+        if value.device.type == "cpu":  # NumPy copies whole rows, PyTorch single numbers
             stacked[name].numpy()[positions] = value.numpy()
         else:
             stacked[name][torch.from_numpy(positions).to(value.device)] = value
 
 
 def finite(stacked: Stacked) -> NDArray[np.bool_]:
-    """Return which models (m,) of a stack are finite, and so are the squares of their parameters.
+    """Return a mask (m,) of the models in a stack whose squared parameters are finite.
 
-    A weight beyond 1e19 is finite but counts as diverged, as its first product is infinite.
+    A weight above 1e19 is finite but counts as diverged: its products are infinite.
     """
     # A norm is finite only if every term is, and needs no mask of the size of the parameters.
     rows = [
@@ -154,25 +154,22 @@ def finite(stacked: Stacked) -> NDArray[np.bool_]:
 
 
 _BLOCK = 2 << 20
-"""Bytes in float64 that a CPU sums at a time, so that they fit into its cache."""
+"""Bytes in float64 that a CPU sums at a time, to fit into its cache."""
 
 _ROWS = 32
-"""Models, a power of two, that ``Mean`` sums at a time: more would leave rows in the cache that are too short."""
+"""Models, a power of two, that ``Mean`` sums at a time: with more, rows in a block of the cache become too short."""
 
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """The sum in float64 of models times their weights; of integer buffers the largest value.
-
-    ``dtypes`` are those of the models.
-    """
+    """The weighted sum of models in float64, and the maximum of integer buffers; ``dtypes`` are those of the models."""
 
     params: Params
     weight: float
     dtypes: Mapping[str, torch.dtype]
 
     @classmethod
-    def of(cls, stacked: Stacked, weights: NDArray[np.floating] | Iterable[float]) -> WeightedSum:
+    def from_models(cls, stacked: Stacked, weights: NDArray[np.floating] | Iterable[float]) -> WeightedSum:
         """Sum the models of a stack (m, ...) with weights (m,), pairwise: see ``Mean``."""
         w = torch.as_tensor(np.asarray(weights, dtype=np.float64))
         sums = {
@@ -182,12 +179,12 @@ class WeightedSum:
         return cls(sums, float(_pairwise(torch.ones_like(w), w)), {name: v.dtype for name, v in stacked.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to pickle a sum: as arrays, which shared memory takes without a further copy."""
+        """Return how to pickle a sum: as arrays, which are put into shared memory without another copy."""
         arrays = {name: value.cpu().numpy() for name, value in self.params.items()}
         return _unpickled_sum, (arrays, self.weight, dict(self.dtypes))
 
     def plus(self, other: WeightedSum) -> WeightedSum:
-        """Return the sum of both, in the memory of the first."""
+        """Return the sum of both; changes this one in place."""
         for name, total in self.params.items():
             if total.is_floating_point():
                 total.add_(other.params[name])
@@ -212,7 +209,8 @@ def _unpickled_sum(arrays: Mapping[str, NDArray[Any]], weight: float, dtypes: Ma
 def _pairwise(stacked: Tensor, w: Tensor) -> Tensor:
     """Return the sum of ``stacked`` (m, ...) weighted by ``w`` (m,), without a full copy in float64.
 
-    Neighbours are added first, then neighbours of these sums, and so on: the sum of aligned 2^k rows is a part of it.
+    Pairs of adjacent rows are added first, then pairs of these sums, and so on: each aligned group of 2^k rows has its
+    own subtotal.
     """
     flat, count = stacked.reshape(len(stacked), -1), len(stacked)
     step = max(1, _BLOCK // (8 * count)) if flat.device.type == "cpu" else max(flat.shape[1], 1)
@@ -231,14 +229,14 @@ def _pairwise(stacked: Tensor, w: Tensor) -> Tensor:
 class Mean:
     """A weighted mean of models, summed in float64; integer buffers take the largest value.
 
-    The sum has one shape, whoever computes its parts: a binary tree over the models in their order, in which aligned
-    2^k models have a sum of their own. It also rounds less than adding one model after the other (Higham, 1993,
-    https://doi.org/10.1137/0914050).
+    The order of additions does not depend on how the models are divided among workers: it is a binary tree over the
+    models in their order, in which each aligned group of 2^k models has its own subtotal. Its rounding errors are
+    smaller than those of sequential addition (Higham, 1993, https://doi.org/10.1137/0914050).
     """
 
     def __init__(self) -> None:
         self._count = 0
-        self._subtrees: list[tuple[int, WeightedSum]] = []  # by falling sizes, all powers of two
+        self._subtrees: list[tuple[int, WeightedSum]] = []  # in decreasing size; sizes are powers of two
 
     def add(self, stacked: Stacked, weights: NDArray[np.floating] | Iterable[float]) -> None:
         """Add the models of a stack (m, ...) with weights (m,)."""
@@ -247,9 +245,9 @@ class Mean:
         while first < len(w):
             size = min(1 << (len(w) - first).bit_length() - 1, _ROWS)
             if self._count:
-                size = min(size, self._count & -self._count)  # the largest subtree that begins at this place
+                size = min(size, self._count & -self._count)  # the largest subtree that begins here
             rows = slice(first, first + size)
-            self._push(size, WeightedSum.of({name: value[rows] for name, value in stacked.items()}, w[rows]))
+            self._push(size, WeightedSum.from_models({name: value[rows] for name, value in stacked.items()}, w[rows]))
             first += size
 
     def _push(self, size: int, total: WeightedSum) -> None:
@@ -264,11 +262,11 @@ class Mean:
         return self.total().mean()
 
     def total(self) -> WeightedSum:
-        """Return the weighted sum, after which nothing is added any more; raises ValueError if nothing was."""
+        """Return the weighted sum; nothing may be added afterwards. Raises ValueError if nothing was added."""
         if not self._subtrees:
             raise ValueError("the mean of no models is not defined")
         (_, total), *larger = reversed(self._subtrees)
         for _, left in larger:
             total = left.plus(total)
-        self._subtrees = [(self._count, total)]  # nothing is added any more
+        self._subtrees = [(self._count, total)]
         return total

@@ -1,4 +1,4 @@
-"""A step of Adam with moments as plain tensors, for parameters that a server keeps between rounds.
+"""Adam with moments as plain tensors, for parameters that a server updates between rounds.
 
 Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1. Local training uses ``engine.optimizer``.
 """
@@ -15,7 +15,7 @@ _BETAS, _EPS = (0.9, 0.999), 1e-8
 
 
 class Moments(TypedDict):
-    """The state of Adam: both moments of every gradient, and the number of steps taken (0-d)."""
+    """The state of Adam: both moments of each gradient, and the number of steps (0-d)."""
 
     first: Params
     second: Params

@@ -1,8 +1,8 @@
-"""A table with one model per client that stores only changed models, in memory or in a file that grows with them.
+"""A table with one model per client that stores only changed models, in memory or in a file.
 
 3,550 MobileNets take 32 GB, and a round changes a few per cent of them. A write never overwrites a row that a
-checkpoint or a snapshot needs. So a killed run finds the rows of its last checkpoint unchanged, and no row is ever
-copied.
+checkpoint or a snapshot needs. A resumed run therefore finds the rows of its last checkpoint unchanged, and rows are
+never copied.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 _PIECE = 1 << 14
-"""Columns of a parameter that are read at a time: those of some clients fit into a cache."""
+"""Columns of a parameter that are read at a time, so that several clients' columns fit into the cache."""
 
 _MULTIPLE, _EXTRA = 8192, 4096 + 128
-"""Bytes: the distance between large rows is a multiple of the first plus the second, see ``rows_apart``."""
+"""Bytes: the stride of large rows is a multiple of the first plus the second, see ``rows_apart``."""
 
 
 def _rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
@@ -38,9 +38,9 @@ def _rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
 
 
 def rows_apart(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
-    """Return memory for rows (count, numbers), those of many numbers at distances that have places of their own.
+    """Return memory for rows (count, numbers), with padding between large rows against cache conflicts.
 
-    A multiple of a page apart, as layers often are, rows would have the same few places in a cache.
+    Rows at a multiple of the page size, as those of layers often are, would map to the same few cache sets.
     """
     size = numbers * dtype.itemsize
     width = (math.ceil(size / _MULTIPLE) * _MULTIPLE + _EXTRA if size >= _MULTIPLE else size) // dtype.itemsize
@@ -48,9 +48,9 @@ def rows_apart(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
 
 
 class ModelTable:
-    """Models of m clients, by client id; ``table[ids]`` is a stack (n, ...), ``table[ids] = stack`` replaces rows.
+    """Models of m clients by client id; ``table[ids]`` is a stack (n, ...), ``table[ids] = stack`` replaces models.
 
-    A client whose model was never written has ``default``.
+    The model of a client is ``default`` until it is written.
     """
 
     def __init__(self, default: Params, clients: int, storage: Storage) -> None:
@@ -76,7 +76,7 @@ class ModelTable:
         return self.followed_by(np.asarray(clients, dtype=np.int64), [])
 
     def followed_by(self, clients: NDArray[np.int64], more: Sequence[Params], *, apart: bool = False) -> Stacked:
-        """Return copies of the clients' models and of ``more`` behind them, stacked (n + ..., ...), or ``apart``."""
+        """Return copies of the clients' models followed by ``more``, stacked; ``apart``: in rows of ``rows_apart``."""
         rows, stacked, new = self._row[clients], {}, rows_apart if apart else _rows
         for name, like in self.default.items():
             values = new(len(rows) + len(more), like.numel(), like.dtype)
@@ -92,9 +92,9 @@ class ModelTable:
     def pieces(
         self, clients: NDArray[np.int64], names: Iterable[str], models: int
     ) -> Iterator[tuple[str, slice, Tensor]]:
-        """Yield columns of each parameter in turn, as a slice of its values, and those of all clients (n, width).
+        """Yield the name of each parameter, a slice of its columns, and these columns of all clients, (n, width).
 
-        At most as many bytes as this number of ``models`` has are read at a time, and none twice.
+        At most the bytes of this number of ``models`` are read at a time, each byte once.
         """
         rows, bound = self._row[clients], models * self._size // max(len(clients), 1)
         for name in names:
@@ -110,11 +110,11 @@ class ModelTable:
                 yield name, columns, piece.to(like.device)
 
     def unwritten(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those of the clients that have the default, in their order."""
+        """Return the clients that have the default model, in their order."""
         return clients[self._row[clients] < 0]
 
     def replaced(self, clients: NDArray[np.int64], parts: Iterable[TrainedClients]) -> Stacked:
-        """Return the clients' models, stacked (n, ...), with those of trained ``parts`` in place of the table's."""
+        """Return the clients' models, stacked (n, ...), with the trained ``parts`` in place of entries of the table."""
         stacked, position = self[clients], {int(client): n for n, client in enumerate(clients)}
         for part in parts:
             rows = np.asarray([position[int(client)] for client in part.clients])
@@ -122,7 +122,7 @@ class ModelTable:
         return stacked
 
     def __setitem__(self, clients: Sequence[int] | NDArray[np.int64], stacked: Stacked) -> None:
-        """Replace the clients' models by those of a stack (n, ...)."""
+        """Replace the clients' models by a stack (n, ...)."""
         ids, pieces = np.asarray(clients, dtype=np.int64), []
         for name, like in self.default.items():
             # A view as bytes needs strides, which a value that was expanded to one client lacks.
@@ -135,7 +135,7 @@ class ModelTable:
             self.storage.write(self._writable(client), content)
 
     def _writable(self, client: int) -> int:
-        """Return the row to which to write a client's model: none that the last checkpoint or a snapshot needs."""
+        """Return a row for a client's new model that neither the last checkpoint nor a snapshot needs."""
         row = int(self._row[client])
         if row < 0 or row in self._checkpointed or any(snapshot._row[client] == row for snapshot in self._snapshots):
             if self._free:
@@ -146,33 +146,33 @@ class ModelTable:
         return int(self._row[client])
 
     def keep(self) -> None:
-        """Protect the current rows from writes, as a checkpoint now refers to them."""
+        """Protect the current rows, to which a checkpoint now refers, from writes."""
         self._checkpointed = self._needed()
         self._reclaim()
 
     def _needed(self) -> frozenset[int]:
-        """Return the rows that contain a client's model, now or in a snapshot."""
+        """Return the rows that contain a client's model in the table or in a snapshot."""
         return frozenset(self._row.tolist()).union(*(snapshot._row.tolist() for snapshot in self._snapshots))
 
     def _reclaim(self) -> None:
         self._free = sorted(set(range(self._used)) - self._needed() - self._checkpointed)
 
     def snapshot(self) -> Snapshot:
-        """Return the current models, which later writes do not change; ``release`` them to reuse their rows."""
+        """Return a snapshot of the current models, unchanged by later writes; ``release`` it to free its rows."""
         return Snapshot(self, self._row.copy())
 
     def mark(self) -> Mark:
-        """Return a point to which ``undo`` returns; ``release`` its snapshot to keep the changes."""
+        """Return a mark for ``undo``; ``release`` its snapshot to keep the changes."""
         others = tuple(self._snapshots)
         return Mark(self.snapshot(), others)
 
     def undo(self, mark: Mark) -> None:
-        """Undo all writes, and the taking and releasing of snapshots, since ``mark``."""
+        """Undo all writes and changes of snapshots since ``mark``."""
         self._row, self._snapshots = mark.models._row.copy(), list(mark.others)
         self._reclaim()
 
     def remembered(self, packed: Mapping[str, Tensor]) -> Snapshot:
-        """Return the snapshot that was packed as ``packed``, after ``unpack`` of its table."""
+        """Return the snapshot with the content ``packed``, after ``unpack`` of its table."""
         snapshot = Snapshot(self, packed[f"{_MARK}row"].cpu().numpy())
         snapshot._restore(packed)
         self._used = max(self._used, int(snapshot._row.max(initial=-1)) + 1)
@@ -180,7 +180,7 @@ class ModelTable:
         return snapshot
 
     def pack(self) -> dict[str, Tensor]:
-        """Return the content for a checkpoint: the row of each client, and rows that would not outlive this process."""
+        """Return the content for a checkpoint: the row of each client, and the rows in memory."""
         return {**self._packed(set(self._row.tolist())), **{f"default:{n}": value for n, value in self.default.items()}}
 
     def _packed(self, rows: set[int]) -> dict[str, Tensor]:
@@ -202,7 +202,7 @@ class ModelTable:
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Tensor], storage: Storage) -> ModelTable:
-        """Undo ``pack``; a ``storage`` other than memory has the rows already. Raises InputError if they differ."""
+        """Undo ``pack``; a ``storage`` on disk already has the rows. Raises InputError if they differ."""
         default = {n.removeprefix("default:"): v for n, v in packed.items() if n.startswith("default:")}
         row = packed[f"{_MARK}row"].cpu().numpy()
         table = cls(default, len(row), storage)
@@ -212,7 +212,7 @@ class ModelTable:
         return table
 
     def _restore(self, packed: Mapping[str, Tensor]) -> None:
-        """Write the packed rows to the storage, or check those that it has already."""
+        """Write the packed rows to the storage, or check the rows in it."""
         for name, value in packed.items():
             if name.startswith("rows:"):
                 self.storage.write(int(name.removeprefix("rows:")), value.cpu().numpy())
@@ -243,18 +243,18 @@ class Snapshot(ModelTable):
         raise TypeError("a snapshot cannot be written to")
 
     def pack(self) -> dict[str, Tensor]:
-        """Return the content for a checkpoint: the row of each client, and rows that the table itself does not pack."""
+        """Return the content for a checkpoint: the row of each client, and the rows that the table does not pack."""
         return self._packed(set(self._row.tolist()) - set(self._table._row.tolist()))
 
     def release(self) -> None:
-        """Free the rows that only this snapshot needs; it must not be read any more."""
+        """Free the rows that only this snapshot needs; it must not be read afterwards."""
         self._table._snapshots.remove(self)
         self._table._reclaim()
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A table's ``models`` at one time, and the ``others``: earlier snapshots that were not released."""
+    """A snapshot ``models`` of a table, and ``others``: earlier snapshots that were not released."""
 
     models: Snapshot
     others: tuple[Snapshot, ...]
@@ -264,9 +264,9 @@ _MARK = "table:"
 
 
 def _layout(default: Params) -> tuple[dict[str, slice], int]:
-    """Return the bytes of each parameter in a row, each from a multiple of eight, and the size of a row in bytes.
+    """Return the bytes of each parameter in a row, aligned to eight, and the size of a row in bytes.
 
-    Parameters are sorted by name, as a default from a checkpoint has its names in another order.
+    Parameters are sorted by name, since a default from a checkpoint has its names in another order.
     """
     pieces, end = {}, 0
     for name, value in sorted(default.items()):

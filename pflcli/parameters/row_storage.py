@@ -1,4 +1,4 @@
-"""Where the rows of a table of models lie: a protocol, and rows in memory."""
+"""The interface for storing the rows of a model table, and storage in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Storage(Protocol):
         """Raise InputError unless ``rows`` have these hashes."""
 
     def sync(self) -> None:
-        """Return once all written rows will survive a crash."""
+        """Return after all written rows are on disk."""
 
 
 class InMemoryRows:
@@ -42,7 +42,7 @@ class InMemoryRows:
 
     def write(self, row: int, content: NDArray[np.uint8]) -> None:
         """Replace or append a row."""
-        # In place, as new memory would lie between the larger blocks that a round frees and takes again.
+        # Write in place: new memory would fragment the larger blocks that a round frees and allocates again.
         self.rows.setdefault(row, np.empty_like(content))[:] = content
 
     def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
@@ -53,4 +53,4 @@ class InMemoryRows:
         """Do nothing: the rows come from the checkpoint itself."""
 
     def sync(self) -> None:
-        """Do nothing: these rows do not outlive the process."""
+        """Do nothing: these rows end with the process."""

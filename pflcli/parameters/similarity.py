@@ -1,4 +1,4 @@
-"""Measures how similar clients' models are: cosines and distances of parameters as vectors, and splits by them."""
+"""Similarity of clients' models: cosines and distances of parameter vectors, and splits of clients by similarity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 def vectors(stacked: Stacked, names: Sequence[str], origin: Params | None = None) -> Tensor:
     """Return parameters as rows (n, d), in the order of ``names``, minus those of ``origin``.
 
-    Names should be those of trained parameters: running statistics say nothing about the objective.
+    Use the names of trained parameters: running statistics are unrelated to the objective.
     """
     count = len(next(iter(stacked.values())))
     parts = [(stacked[name] - origin[name] if origin else stacked[name]).reshape(count, -1) for name in names]
@@ -27,9 +27,9 @@ def vectors(stacked: Stacked, names: Sequence[str], origin: Params | None = None
 
 
 def to_first(rows: Tensor, *, centred: bool = False) -> Array:
-    """Return the cosine of the first row of (n, d) with each of the others, (n - 1,); 0 where a norm is 0.
+    """Return the cosines of the first row of (n, d) with the other rows, (n - 1,); 0 if a norm is 0.
 
-    ``centred`` subtracts the mean of all rows first, as their common part does not distinguish them.
+    ``centred`` first subtracts the mean of all rows, which is common to them.
     """
     rows = rows - rows.mean(dim=0) if centred else rows
     norms = torch.linalg.vector_norm(rows, dim=1).double()
@@ -41,7 +41,7 @@ def to_first(rows: Tensor, *, centred: bool = False) -> Array:
 def norms(
     models: ModelTable, ids: NDArray[np.int64], names: Sequence[str], chunk: int, shares: Array
 ) -> tuple[float, Array]:
-    """Return the norm of the mean of the clients' ``vectors`` by ``shares`` (n,), and the norm of each (n,)."""
+    """Return the norm of the mean of the clients' ``vectors``, weighted by ``shares`` (n,), and each norm, (n,)."""
     mean, squares = 0.0, np.zeros(len(ids))
     for _, _, values in models.pieces(ids, names, chunk):
         mean += float((torch.from_numpy(shares).to(values) @ values).double().square().sum())
@@ -50,7 +50,7 @@ def norms(
 
 
 def cosines(products: Array) -> Array:
-    """Return the cosines (n, n) that belong to inner products (n, n); 0 where a norm is 0."""
+    """Return the cosines (n, n) for inner products (n, n); 0 if a norm is 0."""
     norms = np.sqrt(np.maximum(np.diag(products), 0))
     sizes = np.outer(norms, norms)
     cosine = np.divide(products, sizes, out=np.zeros_like(products), where=sizes > 0)
@@ -58,7 +58,7 @@ def cosines(products: Array) -> Array:
 
 
 def squared_distances(products: Array) -> Array:
-    """Return the squared L2 distances (n, n) that belong to inner products (n, n)."""
+    """Return the squared L2 distances (n, n) for inner products (n, n)."""
     squares = np.diag(products)
     distances: Array = np.maximum(squares[:, None] + squares - 2 * products, 0)
     np.fill_diagonal(distances, 0)
@@ -66,11 +66,11 @@ def squared_distances(products: Array) -> Array:
 
 
 def bipartition(similarity: Array, linkage: Literal["single", "complete"]) -> NDArray[np.bool_]:
-    """Split n >= 2 clients in two by their similarities (n, n); returns who is not in the first client's half, (n,).
+    """Split n >= 2 clients into two clusters by similarities (n, n); returns a mask (n,) of the second cluster.
 
-    Agglomeration joins the two most similar clusters until two are left. The similarity of clusters is that of their
-    most similar members (``single``, which minimizes the largest similarity across the split: Sattler et al. (2020),
-    Algorithm 1) or of their least similar ones (``complete``).
+    The first cluster contains the first client. Agglomeration merges the two most similar clusters until two are left.
+    The similarity of two clusters is that of their most similar members (``single``, which minimizes the largest
+    similarity across the split: Sattler et al. (2020), Algorithm 1) or of their least similar members (``complete``).
     """
     count = len(similarity)
     similar = similarity.astype(np.float64)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
@@ -35,7 +35,7 @@ from pflcli.training import absences
 from pflcli.training.predict import client_batches, predict
 from pflcli.training.state_files import STATE, load_state
 
-_TEST = blocks.SPLITS.index("test")
+_TEST = client_blocks.SPLITS.index("test")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Ready:
 
 def with_queries(data: Partition, client: int, x: NDArray[Any]) -> Partition:
     """Return the partition in which samples ``x`` (n, ...) stand in place of the test samples of a client."""
-    block = len(blocks.SPLITS) * client + _TEST
+    block = len(client_blocks.SPLITS) * client + _TEST
     first, last = data.offsets[block : block + 2]
     offsets = data.offsets.copy()
     offsets[block + 1 :] += len(x) - (last - first)
@@ -118,7 +118,7 @@ def predict_client(
     tuned = {name: float(values[position]) for name, values in predicted.predictor.tuned.items()}
     answers = {}
     for split, parts in predicted.parts.items():
-        first, last = blocks.offsets(at.run.federation.sizes(split)[at.clients])[position : position + 2]
+        first, last = client_blocks.offsets(at.run.federation.sizes(split)[at.clients])[position : position + 2]
         answers[split] = Answer({name: values[first:last] for name, values in parts.items()}, tuned, remarks)
     return answers, predicted.predictor.model_of(at.client)
 

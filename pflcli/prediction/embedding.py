@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.kinds.datastore import build_store
@@ -73,7 +73,7 @@ def with_queries(
     backbone = _opened(lineage, data, execution)
     federation = backbone.run.federation
     rows = federation.rows_of(backbone.run.clients, "test")
-    begin, end = blocks.offsets(federation.sizes("test"))[client : client + 2].tolist()
+    begin, end = client_blocks.offsets(federation.sizes("test"))[client : client + 2].tolist()
     batch = BATCH[federation.y.device.type]
     first, last = begin // batch * batch, -(-end // batch) * batch
     own = slice(begin - first, end - first)
@@ -93,7 +93,7 @@ def with_test_samples(
     rows = np.concatenate([federation.rows(int(client), "test") for client in backbone.run.clients])
     z, logits = backbone.outputs(rows)
     backbone.run.engine.close()
-    offsets = blocks.offsets(federation.sizes("test"))
+    offsets = client_blocks.offsets(federation.sizes("test"))
     return {**run.embeddings, "test": Embedded(z, logits, federation.y[rows].cpu().numpy(), offsets)}
 
 
@@ -147,7 +147,7 @@ def _with_store(stores: Stores, datastore: Artifact, train: Embedded, client: in
     stored = StoredEmbeddings(train.z, train.logits, train.y, train.offsets, np.arange(len(train.y)))
     blob, samples = build_store(datastore.manifest.request, stored, client)
     return Stores(
-        np.concatenate([stores.blob, np.frombuffer(blob, np.uint8)]),
+        np.concatenate([stores.blob, blob]),
         np.append(stores.bytes, stores.bytes[-1] + len(blob)),
         np.concatenate([stores.y, samples.y]),
         np.append(stores.offsets, stores.offsets[-1] + len(samples.y)),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
 
@@ -17,7 +17,7 @@ def extended(data: Partition, later: LaterClients, count: int) -> Partition:
     True clusters are left out, as they are not known of a later client.
     """
     more = count - len(data.names)
-    offsets = later.offsets[: len(blocks.SPLITS) * more + 1]
+    offsets = later.offsets[: len(client_blocks.SPLITS) * more + 1]
     rows = slice(0, int(offsets[-1]))
     known = np.zeros(len(data.names), np.bool_) if data.new is None else data.new
     return replace(

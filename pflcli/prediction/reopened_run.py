@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pflcli import config, sources
-from pflcli.artifacts import blocks, chain, codebook
+from pflcli.artifacts import client_blocks, codebook, lineage_order
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
@@ -99,7 +99,7 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     if reference is None:
         raise InputError(f"{artifact.path} does not say what it was made from", "run its method again")
     source = follow(artifact, reference)
-    lineage = {kind: ancestor(source, kind) for kind in chain.KINDS}
+    lineage = {kind: ancestor(source, kind) for kind in lineage_order.KINDS}
     if lineage["partition"] is None:
         raise InputError(f"{artifact.path} does not descend from a partition", "run its method again")
     choices = next((item for item in artifact.manifest.inputs if item.role == "choices"), None)
@@ -131,7 +131,10 @@ def _later_clients(artifact: Artifact, partition: Artifact) -> LaterClients | No
         return None
     known = int(partition.manifest.summary["clients"])
     is_alike = (later.x.shape[1:], str(later.x.dtype)) == (form.shape, form.dtype)
-    if not is_alike or known + (len(later.offsets) - 1) // len(blocks.SPLITS) != artifact.manifest.summary["clients"]:
+    if (
+        not is_alike
+        or known + (len(later.offsets) - 1) // len(client_blocks.SPLITS) != artifact.manifest.summary["clients"]
+    ):
         raise InputError(
             f"{artifact.path / predictions.UNSEEN} is inconsistent: its samples or clients do not fit {partition.path}"
         )
@@ -162,14 +165,14 @@ def changed_code(artifact: Artifact) -> list[str]:
 
 
 def preprocessing_of(artifact: Artifact, partition: Artifact, book: Codebook, client: str | None) -> Preprocessing:
-    """Return how the samples of a client became what the model takes; see ``preprocessing.of_codebook``."""
+    """Return how the samples of a client became what the model takes; see ``preprocessing.from_codebook``."""
     try:
         dataset = ancestor(partition, "dataset")
     except GoneError:
         dataset = None
     resize = None if dataset is None else dataset.manifest.request.get("resize")
     form: Form = partitions.form(partition)
-    return preprocessing.of_codebook(str(artifact.path), book, form, client, resize)
+    return preprocessing.from_codebook(str(artifact.path), book, form, client, resize)
 
 
 def client_names(artifact: Artifact) -> list[str]:

@@ -74,13 +74,13 @@ def build_run(
         return models.create(settings.model, shape, data.classes, model_seed, tokens=tokens)
 
     def draw_parameters(number: int) -> parameters.Params:
-        return _on_device(parameters.of(draw_model(rng.integer(seed, "start", number))), device)
+        return _on_device(parameters.copy_params(draw_model(rng.integer(seed, "start", number))), device)
 
     net = draw_model(seed)
     cluster = hardware.ray_cluster(execution.executor, execution.ray_address, execution.gpus_per_worker)
     mode = hardware.engine(execution.engine)
     engine = Engine(net, federation, seed=seed, threads=threads, mode=mode, jobs=jobs, ray=cluster)
-    init = _on_device(parameters.of(net), device)
+    init = _on_device(parameters.copy_params(net), device)
     workers = f"{threads} threads"
     if jobs or cluster:
         workers = f"{engine.jobs} {'Ray workers' if cluster else 'processes'}"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.chosen import open_one
 from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import InputError, UsageError
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.engine.engine import probabilities
@@ -102,5 +102,5 @@ def with_labels(
         parts={name: values.numpy() for name, values in parts.items()},
         y=data.y[rows],
         sample=data.sample[rows],
-        offsets=blocks.offsets(run.federation.sizes(split)),
+        offsets=client_blocks.offsets(run.federation.sizes(split)),
     )

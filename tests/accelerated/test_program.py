@@ -262,13 +262,13 @@ def test_linear_weights_of_a_model_are_read_and_change_where_they_lie(size, turn
     net, other = uneven().double(), uneven().double()
     compiled, draw = backend.program(net, (2, 17, 13)), torch.Generator().manual_seed(0)
     x, y = torch.randn(size, 2, 17, 13, generator=draw).double(), torch.randint(3, (size,), generator=draw)
-    params = {name: value + 0.1 for name, value in parameters.of(other).items()}
+    params = {name: value + 0.1 for name, value in parameters.copy_params(other).items()}
     if turned:
         params["body.9.weight"] = params["body.9.weight"].t().contiguous().t()
     other.load_state_dict(params)
     expected = functional.cross_entropy(other(x), y)
     expected_grads = dict(zip(params, torch.autograd.grad(expected, list(other.parameters())), strict=True))
-    start, before = parameters.of(net), compiled.forward(x)[0].clone()
+    start, before = parameters.copy_params(net), compiled.forward(x)[0].clone()
     moves = {name: Move(params[name], 0.0, replaces=True) for name in compiled.linear if params[name].is_contiguous()}
     with compiled.model(params):
         loss = compiled.step(x, y, moves=moves)
@@ -532,7 +532,7 @@ def test_clients_side_by_side_train_to_the_same_bytes(build, how):
     results = []
     for options in ({"threads": 1}, how):
         engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop", **options)
-        (part,) = engine.local_sgd(range(5), parameters.of(net), plan, ("a",))
+        (part,) = engine.local_sgd(range(5), parameters.copy_params(net), plan, ("a",))
         engine.close()
         results.append(part.params)
     for name, value in results[0].items():
@@ -550,8 +550,8 @@ def test_predictions_by_the_program_are_the_same_with_any_number_of_threads():
     answers = []
     for threads in (1, 3):
         engine = Engine(copy.deepcopy(net), data, seed=0, threads=threads)
-        answers.append(engine.infer(parameters.of(net), rows, features=True))
-        few, _ = engine.infer(parameters.of(net), rows[140:], features=True)
+        answers.append(engine.infer(parameters.copy_params(net), rows, features=True))
+        few, _ = engine.infer(parameters.copy_params(net), rows[140:], features=True)
         engine.close()
         torch.testing.assert_close(few, expected[140:])
     torch.testing.assert_close(answers[0][0], expected)
@@ -563,7 +563,7 @@ def test_outputs_outlive_the_next_batch():
     """A rule may pass several batches before it uses the outputs."""
     net = uneven().train()
     network = CompiledNetwork(net, [name for name, _ in net.named_parameters()], backend.program(net, (2, 17, 13)))
-    models = {name: value[None].clone() for name, value in parameters.of(net).items()}
+    models = {name: value[None].clone() for name, value in parameters.copy_params(net).items()}
     first = network.forward(models, torch.zeros(1, 4, 2, 17, 13))
     before = first.logits.clone(), first.z.clone()
     network.forward(models, torch.ones(1, 4, 2, 17, 13))

@@ -103,7 +103,7 @@ def test_a_damaged_codebook_is_an_error(artifacts, tmp_path, pfl):
     shutil.copytree(artifacts / "p", tmp_path / "p")
     (tmp_path / "p" / "codebook.json").write_text("{}")
     ran = pfl("train-global", tmp_path / "p", "-o", tmp_path / "b", "--model", "mlp")
-    assert (ran.code, "codebook.json is not what was written" in ran.err) == (3, True)
+    assert (ran.code, "codebook.json differs from what was written" in ran.err) == (3, True)
 
 
 def test_reversed_classes_are_refused_and_both_sides_named(pfl, artifacts, tmp_path):
@@ -180,4 +180,4 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path, sd):
     facts["scales"][0]["sd"] = sd
     file.write_text(json.dumps(facts))
     with pytest.raises(InputError):
-        codebook._parsed(artifact)
+        codebook._parse(artifact)

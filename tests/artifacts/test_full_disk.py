@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pflcli.artifacts import disk
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 
 LINES = {
@@ -36,7 +36,7 @@ def test_an_import_that_has_no_room_is_refused_before_it_is_written(tmp_path, pf
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 10)
     ran = pfl("import", tmp_path / "x.npz", "--out", tmp_path / "out", "--dry-run")
     assert ran.code == 3
-    assert "needs about 1.8 kB on the disk, and 10 bytes are free" in ran.err
+    assert "needs about 1.8 kB of disk space, but 10 bytes are free" in ran.err
 
 
 def test_features_that_a_partition_standardizes_take_four_bytes_each(tmp_path, pfl, monkeypatch):
@@ -47,7 +47,7 @@ def test_features_that_a_partition_standardizes_take_four_bytes_each(tmp_path, p
     assert pfl("import", tmp_path / "x.csv", *words).code == 0
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 10)
     ran = pfl("partition", tmp_path / "d", "--out", tmp_path / "p", "--dry-run")
-    assert "needs about 1.8 kB on the disk" in ran.err
+    assert "needs about 1.8 kB of disk space" in ran.err
 
 
 def test_a_tight_disk_is_warned_of(small, tmp_path, pfl, monkeypatch):
@@ -67,7 +67,7 @@ def test_a_disk_that_fills_up_says_what_is_needed_and_free(small, tmp_path, pfl,
     assert ran.code == 3
     assert "No space left on device; " in ran.err
     assert " are needed, " in ran.err
-    assert "make room" in ran.err
+    assert "free disk space" in ran.err
     assert not (tmp_path / "out").exists()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pflcli.artifacts import h5_file
-from pflcli.artifacts.gathered import Gathered
+from pflcli.artifacts.lazy_rows import LazyRows
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -53,7 +53,7 @@ def test_arrays_that_are_filled_in_turn_have_the_same_bytes(tmp_path):
 def test_gathered_rows_are_those_of_the_array(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(h5_file, "PIECE", 1000)
     source = ARRAYS["train/z"].astype(np.float64)
-    gathered = Gathered(source, rows, np.dtype(np.float32))
+    gathered = LazyRows(source, rows, np.dtype(np.float32))
     expected = source[rows].astype(np.float32)
     assert (gathered.shape, gathered.ndim, len(gathered), gathered.nbytes) == (
         expected.shape,

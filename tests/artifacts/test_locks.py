@@ -127,10 +127,10 @@ def test_processes_are_told_apart_without_proc(monkeypatch):
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", without_proc)
-    started = locks._started(os.getpid())
+    started = locks._start_time(os.getpid())
     assert len(started) == 16
-    assert locks._started(os.getpid()) == started
-    assert locks._started(ended_pid()) is None
+    assert locks._start_time(os.getpid()) == started
+    assert locks._start_time(ended_pid()) is None
 
 
 def test_clocks_of_hosts_are_not_compared(tmp_path, short_lease):
@@ -257,7 +257,7 @@ def test_a_writer_that_was_taken_for_dead_notices(tmp_path, step):
     if step == "end":
         steps[step]()
     else:
-        with pytest.raises(ConflictError, match="another pfl has taken over"):
+        with pytest.raises(ConflictError, match="another pfl took over"):
             steps[step]()
         work.__exit__(ConflictError)
     assert listing(work.folder) == before

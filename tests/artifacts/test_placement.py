@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import FORCE, build, error_text, kill, listing, spec
-from pflcli.artifacts import drafts, placement, writer
+from pflcli.artifacts import draft_file, placement, writer
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.make import make
 from pflcli.artifacts.reader import open_artifact
@@ -155,7 +155,7 @@ def test_a_rename_that_is_refused_loses_nothing(tmp_path, monkeypatch, tree, ren
         else:
             with pytest.raises(InputError, match=r"cannot finish .*busy") as error:
                 make(out, spec(), Execution(force=force), other)
-            assert "no file is lost" in error.value.fix[0]
+            assert "all files are kept" in error.value.fix[0]
             if not (exchange and force):
                 assert {name: old for name, old in tree(tmp_path).items() if "partial" not in name} == before
     make(out, spec(), Execution(force=force), unwanted if not (exchange and renames) else other)
@@ -209,7 +209,7 @@ def test_wherever_tidying_is_killed_it_is_finished_and_deletes_nothing_else(tmp_
     def begin(folder):
         out = folder / "out"
         make(out, spec(), Execution(), build)
-        (out / "draft.json").write_bytes(drafts.content(spec(), force=True))
+        (out / "draft.json").write_bytes(draft_file.content(spec(), force=True))
         make(folder / "old", spec(), Execution(), other)
         (folder / "old").rename(placement.partial(out) if exchanged else folder / "out.replaced-77")
         (folder / "out.replaced-7").mkdir()
@@ -273,7 +273,7 @@ def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monke
         die_in_commit(patched, 2)
         with pytest.raises(Killed):
             make(out, spec(), Execution(), other)
-    assert "out.partial holds all files of the same request" in decide(out, spec(), force=False)[1]
+    assert "out.partial contains all files of the same request" in decide(out, spec(), force=False)[1]
     (tmp_path / "out.partial" / "b.txt").write_bytes(b"not")
     saved = []
     make(out, spec(), Execution(), lambda work: (saved.append(work.saved()), other(work))[1])
@@ -418,7 +418,7 @@ def test_an_output_inside_an_input(tmp_path, tree, force, below):
     make(tmp_path / "p", spec(), Execution(), build)
     before = tree(tmp_path)
     source = open_artifact(tmp_path / "p").as_input("source", tmp_path / "p" / below)
-    refused(tmp_path / "p" / below, source, match="lies inside the partition", force=force)
+    refused(tmp_path / "p" / below, source, match="is inside the partition", force=force)
     assert tree(tmp_path) == before
 
 

@@ -76,7 +76,7 @@ def test_an_edited_manifest_is_refused(small, knn, change, capsys):
     edit(knn, change)
     for arguments in (("show", knn, "--verify"), ("show", knn, "--lineage"), ("evaluate", knn, "-o", knn.parent / "e")):
         assert exit_code(*arguments) == 3
-        assert "manifest.json is not what was written" in capsys.readouterr().err
+        assert "manifest.json was edited or damaged" in capsys.readouterr().err
 
 
 def test_a_touched_or_indented_manifest_is_the_same(small_copy):
@@ -97,7 +97,7 @@ def test_without_a_seal_the_fingerprint_is_checked(tmp_path, kind):
     shutil.copytree(GOLDEN / kind, tmp_path / kind)
     open_artifact(tmp_path / kind).verify()
     edit(tmp_path / kind, lambda raw: raw["request"].update(seed=12345))
-    with pytest.raises(InputError, match="not what was written"):
+    with pytest.raises(InputError, match="was edited or damaged"):
         open_artifact(tmp_path / kind)
 
 
@@ -229,7 +229,7 @@ def test_an_import_reads_no_other_file(tmp_path, change, capsys):
         change(file)
     label = "more" if change is _virtual else "test/y"
     assert exit_code("import", tmp_path / "a.h5", "--label", label, "-o", tmp_path / "d") == 3
-    assert "lies in other files" in capsys.readouterr().err
+    assert "is stored in other files" in capsys.readouterr().err
 
 
 # What its values are
@@ -389,4 +389,4 @@ def test_a_damaged_neighbour_in_the_lineage_silences_no_warning(small_copy, caps
     path = small_copy.b / "rounds.csv"
     path.write_bytes(path.read_bytes().replace(b"2,", b"3,"))
     assert exit_code("evaluate", small_copy.knn, "-o", small_copy.root / "scored") == 3
-    assert "rounds.csv is not what was written" in capsys.readouterr().err
+    assert "rounds.csv differs from what was written" in capsys.readouterr().err

@@ -84,4 +84,4 @@ def test_a_lineage_that_was_cut_is_an_error(pfl, small_copy):
     train_global(small_copy.p, small_copy.b, settings={"model": "mlp", "rounds": 1}, execution=FORCE)
     ran = pfl("show", small_copy.knn, "--lineage")
     assert (ran.code, ran.out) == (3, "")
-    assert "another request has replaced" in ran.err
+    assert "was replaced by another request" in ran.err

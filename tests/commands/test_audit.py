@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers import error_text
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
@@ -209,7 +209,7 @@ def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     audit(small.st, tmp_path / "a", execution=ONE)
     answerer = answerers.open_answerer(open_artifact(small.st))
     data = queries.samples_of(answerer)
-    sent_queries = queries.of_clients(data, queries.split_of(data) == blocks.SPLITS.index("test"))
+    sent_queries = queries.of_clients(data, queries.split_of(data) == client_blocks.SPLITS.index("test"))
     parts, _ = queries.answers_to(answerer, sent_queries, ONE)
     expected = answerer.answer(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
     np.testing.assert_allclose(parts["p"][slice(*sent_queries.offsets[2:4])], expected, atol=1e-6)

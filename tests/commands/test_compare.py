@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pflcli import registry
-from pflcli.artifacts import codebook, drafts
+from pflcli.artifacts import codebook, draft_file
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
@@ -453,7 +453,7 @@ def test_where_all_fails_there_is_no_table(new_folder, monkeypatch):
 def test_a_damaged_partition_is_an_input_error(small, tmp_path):
     shutil.copytree(small.p, tmp_path / "p")
     (tmp_path / "p" / "samples.h5").write_bytes(b"")
-    with pytest.raises(InputError, match=r"samples\.h5 is not what was written"):
+    with pytest.raises(InputError, match=r"samples\.h5 differs from what was written"):
         compare([tmp_path / "p"], tmp_path / "c", methods=PAIR, settings=FEW)
 
 
@@ -505,8 +505,8 @@ def test_interrupted_it_resumes_where_it_stopped(new_folder, finished, after):
 
 def test_it_tidies_up_for_a_step_that_was_killed_before_it_could(folder, untrained):
     shutil.rmtree(folder / "comparison")
-    draft = folder / "seed-0" / "local" / drafts.NAME
-    draft.write_bytes(drafts.content(ArtifactSpec("predictions", {}), force=False))
+    draft = folder / "seed-0" / "local" / draft_file.NAME
+    draft.write_bytes(draft_file.content(ArtifactSpec("predictions", {}), force=False))
     pair(folder)
     assert not draft.exists()
 
@@ -679,7 +679,11 @@ WRONG = {
     "an unknown metric": (W + "--metric auroc,recal", 2, "unknown metric 'recal'", "choose from: accuracy, auroc"),
     "a metric of two classes": (W + "--metric sensitivity", 2, "sensitivity is defined for two classes, and there are"),
     "an unknown model": (W + "--model mlpp", 2, "unknown model 'mlpp'"),
-    "predictions to compare on": ("compare {knn} -o {out}", 3, "holds predictions, but this command needs a partition"),
+    "predictions to compare on": (
+        "compare {knn} -o {out}",
+        3,
+        "contains predictions, but this command needs a partition",
+    ),
     "nothing to compare on": ("compare {out} -o {out}", 3, "does not exist"),
     "a partition without test samples": ("compare {untested} -o {out}", 3, "has no test samples to score"),
     "an artifact in the way": ("compare {p} -o {p}", 4, "{p} is a pfl artifact itself", "choose another folder"),

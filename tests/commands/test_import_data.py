@@ -190,21 +190,21 @@ BAD = {
     "a long delimiter": (PLAIN, {"delimiter": "::"}, "--delimiter '::' is not one character"),
     "a size": (PLAIN, {"resize": 32}, "--resize is for folders of images"),
     "a name twice": ("who,class,a,a\nx,1,2,3\n", {}, "two columns are called 'a'"),
-    "no names": ("1,0,2.5\n2,1,3.5\n", {}, "no column 'who'", "are the names of columns missing?"),
+    "no names": ("1,0,2.5\n2,1,3.5\n", {}, "no column 'who'", "are the column names missing?"),
     "a slip": (PLAIN.replace("0.1", "0.l"), {}, "table.csv, line 3 (the header is line 1), column 'a': '0.l' is not a"),
     "a slip after lines in a cell": (
         'who,class,a\n"x\ny\n",0,1\n\nz,1,oops\nz,1,2\n',
         {},
         "line 6 (the header is line 1), column 'a': 'oops' is not a number",
     ),
-    "words asked for": ("who,class,a\nx,0,red\ny,1,4\n", {"features": "a"}, "line 2", "'red' is not a number", "0 and"),
+    "words asked for": ("who,class,a\nx,0,red\ny,1,4\n", {"features": "a"}, "line 2", "'red' is not a number"),
     "a date": ("who,class,a\nx,0,2020-01-31\ny,1,2020-02-01\n", {"features": "a"}, "'2020-01-31'", "a date", "days"),
     "a time": ("who,class,a\nx,0,12:30\ny,1,13:00\n", {"features": "a"}, "'12:30'", "a time"),
     "thousands": (PLAIN.replace("3e2", '"1,200"'), {}, "line 3", "'1,200'", "without a comma"),
     "a decimal comma": ("who;class;a\nx;0;3,5\ny;1;4\n", {"delimiter": ";"}, "line 2", "'3,5'", "write 3.5"),
     "percent": (PLAIN.replace("3e2", "12 %"), {}, "'12 %'", "without %"),
     "a long cell": (PLAIN.replace("3e2", "x" * 90), {}, "x" * 37 + "...' is not a number"),
-    "nothing but words": ("who,class,a\nx,0,red\ny,1,blue\n", {}, "no column of numbers beside client and label"),
+    "nothing but words": ("who,class,a\nx,0,red\ny,1,blue\n", {}, "no column of numbers besides client and label"),
     "an empty cell": (PLAIN.replace("0.1", ""), {}, "line 3", "column 'a': no value", "1 of 3", "--missing drop"),
     "a cell of spaces": (PLAIN.replace("0.1", "  "), {}, "line 3", "column 'a': no value"),
     "NA": (PLAIN.replace("0.1", "NA"), {}, "line 3", "column 'a': no value"),
@@ -221,16 +221,16 @@ BAD = {
     "quantities": ("who,class,a\nx,1,2\ny,1.5,3\nz,0.5,3\n", {}, "line 3", "'class': 1.5 is a quantity", "classes"),
     "a cell too many": (PLAIN.replace("3e2", "3,2"), {}, "line 3 (the header is line 1) has 5 cells", "header has 4"),
     "a cell too few": (PLAIN.replace(",3e2", ""), {}, "line 3", "has 3 cells where the header has 4"),
-    "a comma too many": (PLAIN.replace("3e2", "3e2,"), {}, "line 3", "has 5 cells", "does it end in a ',' too many?"),
-    "semicolons": (PLAIN.replace(",", ";"), {}, "',' does not part the columns of 'who;class;a;b'", "--delimiter ';'"),
+    "a comma too many": (PLAIN.replace("3e2", "3e2,"), {}, "line 3", "has 5 cells", "does it end with an extra ','?"),
+    "semicolons": (PLAIN.replace(",", ";"), {}, "',' does not separate the columns", "--delimiter ';'"),
     "tabs": (PLAIN.replace(",", "\t"), {}, "--delimiter tab"),
-    "commas": (PLAIN, {"delimiter": "tab"}, "'tab' does not part the columns", "--delimiter ','"),
+    "commas": (PLAIN, {"delimiter": "tab"}, "'tab' does not separate the columns", "--delimiter ','"),
     "one column": ("who\nann\n", {}, "has a single column, 'who'"),
     "nothing": ("", {}, "table.csv is empty"),
     "blank lines alone": ("\n\n", {}, "table.csv is empty"),
-    "names alone": ("who,class,a\n", {}, "names of columns and no samples"),
-    "an open quote": (PLAIN.replace("bob", '"bob'), {}, "line 3", "a double quote opens and does not close"),
-    "text behind a quote": (PLAIN.replace("bob", '"bob"by'), {}, "line 3", "expected after", 'written twice: ""'),
+    "names alone": ("who,class,a\n", {}, "column names but no samples"),
+    "an open quote": (PLAIN.replace("bob", '"bob'), {}, "line 3", "a double quote is not closed"),
+    "text behind a quote": (PLAIN.replace("bob", '"bob"by'), {}, "line 3", "expected after", 'inside a cell twice: ""'),
     "Latin-1": (PLAIN.replace("bob", "bö").encode("latin1"), {}, "line 3", "byte 0xf6 is not UTF-8", "iconv -f latin1"),
     "UTF-16": (PLAIN.encode("utf-16"), {}, "is UTF-16, not UTF-8", "iconv -f utf-16"),
     "bytes": (b"\x00\x01" * 50, {}, "is not text"),
@@ -292,11 +292,11 @@ def test_many_classes_and_features_are_summed_up(pfl, write_file, tmp_path):
 @pytest.mark.parametrize(
     ("a", "b", "words", "standardized"),
     [
-        ("0.001,0.002,0", "5,6,9", "they go 'a' to 0.002, 'b' to 9: try --standardize", ""),
-        ("1,1,1", "900,600,800", "they go 'b' to 900: try --standardize", ""),
+        ("0.001,0.002,0", "5,6,9", "'a' to 0.002, 'b' to 9): try --standardize", ""),
+        ("1,1,1", "900,600,800", "'b' to 900): try --standardize", ""),
         ("0.1,0.2,0", "0.5,0.6,0.1", "", ""),
-        ("4,6,5", "4,6,6", "'a' numbers the samples", "'a' numbers the samples"),
-        ("16777217,16777216,5", "1,1,1", "'a' is known to 7 digits only", ""),
+        ("4,6,5", "4,6,6", "'a' looks like a row number", "'a' looks like a row number"),
+        ("16777217,16777216,5", "1,1,1", "'a' is rounded to 7 digits", ""),
     ],
 )
 def test_hints(pfl, write_file, tmp_path, a, b, words, standardized):
@@ -383,7 +383,11 @@ BAD_PARQUET = {
         "a date",
     ),
     "lists": ({"who": IDS, "class": KIND, "a": [[1], [2], [3]]}, {"features": "a"}, "'[1]' is not a number"),
-    "labels of lists": ({"who": IDS, "class": [[1], [2], [3]], "a": KIND}, {}, "column 'class' holds list"),
+    "labels of lists": (
+        {"who": IDS, "class": [[1], [2], [3]], "a": KIND},
+        {},
+        "column 'class' has values of type list",
+    ),
 }
 
 
@@ -470,12 +474,12 @@ BAD_ARRAYS = {
     "two features": ({"x": ONE, "y": [0, 1]}, {"features": ("x", "y")}, "the name of one array"),
     "lengths": ({"x": ONE, "y": [0, 1, 1]}, {}, "2 features, 3 labels"),
     "owners": ({"x": ONE, "y": [0, 1], "owner": [1]}, {}, "2 features, 2 labels, 1 clients"),
-    "no samples": ({"x": ONE[:0], "y": np.zeros(0, int)}, {}, "holds no samples"),
+    "no samples": ({"x": ONE[:0], "y": np.zeros(0, int)}, {}, "has no samples"),
     "one-hot": ({"x": ONE, "y": np.eye(2)}, {}, "'y' has shape (2, 2)", "y.argmax(axis=1)"),
     "a column of labels": ({"x": ONE, "y": [[0], [1]]}, {}, "'y' has shape (2, 1)", "reshape(-1)"),
     "a column of owners": ({"x": ONE, "y": [0, 1], "owner": [["a"], ["b"]]}, {}, "'owner' has shape (2, 1)"),
     "complex labels": ({"x": ONE, "y": [0j, 1j]}, {}, "'y': complex128 is neither text nor a number"),
-    "complex features": ({"x": ONE * 1j, "y": [0, 1]}, {}, "'x' holds complex64, not numbers"),
+    "complex features": ({"x": ONE * 1j, "y": [0, 1]}, {}, "'x' has type complex64, not numbers"),
     "a line of features": ({"x": [1.0, 2.0], "y": [0, 1]}, {}, "'x' has shape (2,)", "x.reshape(-1, 1)"),
     "nan": ({"x": [[1, np.nan], [3, 4]], "y": [0, 1]}, {}, "x[0, 1]: no value", "--missing drop"),
     "inf": ({"x": [[1, 2], [np.inf, 4]], "y": [0, 1]}, {}, "x[1, 0]: inf is not finite"),
@@ -486,17 +490,17 @@ BAD_ARRAYS = {
     "wide images": ({"x": np.zeros((2, 4, 4), int), "y": [0, 1]}, {}, "int64", "x.astype(np.uint8)"),
     "integer series": ({"x": np.full((2, 4, 4), 900), "y": [0, 1]}, {}, "x.astype(np.float32) if they are series"),
     "channels first": ({"x": np.zeros((2, 3, 8, 8), np.uint8), "y": [0, 1]}, {}, "--layout channels-first"),
-    "no values": ({"x": np.zeros((30, 0)), "y": np.arange(30) % 2}, {}, "'x' has shape (30, 0): its samples hold no"),
+    "no values": ({"x": np.zeros((30, 0)), "y": np.arange(30) % 2}, {}, "'x' has shape (30, 0): its samples have no"),
     "a layout of features": ({"x": ONE, "y": [0, 1]}, {"layout": "channels-first"}, "--layout is for series"),
     "an unknown layout": ({"x": ONE, "y": [0, 1]}, {"layout": "channels-frist"}, "did you mean 'channels-first'?"),
-    "a class beyond": ({"x": ONE, "y": [0, 2], "classes": ["a", "b"]}, {}, "y[1]: '2' is neither one of 'classes'"),
+    "a class beyond": ({"x": ONE, "y": [0, 2], "classes": ["a", "b"]}, {}, "y[1]: '2' is neither in 'classes'"),
     "a class twice": ({"x": ONE, "y": [0, 1], "classes": ["a", "a"]}, {}, "has the name 'a' 2 times"),
     "five channels": ({"x": np.zeros((2, 8, 8, 5), np.uint8), "y": [0, 1]}, {}, "images are (n, H, W) or (n, H, W, 3)"),
     "a film": ({"x": np.zeros((2, 8, 8, 5, 3), np.uint8), "y": [0, 1]}, {}, "images are (n, H, W) or (n, H, W, 3)"),
     "pixels of one scale": (
         {"x": np.zeros((2, 8, 8), np.uint8), "y": [0, 1]},
         {"standardize": True},
-        "--standardize is for features",
+        "--standardize does not apply to images",
     ),
 }
 
@@ -664,7 +668,7 @@ def test_what_lies_beside_images_is_said(pfl, album, tmp_path):
     root, _ = album
     (root / "ann" / "notes.txt").write_text("")
     ran = pfl("import", root, "-o", tmp_path / "d")
-    assert "left out, no images: 1 file, such as ann/notes.txt" in ran.err
+    assert "ignored, not images: 1 file, such as ann/notes.txt" in ran.err
     assert "4 samples of 2 classes, 5x4 pixels, 2 clients" in ran.err
 
 
@@ -692,10 +696,10 @@ BAD_IMAGES = {
     "a bomb": ("bob/dog/x.png", bomb(), "bob/dog/x.png cannot be read as an image"),
     "another size": ("bob/dog/x.png", encoded(GREY[:3]), "x.png has 4x3 pixels", "ann/cat/1.png 4x5", "--resize 32"),
     "another colour": ("bob/dog/x.png", encoded(np.stack([GREY] * 3, axis=2)), "x.png is in colour", "1.png grey"),
-    "16 bits": ("bob/dog/x.png", encoded(GREY.astype(np.uint16) * 999), "x.png is of mode I;16"),
-    "transparency": ("bob/dog/x.png", encoded(np.stack([GREY] * 4, axis=2)), "x.png is transparent in places"),
-    "no label": ("bob/x.png", encoded(GREY), "bob/x.png does not lie at CLIENT/LABEL/IMAGE", "--client none"),
-    "too deep": ("bob/dog/old/x.png", encoded(GREY), "old/x.png does not lie at CLIENT/LABEL/IMAGE"),
+    "16 bits": ("bob/dog/x.png", encoded(GREY.astype(np.uint16) * 999), "x.png has mode I;16"),
+    "transparency": ("bob/dog/x.png", encoded(np.stack([GREY] * 4, axis=2)), "x.png has transparent pixels"),
+    "no label": ("bob/x.png", encoded(GREY), "bob/x.png is not at CLIENT/LABEL/IMAGE", "--client none"),
+    "too deep": ("bob/dog/old/x.png", encoded(GREY), "old/x.png is not at CLIENT/LABEL/IMAGE"),
 }  # fmt: skip
 
 
@@ -715,9 +719,9 @@ def test_what_is_wrong_with_images_is_said(album, tmp_path, case):
         ({"client": "who"}, "--client is for tables and arrays"),
         ({"features": "x"}, "--features is for tables and arrays"),
         ({"delimiter": ";"}, "--delimiter is for CSV and TSV"),
-        ({"standardize": True}, "--standardize is for features"),
+        ({"standardize": True}, "--standardize does not apply to images"),
         ({"resize": 0}, "--resize 0 is not between 1 and 4096"),
-        ({"client": "none"}, "does not lie at LABEL/IMAGE"),
+        ({"client": "none"}, "is not at LABEL/IMAGE"),
     ],
 )
 def test_what_a_folder_has_no_use_for(album, tmp_path, options, words):
@@ -738,8 +742,11 @@ def test_one_class_of_images(tmp_path):
         ("sheet.xlsx", "save the sheet as CSV"),
         ("table.csv.gz", "gunzip it first"),
         ("x.npy", "np.savez"),
-        ("table.txt", "name it .csv or .tsv"),
-        ("model.pkl", "no form that pfl imports (.csv, .tsv, .parquet, .npz, .h5, .hdf5, or a folder of images)"),
+        ("table.txt", "rename it to .csv or .tsv"),
+        (
+            "model.pkl",
+            "does not import (.csv, .tsv, .parquet, .npz, .h5, .hdf5, or a folder of images)",
+        ),
     ],
 )
 def test_other_forms(write_file, tmp_path, name, words):
@@ -750,9 +757,9 @@ def test_what_is_not_there(tmp_path, small):
     refused(tmp_path / "nowhere.csv", ["nowhere.csv does not exist"], tmp_path)
     refused(small.p, ["p is an artifact of pfl (partition)"], tmp_path)
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", ["empty holds no image", "CLIENT/LABEL/IMAGE"], tmp_path)
+    refused(tmp_path / "empty", ["empty has no image", "CLIENT/LABEL/IMAGE"], tmp_path)
     (tmp_path / "empty" / "table.csv").write_text(PLAIN)
-    refused(tmp_path / "empty", ["empty holds no image, but table.csv"], tmp_path)
+    refused(tmp_path / "empty", ["empty has no image, but table.csv"], tmp_path)
 
 
 # The command's manners
@@ -890,7 +897,7 @@ def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
         file.unlink()
     assert ancestor(open_artifact(at / "p"), "backbone") is None
     assert pfl("personalize", "local", at / "p", "--model", "logistic", "--rounds", 1, "-o", at / "l").code == 0
-    assert "does not exist any more" in pfl("show", at / "p", "--lineage").err
+    assert "no longer exists" in pfl("show", at / "p", "--lineage").err
 
 
 @pytest.mark.parametrize(
@@ -900,7 +907,7 @@ def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
         (("{own}", "--download"), 2, "--root and --download have no effect"),
         (("{table}",), 3, "table.csv is a file"),
         (("{own}/nowhere",), 3, "nowhere does not exist"),
-        (("{small}/p",), 3, "holds a partition, but this command needs a dataset\n     pfl import DATA -o DIR"),
+        (("{small}/p",), 3, "contains a partition, but this command needs a dataset\n     pfl import DATA -o DIR"),
         (("writters",), 2, "did you mean 'writers'?"),
     ],
 )
@@ -926,6 +933,6 @@ def test_a_damaged_dataset_is_not_used(own, tmp_path):
     content = bytearray((own / "samples.h5").read_bytes())
     content[-1] ^= 1
     (own / "samples.h5").write_bytes(content)
-    with pytest.raises(InputError, match=r"samples\.h5 is not what was written") as error:
+    with pytest.raises(InputError, match=r"samples\.h5 differs from what was written") as error:
         partition(str(own), tmp_path / "p")
     assert error.value.fix == ("make it again with --force: pfl import DATA -o DIR",)

@@ -93,9 +93,9 @@ def test_arrays_may_give_a_split(tmp_path, suffix):
 
 
 WRONG = {
-    "an unknown word": (("train", "train", "test", "holdout"), {}, r"line 5 .*, column 'use': 'holdout' is none of"),
-    "nothing to train on": (("test", "val"), {}, "no sample is for train"),
-    "nothing to test on": (("train", "val"), {}, "no sample is for test"),
+    "an unknown word": (("train", "train", "test", "holdout"), {}, r"line 5 .*, column 'use': 'holdout' is not one of"),
+    "nothing to train on": (("test", "val"), {}, "no train samples"),
+    "nothing to test on": (("train", "val"), {}, "no test samples"),
     "no word": (("train", "test", ""), {}, r"line 4 .*, column 'use': no value"),
     "no such column": (CYCLE, {"split_column": "usage"}, "no column 'usage'"),
     "the label's": (CYCLE, {"split_column": "ill"}, "cannot be both --split-column and --label"),
@@ -112,7 +112,7 @@ def test_what_is_wrong_with_a_split_is_said(tmp_path, case):
 
 def test_a_client_without_training_samples_is_named(tmp_path):
     words = ("train", "test") * 18 + ("test",) * 18
-    with pytest.raises(InputError, match=r"a\.csv: client 'h2' has no sample for training"):
+    with pytest.raises(InputError, match=r"a\.csv: client 'h2' has no training samples"):
         import_data(table(tmp_path / "a.csv", words), tmp_path / "data", **COLUMNS, split_column="use")
 
 

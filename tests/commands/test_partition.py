@@ -20,7 +20,7 @@ from pflcli.commands.show import plot
 from pflcli.commands.train_global import train_global
 from pflcli.data import datasets
 from pflcli.data.datasets import Samples
-from pflcli.data.preparation.deal import assembled
+from pflcli.data.preparation.deal import assemble
 from pflcli.errors import InputError, UsageError
 
 
@@ -38,7 +38,7 @@ def test_splits_of_clients_of_every_size():
     n = sum(sizes)
     samples = Samples(np.zeros((n, 2), np.float32), np.zeros(n, np.int64), 1)
     parts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
-    result = assembled(samples, parts, (0.6, 0.2, 0.2), seed=0)
+    result = assemble(samples, parts, (0.6, 0.2, 0.2), seed=0)
     result.check("here")
     assert result.sizes.sum(axis=1).tolist() == sizes
     assert result.sizes.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [1, 1, 1], [3, 1, 1], [6, 2, 2], [60, 20, 20]]
@@ -175,7 +175,7 @@ def test_a_fraction_of_new_clients_is_below_one(pfl, tmp_path, fraction):
 
 
 WRONG = {
-    "nobody left": ("--clients 2 --new-clients 0.9", "leaves nobody with samples", "--new-clients 0.2"),
+    "nobody left": ("--clients 2 --new-clients 0.9", "leaves no training samples", "--new-clients 0.2"),
     "no coarse labels": ("--scheme pachinko --clients 4", "needs coarse labels", "--scheme dirichlet"),
     "groups": ("--scheme clusters --clients 3 --set groups=4", "groups=4 are more than the 3 clients", "--clients 4"),
     "rotations": ("--scheme clusters --clients 9 --set groups=5", "the 4 rotations there are", "--set kind=both"),
@@ -235,7 +235,7 @@ def test_a_picture_of_who_holds_what(pfl, tmp_path, line, clients):
 def test_what_cannot_be_drawn(small, tmp_path):
     with pytest.raises(UsageError, match="not the name of a PNG, SVG or PDF file"):
         plot(small.p, tmp_path / "p.gif")
-    with pytest.raises(InputError, match="holds a backbone, but this command needs a partition"):
+    with pytest.raises(InputError, match="contains a backbone, but this command needs a partition"):
         plot(small.b, tmp_path / "b.png")
     with pytest.raises(InputError, match="cannot write"):
         plot(small.p, tmp_path / "nowhere" / "p.png")
@@ -318,7 +318,7 @@ def test_new_clients_keep_less_and_other_clients_do_not(tmp_path):
                 assert [len(row) for row in rows[1:]] == [np.ceil(round(f * len(rows[0]), 6)) for f in (0.6, 0.2)]
             else:
                 assert rows[0] == rows[2]
-    with pytest.raises(UsageError, match="of what new clients have"):
+    with pytest.raises(UsageError, match="--new-capacity"):
         partition("writers", tmp_path / "p", new_capacity=0.5)
 
 

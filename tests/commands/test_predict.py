@@ -293,8 +293,8 @@ def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
         "objects.npy": "does not unpickle",
         "two.npz": "--features NAME",
         "cut.npy": "declares",
-        "q.csv": "which no table holds",
-        "q.txt": "of no form",
+        "q.csv": "takes samples of shape",
+        "q.txt": "a format that pfl does not read",
         "p": "is an artifact of pfl",
         "nowhere.npy": "does not exist",
     }
@@ -331,7 +331,7 @@ def test_the_weights_of_a_file_are_needed_again(tmp_path):
     from pflcli import models, parameters
 
     partition("writers", tmp_path / "p", clients=3, part=(1, 12))
-    save_file(parameters.of(models.create("logistic", (1, 28, 28), 10, 5)), tmp_path / "w.safetensors")
+    save_file(parameters.copy_params(models.create("logistic", (1, 28, 28), 10, 5)), tmp_path / "w.safetensors")
     personalize("local", tmp_path / "p", tmp_path / "m", settings=BRIEF, weights=tmp_path / "w.safetensors")
     writer, x = own_digits(tmp_path)
     np.save(tmp_path / "q.npy", x)

@@ -20,7 +20,7 @@ from pflcli.commands.update_datastore import Rows, merge, update_datastore
 from pflcli.errors import InputError
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
-from pflcli.knn.flat_format import flat_vectors
+from pflcli.knn.indexes import flat_vectors
 from pflcli.reporter import NullReporter
 
 SAMPLES = ("y", "sample")

@@ -64,7 +64,7 @@ def reference(net, data, client, plan, key, seed):
                 loss = loss + sum((plan.own[name] * p).sum() for name, p in chosen)
             loss.backward()
             optimizer.step()
-    return parameters.of(model)
+    return parameters.copy_params(model)
 
 
 PLANS = {
@@ -130,11 +130,11 @@ def test_weights_in_two_places_are_one_parameter(mode):
     body = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared, nn.Tanh(), tied)
     net = models.Net(body, nn.Linear(worlds.FEATURES, worlds.CLASSES))
     names = ["body.1.weight", "body.1.bias", "body.5.bias", "head.weight", "head.bias"]
-    assert list(parameters.of(net)) == names
+    assert list(parameters.copy_params(net)) == names
     engine = Engine(net, data, seed=0, mode=mode)
     for objective in (None, plain_loss):
         plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, objective=objective)
-        start = parameters.repeat(parameters.of(net), 2)
+        start = parameters.repeat(parameters.copy_params(net), 2)
         (part,) = engine.local_sgd([2, 0], start, plan, ("sgd", 0))
         for place, client in enumerate((2, 0)):
             expected = reference(net, data, client, plan, ("sgd", 0), 0)
@@ -155,7 +155,7 @@ def test_local_sgd_is_sgd(name, mode, kind):
     plan = LocalSGD(**{"epochs": 3, "batch_size": 4, "lr": [0.1] * 3, **PLANS[name]})
     engine = Engine(net, data, seed=5, threads=2, mode=mode)
     clients = [1, 2, 0, 5, 4, 6]
-    (part,) = engine.local_sgd(clients, parameters.of(net), plan, ("sgd", 1))
+    (part,) = engine.local_sgd(clients, parameters.copy_params(net), plan, ("sgd", 1))
     assert part.weights.tolist() == data.sizes(*plan.splits)[clients].tolist()
     for place, client in enumerate(clients):
         expected = reference(net, data, client, plan, ("sgd", 1), 5)
@@ -169,7 +169,7 @@ def test_compiled_loops_train_a_single_layer(monkeypatch):
     data = worlds.federation()
     net = models.create("logistic", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2)
-    (part,) = Engine(net, data, seed=5).local_sgd([2, 0], parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=5).local_sgd([2, 0], parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate((2, 0)):
         expected = reference(net, data, client, plan, ("sgd", 0), 5)
         for key, value in parameters.pick(part.params, place).items():
@@ -181,10 +181,10 @@ def test_compiled_loops_train_a_single_layer(monkeypatch):
 def test_proximal_term_pulls_to_its_anchor(mode, kind):
     data = worlds.federation()
     net = network(kind, data)
-    anchor = parameters.of(network(kind, data, 1))
+    anchor = parameters.copy_params(network(kind, data, 1))
     engine = Engine(net, data, seed=5, mode=mode)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, prox=(anchor, 0.7))
-    (part,) = engine.local_sgd([0], parameters.of(net), plan, ("sgd", 0))
+    (part,) = engine.local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0))
     expected = reference(net, data, 0, plan, ("sgd", 0), 5)
     for key, value in parameters.pick(part.params, 0).items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
@@ -195,7 +195,7 @@ def test_proximal_term_pulls_to_its_anchor(mode, kind):
 @pytest.mark.parametrize("mode", MODES)
 def test_anchors_and_drifts_of_the_clients_change_each_step(mode, kind, extra):
     data, clients = worlds.federation(), np.asarray([4, 0, 2])
-    net, others = network(kind, data), [parameters.of(network(kind, data, seed)) for seed in (1, 2, 3)]
+    net, others = network(kind, data), [parameters.copy_params(network(kind, data, seed)) for seed in (1, 2, 3)]
     names, stack = [name for name, _ in net.named_parameters()], parameters.stack(others)
     own, anchor = {name: 0.3 * stack[name].flip(0) for name in names}, {name: stack[name] for name in names}
     plan = LocalSGD(
@@ -207,9 +207,9 @@ def test_anchors_and_drifts_of_the_clients_change_each_step(mode, kind, extra):
         adds_own=True,
         **extra,
     )
-    (part,) = Engine(net, data, seed=5, mode=mode).local_sgd(clients, parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=5, mode=mode).local_sgd(clients, parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate(clients):
-        expected = reference(net, data, client, plan.for_client(place, parameters.of(net)), ("sgd", 0), 5)
+        expected = reference(net, data, client, plan.for_client(place, parameters.copy_params(net)), ("sgd", 0), 5)
         for name in names:
             torch.testing.assert_close(part.params[name][place], expected[name], rtol=1e-4, atol=1e-5)
 
@@ -220,7 +220,7 @@ def test_frozen_parameters_do_not_move(mode, kind):
     data = worlds.federation()
     net = network(kind, data)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1, trainable="head.", weight_decay=0.5)
-    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0], parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0))
     for key, value in parameters.pick(part.params, 0).items():
         assert torch.equal(value, net.state_dict()[key]) == key.startswith("body.")
 
@@ -232,7 +232,9 @@ def test_each_client_may_start_from_its_own_model(mode, kind):
     nets = [network(kind, data, seed) for seed in (0, 1)]
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     engine = Engine(nets[0], data, seed=0, mode=mode)
-    (part,) = engine.local_sgd([0, 2], parameters.stack([parameters.of(net) for net in nets]), plan, ("sgd", 0))
+    (part,) = engine.local_sgd(
+        [0, 2], parameters.stack([parameters.copy_params(net) for net in nets]), plan, ("sgd", 0)
+    )
     for place, (client, net) in enumerate(zip((0, 2), nets, strict=True)):
         expected = reference(net, data, client, plan, ("sgd", 0), 0)
         torch.testing.assert_close(part.params["head.weight"][place], expected["head.weight"])
@@ -243,8 +245,8 @@ def test_each_client_may_start_from_its_own_model(mode, kind):
 def test_clients_of_a_table_train_as_from_a_stack_and_leave_the_table_alone(mode, kind, monkeypatch):
     data = worlds.federation()
     net = network(kind, data)
-    own = parameters.stack([parameters.of(network(kind, data, seed)) for seed in (0, 1, 2)])
-    table = ModelTable(parameters.of(net), len(data.clients), InMemoryRows())
+    own = parameters.stack([parameters.copy_params(network(kind, data, seed)) for seed in (0, 1, 2)])
+    table = ModelTable(parameters.copy_params(net), len(data.clients), InMemoryRows())
     table[[0, 2]] = parameters.take(own, np.asarray([1, 2]))  # client 4 has the default
     before, stack = table[data.clients], parameters.take(own, np.asarray([1, 2, 0]))
     engine = Engine(net, data, seed=0, mode=mode)
@@ -263,12 +265,12 @@ def test_clients_of_a_table_train_as_from_a_stack_and_leave_the_table_alone(mode
 def test_the_model_given_to_the_engine_is_left_alone():
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
-    start = parameters.of(net)
+    start = parameters.copy_params(net)
     before = copy.deepcopy(start)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     list(Engine(net, data, seed=0).local_sgd([0, 2], start, plan, ("sgd", 0)))
     assert worlds.same(before, start)
-    assert worlds.same(before, parameters.of(net))
+    assert worlds.same(before, parameters.copy_params(net))
 
 
 def batch_norm_world():
@@ -287,7 +289,7 @@ def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch(mode):
     data, net = batch_norm_world()
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     engine = Engine(net, data, seed=0, threads=2, mode=mode)
-    (part,) = engine.local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
+    (part,) = engine.local_sgd([0, 1], parameters.copy_params(net), plan, ("sgd", 0))
     # Nine samples in fours: the ninth joins the second batch, so there are two steps.
     assert part.params["body.1.num_batches_tracked"].tolist() == [2, 0]
     assert not torch.equal(part.params["body.1.running_mean"][0], net.state_dict()["body.1.running_mean"])
@@ -304,7 +306,7 @@ def test_under_batch_norm_one_sample_is_no_batch_at_any_batch_size(mode):
     net = models.Net(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(4, 2))
     plan = LocalSGD(epochs=1, batch_size=1, lr=[0.1])
     engine = Engine(net, data, seed=0, mode=mode)
-    (part,) = engine.local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
+    (part,) = engine.local_sgd([0, 1], parameters.copy_params(net), plan, ("sgd", 0))
     # Nine samples one by one, the last of which joins the one before: one batch of two moves the statistics.
     assert part.params["body.1.num_batches_tracked"].tolist() == [1, 0]
     assert all(bool(value.isfinite().all()) for value in part.params.values())
@@ -317,7 +319,7 @@ def test_under_batch_norm_one_sample_is_no_batch_at_any_batch_size(mode):
         with torch.no_grad():
             for value, grad in zip(same.parameters(), grads, strict=True):
                 value -= 0.1 * grad
-    for name, value in parameters.of(same).items():
+    for name, value in parameters.copy_params(same).items():
         torch.testing.assert_close(part.params[name][0], value, rtol=1e-4, atol=1e-5)
 
 
@@ -325,7 +327,7 @@ def test_ways_agree_under_batch_norm():
     data, net = batch_norm_world()
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.1] * 3, momentum=0.9)
     parts = [
-        next(Engine(net, data, seed=0, mode=mode).local_sgd([1, 0], parameters.of(net), plan, ("sgd", 0)))
+        next(Engine(net, data, seed=0, mode=mode).local_sgd([1, 0], parameters.copy_params(net), plan, ("sgd", 0)))
         for mode in MODES
     ]
     for key, value in parts[0].params.items():
@@ -338,7 +340,7 @@ def test_ways_agree_after_a_round_on_convolutions():
     net = models.create("cnn", data.in_shape, 2, 0)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.9)
     parts = [
-        next(Engine(net, data, seed=0, mode=mode).local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0)))
+        next(Engine(net, data, seed=0, mode=mode).local_sgd([0, 1], parameters.copy_params(net), plan, ("sgd", 0)))
         for mode in MODES
     ]
     for key, value in parts[0].params.items():
@@ -368,18 +370,20 @@ def test_divergence_is_reported_and_the_start_restored(mode):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(epochs=5, batch_size=4, lr=[1e20] * 5)
-    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([2], parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([2], parameters.copy_params(net), plan, ("sgd", 0))
     assert not part.finite.any()
-    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([2], parameters.of(net), plan, ("sgd", 0), restore=True)
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd(
+        [2], parameters.copy_params(net), plan, ("sgd", 0), restore=True
+    )
     assert not part.finite.any()
-    assert worlds.same(parameters.pick(part.params, 0), parameters.of(net))
+    assert worlds.same(parameters.pick(part.params, 0), parameters.copy_params(net))
 
 
 def test_inference_does_not_depend_on_the_cut():
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0).eval()
     rows = np.resize(np.arange(len(data.y)), 1500)  # tasks of two batches, the last of which is smaller
-    logits, z = Engine(net, data, seed=0, threads=2).infer(parameters.of(net), rows, features=True)
+    logits, z = Engine(net, data, seed=0, threads=2).infer(parameters.copy_params(net), rows, features=True)
     with torch.no_grad():
         torch.testing.assert_close(z, net.features(data.inputs(torch.from_numpy(rows))))
         torch.testing.assert_close(logits, net(data.inputs(torch.from_numpy(rows))))
@@ -388,10 +392,10 @@ def test_inference_does_not_depend_on_the_cut():
 def test_memory_bounds_the_parts(monkeypatch):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
-    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 2 * parameters.size(parameters.of(net))})
+    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 2 * parameters.size(parameters.copy_params(net))})
     engine = Engine(net, data, seed=0)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
-    parts = list(engine.local_sgd([0, 2, 3, 4, 6], parameters.of(net), plan, ("sgd", 0)))
+    parts = list(engine.local_sgd([0, 2, 3, 4, 6], parameters.copy_params(net), plan, ("sgd", 0)))
     assert [part.clients.tolist() for part in parts] == [[0, 2], [3, 4], [6]]
 
 
@@ -411,10 +415,10 @@ def test_a_client_learns_the_same_bytes_in_any_company(model, shape, classes, ba
     net = models.create(model, shape, classes, 0)
     plan = LocalSGD(epochs=1, batch_size=batch_size, lr=[0.1], momentum=0.5)
     engine = Engine(net, data, seed=0, threads=2)
-    (together,) = engine.local_sgd(data.clients, parameters.of(net), plan, ("sgd", 0))
+    (together,) = engine.local_sgd(data.clients, parameters.copy_params(net), plan, ("sgd", 0))
     for room in (7, 1):
-        monkeypatch.setattr(engines, "_CHUNK_BYTES", {"cpu": room * parameters.size(parameters.of(net))})
-        parts = list(engine.local_sgd(data.clients, parameters.of(net), plan, ("sgd", 0)))
+        monkeypatch.setattr(engines, "_CHUNK_BYTES", {"cpu": room * parameters.size(parameters.copy_params(net))})
+        parts = list(engine.local_sgd(data.clients, parameters.copy_params(net), plan, ("sgd", 0)))
         assert [len(part.clients) for part in parts][:-1] == [room] * (len(parts) - 1)
         for name, value in together.params.items():
             assert torch.equal(torch.cat([part.params[name] for part in parts]), value), name
@@ -461,7 +465,9 @@ def test_a_mean_has_the_same_bytes_whoever_sums_its_parts(count):
         own = {name: value[first : first + size] for name, value in models.items()}
         if size == 1 or first + size // 2 >= count:
             return (
-                parameters.WeightedSum.of(own, weights[first : first + size]) if size == 1 else tree(first, size // 2)
+                parameters.WeightedSum.from_models(own, weights[first : first + size])
+                if size == 1
+                else tree(first, size // 2)
             )
         return tree(first, size // 2).plus(tree(first + size // 2, size // 2))
 
@@ -489,14 +495,14 @@ def test_images_become_channels_first_and_unit_range():
 def test_rates_anchors_and_starts_may_be_each_clients_own(mode, kind):
     data = worlds.federation()
     nets = [network(kind, data, seed) for seed in (0, 1, 2)]
-    stack = parameters.stack([parameters.of(net) for net in nets])
+    stack = parameters.stack([parameters.copy_params(net) for net in nets])
     rates = np.asarray([[0.1, 0.2], [0.3, 0.0], [0.05, 0.02]])
     engine = Engine(nets[0], data, seed=0, threads=2, mode=mode)
     plan = LocalSGD(epochs=2, batch_size=4, lr=rates, prox=({k: v.flip(0) for k, v in stack.items()}, 0.5))
     # The longest client stands last, so that the stacked mode has to sort.
     (part,) = engine.local_sgd([1, 2, 0], stack, plan, ("sgd", 0))
     for place, (client, net) in enumerate(zip((1, 2, 0), nets, strict=True)):
-        own = LocalSGD(epochs=2, batch_size=4, lr=rates[place], prox=(parameters.of(nets[2 - place]), 0.5))
+        own = LocalSGD(epochs=2, batch_size=4, lr=rates[place], prox=(parameters.copy_params(nets[2 - place]), 0.5))
         expected = reference(net, data, client, own, ("sgd", 0), 0)
         for key, value in parameters.pick(part.params, place).items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
@@ -508,7 +514,7 @@ def test_adam_is_adam(mode, kind):
     data = worlds.federation()
     net = network(kind, data)
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.01] * 3, optimizer="adam")
-    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate((0, 2)):
         model, draw = copy.deepcopy(net), rng.generator(0, "sgd", 0, client)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -519,19 +525,19 @@ def test_adam_is_adam(mode, kind):
                 functional.cross_entropy(model(data.inputs(batch)), data.y[batch]).backward()
                 optimizer.step()
         for key, value in parameters.pick(part.params, place).items():
-            torch.testing.assert_close(value, parameters.of(model)[key], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(value, parameters.copy_params(model)[key], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_adam_with_a_rate_for_each_client_is_that_of_each_alone(mode):
     data = worlds.federation()
     engine = Engine(net := network("chain", data), data, seed=0, mode=mode)
-    start, rates = parameters.repeat(parameters.of(net), 3), np.asarray([[0.01], [0.002], [0.03]])
+    start, rates = parameters.repeat(parameters.copy_params(net), 3), np.asarray([[0.01], [0.002], [0.03]])
     plan = LocalSGD(epochs=1, batch_size=4, lr=rates, optimizer="adam")
     (together,) = engine.local_sgd([1, 2, 0], start, plan, ("sgd", 0))
     for place, client in enumerate((1, 2, 0)):
         alone = LocalSGD(epochs=1, batch_size=4, lr=rates[place], optimizer="adam")
-        (part,) = engine.local_sgd([client], parameters.of(net), alone, ("sgd", 0))
+        (part,) = engine.local_sgd([client], parameters.copy_params(net), alone, ("sgd", 0))
         for key, value in part.params.items():
             torch.testing.assert_close(together.params[key][place], value[0], rtol=1e-4, atol=1e-5)
 
@@ -564,8 +570,12 @@ def test_a_chain_answers_as_its_network_does_to_the_bit(model):
     data = worlds.federation()
     net = models.create(model, data.in_shape, worlds.CLASSES, 0)
     engine = Engine(net, data, seed=0)
-    answers = engine.outputs_each(data.clients, parameters.repeat(parameters.of(net), len(data.clients)), "test")
-    embedded = engine.embed_each(data.clients, parameters.repeat(parameters.of(net), len(data.clients)), "test")
+    answers = engine.outputs_each(
+        data.clients, parameters.repeat(parameters.copy_params(net), len(data.clients)), "test"
+    )
+    embedded = engine.embed_each(
+        data.clients, parameters.repeat(parameters.copy_params(net), len(data.clients)), "test"
+    )
     for client, (logits, _), z in zip(data.clients, answers, embedded, strict=True):
         x = data.inputs(torch.from_numpy(data.rows(int(client), "test")))
         with numerics.intra_op(1):
@@ -582,12 +592,12 @@ def test_compiled_predictions_of_a_chain_agree_with_its_network_and_do_not_depen
     rows = np.arange(len(data.y))
     for threads in (1, 3):
         engine = Engine(net, data, seed=0, threads=threads)
-        predictions.append(engine.infer(parameters.of(net), rows, features=True, compiled=True))
+        predictions.append(engine.infer(parameters.copy_params(net), rows, features=True, compiled=True))
     x = data.inputs(torch.from_numpy(rows))
     for (one, three), expected in zip(zip(*predictions, strict=True), (net(x), net.body(x)), strict=True):
         assert torch.equal(one, three)
         torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-5)
-    plain, _ = engine.infer(parameters.of(net), rows)
+    plain, _ = engine.infer(parameters.copy_params(net), rows)
     assert not torch.equal(plain, predictions[0][0])  # the loops did it
 
 
@@ -602,8 +612,8 @@ def test_an_objective_is_minimised_over_whatever_the_start_holds(mode):
     data = worlds.federation()
     nets = [network("other", data, seed) for seed in range(4)]
     stack, own = (
-        parameters.stack([parameters.of(net) for net in nets[:2]]),
-        parameters.stack([parameters.of(net) for net in nets[2:]]),
+        parameters.stack([parameters.copy_params(net) for net in nets[:2]]),
+        parameters.stack([parameters.copy_params(net) for net in nets[2:]]),
     )
     start = {**stack, "scale": torch.tensor([1.0, 2.0])}
     shared = {"sign": torch.tensor(1.0)}
@@ -628,14 +638,14 @@ def test_an_objective_is_minimised_over_whatever_the_start_holds(mode):
 def test_a_stack_of_one_is_the_loop(monkeypatch):
     monkeypatch.setattr(engines, "_MIN_STACKS", 4)
     data, net = worlds.federation(), network("other", worlds.federation())
-    start, calls = {**parameters.stack([parameters.of(net)] * 6), "scale": torch.ones(6)}, []
+    start, calls = {**parameters.stack([parameters.copy_params(net)] * 6), "scale": torch.ones(6)}, []
     original = stacked.train_stack
     monkeypatch.setattr(
         stacked,
         "train_stack",
         lambda net, data, clients, *rest: calls.append(len(clients)) or original(net, data, clients, *rest),
     )
-    own, shared = parameters.stack([parameters.of(net)] * 6), {"sign": torch.tensor(1.0)}
+    own, shared = parameters.stack([parameters.copy_params(net)] * 6), {"sign": torch.tensor(1.0)}
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated, own=own, shared=shared)
     list(Engine(net, data, seed=0, mode="stacked").local_sgd(worlds.ABLE, start, plan, ("sgd", 0)))
     assert calls == [2, 2, 2]
@@ -663,7 +673,7 @@ def noisy(network, params, batch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rule_draws_the_same_whoever_trains_beside_a_client(kind):
     data, net = worlds.federation(), network(kind, worlds.federation())
-    start = parameters.repeat(parameters.of(net), 3)
+    start = parameters.repeat(parameters.copy_params(net), 3)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], gradient=noisy)
     trained = []
     processes = int(kind != "compiled chain")  # processes would not know that the test wants it compiled
@@ -684,7 +694,7 @@ def test_half_precision_is_close_and_weights_stay_single(mode):
     heads = []
     for precision in ("float32", "bfloat16"):
         plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], precision=precision)
-        (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], parameters.of(net), plan, ("sgd", 0))
+        (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], parameters.copy_params(net), plan, ("sgd", 0))
         heads.append(part.params["head.weight"])
     assert heads[1].dtype == torch.float32
     assert not torch.equal(*heads)
@@ -696,8 +706,8 @@ def test_processes_give_the_same_bytes_as_threads(mode):
     data = worlds.federation()
     nets = [network("other", data, seed) for seed in range(6)]
     stack, own = (
-        parameters.stack([parameters.of(net) for net in nets[:3]]),
-        parameters.stack([parameters.of(net) for net in nets[3:]]),
+        parameters.stack([parameters.copy_params(net) for net in nets[:3]]),
+        parameters.stack([parameters.copy_params(net) for net in nets[3:]]),
     )
     shared = {"sign": torch.tensor(1.0)}
     plans = [
@@ -727,10 +737,10 @@ def test_a_worker_process_that_dies_is_an_error():
     net = network("chain", data)
     engine = Engine(net, data, seed=0, jobs=1)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
-    list(engine.local_sgd([0], parameters.of(net), plan, ("sgd", 0)))
+    list(engine.local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0)))
     engine.executor._workers[0]._process.kill()
     with pytest.raises(LostWorkerError, match="ended by signal 9"):
-        list(engine.local_sgd([0], parameters.of(net), plan, ("sgd", 0)))
+        list(engine.local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0)))
     engine.close()
 
 
@@ -887,7 +897,7 @@ def test_compiled_chains_may_lack_biases(monkeypatch):
         for each in (net, copy.deepcopy(net).double())
     ]
     assert [each.in_place for each in chosen] == [True, False]
-    (part,) = Engine(net, data, seed=5).local_sgd([2, 4], parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=5).local_sgd([2, 4], parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate([2, 4]):
         expected = reference(net, data, client, plan, ("sgd", 0), 5)
         for key, value in parameters.pick(part.params, place).items():
@@ -905,7 +915,9 @@ def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most
     monkeypatch.setattr(thread_executor, "_FEW", most)
     data, outputs = worlds.federation(), []
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
-    own = parameters.stack([parameters.of(models.create("mlp", data.in_shape, worlds.CLASSES, i)) for i in range(7)])
+    own = parameters.stack(
+        [parameters.copy_params(models.create("mlp", data.in_shape, worlds.CLASSES, i)) for i in range(7)]
+    )
     for count, compiled in ((1, False), (1, True), (3, True)):
         engine = Engine(net, data, seed=0, threads=count)
         outputs.append(engine.outputs_each(data.clients, own, "train", features=features, compiled=compiled))
@@ -931,6 +943,6 @@ def test_clients_train_the_same_by_any_number_of_threads_where_the_caller_takes_
     for count in (1, 2):
         engine = Engine(net, data, seed=0, threads=count, mode=mode)
         with torch.no_grad():
-            (part,) = engine.local_sgd(data.clients, parameters.of(net), LocalSGD(1, 4, [0.1]), ("sgd", 0))
+            (part,) = engine.local_sgd(data.clients, parameters.copy_params(net), LocalSGD(1, 4, [0.1]), ("sgd", 0))
         trained.append(part.params)
     assert worlds.same(*trained)

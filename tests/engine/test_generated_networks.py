@@ -241,7 +241,7 @@ def by_autograd(net, data, client, key):
                 for value, grad in zip(net.parameters(), grads, strict=True):
                     value -= PLAN.rate(0, epoch) * grad
             losses.append(loss.item())
-    return np.mean(losses), parameters.of(net)
+    return np.mean(losses), parameters.copy_params(net)
 
 
 def agree(draw, kind):
@@ -256,7 +256,7 @@ def agree(draw, kind):
         return None
     except ValueError:  # batch normalization of one value
         return None
-    start = parameters.of(net)
+    start = parameters.copy_params(net)
     # Where a norm meets one or two values the gradient is ill-conditioned: nothing can be told from it.
     if not all(value.abs().max() < 1e3 for _, params in expected for value in params.values()):
         return None

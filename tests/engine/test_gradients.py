@@ -76,7 +76,7 @@ def test_gradients_by_logits_and_representations(kind, prefix, by_z):
     trained = [name for name in names if name.startswith(prefix)]
     draw = torch.Generator().manual_seed(1)
     size = 2 if kind == "mlp" else 1
-    stack = parameters.stack([parameters.of(net) for _ in range(size)])
+    stack = parameters.stack([parameters.copy_params(net) for _ in range(size)])
     for name in names:
         stack[name] = stack[name] + 0.1 * torch.randn(stack[name].shape, generator=draw)
     dtype = stack["head.weight"].dtype
@@ -110,7 +110,7 @@ def test_gradients_by_logits_and_representations(kind, prefix, by_z):
 
 def test_names_may_differ_from_those_that_are_trained():
     net, shape = mlp()
-    stack, draw = parameters.stack([parameters.of(net)] * 2), torch.Generator().manual_seed(1)
+    stack, draw = parameters.stack([parameters.copy_params(net)] * 2), torch.Generator().manual_seed(1)
     for network, count in forms("mlp", net, shape, ()):
         own = {name: value[:count] for name, value in stack.items()}
         outputs = network.forward(own, torch.randn(count, 32, *shape, generator=draw))
@@ -128,7 +128,7 @@ def test_proximal_steps_in_every_form(kind, prefix, lam, count):
     net, shape = {"mlp": mlp, "cnn": cnn}[kind]()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     draw = torch.Generator().manual_seed(1)
-    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     anchor = {name: value + 0.1 for name, value in start.items()}
     x, y = torch.rand(2, 4, *shape, generator=draw), torch.randint(3, (2, 4), generator=draw)
     weight = torch.tensor(
@@ -160,7 +160,7 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
     net, shape = mlp()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     draw, rate = torch.Generator().manual_seed(1), torch.tensor([0.1, 0.3])
-    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     x, counts = torch.rand(2, 4, *shape, generator=draw), [4, 3]
     # The second client has a sample that does not count, and padding.
     weight = torch.tensor([[0.25] * 4, [0.5, 0.0, 0.5, 0.0]])
@@ -205,7 +205,7 @@ def test_compiled_networks_descend_as_by_autograd(kind, prefix):
     net.train()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     (by_autograd, _), (network, _) = forms(kind, net, shape, trained)
-    start = parameters.stack([parameters.of(net)])
+    start = parameters.stack([parameters.copy_params(net)])
     x, y = torch.rand(1, 4, *shape), torch.tensor([[0, 2, 1, 1]])
     batch = gradients.StackedBatch(x, y, torch.full((1, 4), 0.25), {}, {}, rate=torch.tensor([0.5]))
     models = {name: value + 1 for name, value in start.items()}
@@ -227,7 +227,7 @@ def test_models_descend_by_the_cross_entropy_of_others():
     net, shape = mlp()
     names = [name for name, _ in net.named_parameters()]
     draw, rate, scale = torch.Generator().manual_seed(1), torch.tensor([0.1, 0.3]), torch.tensor([2.0, 0.5])
-    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     x, y = torch.rand(2, 4, *shape, generator=draw), torch.randint(3, (2, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0]])
     for network, _ in forms("mlp", net, shape, names[1:]):
@@ -254,7 +254,7 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
     net, shape = mlp()
     names = [name for name, _ in net.named_parameters()]
     draw, scale = torch.Generator().manual_seed(1), torch.tensor([2.0, 0.5, 1.5])
-    stack = {name: torch.randn(3, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    stack = {name: torch.randn(3, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0], [0.0, 0.5, 0.0, 0.5]])
     batch = gradients.StackedBatch(x, y, weight, {}, {})
@@ -276,7 +276,7 @@ def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(12, 7, bias=bias), nn.ReLU()), nn.Linear(7, 3, bias=bias))
     names = [name for name, _ in net.named_parameters()]
     draw = torch.Generator().manual_seed(1)
-    basis = {name: torch.randn(5, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    basis = {name: torch.randn(5, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     shares = torch.rand(2, 5, generator=draw)
     x, y = torch.rand(2, 4, 3, 2, 2, generator=draw), torch.randint(3, (2, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0]])
@@ -306,8 +306,10 @@ def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
     net, shape = cnn()
     net, draw = net.float(), torch.Generator().manual_seed(1)
     reference, names = copy.deepcopy(net).double(), [name for name, _ in net.named_parameters()]
-    padded = {name: torch.randn(5, value.numel() + 3, generator=draw) for name, value in parameters.of(net).items()}
-    basis = {name: padded[name][:, :-3].view(5, *value.shape) for name, value in parameters.of(net).items()}
+    padded = {
+        name: torch.randn(5, value.numel() + 3, generator=draw) for name, value in parameters.copy_params(net).items()
+    }
+    basis = {name: padded[name][:, :-3].view(5, *value.shape) for name, value in parameters.copy_params(net).items()}
     shares = torch.rand(3, 5, generator=draw) / 5
     x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0], [1.0, 0.0, 0.0, 0.0]])
@@ -355,7 +357,7 @@ def test_bits_are_independent_of_a_stack_by_own_products_alone(monkeypatch):
 def test_padding_changes_no_bit_of_what_mixtures_give():
     net, shape = mlp()
     draw = torch.Generator().manual_seed(1)
-    basis = {name: torch.randn(5, *value.shape, generator=draw) for name, value in parameters.of(net).items()}
+    basis = {name: torch.randn(5, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     shares, y = torch.rand(30, 5, generator=draw), torch.randint(3, (30, 112), generator=draw)
     x, weight = torch.rand(30, 112, *shape, generator=draw), torch.rand(30, 112, generator=draw)
     weight[:, 100:] = 0
@@ -384,7 +386,7 @@ def test_rules_train_alike_whoever_takes_the_step(momentum, compiles, monkeypatc
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU())
     net = models.Net(body, nn.Linear(4, worlds.CLASSES))
-    start = parameters.repeat({**parameters.of(net), "number": torch.tensor(2.0)}, 3)
+    start = parameters.repeat({**parameters.copy_params(net), "number": torch.tensor(2.0)}, 3)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.05], momentum=momentum, gradient=by_representations)
     clients, parts = [2, 0, 1], []
     for mode in MODES:
@@ -415,7 +417,7 @@ def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):
     drawn = torch.rand(3, int(sizes.max()), generator=torch.Generator().manual_seed(1))
     drawn[0, 0] = 0  # a sample that does not count, which is no padding
     plan = LocalSGD(epochs=2, batch_size=4, lr=np.asarray([0.1, 0.1]), sample_weights=drawn)
-    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd(clients, parameters.of(net), plan, ("sgd", 0))
+    (part,) = Engine(net, data, seed=0, mode=mode).local_sgd(clients, parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate(clients):
         model, draw, total, steps = copy.deepcopy(net), rng.generator(0, "sgd", 0, client), 0.0, 0
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -435,7 +437,7 @@ def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):
                 optimizer.step()
                 total, steps = total + loss.item(), steps + 1
         for name, value in parameters.pick(part.params, place).items():
-            torch.testing.assert_close(value, parameters.of(model)[name], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(value, parameters.copy_params(model)[name], rtol=1e-4, atol=1e-5)
         assert part.loss[place] == pytest.approx(total / max(steps, 1), rel=1e-4)
 
 
@@ -452,7 +454,7 @@ def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
     x = draw.normal(size=(sizes.sum(), *shape)).astype(np.float32)
     offsets = np.cumsum(np.concatenate([[0], *([size, 0, 0] for size in sizes)]))
     data = Federation.of(x, draw.integers(0, 3, sizes.sum()), offsets, 3)
-    start = parameters.stack([parameters.of(net)] * 3)
+    start = parameters.stack([parameters.copy_params(net)] * 3)
     plan = LocalSGD(2, 4, [0.1, 0.05], gradient=gradients.cross_entropy_rule, frozen_norm=True)
     parts = [
         next(
@@ -478,7 +480,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
     draw, ends = np.random.default_rng(0), np.asarray([0, 7, 7, 7, 12, 12, 12])
     x = draw.normal(size=(12, *shape)).astype(np.float32)
     data, net = Federation.of(x, draw.integers(0, 3, 12), ends, 3), net.float()
-    start, plan = parameters.of(net), LocalSGD(1, 4, [0.1])
+    start, plan = parameters.copy_params(net), LocalSGD(1, 4, [0.1])
     ruled = replace(plan, gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=mode == "lockstep")
     parts = []
     for before in (False, True):

@@ -70,10 +70,10 @@ def test_every_mode_trains_on_what_is_normalized(mode, jobs):
     net = models.Net(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), nn.Linear(12, 2))
     engine = Engine(net, data, seed=0, mode=mode, jobs=jobs)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
-    (part,) = engine.local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
+    (part,) = engine.local_sgd([0, 1], parameters.copy_params(net), plan, ("sgd", 0))
     engine.close()
     plain = Federation(data.inputs(slice(None)), data.y, data.offsets, 2)
-    (expected,) = Engine(net, plain, seed=0, mode=mode).local_sgd([0, 1], parameters.of(net), plan, ("sgd", 0))
+    (expected,) = Engine(net, plain, seed=0, mode=mode).local_sgd([0, 1], parameters.copy_params(net), plan, ("sgd", 0))
     for name, value in expected.params.items():
         torch.testing.assert_close(part.params[name], value)
 

@@ -144,11 +144,11 @@ def test_a_state_that_is_damaged_or_whose_partition_is_gone(small, tmp_path):
     partition("writers", tmp_path / "p", clients=6)
     personalize("gossip", tmp_path / "p", tmp_path / "g", settings=FEW)
     (tmp_path / "p").rename(tmp_path.parent / "elsewhere")
-    with pytest.raises(InputError, match="does not exist any more"):
+    with pytest.raises(InputError, match="no longer exists"):
         plot(tmp_path / "g", tmp_path / "x.png")
     state = tmp_path / "g" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1])
-    with pytest.raises(InputError, match="is not what was written"):
+    with pytest.raises(InputError, match="differs from what was written"):
         plot(tmp_path / "g", tmp_path / "x.png")
 
 
@@ -424,5 +424,5 @@ def test_another_suffix_is_refused(pfl, small, tmp_path):
 def test_a_specification_that_is_damaged(small, tmp_path):
     shutil.copytree(small.ev, tmp_path / "ev")
     (tmp_path / "ev" / "accuracy.vl.json").write_text("{}")
-    with pytest.raises(InputError, match="not what was written"):
+    with pytest.raises(InputError, match="differs from what was written"):
         plot(tmp_path / "ev", tmp_path / "x.svg")

@@ -172,7 +172,7 @@ def test_every_method_that_averages_runs_with_it_and_counts_who_was_left_out(met
 def test_a_method_that_does_more_with_uploads_is_refused(method, name):
     run = worlds.run(method, rounds=2)
     run.aggregator = aggregators.load(name)
-    with pytest.raises(UnsuitedError, match=f"--aggregator {name}.* does not cover that"):
+    with pytest.raises(UnsuitedError, match=f"--aggregator {name}.* does not apply"):
         worlds.play(method, run)
 
 
@@ -180,7 +180,7 @@ def test_a_method_that_does_more_with_uploads_is_refused(method, name):
 def test_peers_have_no_server_that_aggregates(method):
     run = worlds.run(method, rounds=2)
     run.aggregator = aggregators.load("median")
-    with pytest.raises(UnsuitedError, match="does not cover that"):
+    with pytest.raises(UnsuitedError, match="does not apply"):
         worlds.play(method, run)
 
 

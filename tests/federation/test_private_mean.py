@@ -188,7 +188,7 @@ def test_integers_are_refused_and_so_is_a_round_without_noise():
     run = private("fedavg", noise=1.0)
     run.attendance = Attendance()
     run.privacy.begin_round(0)
-    with pytest.raises(UnsuitedError, match="normalizes batches"):
+    with pytest.raises(UnsuitedError, match="batch normalization"):
         run.averaging({"w": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(ComputationError, match="without a mean"):
         run.privacy.end_round()

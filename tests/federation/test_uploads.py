@@ -83,7 +83,7 @@ def test_the_mean_moves_no_further_than_a_clipped_update(method):
 
 @pytest.mark.parametrize("method", sorted(SEND_MORE))
 def test_a_method_that_sends_more_than_averages_is_refused(method):
-    with pytest.raises(UnsuitedError, match="--upload int8 does not cover"):
+    with pytest.raises(UnsuitedError, match="--upload int8 does not apply"):
         played(method, "int8")
 
 
@@ -113,7 +113,7 @@ def test_from_the_command_line(pfl, small, tmp_path):
     assert coded.summary["bytes_up"] < 0.3 * plain.summary["bytes_up"]
     wrong = pfl(*line, "--upload", "int9", "-o", tmp_path / "wrong")
     assert (wrong.code, "did you mean 'int8'?" in wrong.err) == (2, True)
-    with pytest.raises(InputError, match="does not cover"):
+    with pytest.raises(InputError, match="does not apply"):
         personalize("fedamp", small.p, tmp_path / "amp", settings={"model": "mlp", "rounds": 1, "upload": ["int8"]})
 
 

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from pflcli.knn import grid as sweep
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores, votes
+
+
+def rank(stored, y, queries):
+    """One client's samples for its queries."""
+    return sweep.Ranked.rank_clients(stored, y, np.asarray([0, len(y)]), queries, np.asarray([0, len(queries)]))
+
 
 CLASSES = 4
 
@@ -33,7 +39,7 @@ def nested(capacities, m):
 def test_votes_within_every_store_are_those_of_one_built_for_it():
     stored, y, queries, *_ = world()
     stores, ks, sigmas = nested([0, 1, 2, 9, 29, 30], 30), [1, 7, 50], [1.0, 0.3]
-    actual = sweep.Ranked.of(stored, y, queries).votes(stores, ks, sigmas, CLASSES)
+    actual = rank(stored, y, queries).votes(stores, ks, sigmas, CLASSES)
     assert actual.shape == (12, 3, 2, len(queries), CLASSES)
     for c, i, s in np.ndindex(actual.shape[:3]):
         size = int(stores[c].sum())
@@ -47,14 +53,14 @@ def test_equal_samples_rank_in_their_order():
     # Many more of them than neighbours: which of the equal ones vote must not depend on who else is stored.
     stored, y, queries, *_ = world()
     stored, y = np.concatenate([stored[:3]] * 10), np.arange(30) % CLASSES
-    ranked = sweep.Ranked.of(stored, y, np.concatenate([queries, stored[:3]]))
+    ranked = rank(stored, y, np.concatenate([queries, stored[:3]]))
     assert ranked.row[:, :10].tolist() == np.sort(ranked.row[:, :10]).tolist()
     assert ranked.row[-3:, :10].tolist() == [list(range(i, 30, 3)) for i in range(3)]
 
 
 def test_small_scales_do_not_underflow():
     stored, y, queries, *_ = world()
-    actual = sweep.Ranked.of(stored + 1000, y, queries).votes(nested([30], 30), [10], [1e-4], CLASSES)
+    actual = rank(stored + 1000, y, queries).votes(nested([30], 30), [10], [1e-4], CLASSES)
     np.testing.assert_allclose(actual.sum(axis=-1), 1)
 
 

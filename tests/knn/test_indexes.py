@@ -15,7 +15,7 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.personalize import personalize
 from pflcli.errors import ConflictError, UsageError
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 
 KINDS = (
@@ -30,7 +30,9 @@ def points(n, seed):
 
 
 def blob(kind, z, train, **parameters):
-    return np.frombuffer(indexes.built(kind, z, train, parameters), np.uint8)
+    raw, built = indexes.build(kind, z, train, parameters)
+    assert built == kind
+    return raw
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,9 +80,11 @@ def test_what_loses_nothing_finds_the_nearest(kind):
 
 @pytest.mark.parametrize("kind", ["PQ4x4", "IVF4,Flat", "PCA8,Flat", "PQ4x4,RFlat"])
 def test_too_few_samples_to_train(kind, capfd):
-    assert indexes.built(kind, points(9, 0), 3, {}) is None
-    assert indexes.built(kind, points(9, 0), 0, {}) is None
-    assert indexes.built(kind, points(40, 0), 20, {}) is not None
+    for train in (0, 3):
+        raw, built = indexes.build(kind, points(9, 0), train, {})
+        assert built == indexes.EXACT
+        np.testing.assert_array_equal(indexes.flat_vectors(raw), points(9, 0))
+    assert indexes.build(kind, points(40, 0), 20, {})[1] == kind
     assert capfd.readouterr() == ("", "")
 
 

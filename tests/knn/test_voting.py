@@ -12,7 +12,7 @@ from pflcli import rng
 from pflcli.errors import UnsuitedError, UsageError
 from pflcli.knn import voting
 from pflcli.knn.embedded import Embedded
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import build, flat_indexes
 from pflcli.knn.stores import Neighbours, Stores
 from pflcli.methods import knn_per
 
@@ -99,7 +99,8 @@ def test_noise_is_refused_where_one_sample_changes_more_than_one_vote():
     run.stores = Stores(*moved, run.stores.y[:size], run.stores.offsets, run.stores.train)
     with pytest.raises(UnsuitedError, match="exact store of samples"):
         knn_per.personalize(run, {}, run.clients)
-    assert not voting.holds_samples(SimpleNamespace(blob=np.ones(40, np.uint8), bytes=[0, 40], offsets=[0, 1]), 0, [])
+    raw, _ = build("SQ8", vectors[0], len(vectors[0]), {})
+    assert not voting.holds_samples(SimpleNamespace(blob=raw, bytes=[0, len(raw)], offsets=[0, 1]), 0, [])
 
 
 @pytest.mark.parametrize(

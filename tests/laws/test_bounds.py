@@ -52,7 +52,7 @@ def test_more_than_there_are_mean_all_or_are_refused_in_words(method, option):
     if COUNTS[method, option]:
         assert "test" in played(method, options={option: 10**6}, rounds=2)
     else:
-        with pytest.raises(UsageError, match="1000000 models are too many; the most are 1000"):
+        with pytest.raises(UsageError, match="1000000 models are too many; the maximum is 1000"):
             played(method, options={option: 10**6})
 
 

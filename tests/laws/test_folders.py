@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import typer.main
 
-from pflcli.artifacts import chosen, codebook
+from pflcli.artifacts import codebook, open_by_path
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
 
@@ -93,7 +93,7 @@ def test_the_folder_is_accepted_or_choices_are_listed(pfl, small, folders, tmp_p
     assert "is not a pfl artifact" not in ran.err
     if ran.code and "choose one of" not in ran.err and "it holds" not in ran.err:
         # What is wrong then is wrong with the predictions in the folder: with their own path it is the same.
-        predictions, *others = chosen.open_all(folders / made_by, "predictions")
+        predictions, *others = open_by_path.open_all(folders / made_by, "predictions")
         assert not others
         assert (ran.code, ran.err) == (run(predictions.path).code, run(predictions.path).err)
         assert line in UNSUITABLE

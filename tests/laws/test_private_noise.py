@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from pflcli import methods, models, registry
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import backbone
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -161,7 +161,7 @@ def test_the_difference_of_two_released_models_does_not_tell_who_took_part(small
 
 def clipped_update(net, data, client, lr):
     """The update of one client after one step on all its training samples, clipped to 1."""
-    block = len(blocks.SPLITS) * client
+    block = len(client_blocks.SPLITS) * client
     rows = slice(*data.offsets[block : block + 2])
     x = torch.from_numpy(np.asarray(data.x[rows]))[:, None].float() / 255
     loss = functional.cross_entropy(net(x), torch.from_numpy(data.y[rows]))

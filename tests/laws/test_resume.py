@@ -292,6 +292,6 @@ def test_a_damaged_table(small, tmp_path):
         step(Stop(1))
     path = tmp_path / "out.partial" / "checkpoint" / "table-0.rows"
     path.write_bytes(flipped(0.5)(path.read_bytes()))
-    with pytest.raises(InputError, match=r"table-0\.rows is damaged: row \d+ is not what was written") as error:
+    with pytest.raises(InputError, match=r"table-0\.rows is damaged: row \d+ differs from what was written") as error:
         step(Stop())
     assert error.value.fix == (f"rm -r {tmp_path / 'out.partial'}, and start again",)

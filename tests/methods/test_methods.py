@@ -13,7 +13,7 @@ from torch.nn import functional
 import worlds
 from pflcli import parameters, rng
 from pflcli.errors import UsageError
-from pflcli.knn.flat_format import flat_indexes
+from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Neighbours, Stores, votes
 from pflcli.methods import knn_per
 from pflcli.settings import Settings, changed

@@ -314,7 +314,7 @@ def logistic_run(**options):
     plan = config.build(Settings, {"model": "logistic", "rounds": 80, "participation": 0.5, "lr": 0.5}, "")
     net = models.create("logistic", data.in_shape, worlds.CLASSES, 0)
     cfg = config.build(fedattn.Config, {"server_lr": 0.03, **options}, "fedattn")
-    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0), parameters.of(net))
+    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0), parameters.copy_params(net))
 
 
 def test_the_faithful_form_amplifies_biases_and_the_default_does_not():
@@ -355,13 +355,18 @@ def test_every_form_resumes_and_runs_both_ways(options):
 def test_a_model_without_biases_is_refused():
     net = models.Net(nn.Flatten(), nn.Linear(5, 3, bias=False))
     with pytest.raises(UsageError, match="has none"):
-        biases.layers(parameters.of(net), ["head.weight"])
+        biases.layers(parameters.copy_params(net), ["head.weight"])
 
 
 def test_biases_of_every_kind_of_layer_count():
     net = nn.ModuleDict({"c": nn.Conv2d(1, 2, 3), "n": nn.BatchNorm2d(2), "g": nn.GRU(3, 2)})
     names = [name for name, _ in net.named_parameters()]
-    assert biases.layers(parameters.of(net), names) == {"c.bias": 2, "n.bias": 2, "g.bias_ih_l0": 6, "g.bias_hh_l0": 6}
+    assert biases.layers(parameters.copy_params(net), names) == {
+        "c.bias": 2,
+        "n.bias": 2,
+        "g.bias_ih_l0": 6,
+        "g.bias_hh_l0": 6,
+    }
 
 
 def test_biases_go_there_and_back():
@@ -489,7 +494,7 @@ def test_representations_are_means_of_each_clients_own_model(mode):
     nets = [models.create("mlp", data.in_shape, worlds.CLASSES, seed) for seed in (0, 1, 2)]
     engine = Engine(nets[0], data, seed=0, threads=2, mode=mode)
     clients = np.asarray([6, 5, 1])  # client 5 has no samples
-    actual = engine.represent(clients, parameters.stack([parameters.of(net) for net in nets]), "train")
+    actual = engine.represent(clients, parameters.stack([parameters.copy_params(net) for net in nets]), "train")
     for row, client, net in zip(actual, clients, nets, strict=True):
         with torch.no_grad():
             z = net.features(data.inputs(torch.from_numpy(data.rows(client, "train"))))

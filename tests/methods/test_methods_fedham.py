@@ -200,7 +200,7 @@ def double_world():
     """A tiny network in double precision, four models of it, and a batch; client 1 of four is the target."""
     torch.manual_seed(0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh()), nn.Linear(3, 2)).double()
-    basis = {name: torch.randn(5, *value.shape).double() for name, value in parameters.of(net).items()}
+    basis = {name: torch.randn(5, *value.shape).double() for name, value in parameters.copy_params(net).items()}
     x, y = torch.randn(6, 4).double(), torch.randint(0, 2, (6,))
     return net, basis, x, y
 
@@ -564,7 +564,9 @@ def clustered_run(**options):
     plan = {"model": "logistic", "rounds": 14, "participation": 1.0, "batch_size": 10, "epochs": 2, "lr": 0.3}
     net = models.create("logistic", data.in_shape, 3, 0)
     cfg = config.build(fedham.Config, {"warmup": 4, "sketch": 32, **options}, "fedham")
-    return Run("server", cfg, config.build(Settings, plan, ""), 0, data, Engine(net, data, seed=0), parameters.of(net))
+    return Run(
+        "server", cfg, config.build(Settings, plan, ""), 0, data, Engine(net, data, seed=0), parameters.copy_params(net)
+    )
 
 
 def right(run, state):
@@ -785,7 +787,7 @@ def normalising(mode, **options):
     net = models.Net(body, nn.Linear(4, 2))
     plan = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4}, "")
     cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 8, **options}, "fedham")
-    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0, mode=mode), parameters.of(net)), net
+    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0, mode=mode), parameters.copy_params(net)), net
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
@@ -803,7 +805,7 @@ def test_normalising_layers_are_mixed_and_used_in_evaluation_mode(lam):
 def test_frozen_norm_uses_running_statistics_and_keeps_them(mode):
     run, net = normalising(mode)
     plan = LocalSGD(epochs=1, batch_size=100, lr=[0.5], frozen_norm=True)
-    (part,) = run.engine.local_sgd([1], parameters.of(net), plan, ("sgd", 0))
+    (part,) = run.engine.local_sgd([1], parameters.copy_params(net), plan, ("sgd", 0))
     net.eval()
     rows = run.federation.rows(1, "train")
     loss = functional.cross_entropy(net(run.federation.inputs(torch.from_numpy(rows))), run.federation.y[rows])
@@ -857,7 +859,7 @@ def image_run(threads):
     settings = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4, "lr": 0.1}, "")
     cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 16}, "fedham")
     engine = Engine(net, data, seed=0, mode="loop", threads=threads)
-    return Run("server", cfg, settings, 0, data, engine, parameters.of(net))
+    return Run("server", cfg, settings, 0, data, engine, parameters.copy_params(net))
 
 
 def test_each_worker_trains_one_stack_of_ham_by_a_program_with_the_same_bytes(monkeypatch):

@@ -247,7 +247,7 @@ def loss_and_gradients(prior, net, x, y, tree, draws):
     names = [name for name, _ in net.named_parameters() if name.startswith("body.")]
     weight = torch.full((1, len(y)), 1 / len(y))
     batch = StackedBatch(x[None], y[None], weight, {"tree": tree[None]}, {}, [draws])
-    params = {name: value[None] for name, value in parameters.of(net).items()}
+    params = {name: value[None] for name, value in parameters.copy_params(net).items()}
     losses, grads = pfedgp.gradients(prior, AutogradNetwork(net, names, "float32"), params, batch)
     return float(losses[0]), parameters.pick(grads, 0)
 
@@ -460,7 +460,7 @@ def test_a_round_by_hand(mode):
             for name, value in net.named_parameters():
                 value.grad = grads.get(name)
             optimizer.step()
-        models.append(parameters.of(net))
+        models.append(parameters.copy_params(net))
     for name, value in after["body"].items():
         torch.testing.assert_close(value, sum(m[name] for m in models) / 4, rtol=1e-3, atol=1e-4)
         assert not torch.equal(value, run.init[name])

@@ -203,7 +203,7 @@ def batch_norm_steps(net, start, data, client, key, trainable=""):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(data.inputs(part)), data.y[part]).backward()
         optimizer.step()
-    return parameters.of(net)
+    return parameters.copy_params(net)
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])

@@ -93,11 +93,11 @@ def test_the_engine_trains_it_as_plain_pytorch_would(name, kind, shape):
     trained = []
     for threads in (1, 2):
         engine = Engine(net, data, seed=0, threads=threads, mode="loop")
-        trained.append(next(engine.local_sgd([0, 1, 2], parameters.of(net), plan, ("sgd", 0))).params)
+        trained.append(next(engine.local_sgd([0, 1, 2], parameters.copy_params(net), plan, ("sgd", 0))).params)
     assert all(torch.equal(trained[0][key], trained[1][key]) for key in trained[0])
     # Five samples make BatchNorm's gradients uncertain to some percent in float32; test_operators has doubles.
     allowed = 0.1 if has_batch_norm(net) else 1e-3
-    start = {key: value for key, value in parameters.of(net).items() if value.is_floating_point()}
+    start = {key: value for key, value in parameters.copy_params(net).items() if value.is_floating_point()}
     for place in (0, 1):
         rows = torch.from_numpy(data.rows(place, "train"))
         plain = copy.deepcopy(net).train(not (has_batch_norm(net) and len(rows) == 1))
@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused(name, shape, tokens, message, fix):
         ("torchvision:resnet5O", "torchvision has no model 'resnet5O'", "did you mean 'resnet50'?"),
         ("torchvision:", "torchvision has no model ''", "choose from: alexnet, convnext_base"),
         ("torchvision", "is a family", "--model torchvision:alexnet"),
-        ("cnn:5", "is one model, not a family", "--model cnn"),
+        ("cnn:5", "is a single model, not a family", "--model cnn"),
         ("torchvision:squeezenet1_1", "does not end in a linear layer", "--model mobilenet-v2"),
         ("torchvision:inception_v3", "does not take images of 3x32x32: 96x96 would do", "--model resnet-18"),
         ("torchvision:vit_h_14", "does not take images of 3x32x32: 224x224 would do", "--model resnet-18"),

@@ -118,7 +118,7 @@ def test_rows_that_a_checkpoint_needs_are_checked(tmp_path):
         if row == 0:  # what client 0 held before
             assert worlds.same(ModelTable.unpack(packed, row_file)[[0]], stack(4))
         else:
-            with pytest.raises(InputError, match=f"row {row} is not what was written"):
+            with pytest.raises(InputError, match=f"row {row} differs from what was written"):
                 ModelTable.unpack(packed, row_file)
 
 

@@ -32,7 +32,7 @@ def silent(text):
 def begun(model, path, classes=4, say=silent, shape=SHAPE):
     """A model that begins with a file's weights."""
     net = models.create(model, shape, classes, seed=0).eval()
-    net.load_state_dict(initial.fit(initial.read(path), model, parameters.of(net), say))
+    net.load_state_dict(initial.fit(initial.read(path), model, parameters.copy_params(net), say))
     return net
 
 
@@ -66,7 +66,7 @@ def test_names_of_a_group_norm_resnet_are_known(tmp_path):
 @pytest.mark.parametrize("model", ["lstm", "gru", "mlp"])
 def test_our_own_names_and_half_precision(tmp_path, model):
     shape = (8, 4)
-    state = parameters.of(models.create(model, shape, 4, seed=9))
+    state = parameters.copy_params(models.create(model, shape, 4, seed=9))
     save_file({name: value.half() for name, value in state.items()}, tmp_path / "w.safetensors")
     actual = begun(model, tmp_path / "w.safetensors", shape=shape).state_dict()
     assert all(value.dtype == torch.float32 for value in actual.values())
@@ -98,7 +98,7 @@ def test_counters_of_batch_norm_may_be_missing(tmp_path):
 
 
 def damage(change):
-    state = parameters.of(models.create("mlp", (6,), 4, seed=1))
+    state = parameters.copy_params(models.create("mlp", (6,), 4, seed=1))
     return state | change
 
 
@@ -116,7 +116,7 @@ MISFITS = {
         "lacks 2 of 6 names of mlp: body.1.weight, body.1.bias",
     ),
     "another input": (
-        lambda: parameters.of(models.create("mlp", (5,), 4, seed=1)),
+        lambda: parameters.copy_params(models.create("mlp", (5,), 4, seed=1)),
         "contains 1 shapes that differ from mlp's: body.1.weight 200x5 in the file, 200x6 in the model",
     ),
     "not a number": (lambda: damage({"body.1.bias": torch.full((200,), torch.nan)}), "body.1.bias is not finite"),

@@ -1,4 +1,4 @@
-"""Kinds of artifacts, one file each, with a docstring on their content. ``Kind`` says what such a file must have."""
+"""Kinds of artifacts, one file each; its docstring describes the content, and ``Kind`` is its interface."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Kind(Protocol):
-    """A file of this folder, which must have every name below."""
+    """A file of this folder; all names are required."""
 
     SCHEMA: int
     """the version of its files that this code writes; it reads every version up to it"""
     MADE_BY: str
-    """the command that makes such an artifact, as it is typed"""
+    """the command that makes such an artifact"""
 
     @abstractmethod
     def check(self, artifact: Artifact) -> object:
@@ -30,11 +30,11 @@ class Kind(Protocol):
 
     @abstractmethod
     def describe(self, manifest: Manifest) -> list[str]:
-        """Return the few facts that tell such an artifact from others of its kind, in words; unknown ones are empty."""
+        """Return a few facts that distinguish artifacts of this kind, as text; unknown facts are empty."""
 
 
 def load(name: str) -> Kind:
-    """Return the kind of this name, which must exist; raises InputError if its file lacks something."""
+    """Return the kind with this name, which must exist; raises InputError if its file is incomplete."""
     module = importlib.import_module(f"{__name__}.{name}")
     kind: Kind = registry.complete(module, f"{module.__file__}: artifact kind {name}", Kind)
     return kind

@@ -1,9 +1,9 @@
-"""An audit: what an attacker learns from the answers of stored predictions.
+"""An audit: what an attacker learns from stored predictions.
 
-``audit.json``: a row for each attack, with what the attacker sees, and warnings. ``table.csv``: the same as a table.
-``clients.csv``: a row for each attack and client, the most exposed clients first. ``audit.png``: the ROC curves of the
+``audit.json``: a row per attack, with what the attacker sees, and warnings. ``table.csv``: the same as a table.
+``clients.csv``: a row per attack and client, the most exposed clients first. ``audit.png``: the ROC curves of the
 attacks and the clients; ``audit.vl.json``: its Vega-Lite specification. If classes were inverted, ``classes.csv`` with
-a row for each picture, and ``classes.png``.
+a row per picture, and ``classes.png``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     summary = manifest.summary
     auc = summary.get("auc")
     return [

@@ -1,6 +1,6 @@
 """The backbone: ``weights.safetensors`` (``body.*``, ``head.*``) and ``rounds.csv``, one row per round.
 
-Row 0 exists if the method sent something before its first round.
+Row 0 exists if the method communicated before its first round.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     request, summary = manifest.request, manifest.summary
     return [
         word(request.get("method")),

@@ -1,6 +1,6 @@
-"""A comparison: an evaluation of many methods and seeds that one command has run, with the files of an evaluation.
+"""A comparison: an evaluation of the methods and seeds that one command ran, with the files of an evaluation.
 
-Its inputs are beside it, in the folder that ``-o`` names.
+Its inputs are in the same folder, the output folder of the command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     summary = manifest.summary
     return [
         count(summary.get("methods"), "method"),

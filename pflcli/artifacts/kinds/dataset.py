@@ -3,11 +3,11 @@
 ``samples.h5``: ``x`` (n, ...) uint8 images or features, ``y`` (n,) int64 labels 0..C-1, ``classes`` (C,) their names;
 if samples have owners, ``owner`` (n,) int64 rows of ``owners`` (m,), their names; ``features`` (d,) their names, if
 they have any. Features are float32; or float64, with attributes ``standardize`` and ``fill``, if the partition must
-still standardize them or fill in missing values (NaN), by training samples; with attribute ``by_client`` it does so for
-each client by itself. Older files have none of these; their ``x`` is already standardized by ``mean`` and ``sd`` (d,).
-If the imported file said which samples are for what, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for
-test. If it said which belong together, such as one patient's, ``group`` (n,) int64 is the same for these. With
-attribute ``ordered``, samples stand in order of time. Names are UTF-8. ``codebook.json``: see ``codebook``.
+still standardize them or fill in missing values (NaN) by training samples; with attribute ``by_client`` for each client
+separately. Older files have none of these; their ``x`` is already standardized by ``mean`` and ``sd`` (d,). If the
+imported file has splits, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for test. If it has groups of
+samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. With attribute
+``ordered``, samples are sorted by time. Names are UTF-8. ``codebook.json``: see ``codebook``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks, h5_file
+from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds._wording import count, word
@@ -35,7 +35,7 @@ FILE = "samples.h5"
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples, their classes and owners; ``owner`` (n,) are names here. The module describes the rest."""
+    """Samples, their classes and owners; ``owner`` (n,) are names. See the module for the rest."""
 
     x: NDArray[Any]
     y: NDArray[np.int64]
@@ -63,7 +63,7 @@ def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
     if dataset.group is not None:
         arrays["group"] = dataset.group
     attributes = {"standardize": dataset.standardize, "fill": dataset.fill}
-    # These came later, and stand only where they are true.
+    # These attributes are newer, and written only if they are true.
     attributes |= {
         name: True for name, value in (("by_client", dataset.by_client), ("ordered", dataset.is_ordered)) if value
     }
@@ -96,15 +96,15 @@ def read(artifact: Artifact) -> Dataset:
             is_ordered=bool(file.attrs.get("ordered", False)),
         )
         where = str(artifact.path / FILE)
-        blocks.check_labels(where, dataset.y, len(dataset.classes))
+        client_blocks.check_labels(where, dataset.y, len(dataset.classes))
         if not len(dataset.x) == len(dataset.y) == (len(dataset.y) if dataset.owner is None else len(dataset.owner)):
             raise InputError(f"{where} is inconsistent: x, y and owner have different lengths")
         if dataset.split is not None and (
-            dataset.split.shape != dataset.y.shape or not np.isin(dataset.split, range(len(blocks.SPLITS))).all()
+            dataset.split.shape != dataset.y.shape or not np.isin(dataset.split, range(len(client_blocks.SPLITS))).all()
         ):
             raise InputError(f"{where} is inconsistent: split must be 0, 1 or 2 for each sample")
         if dataset.group is not None:
-            blocks.check_integers(where, group=dataset.group)
+            client_blocks.check_integers(where, group=dataset.group)
             if dataset.group.shape != dataset.y.shape:
                 raise InputError(f"{where} is inconsistent: group must be a number for each sample")
         if dataset.x.ndim < 2 or dataset.x.dtype.kind not in "fiu":
@@ -122,7 +122,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     summary, classes = manifest.summary, manifest.summary.get("classes")
     return [
         word(manifest.made.get("source")),

@@ -1,10 +1,11 @@
 """The datastore: one FAISS index per client, all in one file, and the labels of their rows.
 
-``stores.faiss``: the serialized indexes, one after the other; client c's is bytes ``bytes[c]:bytes[c + 1]``.
-``labels.h5``: ``y``, ``sample`` (n,) int64 in index row order (-1 for a prototype of several samples), ``offsets``
-(m + 1,) rows by client, ``train`` (m,) the number of a client's rows that are training samples (all of them; in older
-stores validation samples follow, which are not searched), ``bytes`` (m + 1,). ``clients.csv``: one row per client.
-Stores that were updated have ``validation.h5``: the validation samples that have arrived, as a split of embeddings.
+``stores.faiss``: the concatenated serialized indexes; that of client c is bytes ``bytes[c]:bytes[c + 1]``.
+``labels.h5``: ``y``, ``sample`` (n,) int64 in the order of index rows (-1 for a prototype of several samples),
+``offsets`` (m + 1,) of the rows by client, ``train`` (m,) the number of each client's rows that are training samples
+(all of them; in older stores validation samples follow, which are not searched), ``bytes`` (m + 1,). ``clients.csv``:
+one row per client. Updated stores have ``validation.h5``: the validation samples that have arrived, as a split of
+embeddings.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import rng
-from pflcli.artifacts import blocks, codebook
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds._wording import count, word
 from pflcli.artifacts.kinds.embeddings import FIELDS, StoredEmbeddings, part
 from pflcli.artifacts.manifest import Manifest
@@ -27,7 +28,6 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.knn.flat_format import flat_pieces, flat_vectors
 from pflcli.knn.prototypes import prototypes as class_prototypes
 
 SCHEMA = 1
@@ -37,7 +37,7 @@ INDEXES = "stores.faiss"
 _FIELDS = ("y", "sample", "offsets", "train", "bytes")
 
 NO_SAMPLE = -1
-"""The sample id of a prototype that stands for several samples."""
+"""The sample id of a prototype that represents several samples."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StoredSamples:
 
 @dataclass(frozen=True)
 class Packed:
-    """Serialized stores with their labels and offsets; see the module for shapes."""
+    """The serialized stores of all clients, with labels and offsets; see the module for shapes."""
 
     blob: NDArray[np.uint8]
     y: NDArray[np.int64]
@@ -62,7 +62,7 @@ class Packed:
 
 
 def write_labels(writer: ArtifactWriter, **arrays: NDArray[np.int64]) -> None:
-    """Write ``labels.h5``, with the arrays of ``Packed`` beside the serialized indexes in ``INDEXES``."""
+    """Write ``labels.h5``, with the arrays of ``Packed`` except the serialized indexes."""
     writer.write_h5("labels.h5", {name: arrays[name] for name in _FIELDS})
 
 
@@ -72,7 +72,7 @@ def write_arrived(writer: ArtifactWriter, split: StoredEmbeddings) -> None:
 
 
 def arrived(artifact: Artifact) -> StoredEmbeddings | None:
-    """Read the validation samples that have arrived; None if all have arrived, as in stores that were never updated."""
+    """Read the validation samples that have arrived; None for stores that were never updated, where all have."""
     if "validation.h5" not in artifact.manifest.files:
         return None
     with artifact.h5("validation.h5") as file:
@@ -84,10 +84,10 @@ def read(artifact: Artifact) -> Packed:
     with artifact.h5("labels.h5") as file:
         arrays = {name: file[name][...] for name in _FIELDS}
     packed = Packed(blob=artifact.mapped(INDEXES), **arrays)
-    blocks.check(f"{artifact.path}/labels.h5", packed.offsets, len(packed.y), len(packed.sample))
-    blocks.check(f"{artifact.path}/{INDEXES}", packed.bytes, len(packed.blob))
+    client_blocks.check(f"{artifact.path}/labels.h5", packed.offsets, len(packed.y), len(packed.sample))
+    client_blocks.check(f"{artifact.path}/{INDEXES}", packed.bytes, len(packed.blob))
     where = f"{artifact.path}/labels.h5"
-    blocks.check_integers(where, y=packed.y, sample=packed.sample, train=packed.train)
+    client_blocks.check_integers(where, y=packed.y, sample=packed.sample, train=packed.train)
     if not len(packed.offsets) == len(packed.bytes) == len(packed.train) + 1:
         raise InputError(f"{artifact.path} is inconsistent: its files disagree on the number of clients")
     if not ((packed.train >= 0) & (packed.train <= np.diff(packed.offsets))).all():
@@ -102,20 +102,17 @@ def read_stores(artifact: Artifact, classes: int, dimension: int | None = None, 
     Raises InputError if a file is damaged, or does not match these or the other file.
     """
     packed = read(artifact)
-    blocks.check_labels(f"{artifact.path}/labels.h5", packed.y, classes)
+    client_blocks.check_labels(f"{artifact.path}/labels.h5", packed.y, classes)
     with artifact.parsing(INDEXES):
         for client, rows in enumerate(np.diff(packed.offsets)):
             raw = packed.blob[packed.bytes[client] : packed.bytes[client + 1]]
-            vectors = flat_vectors(raw)
+            index = indexes.read(raw)
+            count, width = int(index.ntotal), int(index.d)
+            vectors = indexes.flat_vectors(raw, index)
             if vectors is None and exact:
                 raise ValueError(f"the index of client {client} is not {indexes.EXACT}")
-            if vectors is None:
-                index = indexes.read(raw)
-                count, width = int(index.ntotal), int(index.d)
-            else:
-                count, width = vectors.shape
-                if not np.isfinite(vectors).all():
-                    raise ValueError(f"client {client} has a vector that is not finite")
+            if vectors is not None and not np.isfinite(vectors).all():
+                raise ValueError(f"client {client} has a vector that is not finite")
             dimension = width if dimension is None else dimension
             if (count, width) != (rows, dimension):
                 raise ValueError(f"client {client} has {count} vectors of {width} numbers, not {rows} of {dimension}")
@@ -130,7 +127,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     request, summary = manifest.request, manifest.summary
     stored = summary.get("bytes")
     return [
@@ -142,7 +139,9 @@ def describe(manifest: Manifest) -> list[str]:
     ]
 
 
-def build_store(request: Mapping[str, Any], train: StoredEmbeddings, client: int) -> tuple[bytes, StoredSamples]:
+def build_store(
+    request: Mapping[str, Any], train: StoredEmbeddings, client: int
+) -> tuple[NDArray[np.uint8], StoredSamples]:
     """Return the serialized store of ``client``, the last client of ``train``, and the samples in it.
 
     ``request`` is the request of the datastore.
@@ -150,9 +149,8 @@ def build_store(request: Mapping[str, Any], train: StoredEmbeddings, client: int
     seed, index = int(request["seed"]), request.get("index", indexes.EXACT)
     capacity = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), client + 1, seed)
     store = store_samples(train, client, float(capacity[client]), request.get("prototypes"), seed)
-    is_exact = index == indexes.EXACT
-    blob = None if is_exact else indexes.built(index, store.z, len(store.y), request.get("parameters", {}))
-    return b"".join(flat_pieces([store.z])[0]) if blob is None else bytes(blob), store
+    blob, _ = indexes.build(index, store.z, len(store.y), request.get("parameters", {}))
+    return blob, store
 
 
 def store_samples(

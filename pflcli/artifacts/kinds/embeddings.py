@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks, h5_file
+from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts.kinds._wording import count
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -27,7 +27,7 @@ MADE_BY = "pfl extract BACKBONE -o DIR"
 
 @dataclass(frozen=True)
 class StoredEmbeddings(Embedded):
-    """One split of all clients, embedded, with the row ``sample`` (n,) of each of its samples in the dataset."""
+    """The representations of one split of all clients, with each sample's row in the dataset, ``sample`` (n,)."""
 
     sample: NDArray[np.int64]
 
@@ -37,10 +37,10 @@ FIELDS = ("z", "logits", "y", "sample", "offsets")
 
 
 @dataclass(frozen=True)
-class Source:
-    """Labels ``y`` and ids ``sample`` (n,) of one split, ``offsets`` (m + 1,), and what embeds its samples.
+class SplitPieces:
+    """Labels ``y`` and ids ``sample`` (n,) of one split, ``offsets`` (m + 1,), and its representations in pieces.
 
-    ``pieces`` yields z (k, d) and logits (k, C) of the first k samples, of the next, and so on.
+    ``pieces()`` yields z (k, d) and logits (k, C) of consecutive groups of samples.
     """
 
     y: NDArray[np.int64]
@@ -49,8 +49,8 @@ class Source:
     pieces: Callable[[], Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]]
 
 
-def write(writer: ArtifactWriter, splits: Mapping[str, Source], dimension: int, classes: int) -> None:
-    """Write ``embeddings.h5`` a piece at a time; raises ComputationError if a number is not finite."""
+def write(writer: ArtifactWriter, splits: Mapping[str, SplitPieces], dimension: int, classes: int) -> None:
+    """Write ``embeddings.h5`` in pieces; raises ComputationError if a number is not finite."""
     with writer.h5(FILE) as file:
         for split, source in splits.items():
             count = len(source.y)
@@ -72,7 +72,7 @@ def write(writer: ArtifactWriter, splits: Mapping[str, Source], dimension: int, 
 def read(artifact: Artifact) -> dict[str, StoredEmbeddings]:
     """Read all splits; raises InputError if the file is damaged or inconsistent."""
     with artifact.h5(FILE) as file:
-        splits = {split: part(file[split], f"{artifact.path}/{FILE}, split {split},") for split in blocks.SPLITS}
+        splits = {split: part(file[split], f"{artifact.path}/{FILE}, split {split},") for split in client_blocks.SPLITS}
     if len({(len(each.offsets), each.z.shape[1], each.logits.shape[1]) for each in splits.values()}) > 1:
         raise InputError(f"{artifact.path}/{FILE} is inconsistent: its splits differ in clients, dimensions or classes")
     return splits
@@ -83,12 +83,14 @@ def part(group: Any, where: str) -> StoredEmbeddings:
     embedded = StoredEmbeddings(
         **{name: h5_file.mapped(group[name]) if name in ("z", "logits") else group[name][...] for name in FIELDS}
     )
-    blocks.check(where, embedded.offsets, len(embedded.z), len(embedded.logits), len(embedded.y), len(embedded.sample))
+    client_blocks.check(
+        where, embedded.offsets, len(embedded.z), len(embedded.logits), len(embedded.y), len(embedded.sample)
+    )
     if embedded.z.ndim != 2 or embedded.logits.ndim != 2:
         raise InputError(f"{where} is inconsistent: z and logits must be matrices")
-    blocks.check_labels(where, embedded.y, embedded.logits.shape[1])
-    blocks.check_integers(where, sample=embedded.sample)
-    blocks.check_finite(where, z=embedded.z, logits=embedded.logits)
+    client_blocks.check_labels(where, embedded.y, embedded.logits.shape[1])
+    client_blocks.check_integers(where, sample=embedded.sample)
+    client_blocks.check_finite(where, z=embedded.z, logits=embedded.logits)
     return embedded
 
 
@@ -98,5 +100,5 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     return [count(manifest.summary.get("samples"), "sample"), count(manifest.summary.get("dimension"), "dimension")]

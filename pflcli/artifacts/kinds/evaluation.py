@@ -1,10 +1,10 @@
 """An evaluation: scores of predictions, by client, method and seed.
 
-``metrics.json``: a row for each method with all its metrics, a conclusion in one sentence, and warnings.
-``clients.csv``: a row for each method, seed and client. ``table.csv`` and ``table.md``: the metrics as tables, in the
-units of ``metrics.json`` and for people. ``accuracy.png``: accuracies by client; with ``--metric
-auroc``, ``auroc.png``. ``accuracy.vl.json``: the Vega-Lite specification of the picture. With ``--coverage``:
-``sets.csv``, a row for each method and threshold, and ``sets_clients.csv``, a row for each method, seed and client.
+``metrics.json``: a row per method with all its metrics, a conclusion in one sentence, and warnings. ``clients.csv``: a
+row per method, seed and client. ``table.csv`` and ``table.md``: the metrics as tables, in the units of ``metrics.json``
+and formatted for reading. ``accuracy.png``: accuracies by client; with ``--metric auroc``, ``auroc.png``.
+``accuracy.vl.json``: the Vega-Lite specification of the picture. With ``--coverage``:
+``sets.csv``, a row per method and threshold, and ``sets_clients.csv``, a row per method, seed and client.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     summary = manifest.summary
     return [
         word(manifest.request.get("split"), "split"),

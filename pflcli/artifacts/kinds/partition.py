@@ -3,8 +3,8 @@
 ``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source
 dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names``
 (m,) of the clients, UTF-8; attribute ``classes`` (count). Optional: ``cluster`` (m,) int64, the true cluster of each
-client; ``new`` (m,) bool, the clients that take no part in training the global model; ``poisoned`` (m,) bool, and if
-these change their updates u, ``update_factor`` and ``update_noise`` (m,) float64: see ``fl.attack``.
+client; ``new`` (m,) bool, the clients that take no part in training the global model; ``poisoned`` (m,) bool and, if
+these manipulate their updates, ``update_factor`` and ``update_noise`` (m,) float64: see ``federation.attack``.
 ``clients.csv``: one row per client. ``codebook.json``: see ``codebook``.
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import blocks, h5_file
+from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.gathered import Gathered
 from pflcli.artifacts.kinds._wording import count, word
+from pflcli.artifacts.lazy_rows import LazyRows
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -31,14 +31,14 @@ MADE_BY = "pfl partition DATASET -o DIR"
 _TYPES = (np.uint8, np.int16, np.float32, np.float64)
 """Types of samples: images, tokens, features."""
 _MARKS, _ATTACK = ("cluster", "new", "poisoned"), ("update_factor", "update_noise")
-"""Optional arrays (m,): marks of clients, and what poisoned ones make of their updates."""
+"""Optional arrays (m,): marks of clients, and the attack of poisoned clients on their updates."""
 
 
 @dataclass(frozen=True)
 class Partition:
     """The samples of each client and split; see the module for shapes."""
 
-    x: NDArray[Any] | Gathered
+    x: NDArray[Any] | LazyRows
     y: NDArray[np.int64]
     sample: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -60,7 +60,7 @@ class Partition:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Samples by client and split, (m, 3)."""
-        sizes: NDArray[np.int64] = np.diff(self.offsets).reshape(-1, len(blocks.SPLITS))
+        sizes: NDArray[np.int64] = np.diff(self.offsets).reshape(-1, len(client_blocks.SPLITS))
         return sizes
 
     @property
@@ -71,35 +71,35 @@ class Partition:
 
     def check(self, where: str) -> None:
         """Raise InputError if splits overlap, labels are out of range or offsets do not match."""
-        blocks.check(where, self.offsets, len(self.x), len(self.y), len(self.sample))
-        if len(self.offsets) != len(blocks.SPLITS) * len(self.names) + 1:
+        client_blocks.check(where, self.offsets, len(self.x), len(self.y), len(self.sample))
+        if len(self.offsets) != len(client_blocks.SPLITS) * len(self.names) + 1:
             raise InputError(f"{where} is inconsistent: {len(self.names)} clients, {len(self.offsets)} offsets")
         for name, values in self._optional.items():
             if values.shape != (len(self.names),):
                 raise InputError(f"{where} is inconsistent: {len(self.names)} clients, {name} of shape {values.shape}")
         if len(np.unique(self.sample)) != len(self.sample):
             raise InputError(f"{where} is inconsistent: a sample occurs twice, so splits are not disjoint")
-        blocks.check_labels(where, self.y, self.classes)
-        blocks.check_integers(where, sample=self.sample)
+        client_blocks.check_labels(where, self.y, self.classes)
+        client_blocks.check_integers(where, sample=self.sample)
         if self.cluster is not None:
-            blocks.check_integers(where, cluster=self.cluster)
+            client_blocks.check_integers(where, cluster=self.cluster)
         if self.x.ndim < 2 or self.x.dtype not in _TYPES:
             raise InputError(f"{where} is inconsistent: x is not an array of samples")
         if self.x.dtype.kind == "f":
-            blocks.check_finite(where, x=self.x)
+            client_blocks.check_finite(where, x=self.x)
         for name in ("new", "poisoned"):
             if name in self._optional and self._optional[name].dtype.kind != "b":
                 raise InputError(f"{where} is inconsistent: {name} must be boolean")
         attack = {name: values for name, values in self._optional.items() if name in _ATTACK}
         if len(attack) == 1 or any(values.dtype != np.float64 for values in attack.values()):
             raise InputError(f"{where} is inconsistent: {' and '.join(_ATTACK)} must be float64")
-        blocks.check_finite(where, **attack)
+        client_blocks.check_finite(where, **attack)
 
 
 def write(writer: ArtifactWriter, partition: Partition, codebook: Codebook) -> None:
     """Write the files of a partition, after checking that its splits are disjoint."""
     partition.check(str(writer.out))
-    arrays: dict[str, NDArray[Any] | Gathered] = {
+    arrays: dict[str, NDArray[Any] | LazyRows] = {
         "x": partition.x,
         "y": partition.y,
         "sample": partition.sample,
@@ -120,7 +120,7 @@ def _table(partition: Partition, codebook: Codebook) -> bytes:
         [*partition.sizes[client], labels[client], *(int(values[client]) for values in optional.values())]
         for client in range(len(partition.names))
     ]
-    return codebooks.clients_csv(codebook, [*blocks.SPLITS, "labels", *optional], rows)
+    return codebooks.clients_csv(codebook, [*client_blocks.SPLITS, "labels", *optional], rows)
 
 
 def read(artifact: Artifact) -> Partition:
@@ -147,7 +147,7 @@ def read(artifact: Artifact) -> Partition:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of samples: the ``shape`` of one, images with channels last, the ``dtype`` and the number of classes."""
+    """The ``shape`` of one sample (images have channels last), its ``dtype``, and the number of ``classes``."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -166,7 +166,7 @@ def form(artifact: Artifact) -> Form:
 def able(artifact: Artifact) -> NDArray[np.int64]:
     """Read the ids of the clients that can take part in a round: those with training samples that are not new."""
     with artifact.h5("samples.h5") as file:
-        train = np.diff(file["offsets"][...])[:: len(blocks.SPLITS)] > 0
+        train = np.diff(file["offsets"][...])[:: len(client_blocks.SPLITS)] > 0
         return np.flatnonzero(train & ~file["new"][...] if "new" in file else train)
 
 
@@ -188,7 +188,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     request, summary = manifest.request, manifest.summary
     return [
         word(request.get("dataset")),

@@ -2,14 +2,14 @@
 
 ``predictions.h5``: a group per split with ``p`` (n, C) float32 rows of probabilities, further (n, C) parts if the
 method has them (``global``, ``knn``), ``y``, ``sample`` (n,), ``offsets`` (m + 1,); group ``tuned`` with one (m,)
-array for every value that clients chose on their validation data; if the partition has it, ``new`` (m,) bool, the
+array for each value that was tuned on clients' validation samples; if the partition has it, ``new`` (m,) bool, the
 clients that took no part in training the global model. ``state.safetensors``: the method's last state. If the method
-had rounds, ``rounds.csv``, one row per round, and row 0 if it sent something before the first; if clients had
-neighbours, ``neighbours.csv``: their mean number by round, and their precision and recall if the partition has true
-clusters; if clients had attention, ``attention.csv``: means over clients by round (``metrics/attention.py``).
-Those of ``pfl stack`` have no rounds; their state is an exponent per learner. Those of ``pfl new-client`` have
-``unseen.h5``: the samples of the clients that came after the rounds, which are the last ones: ``x`` (n, ...), ``y``,
-``sample`` (n,), ``offsets`` (3 a + 1,) over the blocks (client, split).
+had rounds, ``rounds.csv``, one row per round, and row 0 if it communicated before the first; if clients had neighbours,
+``neighbours.csv``: their mean number by round, and their precision and recall if the partition has true clusters; if
+clients had attention, ``attention.csv``: means over clients by round (``evaluation/metrics/attention.py``).
+Predictions of ``pfl stack`` have no rounds; their state is an exponent per learner. Those of ``pfl new-client`` have
+``unseen.h5``, the samples of the clients that joined after the rounds, which are the last clients: ``x`` (n, ...),
+``y``, ``sample`` (n,), ``offsets`` (3 a + 1,) over the blocks (client, split).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import registry
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds._wording import count, word
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -48,7 +48,7 @@ class SplitPredictions:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions on one or more splits, and the values that clients chose on validation data."""
+    """Predictions on one or more splits, and the values tuned on clients' validation samples."""
 
     splits: dict[str, SplitPredictions]
     tuned: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class LaterClients:
-    """The samples of clients that came after the rounds; see the module for shapes."""
+    """The samples of clients that joined after the rounds; see the module for shapes."""
 
     x: NDArray[Any]
     y: NDArray[np.int64]
@@ -74,19 +74,19 @@ def write_later_clients(writer: ArtifactWriter, later: LaterClients) -> None:
 
 
 def later_clients(artifact: Artifact) -> LaterClients | None:
-    """Read the clients that came after the rounds, None if there are none; raises InputError for a damaged file."""
+    """Read the clients that joined after the rounds, None if there are none; raises InputError for a damaged file."""
     if UNSEEN not in artifact.manifest.files:
         return None
     with artifact.h5(UNSEEN) as file:
         later = LaterClients(**{name: file[name][...] for name in ("x", "y", "sample", "offsets")})
     where = f"{artifact.path}/{UNSEEN}"
-    blocks.check(where, later.offsets, len(later.x), len(later.y), len(later.sample))
+    client_blocks.check(where, later.offsets, len(later.x), len(later.y), len(later.sample))
     with artifact.h5("predictions.h5") as file:
-        blocks.check_labels(where, later.y, file["test"]["p"].shape[1])
-    blocks.check_integers(where, sample=later.sample)
+        client_blocks.check_labels(where, later.y, file["test"]["p"].shape[1])
+    client_blocks.check_integers(where, sample=later.sample)
     if later.x.dtype.kind == "f":
-        blocks.check_finite(where, x=later.x)
-    if (len(later.offsets) - 1) % len(blocks.SPLITS):
+        client_blocks.check_finite(where, x=later.x)
+    if (len(later.offsets) - 1) % len(client_blocks.SPLITS):
         raise InputError(f"{where} is inconsistent: its blocks are not those of clients")
     return later
 
@@ -102,7 +102,7 @@ def write(writer: ArtifactWriter, predictions: Predictions) -> None:
     arrays |= {f"tuned/{name}": values for name, values in predictions.tuned.items()}
     if predictions.new is not None:
         arrays["new"] = predictions.new
-    # Sorted by name: a resumed run has read some of them from its checkpoint, in another order.
+    # Sort by name: arrays that a resumed run reads from its checkpoint are in another order.
     writer.write_h5("predictions.h5", dict(sorted(arrays.items())))
 
 
@@ -113,7 +113,7 @@ def _are_distributions(p: NDArray[np.float32]) -> bool:
 def read(artifact: Artifact, split: str) -> SplitPredictions:
     """Read one split; raises InputError if the file is damaged or has no predictions on that split."""
     with artifact.h5("predictions.h5") as file:
-        stored = [name for name in blocks.SPLITS if name in file]
+        stored = [name for name in client_blocks.SPLITS if name in file]
         if split not in stored:
             method = artifact.manifest.request.get("method", "the method")
             option = "--answer-train" if split == "train" else "without --refit"
@@ -127,14 +127,14 @@ def read(artifact: Artifact, split: str) -> SplitPredictions:
         answers = SplitPredictions(parts=parts, **frame)
         lengths = (len(answers.y), len(answers.sample), *(len(values) for values in parts.values()))
     where = f"{artifact.path}/predictions.h5, split {split},"
-    blocks.check(where, answers.offsets, *lengths)
-    blocks.check_finite(where, **parts)
-    blocks.check_integers(where, sample=answers.sample)
+    client_blocks.check(where, answers.offsets, *lengths)
+    client_blocks.check_finite(where, **parts)
+    client_blocks.check_integers(where, sample=answers.sample)
     if len({values.shape for values in parts.values()}) > 1:
         raise InputError(f"{where} is inconsistent: its parts have different shapes")
     if not ("p" in parts and _are_distributions(parts["p"])):
         raise InputError(f"{where} is inconsistent: a row of p is not a probability distribution")
-    blocks.check_labels(where, answers.y, parts["p"].shape[1])
+    client_blocks.check_labels(where, answers.y, parts["p"].shape[1])
     return answers
 
 
@@ -145,7 +145,7 @@ def has(artifact: Artifact, split: str) -> bool:
 
 
 def choices(artifact: Artifact) -> dict[str, Any]:
-    """Return the training settings and the method's options, by name, with which predictions were made."""
+    """Return the training settings and the method's options of predictions, by name."""
     request = artifact.manifest.request
     return {**request["settings"], **request["options"]}
 
@@ -167,11 +167,11 @@ def spreads(tuned: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, float]]:
 
 
 def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
-    """Read the values that each client chose on its validation data, (m,) each."""
+    """Read the values that were tuned on each client's validation samples, (m,) each."""
     with artifact.h5("predictions.h5") as file:
         values = {name: file["tuned"][name][...] for name in file["tuned"]} if "tuned" in file else {}
         _check_clients(file, artifact, values)
-    blocks.check_finite(f"{artifact.path}/predictions.h5", **values)
+    client_blocks.check_finite(f"{artifact.path}/predictions.h5", **values)
     return values
 
 
@@ -184,11 +184,10 @@ def new(artifact: Artifact) -> NDArray[np.bool_] | None:
 
 
 def state(artifact: Artifact, choices: Iterable[tuple[str, ...]]) -> dict[str, NDArray[Any]]:
-    """Read arrays that the method recorded in its last state: the first of ``choices``, by names, of which it has all.
+    """Read arrays of the method's last state, by name: the first tuple of ``choices`` whose names all exist.
 
-    What a method records is declared in its ``RECORDS``. Returns nothing if it has none of the choices.
-
-    Raises InputError if the file is damaged.
+    A method declares what it records in its ``RECORDS``. Returns an empty dict if no choice is complete. Raises
+    InputError if the file is damaged.
     """
     from safetensors import safe_open
 
@@ -202,7 +201,7 @@ def state(artifact: Artifact, choices: Iterable[tuple[str, ...]]) -> dict[str, N
 
 
 def _records(method: str) -> tuple[str, ...]:
-    """Return the ``RECORDS`` of a method; nothing for a stack, or a method that this version does not have."""
+    """Return the ``RECORDS`` of a method; empty for a stack, or a method that this version does not have."""
     if not registry.exists("methods", method):
         return ()
     return tuple(registry.card("methods", method).facts.get("RECORDS", ()))
@@ -210,7 +209,7 @@ def _records(method: str) -> tuple[str, ...]:
 
 def _check_clients(file: Any, artifact: Artifact, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Raise InputError unless each array has one value per client."""
-    counts = {len(file[split]["offsets"]) - 1 for split in blocks.SPLITS if split in file}
+    counts = {len(file[split]["offsets"]) - 1 for split in client_blocks.SPLITS if split in file}
     for name, values in arrays.items():
         if {values.shape} != {(count,) for count in counts}:
             raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: {name} is not one value per client")
@@ -218,7 +217,7 @@ def _check_clients(file: Any, artifact: Artifact, arrays: Mapping[str, NDArray[A
 
 def check(artifact: Artifact) -> None:
     """Read every file; raises InputError if one is damaged or has an invalid value."""
-    for split in blocks.SPLITS:
+    for split in client_blocks.SPLITS:
         if has(artifact, split):
             read(artifact, split)
     tuned(artifact)
@@ -227,7 +226,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     request, summary = manifest.request, manifest.summary
     seed = request.get("seed")
     return [

@@ -1,8 +1,7 @@
 """A sweep: the accuracy of kNN-Per at every point of a grid of options.
 
-``metrics.json`` and ``table.csv``: a row for each point and each lambda. ``clients.csv``: the lambda that each client
-chose at each point, and its accuracy with it. ``sweep.png``: accuracy along one axis;
-``sweep.vl.json``: its Vega-Lite specification.
+``metrics.json`` and ``table.csv``: a row per point and lambda. ``clients.csv``: each client's tuned lambda at each
+point, and its accuracy. ``sweep.png``: accuracy along one axis; ``sweep.vl.json``: its Vega-Lite specification.
 """
 
 from __future__ import annotations
@@ -21,6 +20,6 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     summary = manifest.summary
     return [count(summary.get("rows"), "row"), percent("best accuracy", summary.get("accuracy"))]

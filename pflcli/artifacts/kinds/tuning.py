@@ -1,7 +1,7 @@
-"""A tuning: the trials of one method, what each scored on validation samples, and the best of them.
+"""A tuning: the trials of one method, their scores on validation samples, and the best trial.
 
-``trials.json``: a row for each trial. ``table.csv`` and ``table.md``: the same as tables. ``best.toml``: the best trial
-as a file for ``--config``. The trials themselves are predictions, and lie beside it in ``trials/``.
+``trials.json``: a row per trial. ``table.csv`` and ``table.md``: the same as tables. ``best.toml``: the best trial as a
+file for ``--config``. The trials are predictions in the folder ``trials/`` next to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRIALS = "trials.json"
 
 
 def read(artifact: Artifact) -> dict[str, Any]:
-    """Return what a tuning found: ``trials`` in their order and the number of the ``best``; raises InputError."""
+    """Return the ``trials`` of a tuning in order and the number of the ``best``; raises InputError if damaged."""
     content = artifact.json(TRIALS)
     with artifact.parsing(TRIALS):
         _schema().validate_python(content, strict=True)
@@ -67,7 +67,7 @@ def check(artifact: Artifact) -> None:
 
 
 def describe(manifest: Manifest) -> list[str]:
-    """Return the facts that tell one from another, in words."""
+    """Return a few facts that distinguish artifacts of this kind, as text."""
     summary = manifest.summary
     return [
         word(manifest.request.get("method")),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods
-from pflcli.artifacts import chain
+from pflcli.artifacts import lineage_order
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact
 from pflcli.commands.build_datastore import build_datastore
@@ -26,7 +26,7 @@ from pflcli.training.initial_weights import Weights
 CHOOSING = "choosing"
 """Subfolder of a seed for the runs without ``refit`` that make the choices; also the prefix of their jobs' names."""
 
-_ORDER = list(chain.KINDS)
+_ORDER = list(lineage_order.KINDS)
 
 Training = Callable[[], tuple[Mapping[str, Any] | None, Mapping[str, Any]]]
 """A function, called when the job begins, that returns the options of the backbone's method and the settings."""

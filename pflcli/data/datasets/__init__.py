@@ -1,4 +1,4 @@
-"""Datasets, one file each, and what such a file must have: ``Dataset``."""
+"""Datasets, one file each, and the interface of such a file: ``Dataset``."""
 
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ from pflcli.errors import InputError, PflError, UsageError
 from pflcli.foreign import parsing, read_npz
 
 _PIECE = 1 << 16
-"""Samples that are checked at a time."""
+"""Samples per check."""
 
 
 @dataclass(frozen=True)
 class Samples:
     """A dataset before it is partitioned.
 
-    ``x`` (n, ...) uint8 images (n, H, W) or (n, H, W, C), float32 features (n, d) or series of them (n, length, d), or
-    int16 tokens (n, length); ``y`` (n,) labels 0..classes-1; ``owner`` (n,) names of who holds each sample, or None
-    where the dataset has no natural clients.
+    ``x`` (n, ...) are uint8 images (n, H, W) or (n, H, W, C), float32 features (n, d) or series (n, length, d), or
+    int16 tokens (n, length). ``y`` (n,) are labels 0..classes-1. ``owner`` (n,) are the names of natural clients, or
+    None.
 
-    ``ordered``: rows follow each other in time, those of each owner if there are any, and are split in that order,
-    never at random; ``gap`` is then how many rows of an owner to leave out between two splits, so that no window of one
-    overlaps a window of the next. ``group`` (n,) is the same for samples that belong together, such as one patient's,
-    which no client has in two splits.
-    ``coarse`` (n,) is each sample's superclass, where classes come in groups. ``names`` (classes,) are those of the
-    classes and ``features`` (d,) those of the features, where they have names. ``is_test`` (n,) says which samples the
-    dataset's authors publish as its test set, where they do, and ``is_validation`` (n,) which as its validation set.
-    ``scaling`` is what is yet to be done to features.
+    ``ordered``: rows (of each owner) are sorted by time, and are split in that order, never at random. ``gap`` rows of
+    an owner are then left out between two splits, so that windows of different splits do not overlap. ``group`` (n,) is
+    the same for samples that belong together, such as one patient's; a client has them in one split. ``coarse`` (n,) is
+    each sample's superclass. ``names`` (classes,) and ``features`` (d,) are the names of classes and features, if they
+    have any. ``is_test`` (n,) and ``is_validation`` (n,) mark the published test and validation sets. ``scaling`` is
+    the scaling that features still need.
     """
 
     x: NDArray[Any]
@@ -60,9 +58,9 @@ class Samples:
         return replace(self, x=self.x[rows], y=self.y[rows], **{name: values[rows] for name, values in known.items()})
 
     def check(self, name: str) -> None:
-        """Raise InputError if arrays disagree in length, ``x`` is of no kind that models take, or a value is not sound.
+        """Raise InputError if arrays differ in length, models do not take ``x``, or a value is invalid.
 
-        Unsound are values that are not finite and labels out of range.
+        Invalid are values that are not finite and labels out of range.
         """
         arrays = (self.x, self.y, self.owner, self.coarse, self.is_test, self.is_validation, self.group)
         lengths = {len(array) for array in arrays if array is not None}
@@ -71,10 +69,10 @@ class Samples:
                 f"{name}: x, y, owner, coarse, is_test, is_validation and group differ in length: {sorted(lengths)}"
             )
         if self.names and len(self.names) != self.classes:
-            raise InputError(f"{name} has {self.classes} classes, and names of {len(self.names)}")
+            raise InputError(f"{name} has {self.classes} classes, but {len(self.names)} names")
         self._check_kind(name)
         if len(self.y) == 0:
-            raise InputError(f"{name} holds no samples")
+            raise InputError(f"{name} has no samples")
         gaps = self.scaling is not None and self.scaling.fill
         for first in range(0, len(self.x), _PIECE) if np.issubdtype(self.x.dtype, np.floating) else ():
             piece = self.x[first : first + _PIECE]
@@ -82,19 +80,19 @@ class Samples:
             if not sound.all():
                 row, *place = np.argwhere(~sound)[0].tolist()
                 value = piece[(row, *place)]
-                raise InputError(f"{name}: x holds {value} in row {first + row}, column {','.join(map(str, place))}")
+                raise InputError(f"{name}: x is {value} in row {first + row}, column {','.join(map(str, place))}")
         bad = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
         if len(bad):
             raise InputError(f"{name}: row {bad[0]} has label {self.y[bad[0]]}, outside 0..{self.classes - 1}")
         if self.x.dtype == np.int16 and not (self.x.min() >= 0 and self.x.max() < self.classes):
             row = int(np.argwhere((self.x < 0) | (self.x >= self.classes))[0][0])
-            raise InputError(f"{name}: row {row} holds tokens outside 0..{self.classes - 1}, the classes to predict")
+            raise InputError(f"{name}: row {row} has tokens outside 0..{self.classes - 1}, the classes to predict")
         if self.coarse is not None and self.coarse.min() < 0:
             raise InputError(f"{name}: row {np.argmin(self.coarse)} has superclass {self.coarse.min()}, below 0")
         if self.ordered and self.gap and self.owner is None:
-            raise InputError(f"{name}: samples with gaps in order of time need owners, as each has a time of its own")
+            raise InputError(f"{name}: samples that are ordered with a gap need owners: time is relative to the owner")
         if self.ordered and self.group is not None:
-            raise InputError(f"{name}: samples are split by time or kept together, not both")
+            raise InputError(f"{name}: samples are either split by time or grouped, not both")
 
     def _check_kind(self, name: str) -> None:
         kind, rank = self.x.dtype, self.x.ndim
@@ -107,7 +105,7 @@ class Samples:
 
 
 class Dataset(Protocol):
-    """A file of this folder. ``load``, ``CLASSES``, ``SHAPE`` and ``LICENCE`` must be there."""
+    """A file of this folder. ``load``, ``CLASSES``, ``SHAPE`` and ``LICENCE`` are required."""
 
     CLASSES: int
     """number of classes"""
@@ -119,37 +117,37 @@ class Dataset(Protocol):
     NAMES: tuple[str, ...] = ()
     """names of the classes, in the order of their labels"""
     FILES: tuple[str, ...] = ()
-    """what ``--root`` must hold: paths of which one is enough, with ``*`` for anything"""
+    """paths in ``--root``, of which one is enough; ``*`` matches anything"""
     MADE_FROM: tuple[str, ...] = ()
-    """the datasets that it is made from, where its files are theirs"""
+    """the datasets whose files it is made from"""
     Config: type[Any] | None = None
-    """its options, where it has some: a frozen dataclass with a default for each, and an explanation under each"""
+    """its options, if any: a frozen dataclass with a default for each, and an explanation under each"""
 
     @abstractmethod
     def load(self, root: Path | None, *, download: bool = False, cfg: Any = None) -> Samples:
-        """Return all samples from the files in ``root``; raises UsageError or InputError if they are not there.
+        """Return all samples from the files in ``root``; raises UsageError or InputError if they are missing.
 
-        A file without ``Config`` leaves out ``cfg``.
+        A dataset without ``Config`` leaves out ``cfg``.
         """
 
 
 def load(name: str) -> Dataset:
-    """Return the dataset of this name; raises UsageError with the nearest name, InputError for an unfit file."""
+    """Return the dataset with this name; raises UsageError with the nearest name, InputError for an invalid file."""
     dataset: Dataset = registry.load("datasets", name, Dataset)
     return dataset
 
 
-def joined(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]], names: tuple[str, ...]) -> Samples:
-    """Join the training and the test part, images and labels each, into one dataset that remembers which is which."""
+def join_parts(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]], names: tuple[str, ...]) -> Samples:
+    """Join the images and labels of the training and the test part into one dataset, and mark the test samples."""
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     is_test = np.repeat([False, True], [len(labels) for _, labels in parts])
     return Samples(x, y.astype(np.int64), len(names), names=names, is_test=is_test)
 
 
 def from_idx(folders: Sequence[Path], stems: tuple[str, str], names: tuple[str, ...]) -> Samples | None:
-    """Read the IDX files of the training and the test stem, joined (``formats.idx``); None if no folder holds any."""
+    """Read the IDX files of the training and the test stem, joined (``formats.idx``); None if no folder has any."""
     parts = idx.read_parts(folders, stems)
-    return joined(parts, names) if parts else None
+    return join_parts(parts, names) if parts else None
 
 
 def train_and_test(path: Path, names: tuple[str, ...]) -> Samples:
@@ -158,7 +156,7 @@ def train_and_test(path: Path, names: tuple[str, ...]) -> Samples:
     if x_train.shape[1:] != x_test.shape[1:]:
         raise InputError(f"{path}: samples of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]}")
     with parsing(str(path), "images and labels"):
-        return joined([(x_train, y_train), (x_test, y_test)], names)
+        return join_parts([(x_train, y_train), (x_test, y_test)], names)
 
 
 def from_torchvision(cls: str, root: Path | None, names: tuple[str, ...], *, download: bool, **options: Any) -> Samples:
@@ -166,19 +164,19 @@ def from_torchvision(cls: str, root: Path | None, names: tuple[str, ...], *, dow
     from pflcli.vision import torchvision
 
     if root is None:
-        raise UsageError(f"--download of {cls} needs a folder to put it in", "--root FOLDER --download")
+        raise UsageError(f"--download of {cls} needs a target folder", "--root FOLDER --download")
     reader = getattr(torchvision().datasets, cls)
     with parsing(str(root), cls, "--download fetches it"):  # also a failed download, a checksum, a missing folder
         parts = [reader(str(root), train=train, download=download, **options) for train in (True, False)]
-        return joined([(np.asarray(part.data), np.asarray(part.targets)) for part in parts], names)
+        return join_parts([(np.asarray(part.data), np.asarray(part.targets)) for part in parts], names)
 
 
 def needs_root(name: str, *files: str, source: str = "") -> PflError:
     """Return the error for a dataset whose files were not found.
 
-    ``source`` says where the files come from, if pfl cannot download them.
+    ``source`` explains where to get the files, if pfl cannot download them.
     """
     return UsageError(
-        f"{name} does not come with pfl: name the folder that holds {' or '.join(files)}",
+        f"{name} is not included in pfl: name the folder with {' or '.join(files)}",
         f"--root FOLDER ({source})" if source else "--root FOLDER, or --root FOLDER --download to fetch it",
     )

@@ -1,17 +1,17 @@
-"""Air quality in Beijing: 48 hours of records tell the level of PM2.5 in the next hour; each client is a station.
+"""Air quality in Beijing: predict the level of PM2.5 in the next hour from 48 hours; each client is a station.
 
 Records: Chen (2017), UCI 501, https://archive.ics.uci.edu/dataset/501, 2013-03 to 2017-02, hourly; the task is FedHAM's
-(section 6.1), on other stations and years. ``--root``: a folder with UCI's ``PRSA_Data_*.csv``, there or in
+(section 6.1), on other stations and years. ``--root``: a folder with UCI's ``PRSA_Data_*.csv``, directly or in
 ``PRSA_Data_20130301-20170228``, or with ``beijing_air.npz`` (9 stations).
 
 - Level 0..4: up to 35, 75, 115, 150 ug/m3, and above (GB 3095 and HJ 633, whose two worst levels of six are merged).
-- 13 features an hour: six pollutants, temperature, pressure, dew point, rain, wind speed, sine and cosine of the wind's
+- 13 features per hour: six pollutants, temperature, pressure, dew point, rain, wind speed, sine and cosine of the wind
   direction. Each is shifted and scaled by fixed round numbers near the mean and deviation of such records
-  (``SCALES``): nothing is estimated from the data, so nothing of the test hours leaks into training.
-- A missing value is the last one known, for at most 6 hours; windows with a longer gap, and windows whose next hour has
-  no measured PM2.5, are left out.
-- Windows overlap (``stride``), so each station is split by time: training first, test last, and the windows between
-  that share an hour with both are left out.
+  (``SCALES``): nothing is estimated from the data, so no information about test hours leaks into training.
+- A missing value is replaced by the last known one, at most 6 hours old. Windows with a longer gap, and windows whose
+  next hour has no measured PM2.5, are left out.
+- Windows overlap (``stride``), so each station is split by time: training first, test last. Windows that share an hour
+  with two splits are left out.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ SCALES = {
     "PM2.5": (80, 80), "PM10": (100, 90), "SO2": (15, 20), "NO2": (50, 35), "CO": (1200, 1200), "O3": (60, 60),
     "TEMP": (13, 11), "PRES": (1010, 10), "DEWP": (2, 14), "RAIN": (0, 1), "WSPM": (2, 1),
 }  # fmt: skip
-"""What is subtracted from each feature, and what it is then divided by: ug/m3, degrees Celsius, hPa, mm, m/s."""
+"""The shift and the scale of each feature, in ug/m3, degrees Celsius, hPa, mm and m/s."""
 DIRECTIONS = ("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW")
-"""Where the wind comes from, clockwise in steps of 22.5 degrees."""
+"""The directions from which the wind comes, clockwise in steps of 22.5 degrees."""
 FEATURES = (*SCALES, "wind sine", "wind cosine")
 
 
@@ -52,9 +52,9 @@ class Config:
     """Options of the dataset."""
 
     stride: Annotated[int, Ge(1)] = 6
-    """begin a window every this many hours; 6 gives about as many per station as FedHAM has, from 49 on none overlap"""
+    """begin a window every this many hours; 6 gives about as many per station as FedHAM has, 49 and more no overlap"""
     stations: tuple[str, ...] = ()
-    """use only the stations of these names; without names all"""
+    """use only these stations; the default is all"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
@@ -74,13 +74,13 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     for station, (values, direction) in records.items():
         if cfg.stations and station not in cfg.stations:
             continue
-        windows, level = windowed(values, direction, stride)
+        windows, level = cut_windows(values, direction, stride)
         x.append(windows)
         y.append(level)
         owner += [station] * len(level)
     if not owner:
-        raise InputError(f"{files[0]}: no {HOURS} hours in a row are complete")
-    # Windows use hours from FILL before their start to their target; those of i and j are apart if they start so far.
+        raise InputError(f"{files[0]} has no {HOURS} complete hours in a row")
+    # A window uses the hours from FILL before its start to its target: windows this far apart do not share an hour.
     gap = -(-(HOURS + 1 + FILL) // stride) - 1
     return Samples(
         np.concatenate(x),
@@ -94,7 +94,7 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     )
 
 
-def windowed(
+def cut_windows(
     values: NDArray[np.float64], direction: NDArray[np.int64], stride: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return windows (n, 48, 13) and the level (n,) of the hour after each, of one station's hours.
@@ -104,7 +104,7 @@ def windowed(
     shift, scale = np.asarray(list(SCALES.values()), dtype=np.float64).T
     angle = np.where(direction < 0, np.nan, direction * (2 * np.pi / len(DIRECTIONS)))
     features = np.column_stack([(values - shift) / scale, np.sin(angle), np.cos(angle)]).astype(np.float32)
-    features = filled(features, FILL)
+    features = fill_short_gaps(features, FILL)
     if len(features) <= HOURS:
         return np.empty((0, HOURS, features.shape[1]), np.float32), np.empty(0, np.int64)
     missing = np.cumsum(np.concatenate([[0], np.isnan(features).any(axis=1)]))
@@ -116,7 +116,7 @@ def windowed(
     return windows.transpose(0, 2, 1), np.digitize(target[keep], LEVELS, right=True).astype(np.int64)
 
 
-def filled(values: NDArray[np.float32], limit: int) -> NDArray[np.float32]:
+def fill_short_gaps(values: NDArray[np.float32], limit: int) -> NDArray[np.float32]:
     """Return ``values`` (hours, d) with each NaN replaced by the last value before it, at most ``limit`` hours old."""
     hour = np.arange(len(values))[:, None]
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, hour), axis=0)

@@ -1,8 +1,8 @@
 """EMNIST, handwritten letters and digits in the format of MNIST (Cohen et al., 2017), https://arxiv.org/abs/1702.05373.
 
 ``--root``: a folder with torchvision's ``EMNIST/raw``, with NIST's ``gzip`` folder, with the idx files themselves, or
-with ``emnist_letters_31k.npz``, a balanced subset of 31,200 letters. The idx files hold every image transposed; here
-they stand upright. Classes follow EMNIST's own order from 0, so that ``letters``, numbered 1..26 there, are 0..25.
+with ``emnist_letters_31k.npz``, a balanced subset of 31,200 letters. The idx files store every image transposed; they
+are returned upright. Classes are numbered from 0 in EMNIST's order: ``letters``, 1..26 in EMNIST, are 0..25.
 Training and test images are joined; ``--keep-test`` of the partition keeps them apart.
 """
 
@@ -27,7 +27,7 @@ NAMES = {
     "digits": tuple(string.digits),
     "mnist": tuple(string.digits),
 }
-"""The classes of each selection; where both cases of a letter are one class, it bears the capital's name."""
+"""The classes of each selection; if both cases of a letter are one class, it has the capital's name."""
 
 
 @dataclass(frozen=True)

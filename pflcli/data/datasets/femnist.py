@@ -1,8 +1,8 @@
-"""FEMNIST, characters of 62 classes by the 3,550 people who wrote them: each client is a person.
+"""FEMNIST, characters of 62 classes by 3,550 writers: each client is a person.
 
 Caldas et al. (2018), https://arxiv.org/abs/1812.01097. ``--root``: a folder with the ``all_data*.json`` that LEAF's
-``data/femnist/preprocess.sh`` makes, there or in ``femnist``, or LEAF's own ``data`` folder. Classes are 0-9, A-Z, a-z.
-As in LEAF, and unlike MNIST, ink is dark (near 0) on a white ground (255): LEAF's values in [0, 1] times 255.
+``data/femnist/preprocess.sh`` creates, directly or in ``femnist``, or LEAF's own ``data`` folder. Classes are 0-9, A-Z,
+a-z. As in LEAF, and unlike MNIST, ink is dark (near 0) on a white ground (255): LEAF's values in [0, 1] times 255.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Heart disease in 740 patients of four hospitals: 13 features tell whether there is any; each client is a hospital.
 
-Janosi, Steinbrunn, Pfisterer and Detrano (1989), UCI 45, https://doi.org/10.24432/C52P4X; it comes with pfl. Features
-and split follow FLamby (Ogier du Terrail et al., 2022, https://arxiv.org/abs/2210.04620):
+Janosi, Steinbrunn, Pfisterer and Detrano (1989), UCI 45, https://doi.org/10.24432/C52P4X; it is included in pfl.
+Features and split follow FLamby (Ogier du Terrail et al., 2022, https://arxiv.org/abs/2210.04620):
 
-- Slope, vessels and thallium test are left out, as most patients lack them; then patients who lack another value.
-- Chest pain and resting ECG become a feature of 0 and 1 for each level but the first. Any disease (1 to 4) is class 1.
-- A hospital's patients are split by scikit-learn's ``train_test_split``, 66 % for training: 199 and 104 patients in
+- Slope, vessels and thallium test are left out, because they are missing for most patients; then patients with another
+  missing value are left out.
+- Chest pain and resting ECG become one 0/1 feature per level except the first. Any disease (1 to 4) is class 1.
+- Each hospital's patients are split by scikit-learn's ``train_test_split``, 66 % for training: 199 and 104 patients in
   Cleveland, 172 and 89 in Hungary, 30 and 16 in Switzerland, 85 and 45 in Long Beach. The split is stratified by class
-  where each class has more than two patients; of Switzerland's, one has no disease. ``--keep-test`` keeps that split.
-- All features, also those of 0 and 1, are standardized by each hospital's own training patients. Here a feature that is
-  constant among them becomes 0; FLamby divides it by 1e-9.
+  if each class has more than two patients; Switzerland has one without disease. ``--keep-test`` keeps the split.
+- All features, also 0/1 features, are standardized by each hospital's own training patients. A feature that is constant
+  among them becomes 0; FLamby divides it by 1e-9.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ SHAPE = "13"
 LICENCE = "CC BY 4.0; Janosi, Steinbrunn, Pfisterer, Detrano"
 FILES = ("processed.*.data",)
 HOSPITALS = {"cleveland": "cleveland", "hungary": "hungarian", "switzerland": "switzerland", "long-beach": "va"}
-"""Names of the clients, and the word for each in the name of its file."""
+"""The names of the clients, and their names in file names."""
 NUMBERS = {
     "age": 0, "sex": 1, "blood pressure": 3, "cholesterol": 4, "blood sugar": 5,
     "heart rate": 7, "angina": 8, "ST depression": 9,
 }  # fmt: skip
 LEVELS = {"chest pain": 2, "resting ECG": 6}
-"""Columns of the files, counted from 0; of the others 10 to 12 are left out, and 13 is the disease."""
+"""Columns of the files, from 0; columns 10 to 12 are left out, and 13 is the disease."""
 _COLUMNS, _DISEASE = 14, 13
 _TRAIN = 0.66
 _ENOUGH = 3
-"""Patients that each class of a hospital needs for a stratified split."""
+"""Minimum number of patients per class for a stratified split."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class Config:
     """standardize features by each hospital's own training patients (client), by those of all hospitals
     (federation), or not at all"""
     split: Annotated[int, Ge(0)] = 43
-    """draw the stratified test patients that --keep-test keeps from this seed; 43 gives FLamby's split"""
+    """draw the test patients that --keep-test keeps with this seed; 43 gives FLamby's split"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
-    """Return the patients, hospital by hospital: float64 features (n, 13) that the partition is yet to standardize."""
+    """Return the patients by hospital, with float64 features (n, 13) that the partition standardizes."""
     cfg = cfg or Config()
     folder = Path(__file__).parent / "hospitals" if root is None else Path(root)
     paths = {name: folder / f"processed.{word}.data" for name, word in HOSPITALS.items()}
@@ -81,11 +82,11 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
 
 
 def _complete(path: Path) -> NDArray[np.float64]:
-    """Return the values (n, 14) of the patients of a file who lack none of those that are used."""
+    """Return the values (n, 14) of the patients in a file without missing values in the used columns."""
     cells = [line.split(",") for line in path.read_text(encoding="ascii").splitlines() if line]
     for number, row in enumerate(cells, 1):
         if len(row) != _COLUMNS:
-            raise InputError(f"{path}: line {number} holds {len(row)} values, not {_COLUMNS}")
+            raise InputError(f"{path}: line {number} has {len(row)} values, not {_COLUMNS}")
     values = np.asarray([[np.nan if cell.strip() == "?" else float(cell) for cell in row] for row in cells])
     used = [*NUMBERS.values(), *LEVELS.values(), _DISEASE]
     values = values.reshape(-1, _COLUMNS)
@@ -102,7 +103,7 @@ def _features(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[s
 
 
 def _is_test(disease: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Return which of a hospital's patients (n,) are for testing."""
+    """Return a mask (n,) of a hospital's test patients."""
     from sklearn.model_selection import train_test_split
 
     rows, counts = np.arange(len(disease)), np.bincount(disease, minlength=CLASSES)

@@ -1,11 +1,11 @@
 """Next characters in Shakespeare's plays: each client is a speaking role.
 
-LEAF (Caldas et al., 2018), https://arxiv.org/abs/1812.01097: 80 characters are given, the next is to be told.
-``--root``: a folder with LEAF's ``all_data*.json``, there or in ``shakespeare``, or LEAF's own ``data`` folder; or with
-``shakespeare_roles.jsonl.gz``, one JSON object a line with ``user`` and ``lines``, its speeches, joined here by line
-breaks. Windows follow each other at a stride and overlap, so each role is split by time: first training, then
-validation, then test, and the windows between that share characters with both are left out. (kNN-Per splits at random
-windows that move by one character, which puts nearly every test text into the training text.)
+LEAF (Caldas et al., 2018), https://arxiv.org/abs/1812.01097: predict the next character from 80 characters.
+``--root``: a folder with LEAF's ``all_data*.json``, directly or in ``shakespeare``, or LEAF's own ``data`` folder; or
+with ``shakespeare_roles.jsonl.gz``, one JSON object per line with ``user`` and its speeches ``lines``, which are joined
+by line breaks. Windows overlap (``stride``), so each role is split by time: first training, then validation, then test.
+Windows that share characters with two splits are left out. (kNN-Per splits windows that move by one character at
+random, so that nearly every test text is in the training text.)
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pflcli.errors import InputError
 from pflcli.foreign import reading, require_short
 
 VOCABULARY = "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
-"""LEAF's 80 characters; a token is a character's place in it."""
+"""LEAF's 80 characters; a token is an index into them."""
 NAMES = tuple({"\n": "line break", " ": "space"}.get(character, character) for character in VOCABULARY)
 UNKNOWN = 79
-"""The token of any other character: that of "}", which stands in no play. LEAF's own -1 comes to the same."""
+"""The token of any other character: that of "}", which is in no play. LEAF's own -1 has the same effect."""
 LENGTH = 80
 CLASSES = 80
 SHAPE = "80 tokens"
@@ -69,14 +69,14 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
             y.append(following[:: cfg.stride].astype(np.int64))
             owner += [role] * len(y[-1])
     if not x:
-        raise InputError(f"{paths[0]}: no role speaks {cfg.min_characters} characters", "--set min_characters=81")
-    # Windows i and j use common characters if they start less than LENGTH + 1 apart.
+        raise InputError(f"{paths[0]} has no role with {cfg.min_characters} characters", "--set min_characters=81")
+    # Two windows share characters if they start less than LENGTH + 1 apart.
     gap = -(-(LENGTH + 1) // cfg.stride) - 1
     return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), ordered=True, gap=gap, names=NAMES)
 
 
 _UNPACKED = 100
-"""Text packs to a third or less, never to a hundredth."""
+"""Maximum compression ratio: text has about 3, and never 100."""
 
 _Windows = Iterator[tuple[str, NDArray[np.int16], NDArray[np.int16]]]
 
@@ -88,7 +88,7 @@ def _roles(paths: list[Path]) -> _Windows:
             most = _UNPACKED * path.stat().st_size
             content = file.read(most + 1)
             if len(content) > most:
-                raise InputError(f"{path} unpacks to more than {_UNPACKED} times its size, which no play does")
+                raise InputError(f"{path} unpacks to more than {_UNPACKED} times its size: is it damaged?")
             lines = content.decode("utf-8").splitlines()
             roles = [(str(role["user"]), "\n".join(role["lines"])) for role in map(json.loads, lines)]
         for role, text in roles:
@@ -103,7 +103,7 @@ def _leaf_roles(paths: list[Path]) -> _Windows:
         if texts:
             if not (_strings(texts, LENGTH) and _strings(following, 1)):
                 raise InputError(
-                    f"{where}: x is not a list of texts of {LENGTH} characters with the next one each in y"
+                    f"{where}: x is not a list of texts of {LENGTH} characters, or y not the next character of each"
                 )
             yield role, tokens("".join(texts)).reshape(-1, LENGTH), tokens("".join(following))
 

@@ -1,16 +1,16 @@
-"""V-MNIST: six variations of MNIST, three clients each, as FedHAM makes them (section 6.1 of its paper).
+"""V-MNIST: six variations of MNIST, three clients each, as in FedHAM (section 6.1 of its paper).
 
-FedHAM's variations: the digits as they are, rotated, on noise, on an image, rotated on an image (after Larochelle et
-al., ICML 2007), and Fashion-MNIST. ``--root``: a folder with the files of ``mnist``, ``fashion-mnist`` and, for the
-backgrounds, ``cifar10``, each as that dataset wants them. No digit stands in two variations. All draws are keyed by
-``SEED``, so that the same files always give the same samples.
+FedHAM's variations: unchanged digits, rotated, on noise, on an image, rotated on an image (after Larochelle et al.,
+ICML 2007), and Fashion-MNIST. ``--root``: a folder with the files of ``mnist``, ``fashion-mnist`` and, for the
+backgrounds, ``cifar10``, as these datasets require. Each digit is in one variation. ``SEED`` determines all draws, so
+that the same files always give the same samples.
 
-Sizes are the paper's: 72,795 samples, 4,044 ± 1,876 per client, or 18 times 4,600 when balanced. It does not say how
-the first come about; here a variation's three clients share it as 0.432 : 1 : 1.568, which has that deviation. With
-fewer digits available than these sizes take, all clients shrink by one factor: with 52,047 digits to 62,456 samples.
+Sizes are the paper's: 72,795 samples, 4,044 ± 1,876 per client, or 18 times 4,600 when balanced. The paper does
+not explain the unbalanced sizes; here a variation's three clients share it as 0.432 : 1 : 1.568, which has the same
+deviation. If there are too few digits, all clients shrink by the same factor: with 52,047 digits to 62,456 samples.
 
 Angles are uniform over the full circle; noise is uniform in every pixel; backgrounds are random 28x28 patches of grey
-CIFAR images. Ink covers what is behind it in proportion to its brightness.
+CIFAR images. Ink covers the background in proportion to its brightness.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Config:
     balanced: bool = False
     """give all clients 4,600 samples, instead of 4,044 ± 1,876"""
     background: Literal["cifar10", "cifar100", "fashion-mnist"] = "cifar10"
-    """take image backgrounds from this dataset: natural images, or clothes where no CIFAR is available"""
+    """take image backgrounds from this dataset: natural images, or clothes if CIFAR is not available"""
 
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
@@ -104,8 +104,10 @@ def varied(variation: str, x: NDArray[np.uint8], behind: NDArray[np.uint8]) -> N
 
 
 def rotated(x: NDArray[np.uint8], angle: NDArray[np.float64], chunk: int = 2048) -> NDArray[np.uint8]:
-    """Return images (n, H, W) turned counter-clockwise about their centre by ``angle`` (n,) radians, interpolated
-    bilinearly; what comes from outside is black."""
+    """Return images (n, H, W) rotated counter-clockwise about their centre by ``angle`` (n,) radians.
+
+    Interpolation is bilinear; pixels from outside are black.
+    """
     turned = np.empty_like(x)
     height, width = x.shape[1:]
     middle = np.asarray([height - 1, width - 1]) / 2
@@ -140,7 +142,7 @@ def _patches(images: NDArray[np.uint8], count: int, draw: np.random.Generator) -
 
 
 def _grey(x: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return images (n, H, W), of colour images by the luma weights of ITU-R BT.601."""
+    """Return grey images (n, H, W); colour images are converted with the luma weights of ITU-R BT.601."""
     return x if x.ndim == 3 else np.rint(x @ np.asarray([0.299, 0.587, 0.114])).astype(np.uint8)
 
 

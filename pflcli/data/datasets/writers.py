@@ -1,7 +1,8 @@
-"""MNIST digits with the people who wrote them: each client is a person.
+"""MNIST digits by writer: each client is a person.
 
-60 writers come with pfl. ``--root`` with ``mnist_by_writer.npz`` gives all the writers in that file. Digits: LeCun et
-al. (1998), from NIST Special Database 19; writer ids: QMNIST, Yadav and Bottou (2019), https://arxiv.org/abs/1905.10498.
+60 writers are included in pfl. ``--root`` with ``mnist_by_writer.npz`` reads all the writers in that file. Digits:
+LeCun et al. (1998), from NIST Special Database 19; writer ids: QMNIST, Yadav and Bottou (2019),
+https://arxiv.org/abs/1905.10498.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Users' own files, one module a form, each giving ``Raw``; ``cleaning`` checks them all alike."""
+"""Readers of users' own files: one module per format, each of which returns ``Raw``. ``cleaning`` checks the result."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pflcli.errors import InputError, closest
 from pflcli.foreign import require_short
 
 ABSENT = "none"
-"""What a user types for a column that there is none of, such as the client's if samples have no clients yet."""
+"""The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: a number or, with ``words``, one of these; with ``gaps``, a feature says where it lacks."""
+    """A column of numbers or of ``words``; with ``gaps``, one more feature marks missing values."""
 
     name: str
     words: tuple[str, ...] = ()
@@ -29,13 +29,13 @@ class Column:
 
     @property
     def features(self) -> list[str]:
-        """The names of the features that it becomes, without the one for gaps."""
+        """The names of its features, without the one that marks missing values."""
         return [f"{self.name}={word}" for word in self.words] or [self.name]
 
 
 @dataclass(frozen=True)
 class Like:
-    """What new data are to agree with: the ``classes`` and ``columns`` of ``name``, each empty if it has none."""
+    """The ``classes`` and ``columns`` of ``name`` that new data must have; each is empty if there are none."""
 
     name: str
     classes: tuple[str, ...]
@@ -44,10 +44,10 @@ class Like:
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column of a table, or which array, says what of each sample; None where the user names none.
+    """The columns of a table, or the arrays, with the metadata of samples; None if the user names none.
 
-    ``client`` and ``label`` say whose it is and its class, ``split`` what it is for, ``group`` with which others it
-    belongs together, such as one patient's, and ``order`` when it was recorded.
+    ``client``, ``label`` and ``split`` contain each sample's client, class and split. ``group`` is the same for samples
+    that belong together, such as one patient's. ``order`` is the time of recording.
     """
 
     client: str | None = None
@@ -58,7 +58,7 @@ class Roles:
 
     @property
     def beside(self) -> dict[str, str]:
-        """The names for roles beside client and label, without those that have none."""
+        """The names for ``split``, ``group`` and ``order`` that are given."""
         names = {"split": self.split, "group": self.group, "order": self.order}
         return {role: name for role, name in names.items() if name not in (None, ABSENT)}
 
@@ -70,13 +70,13 @@ def option(role: str) -> str:
 
 @dataclass(frozen=True)
 class Raw:
-    """Samples as they stand in a file, before anything but their form is checked.
+    """Samples as read from a file; only their format was checked.
 
-    ``x`` (n, ...) numbers, NaN where missing; ``label`` (n,) and ``owner`` (n,) text, empty where missing. ``place``
-    says where a value stands: its sample, "features" or a role, and the index within the sample.
-    ``columns`` are those of a table. One with words takes a feature for each of them, 1 where it stands, NaN in all of
-    them where nothing does. ``classes`` are names for the labels, if the file has them. ``remarks`` are for the user.
-    ``beside`` has what stands in the columns or arrays of further roles (``Roles.beside``), text (n,) for each.
+    ``x`` (n, ...) are numbers, NaN if missing; ``label`` (n,) and ``owner`` (n,) are text, empty if missing.
+    ``place(sample, role, index)`` returns the place of a value in the file, where the role may be "features".
+    ``columns`` are those of a table. A column with words has one 0/1 feature per word, all NaN if the word is missing.
+    ``classes`` are the names of the labels, if the file has them. ``remarks`` are shown to the user. ``beside`` has the
+    text (n,) of each further role (``Roles.beside``).
     """
 
     x: NDArray[Any]
@@ -89,20 +89,21 @@ class Raw:
     beside: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
 
     def require_same_length(self, name: str) -> None:
-        """Raise InputError, which calls the file ``name``, unless there are as many features as labels, and some."""
+        """Raise InputError unless all arrays have the same length, above 0; ``name`` is the file in the message."""
         lengths = {"features": len(self.x), "labels": len(self.label)}
         lengths |= {} if self.owner is None else {"clients": len(self.owner)}
         lengths |= {f"values of the {role}": len(words) for role, words in self.beside.items()}
         if len(set(lengths.values())) > 1:
             raise InputError(f"{name}: " + ", ".join(f"{count} {role}" for role, count in lengths.items()))
         if not len(self.label):
-            raise InputError(f"{name} holds no samples")
+            raise InputError(f"{name} has no samples")
 
 
 def text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
-    """Return labels or names (n,) as text: whole floats as integers, NaN and None as nothing. Errors say ``where``.
+    """Return labels or names (n,) as text: whole floats as integers, NaN and None as empty text.
 
-    Raises TypeError for what is neither text nor a number, InputError for a name that is too long.
+    Raises TypeError for values that are neither text nor numbers, InputError, which names ``where``, for a name that is
+    too long.
     """
     if values.dtype.kind in "biu":
         return values.astype(np.str_)
@@ -116,12 +117,12 @@ def text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
 
 
 def is_storable(name: str) -> bool:
-    """Return whether a name can be written to every file: it has no NUL and no lone half of a surrogate pair."""
+    """Return whether a name can be written to every file: it has no NUL and no unpaired surrogate."""
     return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def spelled(words: NDArray[np.str_]) -> NDArray[np.str_]:
-    """Return words (n,), whole numbers without a fraction if all of them are numbers: 1.0 and 01 are 1."""
+def normalize_numbers(words: NDArray[np.str_]) -> NDArray[np.str_]:
+    """Return words (n,); if all are whole numbers, as integers: 1.0 and 01 become 1."""
     values = [word for word in np.unique(words).tolist() if word]
     if not values or not all(_NUMBER.fullmatch(word) and float(word).is_integer() for word in values):
         return words
@@ -130,7 +131,7 @@ def spelled(words: NDArray[np.str_]) -> NDArray[np.str_]:
 
 
 def ordered(words: Iterable[str]) -> list[str]:
-    """Return different words in order: numbers by value, others by letter."""
+    """Return the distinct words in order: numbers by value, others alphabetically."""
     unique = sorted(set(words))
     return sorted(unique, key=float) if all(_NUMBER.fullmatch(word) for word in unique) else unique
 
@@ -153,7 +154,7 @@ def _word(value: Any) -> str:
 
 
 def unprintable(path: Path) -> None:
-    """Raise InputError for a name that is not UTF-8: it could be neither stored nor shown."""
+    """Raise InputError for a name that is not UTF-8: it could not be stored or shown."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
@@ -161,7 +162,7 @@ def unprintable(path: Path) -> None:
 
 
 def unknown(where: str, noun: str, name: str, known: Sequence[str]) -> InputError:
-    """Return the error for a column or array that is not there, with the nearest one or the first few."""
+    """Return the error for a missing column or array, with the nearest name or the first few."""
     near = closest(name, known)
     if not near.startswith("did") and len(known) > 10:
         near = f"choose from: {', '.join(known[:10])}, ... ({len(known)} in all)"

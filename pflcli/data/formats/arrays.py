@@ -1,6 +1,6 @@
 """Arrays from NPZ and HDF5: ``x`` (n, ...), ``y`` (n,), ``owner`` or ``client`` (n,), and names ``classes`` (C,).
 
-Series are (n, steps, channels) and images (n, H, W) or (n, H, W, 3), or with channels first if the user says so.
+Series are (n, steps, channels) and images (n, H, W) or (n, H, W, 3); with ``channels-first``, the channels come first.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def read_npz(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
-    """Read an NPZ file; raises InputError if it does not hold what is asked for, other kinds if it is damaged."""
+    """Read an NPZ file; raises InputError if an array is missing or unfit, other errors if the file is damaged."""
     with Npz(path) as file:
         return _raw(path.name, file.names, file.load, roles, features, layout)
 
 
 def read_hdf5(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
-    """Read an HDF5 file; ``features`` and the names in ``roles`` may be paths within it, such as ``train/x``.
+    """Read an HDF5 file; ``features`` and the names in ``roles`` may be paths inside it, such as ``train/x``.
 
-    Links are not followed. Raises InputError if it does not hold what is asked for, other kinds if it is damaged.
+    Links are not followed. Raises InputError if an array is missing or unfit, other errors if the file is damaged.
     """
     import h5py
 
@@ -41,9 +41,9 @@ def read_hdf5(path: Path, roles: Roles, features: str | None, layout: str | None
 
 
 def read_features(path: Path, name: str | None = None, layout: str | None = None) -> Raw:
-    """Read samples alone from an NPY, NPZ or HDF5 file: the array ``name``, else ``x`` or the only one.
+    """Read only the samples of an NPY, NPZ or HDF5 file: the array ``name``, by default ``x`` or the only array.
 
-    Raises InputError if it does not hold such an array, other kinds if the file is damaged.
+    Raises InputError if the array is missing or unfit, other errors if the file is damaged.
     """
     suffix = path.suffix.lower()
     if suffix == ".npy":
@@ -66,7 +66,7 @@ def _features_alone(
     key = name or ("x" if "x" in loads or len(loads) != 1 else next(iter(loads)))
     if key not in loads:
         error = unknown(where, "array", key, list(loads))
-        error.fix = (*error.fix, "--features NAME says which array it is")
+        error.fix = (*error.fix, "--features NAME selects the array")
         raise error
     x, remark = _samples(f"{where}: array '{key}'", loads[key](), layout)
     return Raw(
@@ -79,11 +79,11 @@ def _features_alone(
 
 
 _DEEPEST = 32
-"""Groups within groups: HDF5 itself follows them by recursion."""
+"""Maximum depth of nested groups: HDF5 opens them recursively."""
 
 
 def _datasets(where: str, file: Any) -> list[str]:
-    """Return the names of all datasets, each once; raises InputError for groups that lie too deep, or in a ring."""
+    """Return the names of all datasets; raises InputError for groups that are nested too deeply or in a cycle."""
     import h5py
 
     names: list[str] = []
@@ -91,7 +91,7 @@ def _datasets(where: str, file: Any) -> list[str]:
     while groups:
         prefix, group = groups.pop()
         if prefix.count("/") >= _DEEPEST:
-            raise InputError(f"{where} has groups within groups, more than the {_DEEPEST} that pfl follows")
+            raise InputError(f"{where} has groups nested deeper than {_DEEPEST} levels")
         for name in group:
             if isinstance(group.get(name, getlink=True), h5py.HardLink):
                 item = group[name]
@@ -107,10 +107,10 @@ def _numpy(path: Path, dataset: Any) -> NDArray[Any]:
 
     source = f"{path.name}: array '{dataset.name.strip('/')}'"
     if dataset.external or dataset.is_virtual:
-        raise InputError(f"{source} lies in other files", "copy it into this one")
+        raise InputError(f"{source} is stored in other files", "copy it into this one")
     if dataset.shape is None:
         raise InputError(f"{source} is ragged or empty", "store rows of equal length")
-    piece = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize  # HDF5 holds one as a whole
+    piece = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize  # HDF5 keeps one chunk in memory
     require_room(source, max(dataset.nbytes, piece), dataset.id.get_storage_size())
     if h5py.check_string_dtype(dataset.dtype) is not None:
         return _texts(source, dataset, path.stat().st_size)
@@ -120,10 +120,10 @@ def _numpy(path: Path, dataset: Any) -> NDArray[Any]:
 
 
 def _texts(source: str, dataset: Any, longest: int) -> NDArray[Any]:
-    """Return texts as objects, read a few at a time: each may be as long as the file, and all be one and the same."""
+    """Return texts as objects, read a few at a time: each may be as long as the file, and all may share its bytes."""
     texts = np.empty(dataset.shape, dtype=object)
     if texts.ndim != 1:
-        return texts  # of a shape that names nothing
+        return texts  # the caller refuses this shape
     step = max(8, 2**31 // longest)
     for first in range(0, len(texts), step):
         texts[first : first + step] = dataset.asstr()[first : first + step]
@@ -148,7 +148,7 @@ def _raw(
     for role, name in array_of.items():
         if name not in names:
             error = unknown(where, "array", name, names)
-            error.fix = (*error.fix, f"{option(role)} NAME says which array it is")
+            error.fix = (*error.fix, f"{option(role)} NAME selects the array")
             raise error
         twice = [other for other in array_of if other != role and array_of[other] == name]
         if twice and role in roles.beside:
@@ -160,7 +160,7 @@ def _raw(
     if roles.client is None and not owner_arrays:
         others = sorted(set(names) - set(array_of.values()) - {_CLASSES})
         raise UsageError(
-            "--client is missing: name the array that holds each sample's client",
+            "--client is missing: name the array with each sample's client",
             *([f"--client NAME, one of: {', '.join(others[:10])}"] if others else []),
             f"--client {ABSENT} if samples are not assigned to clients yet",
         )
@@ -176,27 +176,28 @@ def _raw(
 
 
 _CLASSES = "classes"
-"""The array that names the classes, in a user's file as in a dataset's."""
+"""The array with the names of classes, in users' files and in those of datasets."""
 
 
 def _class_names(where: str, values: NDArray[Any]) -> tuple[str, ...]:
-    """Return the names of classes; an array of another kind names none. Raises InputError for a name that is twice."""
+    """Return the names of classes, empty for an array that is not text. Raises InputError for a duplicate name."""
     if values.ndim != 1 or values.dtype.kind not in "UTSO":
         return ()
     names = tuple(text(values, f"{where}: array '{_CLASSES}'").tolist())
     for name, count in Counter(names).items():
         if count > 1 or not name:
             raise InputError(
-                f"{where}: array '{_CLASSES}' has the name '{name}' {count} times", "every class has its own"
+                f"{where}: array '{_CLASSES}' has the name '{name}' {count} times",
+                "use a different name for each class",
             )
     return names
 
 
 def _flat(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
     if values.ndim != 1:
-        hint = "y.argmax(axis=1) makes classes of one-hot rows" if role == "label" else ""
-        hint = "reshape(-1) makes it so" if values.ndim == 2 and values.shape[1] == 1 else hint
-        raise InputError(f"{source} has shape {values.shape} where ({role} of each sample,) is meant", hint)
+        hint = "convert one-hot rows by y.argmax(axis=1)" if role == "label" else ""
+        hint = "use reshape(-1)" if values.ndim == 2 and values.shape[1] == 1 else hint
+        raise InputError(f"{source} has shape {values.shape} instead of one {role} per sample, (n,)", hint)
     if values.dtype.kind == "M":
         values = np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[us]")))
     try:
@@ -210,16 +211,16 @@ LAYOUTS = (FIRST, LAST)
 
 
 def _samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
-    """Return images (n, H, W) or (n, H, W, 3) as uint8, anything else as numbers, and how series were read.
+    """Return images (n, H, W) or (n, H, W, 3) as uint8, other samples as numbers, and a remark on how series were read.
 
-    Raises InputError for what is neither, UsageError for a ``layout`` of what has no channels.
+    Raises InputError for an unfit type or shape, UsageError for a ``layout`` of samples without channels.
     """
     if x.dtype.kind not in "biuf":
-        raise InputError(f"{source} holds {x.dtype}, not numbers")
+        raise InputError(f"{source} has type {x.dtype}, not numbers")
     if x.ndim < 2:
-        raise InputError(f"{source} has shape {x.shape} where (samples, features) is meant", "x.reshape(-1, 1)")
+        raise InputError(f"{source} has shape {x.shape} instead of (samples, features)", "x.reshape(-1, 1)")
     if 0 in x.shape[1:]:
-        raise InputError(f"{source} has shape {x.shape}: its samples hold no values")
+        raise InputError(f"{source} has shape {x.shape}: its samples have no values")
     if layout is not None and not (x.ndim == 4 if x.dtype == np.uint8 else x.ndim == 3):
         raise UsageError(f"--layout is for series and colour images; {source} has shape {x.shape}", "leave it out")
     if x.ndim == 3 and x.dtype.kind == "f":
@@ -242,7 +243,7 @@ def _samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[
 
 
 def _series(x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
-    """Return series (n, steps, channels), and how they were read."""
+    """Return series (n, steps, channels), and a remark on how they were read."""
     if layout == FIRST:
         x = np.ascontiguousarray(x.transpose(0, 2, 1))
     steps, channels = x.shape[1:]

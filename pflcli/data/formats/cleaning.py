@@ -1,29 +1,31 @@
-"""From what stands in a file to samples that can be learned from: missing values, classes, scale."""
+"""Checks samples read from a file, handles missing values, and numbers the classes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Column, Like, Raw, given_split, in_time, is_number, is_storable, ordered, spelled
+from pflcli.data.formats import Column, Like, Raw, given_split, is_number, is_storable, normalize_numbers, ordered
 from pflcli.errors import InputError, UsageError
 
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST_INTEGERS, _FEWEST_SAMPLES = 20, 10
-"""A target of more distinct integers than this, with fewer samples of each on average, is taken for a quantity."""
+"""A label with more distinct integers, and with fewer samples of each on average, is taken as a quantity."""
 _EXACT = 2**24
-"""Up to here float32 tells all integers apart."""
+"""The largest integer up to which float32 represents all integers exactly."""
 
 
 @dataclass(frozen=True)
 class Clean:
-    """Samples that were checked; see ``artifacts.dataset`` for shapes. ``x`` has gaps if they are to be filled in.
+    """Checked samples; see ``artifacts.kinds.dataset`` for shapes. ``x`` has NaN if missing values are filled in later.
 
-    With ``is_ordered``, samples that were recorded earlier stand before later ones.
+    With ``is_ordered``, samples are sorted by time of recording.
     """
 
     x: NDArray[Any]
@@ -39,7 +41,7 @@ class Clean:
     is_ordered: bool = False
 
 
-def cleaned(
+def clean(
     raw: Raw,
     name: str,
     *,
@@ -50,40 +52,41 @@ def cleaned(
 ) -> Clean:
     """Check ``raw``, called ``name`` in errors, and return it with classes as numbers.
 
-    ``missing``: "error" refuses a missing value, "drop" leaves its sample out, "median" leaves it to be filled in, with
-    one more feature per column that says where it was missing. Features are float32, or float64 where they are still to
-    be filled in or, with ``standardize``, brought to one scale. Classes and columns are those of ``like``, if given.
-    ``integers_are_classes``: see ``classes_of``.
-    Raises InputError that says where the first bad value stands.
+    ``missing``: "error" raises an error for a missing value, "drop" leaves its sample out, "median" keeps NaN to be
+    filled in, with one more feature per column that marks missing values. Features are float32, or float64 if they are
+    filled in or standardized later. Classes and columns are those of ``like``, if given. ``integers_are_classes``: see
+    ``classes_of``. Raises InputError, with the place of the first bad value.
     """
     raw.require_same_length(name)
     x, owner = raw.x, raw.owner
     pictures = x.dtype == np.uint8 and x.ndim > 2
     if pictures and standardize:
-        raise UsageError("--standardize is for features; pixels are scaled to [0, 1] anyway", "leave it out")
+        raise UsageError("--standardize does not apply to images: pixels are always scaled to [0, 1]", "leave it out")
     if not pictures and x.dtype not in (np.float32, np.float64):
         x = x.astype(np.float64)
     _require_storable(raw, name)
-    lost = _gaps(raw, x, missing)
+    lost = _find_incomplete(raw, x, missing)
     rows = np.flatnonzero(~lost)
     if not len(rows):
-        raise InputError(f"{name}: every sample lacks a value", *_blamed(raw, x, lost))
+        raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
     if "order" in raw.beside:
         times = raw.beside["order"][rows]
-        rows = rows[in_time.sorted_rows(times, lambda at: raw.place(int(rows[at]), "order", ()))]
+        rows = rows[_sort_by_time(times, lambda at: raw.place(int(rows[at]), "order", ()))]
     bounded(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
     y, classes = classes_of(raw, rows, like, integers_are_classes=integers_are_classes)
     split, group = _split(raw, rows, name), _group(raw, rows)
-    remarks = [*raw.remarks, *_losses(raw, x, lost)]
+    remarks = [*raw.remarks, *_loss_remarks(raw, x, lost)]
     if len(rows) < len(x) or "order" in raw.beside:
         x, owner = x[rows], None if owner is None else owner[rows]
-    remarks += [f"'{name}' numbers the samples: --features without it?" for name in _counters(x, raw.columns)]
+    remarks += [
+        f"'{name}' looks like a row number: leave it out of --features?" for name in _find_row_numbers(x, raw.columns)
+    ]
     if not pictures and not standardize:
-        remarks += _hints(x, raw.columns)
+        remarks += _scale_remarks(x, raw.columns)
     columns = raw.columns
     if missing == "median" and not pictures:
         x, columns = with_gaps(x, columns, like)
-        remarks += [_filled(columns)] if any(column.gaps for column in columns) else []
+        remarks += [_gap_remark(columns)] if any(column.gaps for column in columns) else []
         x = x.astype(np.float64)
     if not (standardize or missing == "median"):
         x = x.astype(np.uint8 if pictures else np.float32, copy=False)
@@ -106,7 +109,7 @@ def cleaned(
 
 
 def _require_storable(raw: Raw, name: str) -> None:
-    """Raise InputError for names of clients, classes or columns that no file can hold: see ``is_storable``."""
+    """Raise InputError for names of clients, classes or columns that cannot be stored: see ``is_storable``."""
     by_role = {"label": raw.label, **({} if raw.owner is None else {"client": raw.owner})}
     for role, names in by_role.items():
         unusable = [each for each in np.unique(names).tolist() if not is_storable(each)]
@@ -118,27 +121,61 @@ def _require_storable(raw: Raw, name: str) -> None:
             raise InputError(f"{name}: the name {each!a} cannot be stored", _RENAME)
 
 
-_RENAME = "rename it: NUL and halves of surrogate pairs are not text"
+_RENAME = "rename it: NUL and unpaired surrogates are not text"
 
 
 def _split(raw: Raw, rows: NDArray[np.int64], name: str) -> NDArray[np.int8] | None:
-    """Return what each of ``rows`` is for, if the file says it."""
+    """Return the split of each of ``rows``; None if the file has no splits."""
     if "split" not in raw.beside:
         return None
     owner = None if raw.owner is None else raw.owner[rows]
-    return given_split.numbered(
+    return given_split.parse_splits(
         raw.beside["split"][rows], owner, lambda at: raw.place(int(rows[at]), "split", ()), name
     )
 
 
 def _group(raw: Raw, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return a number for each of ``rows``, the same for those that belong together, if the file says it."""
+    """Return the number of the group of each of ``rows``; None if the file has no groups."""
     if "group" not in raw.beside:
         return None
     return np.unique(raw.beside["group"][rows], return_inverse=True)[1].astype(np.int64)
 
 
-def _gaps(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
+def _sort_by_time(words: NDArray[np.str_], place: Callable[[int], str]) -> NDArray[np.int64]:
+    """Return rows (n,) in the order of ``words`` (n,), numbers or dates (ISO 8601); the sort is stable.
+
+    Dates without a time zone are UTC, and dates are compared to the microsecond. Raises InputError, with the ``place``
+    of the first word that is neither or differs in kind from the others.
+    """
+    different = np.unique(words).tolist()
+    are_numbers = all(is_number(word) for word in different)
+    time_of: dict[str, float | datetime] = {}
+    for word in different:
+        time = _parse_number(word) if are_numbers else _parse_date(word)
+        if time is None:
+            problem = f"'{word}' is neither a number nor a date such as 2024-03-31 or 2024-03-31 12:30"
+            raise InputError(f"{place(int(np.argmax(words == word)))}: {problem}", "write all as numbers or as dates")
+        time_of[word] = time
+    rank = {time: number for number, time in enumerate(sorted(set(time_of.values())))}
+    return np.argsort([rank[time_of[word]] for word in words.tolist()], kind="stable").astype(np.int64)
+
+
+def _parse_number(word: str) -> float | None:
+    """Return the number of a word; None for infinity. Integers stay integers: nanoseconds have too many digits."""
+    if word.lstrip("+-").isdigit():
+        return int(word)
+    return None if word.endswith("inf") else float(word)
+
+
+def _parse_date(word: str) -> datetime | None:
+    try:
+        date = datetime.fromisoformat(word)
+    except ValueError:
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+def _find_incomplete(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
     """Return which samples (n,) are left out as they lack a value; raises InputError at the first if none may be."""
     holes = {
         "client": None if raw.owner is None else raw.owner == "",
@@ -153,7 +190,7 @@ def _gaps(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
         role = next(role for role, hole in known.items() if hole[row])
         at = np.argwhere(np.isnan(x[row]))[0].tolist() if role == "features" else []
         count = f"{lost.sum()} of {len(lost)} samples lack a value"
-        ways = "--missing median fills it in" if role == "features" else "no median stands for it; fill it in"
+        ways = "--missing median fills it in" if role == "features" else "fill it in"
         raise InputError(
             f"{raw.place(row, role, at)}: no value", f"{count}; {ways}, or --missing drop leaves the samples out"
         )
@@ -161,7 +198,7 @@ def _gaps(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
 
 
 def _shares(raw: Raw, x: NDArray[np.float64]) -> dict[str, float]:
-    """Return the share of samples in which each column of a table lacks a value, the largest first."""
+    """Return the share of missing values in each column of a table, the largest first."""
     if not raw.columns or x.dtype.kind != "f":
         return {}
     first = np.cumsum([0, *(len(column.features) for column in raw.columns[:-1])])
@@ -169,25 +206,25 @@ def _shares(raw: Raw, x: NDArray[np.float64]) -> dict[str, float]:
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def _blamed(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
-    """Return what to do about columns that cost many samples."""
+def _column_hints(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
+    """Return hints about columns with many missing values."""
     worst = [f"{name} {100 * share:.0f} %" for name, share in _shares(raw, x).items() if share >= 0.1][:4]
     if not worst or lost.mean() < 0.1:
         return []
     return [
         f"missing most often: {', '.join(worst)}",
-        "--features without these columns, or --missing median, keeps more",
+        "--features without these columns, or --missing median, keeps more samples",
     ]
 
 
-def _losses(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
-    """Return what it costs to leave samples out: how many, whose, and for which columns."""
+def _loss_remarks(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
+    """Return remarks on the samples that are left out: how many, of which clients, and because of which columns."""
     if not lost.any():
         return []
     lines = [f"{lost.sum()} of {len(lost)} samples lack a value and are left out"]
     if raw.owner is not None:
-        names, of = np.unique(raw.owner, return_inverse=True)
-        sizes, dropped = np.bincount(of), np.bincount(of, weights=lost).astype(int)
+        names, owner = np.unique(raw.owner, return_inverse=True)
+        sizes, dropped = np.bincount(owner), np.bincount(owner, weights=lost).astype(int)
         losers = [at for at in np.argsort(-dropped / sizes, kind="stable") if 2 * dropped[at] > sizes[at] and names[at]]
         losses = [
             f"{names[at]} {'all' if dropped[at] == sizes[at] else f'{dropped[at]} of'} {sizes[at]}" for at in losers
@@ -195,15 +232,15 @@ def _losses(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[s
         if losses:
             more = f", ... ({len(losses)} clients in all)" if len(losses) > 8 else ""
             lines.append(f"WARNING: clients lose most of their samples: {', '.join(losses[:8])}{more}")
-    return lines + _blamed(raw, x, lost)
+    return lines + _column_hints(raw, x, lost)
 
 
 def with_gaps(
     x: NDArray[np.float64], columns: tuple[Column, ...], like: Like | None
 ) -> tuple[NDArray[np.float64], tuple[Column, ...]]:
-    """Return features (n, ..., d + gaps) and columns with one more feature behind each column that lacks values.
+    """Return features (n, ..., d + gaps) and columns, with one more feature after each column with missing values.
 
-    It is 1 where the value is missing. Columns of ``like`` have it where they had it there.
+    It is 1 if the value is missing. With ``like``, the same columns as there have this feature.
     """
     flat = np.isnan(x).reshape(-1, x.shape[-1])
     names = {2: "feature", 3: "channel"}
@@ -223,14 +260,14 @@ def with_gaps(
     return np.concatenate(pieces, axis=-1), tuple(marked)
 
 
-def _filled(columns: tuple[Column, ...]) -> str:
+def _gap_remark(columns: tuple[Column, ...]) -> str:
     names = [column.name for column in columns if column.gaps]
     listed = ", ".join(names[:10]) + (f", ... ({len(names)} in all)" if len(names) > 10 else "")
-    return f"filled in by `pfl partition`, with a feature that says where: {listed}"
+    return f"pfl partition will fill in, and mark with one more feature: {listed}"
 
 
 def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
-    """Raise InputError at the first value, among ``rows`` if given, that float32 cannot hold."""
+    """Raise InputError at the first value, among ``rows`` if given, that is too large for float32."""
     if x.dtype.kind != "f":
         return
     with np.errstate(invalid="ignore"):
@@ -241,7 +278,7 @@ def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
             value = x[(row, *at)]
             problem = "is not finite" if np.isinf(value) else "is too large for float32"
             raise InputError(
-                f"{raw.place(row, 'features', at)}: {value:g} {problem}", "repair it, or leave the row out"
+                f"{raw.place(row, 'features', at)}: {value:g} {problem}", "correct it, or leave the row out"
             )
 
 
@@ -250,12 +287,11 @@ def classes_of(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return labels 0..C-1 (n,) of ``rows`` and the names of classes: of ``like``, else of the file, else in order.
 
-    1 and 1.0 are the same class. Raises InputError for fractions, for a class that is not known, and where there is but
-    one class, which is enough for data that are like others. Raises it also for more than 20 distinct integers with
-    fewer than 10 samples each on average, which look like a quantity; not with ``integers_are_classes``, nor where
-    ``like`` or the file declares the classes.
+    1 and 1.0 are the same class. Raises InputError for fractions, for an unknown class, and for a single class unless
+    ``like`` has the classes. Raises it also for more than 20 distinct integers with fewer than 10 samples each on
+    average, which look like a quantity, unless ``integers_are_classes``, or ``like`` or the file has the classes.
     """
-    words = spelled(raw.label[rows])
+    words = normalize_numbers(raw.label[rows])
 
     def place(bad: NDArray[np.bool_]) -> str:
         return raw.place(int(rows[np.argmax(bad)]), "label", ())
@@ -265,7 +301,7 @@ def classes_of(
         bad = (numbers < 0) | (numbers >= len(raw.classes))
         if bad.any():
             raise InputError(
-                f"{place(bad)}: '{words[np.argmax(bad)]}' is neither one of 'classes' nor the number of one, "
+                f"{place(bad)}: '{words[np.argmax(bad)]}' is neither in 'classes' nor a class number "
                 f"0 to {len(raw.classes) - 1}"
             )
         words = np.asarray(raw.classes)[numbers]
@@ -276,7 +312,7 @@ def classes_of(
             bad = np.asarray([not float(word).is_integer() for word in words.tolist()])
             raise InputError(
                 f"{place(bad)}: {words[np.argmax(bad)]} is a quantity, and pfl learns classes",
-                "cut it into classes first, such as low and high",
+                "bin it into classes first, such as low and high",
             )
         if not integers_are_classes:
             _require_few_integers(classes, len(words), place(np.ones(len(words), np.bool_)))
@@ -285,7 +321,7 @@ def classes_of(
         raise InputError(
             f"{place(bad)}: '{words[np.argmax(bad)]}' is not among the classes of {like.name if like else 'the file'}: "
             f"{', '.join(classes[:10])}",
-            "give it the word that it has there; a new class needs new training",
+            "use one of these; a new class requires new training",
         )
     if not (like and like.classes) and len(np.unique(words)) == 1:
         raise InputError(
@@ -297,9 +333,9 @@ def classes_of(
 
 
 def _require_few_integers(classes: list[str], samples: int, place: str) -> None:
-    """Raise InputError if the target looks like a quantity: many distinct integers with few samples each.
+    """Raise InputError if the label looks like a quantity: many distinct integers with few samples each.
 
-    ``place`` is where the first of them stands.
+    ``place`` is the place of the first label.
     """
     if len(classes) <= _MOST_INTEGERS or samples >= _FEWEST_SAMPLES * len(classes):
         return
@@ -307,13 +343,13 @@ def _require_few_integers(classes: list[str], samples: int, place: str) -> None:
         raise InputError(
             f"{place}: the label has {len(classes)} distinct integers in {samples} samples, which looks like a "
             "quantity, and pfl learns classes",
-            "cut it into classes first, such as low and high",
+            "bin it into classes first, such as low and high",
             "if each integer is a class: --classes",
         )
 
 
-def _counters(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:
-    """Return the columns that hold each of n consecutive integers once: nothing to learn from."""
+def _find_row_numbers(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:
+    """Return the features that contain each of n consecutive integers once."""
     names = [feature for column in columns for feature in column.features]
     return [
         name
@@ -322,8 +358,8 @@ def _counters(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:
     ]
 
 
-def _hints(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:
-    """Return what a user may want to know of features that are taken as they are."""
+def _scale_remarks(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:
+    """Return remarks on features that are not standardized: lost digits and different scales."""
     names = [feature for column in columns for feature in column.features]
     names = names or [f"feature {i}" for i in range(x.shape[-1])]
     flat = np.nan_to_num(x.reshape(-1, x.shape[-1]), nan=0.0)
@@ -332,12 +368,10 @@ def _hints(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:
     for at in np.flatnonzero(large > _EXACT)[:3]:
         values = np.unique(flat[:, at])
         if len(np.unique(values.astype(np.float32))) < len(values):
-            hints.append(f"'{names[at]}' is known to 7 digits only (float32): if it numbers things, leave it out")
+            hints.append(f"'{names[at]}' is rounded to 7 digits (float32): if it is an id, leave it out")
     varied = [at for at in np.flatnonzero(large) if (flat[:, at] != flat[0, at]).any()]
     if varied and (large[varied].max() > 10 * large[varied].min() or large[varied].max() > 10):
         small, big = min(varied, key=lambda at: large[at]), max(varied, key=lambda at: large[at])
         spread = "" if small == big else f"'{names[small]}' to {large[small]:.3g}, "
-        hints.append(
-            f"SGD needs features of one scale; they go {spread}'{names[big]}' to {large[big]:.3g}: try --standardize"
-        )
+        hints.append(f"features have different scales ({spread}'{names[big]}' to {large[big]:.3g}): try --standardize")
     return hints

@@ -1,4 +1,4 @@
-"""CSV and TSV: pandas reads the values; Python's csv module checks the lines and says which one is wrong."""
+"""CSV and TSV: pandas reads the values, and Python's csv module finds lines with errors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pflcli.data.formats.table import MISSING
 from pflcli.errors import InputError, UsageError
 
 _LONGEST = 2**24
-"""Characters that a line may have: a table of 100,000 columns takes a tenth."""
+"""Maximum number of characters of a line: a table with 100,000 columns has a tenth of it."""
 
 
 class Delimited:
-    """A text file of records; the header is line 1, and a blank line is no record."""
+    """A text file of records; the header is line 1, and blank lines are skipped."""
 
     def __init__(self, path: Path, delimiter: str | None, fewest: int = 2) -> None:
-        """Check every line of ``path``; ``delimiter`` is a comma, in TSV a tab, unless given.
+        """Check every line of ``path``; the default ``delimiter`` is a comma, in TSV a tab.
 
-        Raises InputError for less than ``fewest`` columns, 2 or 1.
+        Raises InputError for fewer than ``fewest`` columns, 2 or 1.
         """
         self.path = path
         self._fewest = fewest
@@ -32,7 +32,7 @@ class Delimited:
             raise UsageError(f"--delimiter '{delimiter}' is not one character", "--delimiter ';' or --delimiter tab")
         self.delimiter = character or ("\t" if path.suffix.lower() == ".tsv" else ",")
         self._newlines: str | tuple[str, ...] = ()
-        self._records = self._checked()
+        self._records = self._count_records()
 
     @cached_property
     def columns(self) -> list[str]:
@@ -40,8 +40,8 @@ class Delimited:
         header = next(self._lines(), None)
         return [] if header is None else [cell.strip() for cell in header[1]]
 
-    def _checked(self) -> int:
-        """Return the number of records after the header; raises InputError for a line that is not like the others."""
+    def _count_records(self) -> int:
+        """Return the number of records after the header; raises InputError for a line of another width."""
         with self.path.open("rb") as file:
             start = file.read(4096)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -50,26 +50,26 @@ class Delimited:
             raise InputError(f"{self.name} is not text", "save it as CSV")
         width = len(self.columns)
         if not width:
-            raise InputError(f"{self.name} is empty", "its first line holds the names of the columns")
+            raise InputError(f"{self.name} is empty", "its first line must have the names of the columns")
         if width == 1:
-            self._one_column()
+            self._require_columns()
         records = 0
         for line, cells in itertools.islice(self._lines(), 1, None):
             if len(cells) != width:
-                raise self._ragged(line, cells, width)
+                raise self._ragged_error(line, cells, width)
             records += 1
         if not records:
-            raise InputError(f"{self.name} holds names of columns and no samples")
+            raise InputError(f"{self.name} has column names but no samples")
         return records
 
-    def _one_column(self) -> None:
+    def _require_columns(self) -> None:
         header = self.columns[0]
         counts = {mark: header.count(mark) for mark in ",;\t|" if mark != self.delimiter}
         mark = max(counts, key=lambda mark: counts[mark])
         if counts[mark]:
             typed = "tab" if mark == "\t" else f"'{mark}'"
             raise InputError(
-                f"{self.name}, line 1: '{self._word(self.delimiter)}' does not part the columns of '{header[:40]}'",
+                f"{self.name}, line 1: '{self._word(self.delimiter)}' does not separate the columns of '{header[:40]}'",
                 f"--delimiter {typed}",
             )
         if self._fewest > 1:
@@ -80,47 +80,45 @@ class Delimited:
     def _word(self, mark: str) -> str:
         return "tab" if mark == "\t" else mark
 
-    def _ragged(self, line: int, cells: list[str], width: int) -> InputError:
+    def _ragged_error(self, line: int, cells: list[str], width: int) -> InputError:
         many = len(cells) > width
-        hint = f"does it end in a '{self._word(self.delimiter)}' too many?" if many and not cells[-1].strip() else ""
+        hint = f"does it end with an extra '{self._word(self.delimiter)}'?" if many and not cells[-1].strip() else ""
         return InputError(
             f"{self._at(line)} has {len(cells)} cells where the header has {width}",
-            hint or f"a cell that holds '{self._word(self.delimiter)}' stands in double quotes",
+            hint or f"put a cell that contains '{self._word(self.delimiter)}' in double quotes",
         )
 
     def _at(self, line: int) -> str:
         return f"{self.name}, line {line} (the header is line 1)"
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield every record with the line on which it begins, the header first."""
+        """Yield each record and the line on which it begins, the header first."""
         line = 1
         try:
             with self.path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.reader(self._bounded(file), delimiter=self.delimiter, strict=True)
+                reader = csv.reader(self._read_lines(file), delimiter=self.delimiter, strict=True)
                 for cells in reader:
-                    # As pandas does: a line of nothing but spaces is blank.
+                    # Like pandas, take a line of spaces as blank.
                     if cells and not (len(cells) == 1 and cells[0].isspace()):
                         yield line, cells
                     line = reader.line_num + 1
                 self._newlines = file.newlines or ()
         except UnicodeDecodeError as error:
-            raise self._not_utf8(error) from None
+            raise self._encoding_error(error) from None
         except csv.Error as error:
-            problem = "a double quote opens and does not close" if _is_open(error) else str(error)
-            raise InputError(
-                f"{self._at(line)}: {problem}", 'a double quote within a cell is written twice: ""'
-            ) from None
+            problem = "a double quote is not closed" if _is_open(error) else str(error)
+            raise InputError(f"{self._at(line)}: {problem}", 'write a double quote inside a cell twice: ""') from None
 
-    def _bounded(self, file: TextIO) -> Iterator[str]:
-        """Yield the lines of a file; raises InputError for one without end, or with what is not text."""
+    def _read_lines(self, file: TextIO) -> Iterator[str]:
+        """Yield the lines of a file; raises InputError for a line that is too long or has a zero byte."""
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST), ""), 1):
             if len(line) == _LONGEST:
                 raise InputError(f"{self._at(number)} has more than {_LONGEST} characters", "is it a table?")
             if "\0" in line:
-                raise InputError(f"{self._at(number)} holds a zero byte, which is not text", "save it as CSV")
+                raise InputError(f"{self._at(number)} has a zero byte, so the file is not text", "save it as CSV")
             yield line
 
-    def _not_utf8(self, error: UnicodeDecodeError) -> InputError:
+    def _encoding_error(self, error: UnicodeDecodeError) -> InputError:
         with self.path.open("rb") as file:
             for line, content in enumerate(iter(lambda: file.readline(4 * _LONGEST), b""), 1):
                 try:
@@ -137,7 +135,7 @@ class Delimited:
         """Return columns as pandas Series by position; see ``table.Table``."""
         import pandas as pd
 
-        # pandas before 3 reads a lone carriage return before a space again and again.
+        # pandas before 3 does not end at a carriage return before a space.
         old = "\r" in ([self._newlines] if isinstance(self._newlines, str) else self._newlines)
         marks: dict[Any, list[str]] = {at: list(MISSING) for at in others}
         with self.path.open(encoding="utf-8-sig", newline=None if old else "") as file:
@@ -161,11 +159,11 @@ class Delimited:
         return next(itertools.islice(self._lines(), row + 1, None))
 
     def place(self, row: int) -> str:
-        """Say on which line of the file a row begins, as an editor counts."""
+        """Return the line of the file on which a row begins, counted from 1."""
         return self._at(self._record(row)[0])
 
     def cell(self, row: int, column: int) -> str:
-        """Return what stands in a cell."""
+        """Return the text of a cell."""
         return self._record(row)[1][column]
 
 

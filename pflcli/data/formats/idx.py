@@ -1,4 +1,4 @@
-"""The IDX format of MNIST and its kin (LeCun et al., 1998): a magic number with type and rank, the sizes, bytes."""
+"""The IDX format of MNIST (LeCun et al., 1998): a magic number with type and rank, the sizes, and the bytes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         require_room(str(path), announced, path.stat().st_size)
         raw = file.read(announced + 1)
         if len(raw) != announced:
-            actual = f"{len(raw)} are there" if len(raw) < announced else "more are there"
-            raise InputError(f"{path} is damaged: {'x'.join(map(str, shape))} bytes are announced, {actual}")
+            actual = f"{len(raw)}" if len(raw) < announced else "more"
+            raise InputError(f"{path} is damaged: its header announces {'x'.join(map(str, shape))} bytes, got {actual}")
         return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def read_parts(folders: Sequence[Path], stems: tuple[str, str]) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
     """Return images (n, 28, 28) and labels (n,) of the training and the test stem, from the first folder with any.
 
-    A stem is what stands before ``-images-idx3-ubyte`` and ``-labels-idx1-ubyte``. Nothing is returned if no folder
-    holds any; raises InputError if one holds some but not all, or if images and labels do not match.
+    A stem is the part of a file name before ``-images-idx3-ubyte`` and ``-labels-idx1-ubyte``. Returns an empty list if
+    no folder has such files; raises InputError if a folder has some but not all, or if images and labels do not match.
     """
     for folder in folders:
         paths = {f"{stem}-{kind}": _either(folder / f"{stem}-{kind}") for stem in stems for kind in _KINDS}

@@ -19,12 +19,12 @@ from pflcli.wording import counted
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP")
-"""What such a file may hold, whatever its name. Pillow would take others, and run Ghostscript for one of them."""
+"""The formats that are read, for every suffix. Pillow reads others, and runs Ghostscript for one of them."""
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The images of a folder, sorted: ``paths`` lie at ``CLIENT/LABEL/`` or, without ``clients``, at ``LABEL/``."""
+    """The sorted ``paths`` of images in a folder: ``CLIENT/LABEL/image`` or, without ``clients``, ``LABEL/image``."""
 
     root: Path
     paths: list[Path]
@@ -32,7 +32,7 @@ class ImageFolder:
     others: list[Path]
 
     def sha256(self) -> str:
-        """A hash of every image and of where it lies."""
+        """Return a hash of all images and their paths."""
         digest = hashlib.sha256()
         for path in self.paths:
             with path.open("rb") as file:
@@ -42,27 +42,26 @@ class ImageFolder:
 
 
 def find(root: Path, client: str | None) -> ImageFolder:
-    """Find the images; raises InputError if there is none, or one lies at another depth or is no plain file."""
+    """Find the images; raises InputError if there is none, or if one is at another depth or not a regular file."""
     clients = client != ABSENT
     layout = "CLIENT/LABEL/IMAGE" if clients else "LABEL/IMAGE"
     images, files = _images(root, f" at {layout}")
     for path in images:
         depth = len(path.relative_to(root).parts)
         if depth != 2 + clients:
-            hint = f"--client {ABSENT} if no client has the images yet" if depth == 2 else ""
-            raise InputError(f"{path} does not lie at {layout}", hint or f"lay the images out as {layout}")
+            hint = f"--client {ABSENT} if images are not assigned to clients yet" if depth == 2 else ""
+            raise InputError(f"{path} is not at {layout}", hint or f"arrange the images as {layout}")
     return ImageFolder(root, images, clients, [path for path in files if path not in set(images)])
 
 
 def find_all(root: Path) -> ImageFolder:
-    """Find the images of a folder at any depth; raises InputError if there is none, or one is no plain file."""
+    """Find the images of a folder at any depth; raises InputError if there is none, or one is not a regular file."""
     images, files = _images(root)
     return ImageFolder(root, images, False, [path for path in files if path not in set(images)])
 
 
 def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
-    """Return the images of a folder, sorted, and all its files but hidden ones."""
-    # Hidden files are what systems leave behind, such as .DS_Store.
+    """Return the images of a folder, sorted, and all its files except hidden ones such as .DS_Store."""
     files = [
         path
         for path in sorted(root.rglob("*"))
@@ -75,14 +74,14 @@ def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
         require_file(path)
     if not images:
         example = f", but {files[0].relative_to(root)}" if files else ""
-        raise InputError(f"{root} holds no image{example}", f"images are {', '.join(SUFFIXES)} files{where}")
+        raise InputError(f"{root} has no image{example}", f"images are {', '.join(SUFFIXES)} files{where}")
     return images, files
 
 
 def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], None]) -> Raw:
-    """Read images as uint8 (n, H, W), or (n, H, W, 3) in colour, all to ``resize`` x ``resize`` pixels if given.
+    """Read images as uint8 (n, H, W), or (n, H, W, 3) in colour, resized to ``resize`` x ``resize`` pixels if given.
 
-    Raises InputError for a file that is no image, or that differs in size or colour from the first.
+    Raises InputError for a file that is not an image, or that differs in size or colour from the first.
     """
     pixels: list[NDArray[np.uint8]] = []
     for path in folder.paths:
@@ -100,7 +99,7 @@ def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], 
             sizes = ["x".join(map(str, shape[1::-1])) for shape in (image.shape, pixels[0].shape)]
             raise InputError(
                 f"{path} has {sizes[0]} pixels (width x height), {folder.paths[0]} {sizes[1]}",
-                "--resize 32 brings all of them to 32x32",
+                "--resize 32 resizes all of them to 32x32",
             )
         pixels.append(image)
         advance(1, "")
@@ -111,7 +110,7 @@ def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], 
         owner=np.asarray([path.parent.parent.name for path in folder.paths]) if folder.clients else None,
         place=lambda row, role, at: str(folder.paths[row]),
         remarks=(
-            f"left out, no images: {counted(len(ignored), 'file')}, such as {ignored[0].relative_to(folder.root)}",
+            f"ignored, not images: {counted(len(ignored), 'file')}, such as {ignored[0].relative_to(folder.root)}",
         )
         if ignored
         else (),
@@ -124,7 +123,7 @@ def _pixels(path: Path, resize: int | None) -> NDArray[np.uint8]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as many pixels are an error
         with Image.open(path, formats=_FORMATS) as opened:
-            # As a viewer shows it: cameras store how they were held.
+            # Rotate as a viewer does: cameras store their orientation.
             image = _plain(ImageOps.exif_transpose(opened), path)
             if resize is not None:
                 image = image.resize((resize, resize), Image.Resampling.BILINEAR)
@@ -132,7 +131,7 @@ def _pixels(path: Path, resize: int | None) -> NDArray[np.uint8]:
 
 
 def _plain(image: Any, path: Path) -> Any:
-    """Return an image as 8-bit grey or RGB; raises InputError where that would lose something."""
+    """Return an image as 8-bit grey or RGB; raises InputError if that would lose information."""
     if image.mode in ("L", "RGB"):
         return image
     if image.mode == "1":
@@ -141,6 +140,6 @@ def _plain(image: Any, path: Path) -> Any:
         image = image.convert("RGBA")
     if image.mode in ("LA", "RGBA"):
         if image.getextrema()[-1] != (255, 255):
-            raise InputError(f"{path} is transparent in places", "lay it on a background first")
+            raise InputError(f"{path} has transparent pixels", "flatten it onto a background first")
         return image.convert(image.mode[:-1])
-    raise InputError(f"{path} is of mode {image.mode}, where 8-bit grey or RGB is meant", "convert it first")
+    raise InputError(f"{path} has mode {image.mode}; pfl reads 8-bit grey and RGB", "convert it first")

@@ -1,7 +1,7 @@
-"""LEAF's files (Caldas et al., 2018), https://arxiv.org/abs/1812.01097: JSON with ``users`` and each one's data.
+"""LEAF's JSON files (Caldas et al., 2018), https://arxiv.org/abs/1812.01097.
 
-``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``; a dataset may be spread over
-many such files, of which only one is held in memory at a time.
+``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``; a dataset may consist of many
+such files, of which one at a time is in memory.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ def files(root: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:
-    """Yield each user with its lists ``x`` and ``y``, and words that name the place in an error.
+    """Yield each user with its lists ``x`` and ``y``, and the place for error messages.
 
-    Raises InputError if a file is not such JSON, or numbers of samples disagree.
+    Raises InputError if a file has another layout, or numbers of samples disagree.
     """
     for path in paths:
         with reading(path, "JSON"):
             content = json.loads(path.read_text(encoding="utf-8"))
-        for user, announced in _announced(path, content):
+        for user, announced in _announced_sizes(path, content):
             require_short(str(path), user)
             data = content["user_data"].get(user)
             if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in "xy"):
                 raise InputError(f"{path}: user_data of {user} has no lists x and y")
             if not len(data["x"]) == len(data["y"]) == announced:
                 raise InputError(
-                    f"{path}: {user} has {len(data['x'])} x and {len(data['y'])} y, num_samples says {announced}"
+                    f"{path}: {user} has {len(data['x'])} x and {len(data['y'])} y, but num_samples {announced}"
                 )
             yield user, data["x"], data["y"], f"{path}: {user}"
 
 
-def _announced(path: Path, content: Any) -> list[tuple[str, int]]:
+def _announced_sizes(path: Path, content: Any) -> list[tuple[str, int]]:
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):

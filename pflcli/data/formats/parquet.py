@@ -1,4 +1,4 @@
-"""Parquet, read by pyarrow, which is an extra: ``pip install 'pflcli[parquet]'``."""
+"""Parquet files, read by pyarrow, an optional dependency: ``pip install 'pflcli[parquet]'``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Parquet:
         self.path = path
         self.name = path.name
         self._file: Any = pq.ParquetFile(path)
-        # What pandas keeps its row numbers in bears no name of the user's.
+        # The columns in which pandas stores row numbers have no name.
         names = self._file.schema_arrow.names
         self.columns = ["" if name.startswith("__index_level_") else name for name in names]
 
@@ -44,7 +44,7 @@ class Parquet:
         for batch in self._file.iter_batches(columns=[self.columns[at]], batch_size=_BATCH):
             chunks += batch.columns[:1]
             loaded_bytes += batch.nbytes
-            # A value that is stored once may stand in every row.
+            # One stored value may be repeated in every row.
             require_room(f"{self.name}: column '{self.columns[at]}'", loaded_bytes, self.path.stat().st_size)
         return pa.chunked_array(chunks, self._file.schema_arrow.field(self.columns[at]).type)
 
@@ -55,21 +55,21 @@ class Parquet:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if as_text and not pa.types.is_floating(column.type):
-            # Integers that lack a value would become floats in pandas, which large ids do not survive.
+            # Integers with missing values would become floats in pandas, which are too short for large ids.
             try:
                 column = column.cast(pa.string())
             except pa.ArrowException:
                 raise InputError(
-                    f"{self.name}: column '{self.columns[at]}' holds {column.type}, which names nothing"
+                    f"{self.name}: column '{self.columns[at]}' has values of type {column.type}, which are not names"
                 ) from None
         elif pa.types.is_decimal(column.type):
             column = column.cast(pa.float64())
         return column.to_pandas()
 
     def place(self, row: int) -> str:
-        """Say which row it is, from 1."""
+        """Return the number of a row, counted from 1."""
         return f"{self.name}, row {row + 1} (of 1 to {self._file.metadata.num_rows})"
 
     def cell(self, row: int, column: int) -> str:
-        """Return what stands in a cell."""
+        """Return the text of a cell."""
         return str(self._column(column)[row].as_py())

@@ -1,6 +1,6 @@
-"""Hourly records of air stations: UCI 501's CSV files, one a station and one row an hour, or one NPZ file of all.
+"""Hourly records of air stations: UCI 501's CSV files, one per station with a row per hour, or an NPZ file of all.
 
-Both are read into ``{station: (values (hours, d), NaN where missing; wind directions (hours,), -1 where missing)}``.
+Both are read into ``{station: (values (hours, d), NaN if missing; wind directions (hours,), -1 if missing)}``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pflcli.foreign import read_npz, reading, require_short
 _TIME = ("year", "month", "day", "hour")
 _HOUR = timedelta(hours=1)
 _SPARSE = 100
-"""Files of which fewer hours than one in this many are there are taken for damaged."""
+"""A file with fewer than one in this many hours is taken as damaged."""
 
 
 def read_csv_stations(
@@ -28,7 +28,7 @@ def read_csv_stations(
 ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Read ``PRSA_Data_<station>_<first>-<last>.csv`` files.
 
-    Hours that no row tells of are missing altogether. Raises InputError with file and line for what cannot be read.
+    All values of hours without a row are missing. Raises InputError, with file and line, for rows that cannot be read.
     """
     records: dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
     for path in paths:
@@ -36,7 +36,7 @@ def read_csv_stations(
             station, values, direction = _station(path, csv.reader(file), features, directions)
             require_short(str(path), station)
         if station in records:
-            raise InputError(f"{path}: station {station} is in another file too")
+            raise InputError(f"{path}: station {station} is also in another file")
         records[station] = values, direction
     return records
 
@@ -55,9 +55,9 @@ def _station(
     stations = set()
     for line, row in enumerate(rows, 2):
         if len(row) != len(heading):
-            raise InputError(f"{path}, line {line}: {len(row)} columns, the heading has {len(heading)}")
+            raise InputError(f"{path}, line {line} has {len(row)} columns, and the header has {len(heading)}")
         if row[wind] not in codes:
-            raise InputError(f"{path}, line {line}: '{row[wind]}' is no direction of the wind")
+            raise InputError(f"{path}, line {line}: '{row[wind]}' is not a wind direction")
         try:
             year, month, day, hour = (int(row[place]) for place in time)
             when = datetime(year, month, day, hour)
@@ -65,14 +65,14 @@ def _station(
         except ValueError as error:
             raise InputError(f"{path}, line {line}: {error}") from None
         if when in read:
-            raise InputError(f"{path}, line {line}: {when:%Y-%m-%d %H}h stands there twice")
+            raise InputError(f"{path}, line {line}: {when:%Y-%m-%d %H}h is a duplicate")
         read[when] = values, codes[row[wind]]
         stations.add(row[station])
     if len(stations) != 1:
-        raise InputError(f"{path} holds {len(stations)} stations, not one")
+        raise InputError(f"{path} has {len(stations)} stations instead of one")
     span = (max(read) - min(read)) // _HOUR + 1
     if span > _SPARSE * len(read):  # a mistyped year would take all memory
-        raise InputError(f"{path} tells of {len(read)} hours out of {span}")
+        raise InputError(f"{path} has rows for only {len(read)} of {span} hours")
     return stations.pop(), *_every_hour(read, span)
 
 

@@ -1,4 +1,4 @@
-"""What a table is, whichever file it comes from: its columns and cells, and what stands for a missing value."""
+"""The interface of tables in files, the spellings of missing values, and hints for cells that are not numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from pflcli.wording import listed
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "-")
-"""What stands for a missing number. In labels and clients, only an empty cell and NaN do."""
+"""The spellings of a missing number. In labels and clients, only an empty cell and NaN are missing."""
 
 HINTS = {
     r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*": "a date: make it a number, such as days since a day you choose",
@@ -17,7 +17,7 @@ HINTS = {
     r"-?\d+,\d+": "write 3.5, not 3,5",
     r"-?[\d.]+ ?%": "write it without %",
 }
-"""What to do about a cell that is not a number, by what it looks like."""
+"""Hints for a cell that is not a number, by its pattern."""
 
 
 class Table(Protocol):
@@ -32,20 +32,20 @@ class Table(Protocol):
         """The names of all columns."""
 
     def load(self, texts: Sequence[int], others: Sequence[int]) -> dict[int, Any]:
-        """Return columns as pandas Series by position: ``texts`` as text, ``others`` as what they look like."""
+        """Return columns as pandas Series by position: ``texts`` as text, ``others`` with inferred types."""
 
     def place(self, row: int) -> str:
-        """Say where a row stands, as the user counts."""
+        """Return the place of a row in the file, for messages."""
 
     def cell(self, row: int, column: int) -> str:
-        """Return what stands in a cell."""
+        """Return the text of a cell."""
 
 
 def place_of(table: Table, row: int, column: str) -> str:
-    """Return where a cell stands, in words."""
+    """Return the place of a cell, for messages."""
     return f"{table.place(row)}, column '{column}'"
 
 
 def listed_columns(columns: Sequence[str]) -> str:
-    """Return the first names of columns, in words."""
+    """Return the first names of columns, for messages."""
     return listed([column for column in columns if column], most=10)

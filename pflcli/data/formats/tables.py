@@ -1,4 +1,4 @@
-"""Tables: which columns are features, and what in them is not a number. CSV and Parquet differ in reading alone."""
+"""Selects the feature columns of a table and converts them to numbers, for CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def read(
 ) -> Raw:
     """Read the samples of a table.
 
-    Without ``features``, these are all columns that hold numbers or few words but those of ``roles``; with ``like``,
-    its columns. A column of words becomes a feature for each word, and so do numbers in ``categorical`` columns; its
+    The default ``features`` are all columns of numbers or few words except those of ``roles``; with ``like``, its
+    columns. A column of words becomes one feature per word, and so does a column of numbers in ``categorical``, whose
     value "none" leaves columns of words out. Raises UsageError for columns that contradict one another, InputError for
-    a column that is not there, a cell that is not a number or a word that ``like`` does not know.
+    a missing column, a cell that is not a number or a word that ``like`` does not have.
     """
     columns, positions = table.columns, _positions(table, roles)
     keys = list(positions.values())
@@ -42,9 +42,7 @@ def read(
     chosen, places, values, skipped = _features(table, candidates, loaded, coded, selected is None, categorical, like)
     remarks = [f"left out, not numbers: {listed_columns(skipped)}"] if skipped else []
     remarks += [
-        f"words, one feature for each: {column.name} ({listed_columns(column.words)})"
-        for column in chosen
-        if column.words
+        f"one feature per word: {column.name} ({listed_columns(column.words)})" for column in chosen if column.words
     ]
     words = {
         role: text(loaded[at].to_numpy(object), f"{table.name}: column '{columns[at]}'")
@@ -64,9 +62,9 @@ def read(
 
 
 def read_features(table: Table, like: Like | None = None) -> Raw:
-    """Read the features of samples whose clients and classes are not needed: the columns of ``like``, or all numbers.
+    """Read only the features of samples: the columns of ``like``, or all columns of numbers.
 
-    Raises InputError for a column that is not there, a cell that is not a number or a word that ``like`` does not know.
+    Raises InputError for a missing column, a cell that is not a number or a word that ``like`` does not have.
     """
     _require_distinct(table)
     selected, coded = _choice(table, None, None, like, {})
@@ -84,7 +82,7 @@ def read_features(table: Table, like: Like | None = None) -> Raw:
 
 
 def _require_distinct(table: Table) -> None:
-    """Raise InputError for two columns of one name."""
+    """Raise InputError if two columns have the same name."""
     twice = [column for column, count in Counter(filter(None, table.columns)).items() if count > 1]
     if twice:
         raise InputError(f"{table.name}: two columns are called '{twice[0]}'", "rename one in the first line")
@@ -93,19 +91,19 @@ def _require_distinct(table: Table) -> None:
 def _positions(table: Table, roles: Roles) -> dict[str, int]:
     """Return the position of the column for each role.
 
-    Raises UsageError for an option that is missing or contradicts another, InputError for a column that is not there.
+    Raises UsageError for an option that is missing or contradicts another, InputError for a missing column.
     """
     columns = table.columns
     _require_distinct(table)
     if roles.client is None:
         raise UsageError(
-            "--client is missing: name the column that holds each sample's client",
+            "--client is missing: name the column with each sample's client",
             f"--client COL, one of: {listed_columns(columns)}",
             f"--client {ABSENT} if samples are not assigned to clients yet",
         )
     if roles.label is None:
         raise UsageError(
-            "--label is missing: name the column that holds the class to learn",
+            "--label is missing: name the column with the class to learn",
             f"--label COL, one of: {listed_columns(columns)}",
         )
     owner = {} if roles.client == ABSENT and ABSENT not in columns else {"client": _find(table, roles.client)}
@@ -127,10 +125,10 @@ def _features(
     categorical: str | Sequence[str] | None,
     like: Like | None,
 ) -> tuple[list[Column], list[str], list[NDArray[np.float64]], list[str]]:
-    """Return features: their columns, the column's name and the values (n, d) of each, and which columns are none.
+    """Return the columns of features, the column name of each feature, their values (n, d), and the skipped columns.
 
-    The columns ``candidates`` are removed from ``loaded``. With ``every``, nobody has named them, and what is neither
-    numbers nor few words is left out. Raises InputError for a cell that is not a number.
+    The columns ``candidates`` are removed from ``loaded``. With ``every``, they are all columns of the table, and those
+    with neither numbers nor few words are skipped. Raises InputError for a cell that is not a number.
     """
     columns = table.columns
     chosen, places, values, skipped = [], [], [], []
@@ -145,7 +143,7 @@ def _features(
         else:
             numbers, strange = _numbers(series)
             known = np.count_nonzero(~np.isnan(numbers)) + strange.sum()
-            # A column that is mostly numbers is meant to be a feature: a slip in it must not lose it in silence.
+            # A column of mostly numbers is meant to be a feature: report a typo in it instead of skipping the column.
             if every and (not known or strange.sum() > known / 2):
                 skipped.append(columns[at])
                 continue
@@ -156,7 +154,7 @@ def _features(
         chosen.append(column)
         places += [columns[at]] * len(column.features)
     if not chosen:
-        raise InputError(f"{table.name} has no column of numbers beside client and label")
+        raise InputError(f"{table.name} has no column of numbers besides client and label")
     return chosen, places, values, skipped
 
 
@@ -167,18 +165,20 @@ def _choice(
     like: Like | None,
     positions: Mapping[str, int],
 ) -> tuple[list[int] | None, dict[int, tuple[str, ...]]]:
-    """Return the columns asked for, None if none are, and those of words with the words that are known before."""
+    """Return the selected columns, None for all, and the columns of words, each with its known words."""
     if like is not None and like.columns:
         for name, value in (("features", features), ("categorical", categorical)):
             if value is not None:
-                raise UsageError(f"--{name} cannot choose: the columns of {like.name} are read", f"leave out --{name}")
+                raise UsageError(
+                    f"--{name} contradicts --like {like.name}, whose columns are read", f"leave out --{name}"
+                )
         for column in like.columns:
             if column.name not in table.columns:
                 near = closest(column.name, [name for name in table.columns if name])
                 raise InputError(
                     f"{table.name} has no column '{column.name}'",
                     *([near] if near.startswith("did") else []),
-                    f"{like.name} has it, and needs all its columns",
+                    f"all columns of {like.name} are needed",
                 )
         known = {_find(table, column.name): column.words for column in like.columns}
         for role, at in positions.items():
@@ -193,7 +193,7 @@ def _choice(
     coded = _chosen_columns(table, "categorical", categorical, positions)
     outside = [table.columns[at] for at in coded if selected is not None and at not in selected]
     if outside:
-        raise UsageError(f"column '{outside[0]}' is in --categorical and not in --features", "name it in both")
+        raise UsageError(f"column '{outside[0]}' is in --categorical but not in --features", "name it in both")
     return selected, {at: () for at in coded}
 
 
@@ -201,7 +201,7 @@ def _find(table: Table, column: str) -> int:
     if column not in table.columns:
         error = unknown(table.name, "column", column, [name for name in table.columns if name])
         if all(_is_number(name) for name in table.columns if name):
-            error.fix = (*error.fix, "its first line holds numbers: are the names of columns missing?")
+            error.fix = (*error.fix, "its first line has numbers: are the column names missing?")
         raise error
     return table.columns.index(column)
 
@@ -230,7 +230,7 @@ def _is_number(word: str) -> bool:
 
 
 def _numbers(column: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a column's numbers (n,), NaN where there is none, and where something else stands."""
+    """Return the numbers (n,) of a column, NaN if missing, and a mask (n,) of cells that are not numbers."""
     import pandas as pd
 
     if column.dtype.kind in "biuf":
@@ -238,7 +238,7 @@ def _numbers(column: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     if column.dtype.kind in "mMc":
         return np.full(len(column), np.nan), column.notna().to_numpy(np.bool_)
     numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    # Again, as pandas leaves these where integers are beyond 64 bits.
+    # pandas keeps the spellings of missing values in a column with integers beyond 64 bits.
     empty = (column.isna() | column.astype(str).str.strip().isin(MISSING)).to_numpy(np.bool_)
     return numbers, np.isnan(numbers) & ~empty
 
@@ -250,9 +250,9 @@ def _not_a_number(table: Table, row: int, column: int, like: Like | None) -> Inp
     excerpt = line if len(line) <= 40 else line[:37] + "..."
     problem = f"{place_of(table, row, table.columns[column])}: '{excerpt}' is not a number"
     if like:
-        return InputError(problem, *(hints or ["correct it"]), f"{like.name} takes numbers in this column")
+        return InputError(problem, *(hints or ["correct it"]), f"{like.name} has numbers in this column")
     return InputError(
         problem,
-        *(hints or ["correct it, or --categorical with this column makes a feature of 0 and 1 for each word"]),
-        "or name the --features to take, without this column",
+        *(hints or ["correct it, or use --categorical with this column for one 0/1 feature per word"]),
+        "or list --features without this column",
     )

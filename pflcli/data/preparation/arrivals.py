@@ -1,4 +1,4 @@
-"""The labelled samples of a client that comes after the rounds: read, preprocessed and split."""
+"""Reads, preprocesses and splits the labelled samples of a client that joins after the rounds."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import rng
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
 from pflcli.data.datasets._scaling import Scale, rows_of
 from pflcli.data.formats import Like, Raw, cleaning, given_split
 from pflcli.data.preparation import within_client
 from pflcli.data.preparation.preprocessing import Preprocessing, numeric
-from pflcli.data.preparation.source import Source
+from pflcli.data.preparation.user_data import UserData
 from pflcli.errors import InputError
 from pflcli.reporter import Reporter
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The samples ``x`` (n, ...), ``y`` (n,) of a client, as the model takes them, sorted by split.
+    """The preprocessed samples ``x`` (n, ...), ``y`` (n,) of a client, sorted by split.
 
-    ``rows`` (n,) are those of the file, ``offsets`` (4,) where the splits begin. ``scale`` is the client's own, None
-    where all clients have the same.
+    ``rows`` (n,) are their rows in the file, ``offsets`` (4,) those of the splits. ``scale`` is the client's own scale,
+    None if all clients share one.
     """
 
     x: NDArray[Any]
@@ -37,7 +37,7 @@ class Arrival:
 
 
 def read(
-    source: Source,
+    source: UserData,
     preprocessing: Preprocessing,
     book: Codebook,
     client: str,
@@ -46,42 +46,42 @@ def read(
     seed: int,
     reporter: Reporter,
 ) -> Arrival:
-    """Read the samples of the client of this ``number``; split them by ``fractions`` where the file does not.
+    """Read the samples of the client with this ``number``; split them by ``fractions`` unless the file has splits.
 
-    Raises InputError for a class that is not known, a sample without one, and what the model cannot take.
+    Raises InputError for an unknown or missing class, and for samples that the model does not take.
     """
     raw = source.read(reporter)
     classes = book.class_names(preprocessing.form.classes)
-    x, y = preprocessing.filled(raw), _labels(raw, classes, preprocessing.name)
+    x, y = preprocessing.fill_gaps(raw), _labels(raw, classes, preprocessing.name)
     order = rng.generator(seed, "split", number).permutation(np.arange(len(y)))
-    parts = _as_named(raw, source.path.name) if "split" in raw.beside else within_client.cut(order, fractions)
+    parts = _given_splits(raw, source.path.name) if "split" in raw.beside else within_client.cut(order, fractions)
     scale = None
     if book.scales:
         if not len(parts[0]):
             raise InputError(f"client '{client}' has no training samples to standardize its features by")
-        scale = Scale.of(rows_of(x, parts[0]), numeric(book, x.shape[-1]))
+        scale = Scale.fit(rows_of(x, parts[0]), numeric(book, x.shape[-1]))
         preprocessing = replace(preprocessing, scale=scale)
     rows = np.concatenate(parts)
     return Arrival(
-        preprocessing.scaled(x)[rows],
+        preprocessing.standardize(x)[rows],
         y[rows],
         rows,
-        blocks.offsets([len(part) for part in parts]),
+        client_blocks.offsets([len(part) for part in parts]),
         None if scale is None else ClientScale(client, floats(scale.mean), floats(scale.sd)),
     )
 
 
 def _labels(raw: Raw, classes: Sequence[str], name: str) -> NDArray[np.int64]:
-    """Return the classes (n,) of samples by their names."""
+    """Return the classes (n,) of samples, from their names."""
     missing = raw.label == ""
     if missing.any():
         row = int(np.argmax(missing))
-        raise InputError(f"{raw.place(row, 'label', ())}: no value", "each sample of a client needs its class")
+        raise InputError(f"{raw.place(row, 'label', ())}: no value", "each sample needs a class")
     y, _ = cleaning.classes_of(raw, np.arange(len(raw.label)), Like(name, tuple(classes), ()))
     return y
 
 
-def _as_named(raw: Raw, name: str) -> list[NDArray[np.int64]]:
-    """Return the rows of each split as the file says them."""
-    split = given_split.numbered(raw.beside["split"], None, lambda row: raw.place(row, "split", ()), name)
-    return [np.flatnonzero(split == number) for number in range(len(blocks.SPLITS))]
+def _given_splits(raw: Raw, name: str) -> list[NDArray[np.int64]]:
+    """Return the rows of each split that the file names."""
+    split = given_split.parse_splits(raw.beside["split"], None, lambda row: raw.place(row, "split", ()), name)
+    return [np.flatnonzero(split == number) for number in range(len(client_blocks.SPLITS))]

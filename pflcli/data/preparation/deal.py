@@ -1,7 +1,8 @@
-"""How samples are dealt out to clients, and each client's into splits."""
+"""Deals samples out to clients, and splits the samples of each client."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli import config, rng
-from pflcli.artifacts import blocks
-from pflcli.artifacts.gathered import Gathered
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.lazy_rows import LazyRows
 from pflcli.data.datasets import Samples
-from pflcli.data.preparation import content, within_client
-from pflcli.data.preparation.by_time import split_by_time
+from pflcli.data.preparation import within_client
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme, redistribute
 from pflcli.errors import UsageError
@@ -36,7 +36,7 @@ class Deal:
     poison: Poison | None = None
 
     def check(self, fractions: tuple[float, float, float] | None) -> None:
-        """Raise UsageError for a number out of its range, or for ``fractions`` that do not add up to 1."""
+        """Raise UsageError for a number out of range, or for ``fractions`` that do not add up to 1."""
         if self.clients is not None and self.clients < 1:
             raise UsageError(f"--clients {self.clients} is not a positive number", "--clients 100")
         if self.min_samples < 0:
@@ -47,29 +47,31 @@ class Deal:
             )
         if not 0 < self.new_capacity <= 1 or (self.new_capacity < 1 and not self.new_clients):
             raise UsageError(
-                f"--new-capacity {self.new_capacity:g} is a fraction, above 0 and up to 1, of what new clients have",
+                f"--new-capacity {self.new_capacity:g} must be above 0 and at most 1, and needs --new-clients",
                 "--new-clients 0.2 --new-capacity 0.5",
             )
         if not 1 <= self.part[0] <= self.part[1]:
-            raise UsageError(f"--part {self.part[0]}/{self.part[1]} is not the i-th of n parts", "--part 1/2")
+            raise UsageError(
+                f"--part {self.part[0]}/{self.part[1]} is not the i-th of n parts, with i from 1 to n", "--part 1/2"
+            )
         if fractions is not None:
             check_fractions(fractions)
 
     def request(
         self, samples: Samples, cfg: Any, dataset_cfg: Any, fractions: tuple[float, float, float], *, keep_test: bool
     ) -> dict[str, Any]:
-        """Return what identifies it: the samples, options of scheme and dataset, and which samples have a split."""
+        """Return the request: the samples, the options of scheme and dataset, and the samples with a given split."""
         marks = {"keep_test": samples.is_test if keep_test else None, "keep_validation": samples.is_validation}
         return {
             "samples": len(samples.y),
-            "content": content.of_samples(samples),
+            "content": _hash_samples(samples),
             "scheme": self.scheme,
             "options": config.plain(cfg),
             **({} if dataset_cfg is None else {"dataset_options": config.plain(dataset_cfg)}),
             "clients": self.clients,
             "min_samples": self.min_samples,
             "fractions": list(fractions),
-            **{name: content.of_marks(values) for name, values in marks.items() if values is not None},
+            **{name: _hash_marks(values) for name, values in marks.items() if values is not None},
             "new_clients": self.new_clients,
             **({} if self.new_capacity == 1 else {"new_capacity": self.new_capacity}),
             **({} if self.part == (1, 1) else {"part": list(self.part)}),
@@ -78,31 +80,59 @@ class Deal:
             **({} if self.split_seed in (None, self.seed) else {"split_seed": self.split_seed}),
         }
 
-    def dealt(self, samples: Samples, splitter: Scheme, cfg: Any, fractions: tuple[float, float, float]) -> Partition:
-        """Return the partition of ``samples``; those that say which of them are test samples keep these."""
+    def make_partition(
+        self, samples: Samples, splitter: Scheme, cfg: Any, fractions: tuple[float, float, float]
+    ) -> Partition:
+        """Return the partition of ``samples``; published test samples stay test samples."""
         rows = part_of(len(samples.y), *self.part)
         chosen = samples if self.part == (1, 1) else samples.take(rows)
         parts = splitter.split(chosen, self.clients, cfg, rng.generator(self.seed, "partition", self.scheme))
         if self.min_samples:
             parts = redistribute(parts, self.min_samples, rng.generator(self.seed, "redistribute"))
         split_seed = self.seed if self.split_seed is None else self.split_seed
-        result = assembled(chosen, parts, fractions, split_seed)
+        result = assemble(chosen, parts, fractions, split_seed)
         result = replace(result, sample=rows[result.sample])
         cluster = splitter.cluster(len(parts), cfg)
         if cluster is not None:
-            result = _clustered(result, cluster, splitter, cfg, self.seed)
+            result = _transform_clusters(result, cluster, splitter, cfg, self.seed)
         if self.new_clients:
-            result = replace(result, new=_new(result.sizes, self.new_clients, self.seed))
+            result = replace(result, new=_draw_new_clients(result.sizes, self.new_clients, self.seed))
         if result.new is not None and self.new_capacity < 1:
-            result = within_client.with_less(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
-        return result if self.poison is None else self.poison.applied(result, self.seed)
+            result = within_client.keep_fraction(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
+        return result if self.poison is None else self.poison.apply(result, self.seed)
+
+
+def _hash_marks(values: NDArray[np.bool_]) -> str:
+    """Return a hash of a flag per sample, (n,)."""
+    return hashlib.sha256(np.packbits(values).tobytes()).hexdigest()
+
+
+def _hash_samples(samples: Samples) -> str:
+    """Return a hash of the data: the same samples in two folders make the same artifact."""
+    digest = hashlib.sha256()
+    for array in (samples.x, samples.y):
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    if samples.owner is not None:
+        digest.update("\n".join(samples.owner.tolist()).encode())
+    if samples.ordered:
+        digest.update(f"ordered, gap {samples.gap}".encode())
+    if samples.group is not None:
+        digest.update(b"group")
+        digest.update(np.ascontiguousarray(samples.group).data)
+    if samples.coarse is not None:
+        digest.update(np.ascontiguousarray(samples.coarse).data)
+    return digest.hexdigest()
 
 
 def check_fractions(fractions: tuple[float, float, float]) -> None:
-    """Raise UsageError for ``fractions`` that are negative, do not add up to 1 or leave nothing to train on."""
+    """Raise UsageError for ``fractions`` that are negative, do not add up to 1, or have no training samples."""
     if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
         listed = ",".join(f"{part:g}" for part in fractions)
-        raise UsageError(f"fractions {listed} are not train, validation, test that add up to 1", "0.6,0.2,0.2")
+        raise UsageError(
+            f"fractions {listed} (train, validation, test) must be positive or 0, train above 0, and add up to 1",
+            "0.6,0.2,0.2",
+        )
 
 
 def part_of(n: int, i: int, parts: int) -> NDArray[np.int64]:
@@ -111,38 +141,40 @@ def part_of(n: int, i: int, parts: int) -> NDArray[np.int64]:
     return np.sort(np.array_split(order, parts)[i - 1])
 
 
-def assembled(
+def assemble(
     samples: Samples, parts: list[NDArray[np.int64]], fractions: tuple[float, float, float], seed: int
 ) -> Partition:
-    """Return the partition; where ``samples`` say which of them are test samples, these are."""
+    """Return the partition with these ``parts``, the rows of each client; published test samples stay test samples."""
     client_rows: list[NDArray[np.int64]] = []
-    in_time = split_by_time(samples, fractions) if samples.ordered and samples.gap else None
+    in_time = within_client.split_by_time(samples, fractions) if samples.ordered and samples.gap else None
     for client, part in enumerate(parts):
         draw = rng.generator(seed, "split", client)
         if in_time is not None:
-            client_rows += [np.sort(part[in_time[part] == split]) for split in range(len(blocks.SPLITS))]
-        elif samples.ordered:  # samples do not overlap: each client has its own cuts, whoever owned the samples
+            client_rows += [np.sort(part[in_time[part] == split]) for split in range(len(client_blocks.SPLITS))]
+        elif samples.ordered:  # samples do not overlap, so that each client can have its own cuts
             client_rows += within_client.cut(np.sort(part), fractions)
         elif samples.is_test is not None:
-            client_rows += within_client.keeping_test(part, fractions, samples.is_test, samples.is_validation)
+            client_rows += within_client.keep_test(part, fractions, samples.is_test, samples.is_validation)
         elif samples.group is not None:
-            client_rows += within_client.by_group(part, fractions, samples.group[part], draw)
+            client_rows += within_client.split_by_group(part, fractions, samples.group[part], draw)
         else:
             client_rows += within_client.cut(draw.permutation(part), fractions)
     rows = np.concatenate(client_rows)
     is_single = np.issubdtype(samples.x.dtype, np.floating) and samples.scaling is None
     return Partition(
-        x=Gathered(samples.x, rows, np.dtype(np.float32) if is_single else samples.x.dtype),
+        x=LazyRows(samples.x, rows, np.dtype(np.float32) if is_single else samples.x.dtype),
         y=samples.y[rows],
         sample=rows,
-        offsets=blocks.offsets([len(piece) for piece in client_rows]),
+        offsets=client_blocks.offsets([len(piece) for piece in client_rows]),
         names=_names(samples, parts),
         classes=samples.classes,
     )
 
 
-def _clustered(result: Partition, cluster: NDArray[np.int64], splitter: Scheme, cfg: Any, seed: int) -> Partition:
-    """Return the partition with every client's samples as its group sees them."""
+def _transform_clusters(
+    result: Partition, cluster: NDArray[np.int64], splitter: Scheme, cfg: Any, seed: int
+) -> Partition:
+    """Return the partition with each client's samples transformed as those of its cluster."""
     x, y = np.array(result.x), result.y.copy()
     holder = np.repeat(cluster, result.sizes.sum(axis=1))
     for group in np.unique(cluster).tolist():
@@ -152,13 +184,13 @@ def _clustered(result: Partition, cluster: NDArray[np.int64], splitter: Scheme, 
     return replace(result, x=x, y=y, cluster=cluster)
 
 
-def _new(sizes: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Draw who joins late, (m,); raises UsageError if nobody with training samples is left."""
+def _draw_new_clients(sizes: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Draw the clients that join late, (m,); raises UsageError if no other client has training samples."""
     new = np.zeros(len(sizes), dtype=np.bool_)
     new[rng.generator(seed, "new").permutation(len(sizes))[: max(1, round(fraction * len(sizes)))]] = True
     if not sizes[~new, 0].any():
         raise UsageError(
-            f"--new-clients {fraction:g} of {len(sizes)} clients leaves nobody with samples to train the global model",
+            f"--new-clients {fraction:g} of {len(sizes)} clients leaves no training samples for the global model",
             "--new-clients 0.2",
         )
     return new

@@ -1,4 +1,4 @@
-"""Poisoned clients, against which the server's aggregation is tested: which ones, and what they do."""
+"""Draws poisoned clients, with which the robustness of the server's aggregation is tested."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pflcli import rng
-from pflcli.artifacts import blocks
+from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.errors import UsageError
 
 STRENGTHS = {"none": None, "flip": None, "scale": -10.0, "random": 10.0}
-"""What poisoned clients do, with the default strength of what has one."""
+"""The attacks, with the default strength of those that have one."""
 
 
 @dataclass(frozen=True)
 class Poison:
-    """A ``share`` of the clients that take part in rounds, and the ``kind`` and ``strength`` of what they do.
+    """The ``share`` of participating clients that are poisoned, and the ``kind`` and ``strength`` of their attack.
 
-    ``flip``: their training labels y become C - 1 - y of C classes (Fang et al., 2020,
-    https://arxiv.org/abs/1911.11815). ``scale``: they send their update times the strength. ``random``: they send
-    Gaussian noise as large as their update times the strength. ``none``: they are honest, for comparison.
+    ``flip``: training labels y become C - 1 - y, of C classes (Fang et al., 2020, https://arxiv.org/abs/1911.11815).
+    ``scale``: the update is multiplied by the strength. ``random``: the update is replaced by Gaussian noise whose
+    norm is that of the update times the strength. ``none``: the clients are honest, for comparison.
     """
 
     share: float
@@ -29,8 +29,8 @@ class Poison:
     strength: float
 
     @classmethod
-    def of(cls, text: str) -> Poison | None:
-        """Return what ``text``, such as ``0.2:scale:-10``, says; None if it is empty. Raises UsageError otherwise."""
+    def parse(cls, text: str) -> Poison | None:
+        """Parse a ``text`` such as ``0.2:scale:-10``; None if it is empty. Raises UsageError if it is not valid."""
         if not text:
             return None
         share, _, attack = text.partition(":")
@@ -43,36 +43,36 @@ class Poison:
         try:
             fraction, factor = float(share), float(strength) if colon else STRENGTHS[kind] or 0.0
         except ValueError:
-            raise UsageError(f"--poison {text}: share and strength are numbers", example) from None
+            raise UsageError(f"--poison {text}: share and strength must be numbers", example) from None
         if not 0 < fraction < 1:
-            raise UsageError(f"--poison {text}: the share of clients is above 0 and below 1", example)
+            raise UsageError(f"--poison {text}: the share of clients must be above 0 and below 1", example)
         if not abs(factor) <= 1e6:
-            raise UsageError(f"--poison {text}: the strength is at most a million", example)
+            raise UsageError(f"--poison {text}: the strength must be at most a million", example)
         return cls(fraction, kind, factor)
 
     def __str__(self) -> str:
-        """Return the poison as it is typed, with its strength."""
+        """Return the value of ``--poison``, with the strength."""
         return ":".join(
             [f"{self.share:g}", self.kind, *([] if STRENGTHS[self.kind] is None else [f"{self.strength:g}"])]
         )
 
-    def applied(self, partition: Partition, seed: int) -> Partition:
+    def apply(self, partition: Partition, seed: int) -> Partition:
         """Return the partition with poisoned clients, which have no validation and test samples.
 
-        They are drawn among those that have training samples and are not unseen. Accuracies are then of honest clients
-        alone, and nothing is chosen by what poisoned ones say. Raises UsageError if none or all would be poisoned.
+        They are drawn from the clients that have training samples and are not new. Accuracies are therefore those of
+        honest clients, and nothing is tuned on poisoned ones. Raises UsageError if none or all would be poisoned.
         """
         count = len(partition.names)
         able = (partition.sizes[:, 0] > 0) & (~partition.new if partition.new is not None else True)
         drawn = [client for client in rng.generator(seed, "poison").permutation(count).tolist() if able[client]]
         number = round(self.share * len(drawn))
         if not 0 < number < len(drawn):
-            raise UsageError(f"--poison {self}: {number} of {len(drawn)} clients that train would be poisoned")
+            raise UsageError(f"--poison {self}: {number} of {len(drawn)} training clients would be poisoned")
         poisoned = np.zeros(count, dtype=np.bool_)
         poisoned[drawn[:number]] = True
         sizes = partition.sizes.copy()
-        holder = np.repeat(np.repeat(poisoned, len(blocks.SPLITS)), sizes.ravel())
-        is_train = np.repeat(np.arange(sizes.size) % len(blocks.SPLITS) == 0, sizes.ravel())
+        holder = np.repeat(np.repeat(poisoned, len(client_blocks.SPLITS)), sizes.ravel())
+        is_train = np.repeat(np.arange(sizes.size) % len(client_blocks.SPLITS) == 0, sizes.ravel())
         rows = np.flatnonzero(~holder | is_train)
         sizes[poisoned, 1:] = 0
         y = partition.y[rows]
@@ -83,7 +83,7 @@ class Poison:
             x=partition.x[rows],
             y=y,
             sample=partition.sample[rows],
-            offsets=blocks.offsets(sizes.ravel().tolist()),
+            offsets=client_blocks.offsets(sizes.ravel().tolist()),
             poisoned=poisoned,
         )
         if self.kind in ("none", "flip"):

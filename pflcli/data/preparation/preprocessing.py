@@ -1,4 +1,4 @@
-"""What was done to samples at import and at partition, so that the same can be done to samples that come later."""
+"""The preprocessing of import and partition, for samples that are read later."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pflcli.errors import InputError
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How samples as they stand in a file become what a model takes.
+    """The steps from samples in a file to inputs of a model.
 
     ``columns`` are those of the user's table, empty for arrays and images. ``median`` (d,) fills in missing values, and
-    is empty if none may be missing. ``scale`` standardizes features after that; None leaves them as they are.
-    ``resize`` is the side in pixels to which images were brought. ``name`` is the artifact's, for messages.
+    is empty if no value may be missing. ``scale`` then standardizes features, if it is not None. ``resize`` is the
+    side of images in pixels. ``name`` is the name of the artifact in messages.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Preprocessing:
 
     @property
     def like(self) -> Like | None:
-        """What a table has to agree with; None where columns have no names."""
+        """The columns that a table must have; None if columns have no names."""
         return Like(self.name, (), self.columns) if self.columns else None
 
     @property
@@ -46,11 +46,11 @@ class Preprocessing:
         """Whether samples are series of tokens."""
         return self.form.dtype == "int16"
 
-    def filled(self, raw: Raw) -> NDArray[Any]:
-        """Return the features (n, ...) of ``raw`` without a gap, in float64, before they are brought to one scale.
+    def fill_gaps(self, raw: Raw) -> NDArray[Any]:
+        """Return the features (n, ...) of ``raw`` in float64, without missing values and not standardized.
 
-        Images and tokens stay as they are. Raises InputError that says where a value is missing, is not finite, or no
-        token, and for samples of another shape or kind than the model takes.
+        Images and tokens are returned unchanged. Raises InputError, with the place, if a value is missing, not finite
+        or not a token, and if samples have another shape or kind than the model takes.
         """
         x = raw.x
         if not len(x):
@@ -71,22 +71,22 @@ class Preprocessing:
         self._require_form(x.shape[1:], x.dtype)
         return np.where(np.isnan(x), self.median, x) if self.median else x
 
-    def scaled(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Return features (n, ...) as the model takes them: at one scale, and of the type of the partition's samples.
+    def standardize(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return standardized features (n, ...) in the type of the partition's samples.
 
-        Raises InputError for a number that float32 cannot hold after that.
+        Raises InputError for a number that is then too large for float32.
         """
         if self.is_images or self.is_tokens:
             return x
         with np.errstate(over="ignore"):
-            ready: NDArray[Any] = (self.scale.standardized(x) if self.scale else x).astype(self.form.dtype)
+            ready: NDArray[Any] = (self.scale.standardize(x) if self.scale else x).astype(self.form.dtype)
         if not np.isfinite(ready).all():
             row = int(np.argwhere(~np.isfinite(ready))[0][0])
-            raise InputError(f"sample {row} has a value that is too large for the model once it is standardized")
+            raise InputError(f"sample {row} has a value that is too large for the model after standardization")
         return ready
 
     def _require_form(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Raise InputError unless samples are of the model's shape and kind."""
+        """Raise InputError unless samples have the shape and kind that the model takes."""
         kinds = {"uint8": "images", "int16": "tokens"}
         expected = kinds.get(self.form.dtype, "features")
         if self.is_images != (dtype == np.uint8) or (self.is_tokens and dtype.kind not in "iu"):
@@ -101,7 +101,7 @@ class Preprocessing:
         if len(bad):
             row, *at = bad[0].tolist()
             raise InputError(
-                f"{raw.place(row, 'features', at)}: {raw.x[(row, *at)]} is no token; they go from 0 to "
+                f"{raw.place(row, 'features', at)}: {raw.x[(row, *at)]} is not a token; tokens are 0 to "
                 f"{self.form.classes - 1}"
             )
 
@@ -113,7 +113,7 @@ def _require_values(raw: Raw, x: NDArray[np.float64]) -> None:
         row, *at = np.argwhere(gaps)[0].tolist()
         raise InputError(
             f"{raw.place(row, 'features', at)}: no value",
-            "fill it in; medians for missing values are kept only from pfl import --missing median",
+            "fill it in; only pfl import --missing median stores medians for missing values",
         )
 
 
@@ -121,23 +121,25 @@ def _sides(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def of_codebook(name: str, book: Codebook, form: Form, client: str | None, resize: int | None = None) -> Preprocessing:
-    """Return the preprocessing of the samples of ``client``, or of a client that is not known (None).
+def from_codebook(
+    name: str, book: Codebook, form: Form, client: str | None, resize: int | None = None
+) -> Preprocessing:
+    """Return the preprocessing of samples of ``client``; None is an unknown client.
 
-    Raises InputError where each client was standardized by its own samples and this one was not.
+    Raises InputError if each client was standardized by its own samples, and this one has no scale.
     """
     return Preprocessing(name, form, columns(book), book.median, _scale(name, book, client), resize)
 
 
 def columns(book: Codebook) -> tuple[Column, ...]:
-    """Return the columns that features are read from: those of the user's table, or one for each named feature."""
+    """Return the columns that features are read from: those of the user's table, or one per named feature."""
     if book.columns:
         return tuple(Column(column.name, column.words, column.gaps) for column in book.columns)
     return tuple(Column(name) for name in book.features)
 
 
 def numeric(book: Codebook, width: int) -> NDArray[np.bool_]:
-    """Return which of ``width`` features (d,) are numbers, not 0 and 1 for a word or a gap."""
+    """Return which of ``width`` features (d,) are numbers instead of 0/1 for a word or a missing value."""
     flags: list[bool] = []
     for column in book.columns:
         flags += [not column.words] * max(1, len(column.words)) + [False] * column.gaps

@@ -1,4 +1,4 @@
-"""Features are filled in and brought to one scale when a partition says who trains on which samples."""
+"""Fills in missing values and standardizes features by the training samples of a partition."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.data.datasets._scaling import Floats, Scale, Scaling, filled, rows_of
+from pflcli.data.datasets._scaling import Floats, Scale, Scaling, fill_gaps, rows_of
 from pflcli.data.preparation.preprocessing import numeric
 from pflcli.errors import InputError
 
 
-def wish(dataset: datasets.Dataset, book: Codebook) -> Scaling | None:
-    """Return what is still to be done to an imported dataset; None if nothing is."""
+def pending_scaling(dataset: datasets.Dataset, book: Codebook) -> Scaling | None:
+    """Return the scaling that an imported dataset still needs; None if it needs none."""
     if not (dataset.standardize or dataset.fill):
         return None
     return Scaling(
@@ -26,37 +26,38 @@ def wish(dataset: datasets.Dataset, book: Codebook) -> Scaling | None:
         scale=Scale(np.asarray(book.mean), np.asarray(book.sd)) if book.mean else None,
         median=np.asarray(book.median) if book.median else None,
         by_client=dataset.by_client,
-        scales={of.client: Scale(np.asarray(of.mean), np.asarray(of.sd)) for of in book.scales},
+        scales={own.client: Scale(np.asarray(own.mean), np.asarray(own.sd)) for own in book.scales},
     )
 
 
-def applied(partition: Partition, book: Codebook, scaling: Scaling) -> tuple[Partition, Codebook]:
-    """Return the partition with its features filled in and scaled by training samples of clients that are not new.
+def apply(partition: Partition, book: Codebook, scaling: Scaling) -> tuple[Partition, Codebook]:
+    """Return the partition with missing values filled in and features standardized, and its codebook.
 
-    By client, each is scaled by its own training samples, also a new one. Raises InputError for a client that then has
-    samples and none to train on.
+    Medians and scales are those of the training samples of clients that are not new. With ``by_client``, each client,
+    also a new one, is standardized by its own training samples; raises InputError if it has samples but none to train
+    on.
     """
     each = [np.arange(*partition.offsets[3 * client : 3 * client + 2]) for client in range(len(partition.names))]
     seen_rows = [rows for client, rows in enumerate(each) if partition.new is None or not partition.new[client]]
     train = np.concatenate([np.empty(0, np.int64), *seen_rows])
-    x, median = filled(np.asarray(partition.x), train, scaling)
+    x, median = fill_gaps(np.asarray(partition.x), train, scaling)
     book = replace(book, median=floats(median))
     if not scaling.standardize:
         return replace(partition, x=x.astype(np.float32)), book
     if scaling.by_client:
-        x, scales = _by_client(partition, x, each, scaling)
+        x, scales = _standardize_by_client(partition, x, each, scaling)
         book = replace(book, scales=scales)
     else:
-        scale = scaling.scale or Scale.of(rows_of(x, train), scaling.numeric)
-        x = scale.standardized(x)
+        scale = scaling.scale or Scale.fit(rows_of(x, train), scaling.numeric)
+        x = scale.standardize(x)
         book = replace(book, mean=floats(scale.mean), sd=floats(scale.sd))
     return replace(partition, x=x.astype(np.float32)), book
 
 
-def _by_client(
+def _standardize_by_client(
     partition: Partition, x: Floats, each: list[NDArray[np.int64]], scaling: Scaling
 ) -> tuple[Floats, tuple[ClientScale, ...]]:
-    """Return features (n, ..., d), those of each client by its own scale, and these scales."""
+    """Return features (n, ..., d) standardized by each client's own scale, and these scales."""
     x, scales = x.astype(np.float64), []
     for client, (name, train) in enumerate(zip(partition.names, each, strict=True)):
         own = slice(*partition.offsets[[3 * client, 3 * client + 3]])
@@ -68,7 +69,7 @@ def _by_client(
                 f"client '{name}' has no training samples to standardize its features by",
                 "leave it out, or standardize by all clients' training samples (pfl import --standardize)",
             )
-        scale = scale or Scale.of(rows_of(x, train), scaling.numeric)
-        x[own] = scale.standardized(x[own])
+        scale = scale or Scale.fit(rows_of(x, train), scaling.numeric)
+        x[own] = scale.standardize(x[own])
         scales.append(ClientScale(name, floats(scale.mean), floats(scale.sd)))
     return x, tuple(scales)

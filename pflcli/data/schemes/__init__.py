@@ -1,4 +1,4 @@
-"""Partition schemes, one file each, and what such a file must have: ``Scheme``."""
+"""Partition schemes, one file each, and the interface of such a file: ``Scheme``."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ Indices = NDArray[np.int64]
 
 
 class Scheme(Protocol):
-    """A file of this folder. ``Config`` and ``split`` must be there; ``cluster`` goes with ``transform``."""
+    """A file of this folder. ``Config`` and ``split`` are required; ``cluster`` requires ``transform``."""
 
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
     @abstractmethod
     def split(self, samples: Samples, clients: int | None, cfg: Any, rng: np.random.Generator) -> list[Indices]:
-        """Return the rows of ``samples`` of each client, no row twice; raises UsageError for what cannot be."""
+        """Return each client's rows of ``samples``, without duplicates; raises UsageError for impossible options."""
 
     def cluster(self, clients: int, cfg: Any) -> NDArray[np.int64] | None:
-        """Return the cluster of each client (m,), if clusters see samples differently; None if they do not."""
+        """Return the cluster of each client (m,) if clusters transform samples, otherwise None."""
         return None
 
     def transform(
         self, x: NDArray[Any], y: NDArray[np.int64], group: int, classes: int, cfg: Any, rng: np.random.Generator
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return samples (n, ...) and labels (n,) as cluster ``group`` sees them; ``rng`` is the same for all."""
+        """Return the samples (n, ...) and labels (n,) of cluster ``group``; ``rng`` is the same for all clusters."""
         return x, y
 
     def permutes_labels(self, cfg: Any) -> bool:
-        """Return whether clusters give the same class different labels, so that no label has one name."""
+        """Return whether the same class has different labels in different clusters, so that labels have no names."""
         return False
 
 
 def load(name: str) -> Scheme:
-    """Return the scheme of this name; raises UsageError with the nearest name, InputError for an unfit file."""
+    """Return the scheme with this name; raises UsageError with the nearest name, InputError for an invalid file."""
     scheme: Scheme = registry.load("schemes", name, Scheme)
     return scheme
 
@@ -57,7 +57,7 @@ def needs_clients(scheme: str, clients: int | None, samples: int) -> int:
 
 
 def shares(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return one Dirichlet draw (count,), also where alpha is so extreme that the draw under- or overflows."""
+    """Return one Dirichlet draw (count,), also if alpha is so extreme that the draw under- or overflows."""
     with np.errstate(all="ignore"):
         drawn: NDArray[np.float64] = rng.dirichlet(np.full(count, min(alpha, 1e12)))
         drawn = drawn / drawn.sum()
@@ -68,10 +68,10 @@ def shares(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.flo
 
 
 def redistribute(parts: list[Indices], minimum: int, rng: np.random.Generator) -> list[Indices]:
-    """Move samples from the largest clients until everyone holds ``minimum``; ends after at most m steps.
+    """Move samples from the largest clients until all clients have ``minimum``, in at most m steps.
 
-    Raises UsageError if there are not enough samples. Each client below the minimum is filled once, from whoever is
-    largest at that moment, and never gives: a giver keeps at least ``minimum``.
+    Raises UsageError if there are not enough samples. Each client below the minimum is filled once, from the client
+    that is then the largest, which keeps at least ``minimum``.
     """
     total = sum(map(len, parts))
     if minimum * len(parts) > total:
@@ -80,7 +80,7 @@ def redistribute(parts: list[Indices], minimum: int, rng: np.random.Generator) -
             f"--min-samples {total // len(parts)}",
         )
     rows: list[list[Any]] = [list(part) for part in parts]
-    # The largest first, of equally large ones the first: a search among all for each taker would take m^2 steps.
+    # A heap with the largest client first, ties by number: searching all clients for each taker would take m^2 steps.
     givers = [(-len(part), client) for client, part in enumerate(rows) if len(part) > minimum]
     heapq.heapify(givers)
     for taker in sorted(range(len(rows)), key=lambda client: len(rows[client])):

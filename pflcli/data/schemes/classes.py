@@ -1,7 +1,7 @@
 """Each client holds n classes, as in pFedGP's split (Achituve et al., 2021), https://arxiv.org/abs/2106.15482.
 
-Classes are dealt from shuffled decks, so that all have about the same number of holders; a class's samples are shared
-among its holders in proportions drawn uniformly from [0.4, 0.6], normalised.
+Classes are dealt from shuffled decks, so that all have about the same number of clients. A class's samples are divided
+among its clients in proportions drawn uniformly from [0.4, 0.6] and normalised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Config:
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
-    """Return ``clients`` parts; classes that no client was dealt are left out."""
+    """Return ``clients`` parts; classes without a client are left out."""
     y = samples.y
     count = needs_clients("classes", clients, len(y))
     labels = np.unique(y)
@@ -48,7 +48,7 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
 
 
 def _deal(labels: NDArray[np.int64], count: int, n: int, rng: np.random.Generator) -> list[set[int]]:
-    """Deal n different labels to each client; a new deck is shuffled in when the old one has no new label left."""
+    """Deal n different labels to each client; add a new shuffled deck when the old one has no new label."""
     deck: list[int] = []
     hands: list[set[int]] = []
     for _ in range(count):

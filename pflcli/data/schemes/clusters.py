@@ -1,9 +1,9 @@
 """Clusters of clients see the same task differently: images are rotated, labels permuted, or both.
 
-The clustered settings of IFCA (Ghosh et al., 2020), https://arxiv.org/abs/2006.04088, section 6, which turns images,
-and of PANM (Li and Wu, 2022), which exchanges labels too. The partition keeps the true clusters, so that methods that
-look for them can be measured; under ``rotation`` no label distribution gives them away. In IFCA each rotation holds all
-images; here each image goes to one client, so that splits are disjoint.
+The clustered settings of IFCA (Ghosh et al., 2020), https://arxiv.org/abs/2006.04088, section 6, which rotates images,
+and of PANM (Li and Wu, 2022), which also swaps labels. The partition records the true clusters, so that clustering
+methods can be evaluated; with ``rotation`` the clusters cannot be found from label distributions. In IFCA each rotation
+has all images; here each image belongs to one client, so that splits are disjoint.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def cluster(clients: int, cfg: Config) -> NDArray[np.int64]:
 def transform(
     x: NDArray[Any], y: NDArray[np.int64], group: int, classes: int, cfg: Config, rng: np.random.Generator
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return samples as cluster ``group`` sees them; ``rng`` is the same for all clusters and permutes their labels."""
+    """Return the samples of cluster ``group``; ``rng`` is the same for all clusters and permutes their labels."""
     if cfg.kind != "labels":
         x = np.rot90(x, _turns(group, cfg.groups), axes=(1, 2))
     if permutes_labels(cfg):
@@ -71,12 +71,12 @@ def transform(
 
 
 def permutes_labels(cfg: Config) -> bool:
-    """Return whether clusters give the same class different labels, so that no label has one name."""
+    """Return whether the same class has different labels in different clusters, so that labels have no names."""
     return cfg.kind != "rotation"
 
 
 def permutations(groups: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return a permutation of the labels for each cluster, (groups, classes): the identity first, no two the same.
+    """Return a permutation of the labels for each cluster, (groups, classes): the identity first, all different.
 
     A cluster's permutation does not depend on how many clusters follow it.
     """

@@ -26,7 +26,7 @@ class Config:
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
-    """Return ``clients`` parts, some possibly empty; one draw a label, so it ends for every alpha."""
+    """Return ``clients`` parts, some possibly empty; each label takes one draw, so it ends for every alpha."""
     return deal(samples.y, needs_clients("dirichlet", clients, len(samples.y)), cfg.alpha, rng)
 
 

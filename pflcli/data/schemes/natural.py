@@ -27,6 +27,6 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
     if clients is not None and clients > len(owners):
         raise UsageError(f"{clients} clients are more than the {len(owners)} owners", f"--clients {len(owners)}")
     chosen = range(len(owners)) if clients is None else np.sort(rng.permutation(len(owners))[:clients])
-    # One sort for all owners: a search per owner would take time by owners times samples.
+    # Sort once for all owners: a search per owner would take owners x samples steps.
     rows = np.split(np.argsort(place, kind="stable"), np.cumsum(sizes)[:-1])
     return [rows[index] for index in chosen]

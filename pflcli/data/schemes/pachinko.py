@@ -2,8 +2,8 @@
 
 Reddi et al. (2021), appendix C.1, https://arxiv.org/abs/2003.00295, after Li and McCallum (2006); kNN-Per (Marfoq et
 al., 2022), section 5, with alpha = 0.3 and beta = 10 for CIFAR-100. A client draws a Dirichlet(alpha) distribution over
-coarse labels and, for each of them, a Dirichlet(beta) distribution over its fine labels, and takes floor(N / M) samples
-down this tree without replacement. A label that is used up is taken out and the rest renormalised.
+coarse labels and, for each of them, a Dirichlet(beta) distribution over its fine labels, and draws floor(N / M) samples
+from this tree without replacement. A label without samples left is removed, and the rest renormalised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pflcli.data.schemes import Indices, needs_clients
 from pflcli.errors import UsageError
 
 Pool = dict[int, dict[int, list[int]]]
-"""The rows that nobody holds yet, by coarse and fine label, in random order; no entry is empty."""
+"""The rows without a client, by coarse and fine label, in random order; no entry is empty."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Config:
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
-    """Return ``clients`` parts of floor(N / M) samples each; what is left over goes to nobody."""
+    """Return ``clients`` parts of floor(N / M) samples each; the remaining samples are left out."""
     if samples.coarse is None:
         raise UsageError(
             "scheme pachinko needs coarse labels, which this dataset does not have", "--scheme dirichlet --clients 100"
@@ -47,10 +47,10 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
 
 
 def _client(pool: Pool, size: int, cfg: Config, rng: np.random.Generator) -> Indices:
-    """Take one client's ``size`` rows out of the pool.
+    """Draw one client's ``size`` rows from the pool, and remove them.
 
-    Distributions are drawn over the labels that are left: a Dirichlet draw over all of them, renormalised over some, is
-    a Dirichlet draw over these.
+    Distributions are drawn over the remaining labels: a Dirichlet draw over all labels, renormalised over some of them,
+    is a Dirichlet draw over these.
     """
     coarse = _Choice(sorted(pool), cfg.alpha, rng)
     fine = {label: _Choice(sorted(pool[label]), cfg.beta, rng) for label in sorted(pool)}
@@ -87,7 +87,7 @@ class _Choice:
         return self._labels[min(place, len(self._labels) - 1)]
 
     def remove(self, label: int) -> None:
-        """Take a label out and renormalise."""
+        """Remove a label and renormalise."""
         place = self._labels.index(label)
         del self._labels[place]
         self._log_weights = np.delete(self._log_weights, place)

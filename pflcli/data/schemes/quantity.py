@@ -32,7 +32,7 @@ class Config:
 
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
-    """Return ``clients`` parts, some possibly empty; sizes are the shares of all samples, rounded, and use them up."""
+    """Return ``clients`` parts, some possibly empty; sizes are rounded shares of all samples and add up to them."""
     total = len(samples.y)
     count = needs_clients("quantity", clients, total)
     share = shares(cfg.beta, count, rng) if cfg.sizes == "dirichlet" else _log_normal(cfg.sigma, count, rng)
@@ -41,7 +41,7 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
 
 
 def _log_normal(sigma: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return shares (count,) proportional to exp(N(0, sigma^2)); the largest is set to 1 first, so none overflows."""
+    """Return shares (count,) proportional to exp(N(0, sigma^2)), scaled by the largest first against overflow."""
     exponent = rng.normal(0.0, sigma, count)
     size: NDArray[np.float64] = np.exp(exponent - exponent.max())
     size /= size.sum()

@@ -1,8 +1,8 @@
 """Samples are sorted by label and cut into equal shards; each client is dealt n of them.
 
 The pathological non-iid split of FedAvg (McMahan et al., 2017), section 3, https://arxiv.org/abs/1602.05629, where 100
-clients hold 2 shards of 300 MNIST digits each, and so two digits at most. Where a shard spans two labels a client may
-hold more labels than shards.
+clients have 2 shards of 300 MNIST digits each, and therefore at most two digits. If a shard spans two labels, a client
+may have more labels than shards.
 """
 
 from __future__ import annotations

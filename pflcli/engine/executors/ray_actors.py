@@ -65,7 +65,7 @@ class RayActors:
         data = self.federation
         size = data.x.numel() * data.x.element_size()
         cpus = jobs or torch.get_num_threads()
-        self._ray = connect(cluster, cpus, size + cpus * parameters.size(parameters.of(net)))
+        self._ray = connect(cluster, cpus, size + cpus * parameters.size(parameters.copy_params(net)))
         places = require_room(self._ray, max(jobs, 1), 1, cluster.gpus_per_worker)
         self._lost_nodes: set[str] = set()
         self._workers = self._started(net, jobs or places, cluster.gpus_per_worker, seed)

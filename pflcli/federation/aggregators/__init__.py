@@ -1,7 +1,7 @@
-"""Aggregators, one file each, and what such a file must have: ``Aggregation``.
+"""Aggregators, one file each, and the interface of such a file: ``Aggregation``.
 
-An aggregator is the server's rule that makes one model of the uploads of a round, for every method whose server
-averages uploads. All of them go through ``fl.channel``, after the upload steps.
+An aggregator is the server's rule that combines the uploads of a round into one model, for every method whose server
+averages uploads. ``federation.channel`` applies it after the upload steps.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pflcli.parameters import Params
 
 
 class Aggregation(Protocol):
-    """A file of this folder. ``Config`` and ``begin`` must be there; options are typed in their order."""
+    """A file of this folder. ``Config`` and ``begin`` are required; options are typed in their order."""
 
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
     SEPARABLE: bool = False
-    """whether the result follows from sums over parts of the uploads, so that no place needs all of them at once"""
+    """whether the result follows from sums over parts of the uploads, so that they are not needed all at once"""
 
     @abstractmethod
     def begin(self, downloaded: Params, cfg: Any) -> Uploads:
-        """Return what takes the uploads of clients that received ``downloaded``, and makes one model of them."""
+        """Return an empty collection that combines the uploads of clients that received ``downloaded``."""
 
 
 @dataclass(frozen=True)
 class Aggregator:
-    """An aggregator with its options, as ``fl.channel`` uses it."""
+    """An aggregator with its options, as ``federation.channel`` uses it."""
 
     name: str
     file: Aggregation
@@ -44,16 +44,16 @@ class Aggregator:
         return self.file.SEPARABLE
 
     def begin(self, downloaded: Params) -> Uploads:
-        """Return what takes the uploads of one round."""
+        """Return an empty collection for the uploads of one round."""
         return self.file.begin(downloaded, self.cfg)
 
     def __str__(self) -> str:
-        """Return the aggregator as it is typed, with its options."""
+        """Return the value of ``--aggregator``, with the options."""
         return ":".join([self.name, *(str(value) for value in config.plain(self.cfg).values())])
 
 
 def load(text: str) -> Aggregator:
-    """Return the aggregator that ``text`` names, such as ``mean``; raises UsageError for what cannot be."""
+    """Return the aggregator for a ``text`` such as ``mean``; raises UsageError if it is not valid."""
     name, colon, value = text.partition(":")
     file: Aggregation = registry.load("aggregators", name, Aggregation)
     options = [field.name for field in dataclasses.fields(file.Config)]

@@ -12,14 +12,14 @@ from torch import Tensor
 from pflcli.parameters import Params, Stacked
 
 _BLOCK = 8 << 20
-"""Bytes of uploads that are worked on at a time, beside those that are kept."""
+"""Bytes of temporary memory per step, in addition to the stored uploads."""
 
 Combine = Callable[[Stacked, NDArray[np.float64]], tuple[Params, NDArray[np.float64]]]
-"""Makes one model of uploads (n, ...) with positive weights (n,), and says which share of each it left out, (n,)."""
+"""Combines uploads (n, ...) with positive weights (n,) into a model; also returns the share left out of each, (n,)."""
 
 
 class Collected:
-    """Keeps the uploads of a round until all are there: as much memory as n models take."""
+    """Stores the uploads of a round until all have arrived, which takes the memory of n models."""
 
     def __init__(self, combine: Combine) -> None:
         self._combine = combine
@@ -29,7 +29,7 @@ class Collected:
         """the share (n,) of each upload, in the order of ``add``, that is not in the model; set by ``value``"""
 
     def add(self, stacked: Stacked, weights: NDArray[np.float64]) -> None:
-        """Take the uploads (m, ...) of clients with weights (m,); those with weight 0 do not count."""
+        """Add the uploads (m, ...) of clients with weights (m,); those with weight 0 are ignored."""
         self._parts.append({name: value.clone() for name, value in stacked.items()})
         self._weights.append(np.asarray(weights, dtype=np.float64))
 
@@ -53,10 +53,10 @@ class Collected:
 def by_coordinate(
     stacked: Stacked, reduce: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Params, NDArray[np.float64]]:
-    """Return a model each of whose numbers ``reduce`` makes of the uploads' (n, ...), and the share (n,) left out.
+    """Combine uploads (n, ...) coordinate by coordinate; return the model, and the share (n,) left out of each upload.
 
-    ``reduce`` takes (n, c) sorted numbers and returns (c,) numbers and their bounds, (2, c): what is outside of these
-    was left out. Integer buffers take the lower median.
+    ``reduce`` takes (n, c) sorted numbers and returns (c,) numbers and bounds (2, c): numbers outside of the bounds
+    were left out. Integer buffers take the lower median.
     """
     count = len(next(iter(stacked.values())))
     outside, numbers = torch.zeros(count, dtype=torch.float64), 0

@@ -1,8 +1,9 @@
 """Multi-Krum: the mean of the uploads that have the nearest neighbours; the others are left out.
 
 Blanchard et al. (2017), https://arxiv.org/abs/1703.02757: of n uploads, f of which may be poisoned, the score of one is
-the sum of its squared distances to the n - f - 2 nearest others. Krum takes the upload of the lowest score, multi-Krum
-the mean of several. The mean is weighted by samples; scores are not. With n < 2 f + 3 the paper promises nothing.
+the sum of its squared distances to the n - f - 2 nearest others. Krum takes the upload with the lowest score,
+multi-Krum the mean of several. The mean is weighted by samples; scores are not. The paper has no guarantee for
+n < 2 f + 3.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Config:
 
 
 def begin(downloaded: Params, cfg: Config) -> Uploads:
-    """Return what keeps the uploads, and averages those of the lowest scores at the end."""
+    """Return a collection that averages the uploads with the lowest scores."""
     return Collected(partial(_multi_krum, cfg))
 
 
@@ -50,11 +51,11 @@ def _multi_krum(cfg: Config, stacked: Stacked, weights: NDArray[np.float64]) -> 
 
 
 def squared_distances(stacked: Stacked) -> NDArray[np.float64]:
-    """Return the squared Euclidean distances (n, n) of uploads (n, ...) over all numbers that are not integers."""
+    """Return the squared Euclidean distances (n, n) of uploads (n, ...) over all floating-point tensors."""
     flat = [value.flatten(1) for value in stacked.values() if value.is_floating_point()]
     n = len(next(iter(stacked.values())))
     total = torch.zeros(n, n, dtype=torch.float64)
-    for row in range(n):  # differences first: a product of long vectors would lose what tells near ones apart
+    for row in range(n):  # subtract first: inner products lose the digits of small distances
         for value in flat:
             difference = value[row + 1 :] - value[row]
             total[row, row + 1 :] += torch.linalg.vector_norm(difference, dim=1, dtype=torch.float64).square().cpu()

@@ -1,7 +1,7 @@
 """The mean of uploads, weighted by the clients' training samples: FedAvg's.
 
-McMahan et al. (2017), https://arxiv.org/abs/1602.05629, Algorithm 1. A method may weight its clients otherwise. Integer
-buffers, such as the number of batches that a normalization has seen, take the largest value.
+McMahan et al. (2017), https://arxiv.org/abs/1602.05629, Algorithm 1. A method may use other weights. Integer buffers,
+such as the number of batches in batch normalization, take the largest value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The median of uploads, number by number: half of the clients would have to be poisoned to move it at will.
 
-Yin et al. (2018), https://arxiv.org/abs/1803.01498, Definition 1 and Algorithm 1, option I. All uploads count alike:
-numbers of samples are what clients say of themselves. Of an even number of uploads it is the mean of the middle two.
+Yin et al. (2018), https://arxiv.org/abs/1803.01498, Definition 1 and Algorithm 1, option I. All uploads have the same
+weight, since clients report their own numbers of samples. For an even number of uploads it is the mean of the middle
+two.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Config:
 
 
 def begin(downloaded: Params, cfg: Config) -> Uploads:
-    """Return what keeps the uploads, and takes their median at the end."""
+    """Return a collection that computes the median of the uploads."""
     return Collected(_median)
 
 

@@ -2,7 +2,7 @@
 
 Sun et al. (2019), https://arxiv.org/abs/1911.07963, norm thresholding: update * min(1, norm / |update|), with
 the Euclidean norm over everything that is uploaded, and then the mean, weighted by samples. By default the norm is the
-median over the uploads of the round. It is ``--upload clip`` with a norm that the server finds by itself.
+median over the uploads of the round. It is ``--upload clip`` with a norm that the server computes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Config:
 
 
 def begin(downloaded: Params, cfg: Config) -> Uploads:
-    """Return what keeps the uploads, and averages them clipped at the end."""
+    """Return a collection that averages the clipped uploads."""
     return Collected(partial(_clipped_mean, downloaded, cfg))
 
 

@@ -1,7 +1,7 @@
 """The trimmed mean of uploads: number by number, the largest and the smallest values are left out.
 
-Yin et al. (2018), https://arxiv.org/abs/1803.01498, Definition 2 and Algorithm 1, option II. All uploads count alike:
-numbers of samples are what clients say of themselves.
+Yin et al. (2018), https://arxiv.org/abs/1803.01498, Definition 2 and Algorithm 1, option II. All uploads have the same
+weight, since clients report their own numbers of samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Config:
 
 
 def begin(downloaded: Params, cfg: Config) -> Uploads:
-    """Return what keeps the uploads, and takes their trimmed mean at the end."""
+    """Return a collection that computes the trimmed mean of the uploads."""
     return Collected(partial(_trimmed_mean, cfg))
 
 

@@ -1,1 +1,1 @@
-"""Differential privacy of whole clients: how much is guaranteed, for how much noise, and what is not covered."""
+"""Differential privacy of whole clients: epsilon, noise multipliers, and the guarantee of a run."""

@@ -1,8 +1,8 @@
-"""Epsilon from noise and noise from epsilon, by privacy loss distributions of the package ``dp-accounting``.
+"""Computes epsilon from noise and noise from epsilon by the privacy loss distributions of ``dp-accounting``.
 
 A round releases the sum of clipped updates of a Poisson sample of clients, with Gaussian noise: an amplified Gaussian
 mechanism. Rounds compose (Koskela et al., 2020, https://arxiv.org/abs/1906.03049; Doroshenko et al., 2022,
-https://arxiv.org/abs/2207.04380). Two sets of clients are adjacent if one has one client more.
+https://arxiv.org/abs/2207.04380). Two sets of clients are adjacent if they differ by one additional client.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pflcli.errors import InputError, UsageError
 
 NAME = "dp-accounting PLD"
 _FINE, _COARSE = 1e-4, 1e-2
-"""Widths to which privacy losses are rounded up: the package's own default; and one for losses that are large."""
+"""Widths to which privacy losses are rounded up: the package's default, and one for large losses."""
 _LARGE = 50.0
-"""Epsilon by Rényi divergences above which losses are rounded to the coarse width, which still gives a bound."""
+"""Epsilon by Rényi divergences above which losses are rounded to the coarse width; epsilon is still an upper bound."""
 _DIGITS = 3
-"""Digits after the point of a noise multiplier that is calibrated; it is rounded up."""
+"""Decimals of a calibrated noise multiplier, which is rounded up."""
 _CLOSE, _STEPS, _PERCENT = 2e-4, 12, 0.01
-"""How close the logarithm of epsilon comes to that of its target, after at most so many steps."""
+"""Tolerance of the logarithm of epsilon, maximum number of steps, and relative tolerance of the first bracket."""
 _ORDERS = (*range(2, 33), 48, 64, 128, 256, 512)
-"""Rényi orders, integers, of which the package computes divergences at once."""
+"""Rényi orders; the package computes divergences of integer orders without integrals."""
 _MOST = 1e5
 """The largest noise multiplier that is tried."""
 
@@ -38,7 +38,7 @@ def accountant_version() -> str:
 
 @functools.lru_cache
 def epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
-    """Return the epsilon that ``rounds`` with this noise multiplier and sampling rate spend at ``delta``."""
+    """Return the epsilon at ``delta`` of ``rounds`` with this noise multiplier and sampling rate."""
     if rounds == 0:
         return 0.0
     if noise == 0:
@@ -49,7 +49,7 @@ def epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
 
 @functools.lru_cache
 def noise(target: float, rate: float, rounds: int, delta: float) -> float:
-    """Return a noise multiplier with three digits whose ``epsilon`` is at most ``target``, but for digits the least.
+    """Return the smallest noise multiplier with three decimals whose ``epsilon`` is at most ``target``.
 
     Raises UsageError if there is none.
     """
@@ -58,7 +58,7 @@ def noise(target: float, rate: float, rounds: int, delta: float) -> float:
     plan = (rate, rounds, delta)
     points = [_enough_by_renyi(target, *plan)]
     losses = [math.log(epsilon(points[0], *plan) / target)]
-    slope = -1.0  # of the logarithm of epsilon by that of the noise: that of one Gaussian with little noise
+    slope = -1.0  # of log epsilon by log noise, for one Gaussian with little noise
     while abs(losses[-1]) > _CLOSE and len(points) < _STEPS:
         points.append(points[-1] * math.exp(max(-1.0, min(-losses[-1] / slope, 1.0))))
         losses.append(math.log(epsilon(points[-1], *plan) / target))
@@ -72,7 +72,7 @@ def noise(target: float, rate: float, rounds: int, delta: float) -> float:
 
 
 def _enough_by_renyi(target: float, rate: float, rounds: int, delta: float) -> float:
-    """Return the noise multiplier at which Rényi divergences give ``target``, up to a percent."""
+    """Return the noise multiplier at which Rényi divergences give ``target``, to a relative tolerance of 1 %."""
     low, high = 0.0, 1.0
     while _spent_by_renyi(high, rate, rounds, delta) > target:
         low, high = high, high * 2
@@ -88,7 +88,7 @@ def _enough_by_renyi(target: float, rate: float, rounds: int, delta: float) -> f
 
 
 def _spent_by_renyi(noise: float, rate: float, rounds: int, delta: float) -> float:
-    """Return an upper bound of epsilon that takes no time."""
+    """Return an upper bound of epsilon that is fast to compute."""
     return _spent(_package().rdp.RdpAccountant(_ORDERS, _adjacency()), noise, rate, rounds, delta)
 
 

@@ -1,7 +1,7 @@
-"""What several answers spend together, each of them epsilon-differentially private.
+"""The privacy cost of several epsilon-differentially private predictions together.
 
-They spend at most the sum of their epsilons, and less if the bound may fail with a small probability delta: Kairouz et
-al. (2015), https://arxiv.org/abs/1311.0776, Theorem 3.3, which holds for every mechanism, and is exact for the worst.
+It is at most the sum of their epsilons, and less if the bound may fail with a small probability delta: Kairouz et al.
+(2015), https://arxiv.org/abs/1311.0776, Theorem 3.3, which holds for every mechanism, and is tight for the worst one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _DIGITS = 60
 
 
 def epsilon_of(each: float, count: int, delta: float) -> float:
-    """Return the epsilon that ``count`` answers with epsilon ``each`` spend together at ``delta``."""
+    """Return the epsilon at ``delta`` of ``count`` predictions with epsilon ``each`` together."""
     low, high = 0.0, each * count
     if not count or _delta(low, each, count) <= delta:
         return 0.0
@@ -23,10 +23,11 @@ def epsilon_of(each: float, count: int, delta: float) -> float:
 
 
 def _delta(epsilon: float, each: float, count: int) -> float:
-    """Return the delta of ``count`` answers at ``epsilon``.
+    """Return the delta of ``count`` predictions at ``epsilon``.
 
-    The worst mechanism tells one bit, rightly with odds of e^each. Of n such bits, l are wrong with a probability of
-    C(n, l) e^((n - l) each) / (1 + e^each)^n in one case, and C(n, l) e^(l each) / (1 + e^each)^n in the other.
+    The worst mechanism releases one bit, which is correct with odds of e^each. Of n such bits, l are wrong with
+    probability C(n, l) e^((n - l) each) / (1 + e^each)^n in one case, and C(n, l) e^(l each) / (1 + e^each)^n in the
+    other.
     """
     from scipy.special import gammaln
 

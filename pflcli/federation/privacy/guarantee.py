@@ -1,4 +1,4 @@
-"""What a run with differential privacy guarantees, as facts for its summary and in plain words."""
+"""The guarantee of a run with differential privacy, for its summary and as sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FROM_SEED = "dp_seed: anyone who knows the seed can subtract the noise, so this
 def plan(settings: Settings) -> tuple[float, float]:
     """Return the noise multiplier and epsilon of a run with differential privacy; raises InputError, UsageError.
 
-    Epsilon is infinite without noise. If ``dp_epsilon`` is set the noise follows from it.
+    Epsilon is infinite without noise. If ``dp_epsilon`` is set, the noise is computed from it.
     """
     rate, rounds, delta = settings.participation, settings.rounds, settings.dp_delta
     if settings.dp_epsilon is None:
@@ -35,10 +35,10 @@ def plan(settings: Settings) -> tuple[float, float]:
 
 
 def composition(runs: Sequence[Settings]) -> dict[str, Any]:
-    """Return what several private ``runs`` on the same clients spend together; nothing for fewer than two.
+    """Return the privacy cost of several private ``runs`` on the same clients; empty for fewer than two.
 
-    Epsilons and deltas add up (basic composition), whatever the settings and however later runs were chosen by the
-    results of earlier ones. Epsilon is None if a run has no noise.
+    Epsilons and deltas add up (basic composition), also if later runs depend on the results of earlier ones. Epsilon is
+    None if a run has no noise.
     """
     private = [settings for settings in runs if settings.dp]
     if len(private) < 2:
@@ -49,7 +49,7 @@ def composition(runs: Sequence[Settings]) -> dict[str, Any]:
 
 
 def composition_sentence(total: Mapping[str, Any]) -> str:
-    """Return the facts of ``composition`` in one sentence."""
+    """Return the result of ``composition`` as a sentence."""
     if total["epsilon"] is None:
         return f"differential privacy: {total['runs']} runs on the same clients, some of them without noise"
     return (
@@ -59,9 +59,9 @@ def composition_sentence(total: Mapping[str, Any]) -> str:
 
 
 def ahead(settings: Settings, participants: Callable[[], Sized]) -> Iterator[str]:
-    """Yield what a run with differential privacy will guarantee to one of its clients, before it begins.
+    """Yield messages on the guarantee of a run with differential privacy, before it begins.
 
-    ``participants`` returns the clients; other runs do not ask for them.
+    ``participants`` returns the clients; it is called only with differential privacy.
     """
     if not settings.dp:
         return
@@ -75,11 +75,11 @@ def ahead(settings: Settings, participants: Callable[[], Sized]) -> Iterator[str
         f"clients takes part with probability {settings.participation:g}"
     )
     if settings.dp_delta is not None and settings.dp_delta * clients >= 1:
-        yield f"delta {settings.dp_delta:g} is not below 1 / {clients} clients: it allows to reveal one of them"
+        yield f"delta {settings.dp_delta:g} is not below 1 / {clients} clients: it permits revealing one of them"
 
 
 def facts(settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the guarantee of a run for its summary; ``rows`` are those of its rounds."""
+    """Return the guarantee of a run for its summary; ``rows`` are the rows of its rounds."""
     noise, epsilon = plan(settings)
     clipped, uploads = (sum(int(row[key]) for row in rows) for key in ("clipped", "uploads"))
     return {
@@ -104,7 +104,7 @@ def facts(settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]]) -
 def summary(
     settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the entry ``privacy`` of a run's summary, and ``say`` it; nothing without differential privacy."""
+    """Return the entry ``privacy`` of a run's summary, and ``say`` it; empty without differential privacy."""
     if not settings.dp:
         return {}
     guarantee = facts(settings, clients, rows)
@@ -113,14 +113,14 @@ def summary(
 
 
 def sentence(guarantee: Mapping[str, Any]) -> str:
-    """Return the guarantee of ``facts`` in one sentence."""
+    """Return the result of ``facts`` as a sentence."""
     if guarantee["epsilon"] is None:
         return "no privacy is guaranteed: updates were clipped and clients sampled, but there was no noise"
     return (
         f"differential privacy at user level: epsilon {_number(guarantee['epsilon'])} at delta {guarantee['delta']:g} "
         f"for the models that the server sends (noise multiplier {guarantee['noise']:g}, {guarantee['rounds']} rounds, "
-        "Poisson sampling, one client added or removed); it does not cover what clients keep and answer, what is "
-        "measured, nor tuning"
+        "Poisson sampling, one client added or removed); it does not cover clients' own models and predictions, "
+        "measurements, or tuning"
         + ("" if guarantee["random_numbers"] != _FROM_SEED else f". WARNING: the noise follows from {_FROM_SEED}")
     )
 

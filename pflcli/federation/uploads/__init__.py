@@ -1,7 +1,7 @@
-"""Upload steps, one file each, and what such a file must have: ``Upload``.
+"""Upload steps, one file each, and the interface of such a file: ``Upload``.
 
-A step changes what clients upload on its way to the server, for every method whose server averages uploads: it clips
-them, adds noise, or sends them in fewer bits. ``--upload clip:1.0 --upload int8`` applies the steps in this order.
+A step changes uploads before the server receives them, for every method whose server averages uploads: it clips
+updates, adds noise, or sends them in fewer bits. ``--upload clip:1.0 --upload int8`` applies the steps in this order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Draw = Callable[[int], np.random.Generator]
 
 
 class Upload(Protocol):
-    """A file of this folder. ``Config`` and ``apply`` must be there; it has one option or none."""
+    """A file of this folder. ``Config`` and ``apply`` are required; it has at most one option."""
 
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
@@ -32,9 +32,9 @@ class Upload(Protocol):
 
     @abstractmethod
     def apply(self, params: Stacked, downloaded: Stacked, cfg: Any, draw: Draw) -> Stacked:
-        """Return the uploads (m, ...) that arrive if clients trained ``params`` from the ``downloaded`` models.
+        """Return the uploads (m, ...) that the server receives of models ``params`` trained from ``downloaded`` ones.
 
-        ``draw(i)`` is the generator of the i-th of them.
+        ``draw(i)`` is the generator of the i-th upload.
         """
 
     def size(self, params: Params, size: int, cfg: Any) -> int:
@@ -44,7 +44,7 @@ class Upload(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """An upload step with its option, as ``fl.channel`` applies it."""
+    """An upload step with its option, as ``federation.channel`` applies it."""
 
     name: str
     file: Upload
@@ -68,12 +68,12 @@ class Step:
         return load, (str(self),)
 
     def __str__(self) -> str:
-        """Return the step as it is typed, with its option."""
+        """Return the value of ``--upload``, with the option."""
         return ":".join([self.name, *(str(value) for value in config.plain(self.cfg).values())])
 
 
 def load(text: str) -> Step:
-    """Return the step that ``text`` names, such as ``clip:1.0`` or ``int8``; raises UsageError for what cannot be."""
+    """Return the step for a ``text`` such as ``clip:1.0`` or ``int8``; raises UsageError if it is not valid."""
     name, colon, value = text.partition(":")
     file: Upload = registry.load("uploads", name, Upload)
     options = [field.name for field in dataclasses.fields(file.Config)]

@@ -1,8 +1,8 @@
 """Send each client's update in 8 bits a number: a quarter of the bytes of float32.
 
-Every tensor of the update is divided by its largest absolute value / 127 and rounded to the nearest integer; the server
-receives the integers and that scale, 4 bytes a tensor (after Konecny et al., 2016,
-https://arxiv.org/abs/1610.05492, who round at random, to fewer bits). Integer buffers are sent as they are.
+Each tensor of the update is divided by its largest absolute value / 127 and rounded to the nearest integer; the server
+receives the integers and the scale, 4 bytes per tensor (after Konecny et al., 2016, https://arxiv.org/abs/1610.05492,
+who round at random, to fewer bits). Integer buffers are not changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None
 
 
 def size(params: Params, size: int, cfg: Config) -> int:
-    """Return the bytes of one upload: one a number, and the scales."""
+    """Return the bytes of one upload: one per number, and the scales."""
     return sum(
         value.numel() + _SCALE if value.is_floating_point() else value.numel() * value.element_size()
         for value in params.values()

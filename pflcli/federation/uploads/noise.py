@@ -1,8 +1,9 @@
 """Add Gaussian noise to each client's update before it is sent, so that nobody receives what the client has learned.
 
 Abadi et al. (2016), https://arxiv.org/abs/1607.00133, add it to gradients, DP-FedAvg to the sum of updates
-(``--dp-epsilon``): here each client adds its own, which also protects it from the server and from other clients, and
-costs more accuracy. ``--upload clip:C --upload noise:S`` bounds what a client sends and hides it. No epsilon is stated.
+(``--dp-epsilon``). Here each client adds its own noise, which also protects the update from the server and from other
+clients, and costs more accuracy. ``--upload clip:C --upload noise:S`` bounds an update and hides it. No epsilon is
+computed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Config:
 
 
 def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: Callable[[int], np.random.Generator]) -> Stacked:
-    """Return the uploads (m, ...) with noise on all numbers but integers."""
+    """Return the uploads (m, ...) with noise on all floating-point tensors."""
     noisy = dict(params)
     if not cfg.deviation:
         return noisy

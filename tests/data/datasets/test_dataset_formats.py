@@ -97,8 +97,8 @@ BAD = {
     "nan": ({"a": ([[float("nan")] * 784], [1])}, {}, "from 0 to 1"),
     "text": ({"a": (["x" * 784], [1])}, {}, "784 numbers"),
     "label": ({"a": ([IMAGE], ["1"])}, {}, "y is not a list of whole numbers"),
-    "lengths": ({"a": ([IMAGE], [1, 2])}, {}, "a has 1 x and 2 y, num_samples says 2"),
-    "told": ({"a": ([IMAGE], [1])}, {"num_samples": [7]}, "num_samples says 7"),
+    "lengths": ({"a": ([IMAGE], [1, 2])}, {}, "a has 1 x and 2 y, but num_samples 2"),
+    "told": ({"a": ([IMAGE], [1])}, {"num_samples": [7]}, "num_samples 7"),
     "users": ({"a": ([IMAGE], [1])}, {"users": ["b"]}, "user_data of b has no lists"),
     "more users": ({"a": ([IMAGE], [1])}, {"users": ["a", "b"]}, "2 users, but 1 num_samples"),
     "key": ({"a": ([IMAGE], [1])}, {"user_data": []}, "no dict 'user_data'"),
@@ -132,7 +132,7 @@ def other_magic(path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (cut, "is damaged: 6x28x28 bytes are announced, 4699 are there"),
+        (cut, "is damaged: its header announces 6x28x28 bytes, got 4699"),
         (other_magic, "not an IDX file"),
         (lambda path: path.write_bytes(b""), "not an IDX file"),
         (lambda path: path.unlink(), "lacks train-images-idx3-ubyte"),
@@ -241,5 +241,5 @@ def test_superclasses_and_order_are_checked():
 def test_tokens_that_are_no_class_are_named_by_row(token):
     x = np.zeros((4, 9), np.int16)
     x[2, 5] = token
-    with pytest.raises(InputError, match=r"mine: row 2 holds tokens outside 0\.\.2"):
+    with pytest.raises(InputError, match=r"mine: row 2 has tokens outside 0\.\.2"):
         Samples(x, np.zeros(4, np.int64), 3).check("mine")

@@ -16,7 +16,7 @@ from pflcli.artifacts.kinds import partition as artifact
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
 from pflcli.data.datasets import Samples, air_quality, shakespeare
-from pflcli.data.preparation.by_time import LEFT_OUT, split_by_time
+from pflcli.data.preparation.within_client import LEFT_OUT, split_by_time
 from pflcli.errors import InputError, UsageError
 
 TEXT = "".join(f"{i} green bottles,\nhanging on the wall; " for i in range(12))
@@ -60,7 +60,7 @@ def test_leafs_windows_are_thinned(tmp_path):
     samples = shakespeare.load(tmp_path, cfg=shakespeare.Config(min_characters=81))
     assert [words(x) for x in samples.x] == [TEXT[at : at + 80] for at in (0, 20, 40)]
     assert words(samples.y) == TEXT[80] + TEXT[100] + TEXT[120]
-    with pytest.raises(InputError, match="no role speaks 1000 characters"):
+    with pytest.raises(InputError, match="no role with 1000 characters"):
         shakespeare.load(tmp_path)
 
 
@@ -180,16 +180,16 @@ def damage(old, new):
     ("change", "words"),
     [
         (damage("PM2.5", "PM3"), "has no column 'PM2.5'"),
-        (damage(",N,", ",up,"), "line 2: 'up' is no direction"),
+        (damage(",N,", ",up,"), "line 2: 'up' is not a wind direction"),
         (damage("2013,3,1,1,", "2013,3,32,1,"), "line 3: day is out of range"),
-        (damage("2013,3,1,1,", "2013,3,1,0,"), "line 3: 2013-03-01 00h stands there twice"),
-        (damage("2013,3,1,1,", "9013,3,1,1,"), "tells of 60 hours out of 61"),
+        (damage("2013,3,1,1,", "2013,3,1,0,"), "line 3: 2013-03-01 00h is a duplicate"),
+        (damage("2013,3,1,1,", "9013,3,1,1,"), "has rows for only 60 of 61"),
         (damage("50.01", "fifty"), "line 3: could not convert string to float: 'fifty'"),
-        (damage(",A\n", "\n"), "line 2: 17 columns, the heading has 18"),
-        (damage(",A\n", ",B\n"), "holds 2 stations"),
+        (damage(",A\n", "\n"), "line 2 has 17 columns, and the header has 18"),
+        (damage(",A\n", ",B\n"), "has 2 stations"),
         (lambda path: path.write_text(""), "has no column 'year'"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read as CSV"),
-        (lambda path: path.write_text(path.read_text()[:3000]), r"line \d+: \d+ columns"),
+        (lambda path: path.write_text(path.read_text()[:3000]), r"line \d+ has \d+ columns"),
     ],
 )
 def test_damaged_stations_are_named(change, words, tmp_path):

@@ -48,7 +48,7 @@ def test_datasets_of_the_shared_folder(name, n, shape):
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
 @pytest.mark.parametrize("root", [None, "empty"])
 def test_what_is_not_there_is_asked_for(name, root, tmp_path):
-    with pytest.raises(UsageError, match="does not come with pfl") as error:
+    with pytest.raises(UsageError, match="is not included in pfl") as error:
         data.load(name).load(tmp_path if root else None)
     assert "--root" in error.value.fix[0]
 
@@ -85,12 +85,12 @@ def test_nothing_is_downloaded_unasked(tmp_path, monkeypatch):
     datasets = type("datasets", (), {"FashionMNIST": Reader})
     monkeypatch.setattr("pflcli.vision.torchvision", lambda: type("module", (), {"datasets": datasets}))
     (tmp_path / "FashionMNIST" / "raw").mkdir(parents=True)
-    with pytest.raises(UsageError, match="does not come with pfl"):
+    with pytest.raises(UsageError, match="is not included in pfl"):
         fashion_mnist.load(tmp_path)
     assert not downloads
     fashion_mnist.load(tmp_path, download=True)
     assert downloads == [True, True]
-    with pytest.raises(UsageError, match="needs a folder"):
+    with pytest.raises(UsageError, match="needs a target folder"):
         fashion_mnist.load(None, download=True)
 
 

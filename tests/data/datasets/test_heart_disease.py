@@ -107,7 +107,7 @@ def test_a_damaged_file_is_named_by_line(tmp_path):
         (tmp_path / f"processed.{word}.data").write_bytes((FOLDER / f"processed.{word}.data").read_bytes())
     path = tmp_path / "processed.va.data"
     path.write_text(path.read_text().replace("\n", ",1\n", 1))
-    with pytest.raises(InputError, match=r"va\.data: line 1 holds 15 values, not 14"):
+    with pytest.raises(InputError, match=r"va\.data: line 1 has 15 values, not 14"):
         heart_disease.load(tmp_path)
     path.unlink()
     with pytest.raises(UsageError, match="processed"):

@@ -123,9 +123,9 @@ def test_what_is_missing_is_asked_for(few, tmp_path):
         v_mnist.load(few)
     assert error.value.fix[-1] == "or --set background=fashion-mnist"
     (few / "fashion_mnist.npz").unlink()
-    with pytest.raises(UsageError, match="fashion-mnist does not come with pfl"):
+    with pytest.raises(UsageError, match="fashion-mnist is not included in pfl"):
         v_mnist.load(few)
-    with pytest.raises(UsageError, match="mnist does not come with pfl"):
+    with pytest.raises(UsageError, match="mnist is not included in pfl"):
         v_mnist.load(None)
 
 

@@ -1,4 +1,4 @@
-"""Flat arrays sorted by client, with offsets: block i is rows ``offsets[i]:offsets[i + 1]``."""
+"""Arrays of all clients, sorted by client or by client and split; block i is rows ``offsets[i]:offsets[i + 1]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import h5_file
-from pflcli.artifacts.gathered import Gathered
+from pflcli.artifacts.lazy_rows import LazyRows
 from pflcli.errors import InputError
 
 SPLITS = ("train", "validation", "test")
@@ -39,8 +39,8 @@ def check_labels(where: str, y: NDArray[np.int64], classes: int) -> None:
         raise InputError(f"{where} is inconsistent: a label is outside 0..{classes - 1}")
 
 
-def check_finite(where: str, **arrays: NDArray[Any] | Gathered) -> None:
-    """Raise InputError unless the arrays hold floating-point numbers of this machine that are finite."""
+def check_finite(where: str, **arrays: NDArray[Any] | LazyRows) -> None:
+    """Raise InputError unless the arrays have finite floating-point numbers in native byte order."""
     for name, values in arrays.items():
         is_sound = values.dtype.kind == "f" and bool(values.dtype.isnative)
         if not is_sound or not all(np.isfinite(piece).all() for piece in h5_file.pieces(values)):

@@ -1,4 +1,4 @@
-"""The samples that ``pfl predict`` is to answer: read from a file, a folder of images or stdin, and preprocessed."""
+"""Reads and preprocesses the samples of ``pfl predict`` from a file, a folder of images or stdin."""
 
 from __future__ import annotations
 
@@ -27,83 +27,83 @@ _ARRAYS = {".npy": "NPY", ".npz": "NPZ", ".h5": "HDF5", ".hdf5": "HDF5"}
 
 
 @dataclass(frozen=True)
-class Queries:
-    """Samples ``x`` (n, ...) as the model takes them, and the ``names`` (n,): numbers from 0, or paths of images."""
+class SamplesToPredict:
+    """Preprocessed samples ``x`` (n, ...) and their ``names`` (n,): numbers from 0, or paths of images."""
 
     x: NDArray[Any]
     names: tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where samples stand, ``-`` for stdin, and how: the array and layout of array files, the delimiter of CSV."""
+class SampleFile:
+    """A file of samples (``-`` is stdin) with the array and layout of array files, and the delimiter of CSV."""
 
     path: Path
     features: str | None = None
     layout: str | None = None
     delimiter: str | None = None
 
-    def read(self, preprocessing: Preprocessing, reporter: Reporter) -> Queries:
+    def read(self, preprocessing: Preprocessing, reporter: Reporter) -> SamplesToPredict:
         """Read and preprocess all samples.
 
-        Raises UsageError for a form that is not known or an option that it has no use for, InputError for what cannot
-        be read or is not of the kind that the model takes.
+        Raises UsageError for an unknown format or an option that does not apply to it, InputError for data that cannot
+        be read or that the model does not take.
         """
         if str(self.path) == STDIN:
-            with _stdin() as path:
-                return self._prepared(self._table(path, preprocessing), preprocessing)
+            with _copy_stdin() as path:
+                return self._preprocess(self._read_table(path, preprocessing), preprocessing)
         unprintable(self.path)
         if self.path.is_dir():
             if manifests.is_artifact(self.path):
-                raise InputError(f"{self.path} is an artifact of pfl, not samples to answer")
-            return self._images(preprocessing, reporter)
+                raise InputError(f"{self.path} is an artifact of pfl, not samples to predict")
+            return self._read_images(preprocessing, reporter)
         require_file(self.path)
         suffix = self.path.suffix.lower()
         if suffix in _TABLES:
-            return self._prepared(self._table(self.path, preprocessing), preprocessing)
+            return self._preprocess(self._read_table(self.path, preprocessing), preprocessing)
         if suffix not in _ARRAYS:
             known = f"{', '.join([*_TABLES, *_ARRAYS])}, a folder of images, or - for CSV from stdin"
-            raise UsageError(f"{self.path} is of no form that pfl reads ({known})")
+            raise UsageError(f"{self.path} has a format that pfl does not read ({known})")
         self._refuse(delimiter="CSV and TSV")
-        with parsing(str(self.path), _ARRAYS[suffix], "is it whole?"):
+        with parsing(str(self.path), _ARRAYS[suffix], "is it complete?"):
             raw = arrays.read_features(self.path, self.features, self.layout)
-        return self._prepared(raw, preprocessing)
+        return self._preprocess(raw, preprocessing)
 
     def _refuse(self, **options: str) -> None:
-        """Raise UsageError for an option that is given and only for other data."""
+        """Raise UsageError if an option is given that applies only to other data."""
         for option, purpose in options.items():
             if getattr(self, option) is not None:
                 raise UsageError(f"--{option} is for {purpose}; {self.path} is neither", "leave it out")
 
-    def _images(self, preprocessing: Preprocessing, reporter: Reporter) -> Queries:
+    def _read_images(self, preprocessing: Preprocessing, reporter: Reporter) -> SamplesToPredict:
         self._refuse(delimiter="CSV and TSV", features="NPZ and HDF5", layout="NPZ and HDF5")
         listing = images.find_all(self.path)
         with reporter.progress("read", len(listing.paths)) as advance:
             raw = images.read(listing, preprocessing.resize, advance)
         names = tuple(path.relative_to(self.path).as_posix() for path in listing.paths)
-        return self._prepared(raw, preprocessing, names)
+        return self._preprocess(raw, preprocessing, names)
 
-    def _table(self, path: Path, preprocessing: Preprocessing) -> Raw:
-        """Read a table, whose columns may stand in any order beside others."""
+    def _read_table(self, path: Path, preprocessing: Preprocessing) -> Raw:
+        """Read a table; its columns may be in any order, and others may be among them."""
         self._refuse(features="NPZ and HDF5", layout="NPZ and HDF5")
         shape = preprocessing.form.shape
         if len(shape) != 1 or preprocessing.is_tokens:
             raise InputError(
-                f"{preprocessing.name} takes samples of shape {'x'.join(map(str, shape))}, which no table holds",
-                "give them as .npz or .npy" + (", or as a folder of images" if preprocessing.is_images else ""),
+                f"{preprocessing.name} takes samples of shape {'x'.join(map(str, shape))}; a table has none",
+                "provide them as .npz or .npy" + (", or as a folder of images" if preprocessing.is_images else ""),
             )
         is_parquet = path.suffix.lower() == ".parquet"
-        with parsing(str(path.name), "Parquet" if is_parquet else "CSV", "is it whole?"):
-            raw = tables.read_features(self._opened(path, is_parquet=is_parquet), preprocessing.like)
+        with parsing(str(path.name), "Parquet" if is_parquet else "CSV", "is it complete?"):
+            raw = tables.read_features(self._open_table(path, is_parquet=is_parquet), preprocessing.like)
         width = raw.x.shape[1]
         if preprocessing.like is None and width != shape[0]:
             raise InputError(
                 f"{path.name} has {width} columns of numbers, and {preprocessing.name} takes {shape[0]} features",
-                "leave out columns that are no features, such as the client's and the label",
+                "leave out columns that are not features, such as the client and the label",
             )
         return raw
 
-    def _opened(self, path: Path, *, is_parquet: bool) -> Table:
+    def _open_table(self, path: Path, *, is_parquet: bool) -> Table:
         if is_parquet:
             from pflcli.data.formats.parquet import Parquet
 
@@ -113,14 +113,14 @@ class Source:
 
         return Delimited(path, self.delimiter, fewest=1)
 
-    def _prepared(self, raw: Raw, preprocessing: Preprocessing, names: tuple[str, ...] = ()) -> Queries:
-        x = preprocessing.scaled(preprocessing.filled(raw))
-        return Queries(x, names or tuple(range(len(x))))
+    def _preprocess(self, raw: Raw, preprocessing: Preprocessing, names: tuple[str, ...] = ()) -> SamplesToPredict:
+        x = preprocessing.standardize(preprocessing.fill_gaps(raw))
+        return SamplesToPredict(x, names or tuple(range(len(x))))
 
 
 @contextmanager
-def _stdin() -> Iterator[Path]:
-    """Yield the path of a file with what stdin gives; a table is read twice, which a pipe cannot be.
+def _copy_stdin() -> Iterator[Path]:
+    """Yield the path of a copy of stdin: a table is read twice, which is not possible with a pipe.
 
     Raises InputError if stdin is closed or cannot be copied.
     """

@@ -1,23 +1,27 @@
-"""What ``pfl import`` reads, and how."""
+"""The files and folders that ``pfl import`` reads: their forms, the options of each, and errors for other files."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
-from pflcli.data.formats import ABSENT, Like, Raw, Roles, arrays, images, option, tables
+from pflcli import registry
+from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.reader import open_artifact
+from pflcli.data.formats import ABSENT, Like, Raw, Roles, arrays, images, option, tables, unprintable
 from pflcli.data.formats.table import Table
-from pflcli.errors import UsageError
-from pflcli.foreign import parsing
+from pflcli.errors import InputError, UsageError
+from pflcli.foreign import parsing, require_file
 from pflcli.reporter import Reporter
 
-_FORMS = {"images": "images", "csv": "CSV", "parquet": "Parquet", "npz": "NPZ", "hdf5": "HDF5"}
+_TITLES = {"images": "images", "csv": "CSV", "parquet": "Parquet", "npz": "NPZ", "hdf5": "HDF5"}
 
 
 @dataclass(frozen=True)
-class Source:
-    """What to read, and how."""
+class UserData:
+    """A file or folder of samples, and the options to read it with."""
 
     path: Path
     form: str
@@ -30,11 +34,11 @@ class Source:
     like: Like | None = None
 
     def check(self) -> None:
-        """Raise UsageError for an option that the form has no use for, or that contradicts another."""
+        """Raise UsageError for an option that does not apply to the form, or that contradicts another."""
         if len(self.roles.beside) > 1:
             first, second = [option(role) for role in self.roles.beside][:2]
             raise UsageError(
-                f"{first} and {second} contradict each other: both say how samples are split", f"leave out {second}"
+                f"{first} and {second} contradict each other: both define the splits", f"leave out {second}"
             )
         if self.resize is not None and self.form != "images":
             raise UsageError(f"--resize is for folders of images; {self.path} is none", "leave it out")
@@ -51,20 +55,20 @@ class Source:
             for role, value in (names | self.roles.beside).items():
                 if value is not None and (role, value) != ("client", ABSENT):
                     raise UsageError(
-                        f"{option(role)} is for tables and arrays; in a folder of images the layout says it",
+                        f"{option(role)} is for tables and arrays; in a folder of images the folders give it",
                         "LABEL/IMAGE" if self.roles.client == ABSENT else "CLIENT/LABEL/IMAGE",
                     )
 
     def sha256(self) -> str:
-        """A hash of the file, or of all images."""
+        """Return a hash of the file, or of all images."""
         if self.form == "images":
             return images.find(self.path, self.roles.client).sha256()
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def read(self, reporter: Reporter) -> Raw:
-        """Read the samples as they stand there; raises InputError or UsageError for what cannot be read."""
-        with parsing(str(self.path), _FORMS[self.form], "is it whole?"):
+        """Read the samples without preprocessing; raises InputError or UsageError if they cannot be read."""
+        with parsing(str(self.path), _TITLES[self.form], "is it complete?"):
             return self._read(reporter)
 
     def _read(self, reporter: Reporter) -> Raw:
@@ -87,3 +91,43 @@ class Source:
 
     def _table(self, table: Table) -> Raw:
         return tables.read(table, self.roles, self.features, self.categorical, self.like)
+
+
+FORMS = {
+    ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5",
+}  # fmt: skip
+_REMEDIES = {
+    ".xlsx": "save the sheet as CSV",
+    ".xls": "save the sheet as CSV",
+    ".zip": "unzip it first",
+    ".npy": "np.savez('data.npz', x=x, y=y, owner=owner)",
+    ".txt": "rename it to .csv or .tsv, and give --delimiter if it is neither comma nor tab",
+}
+
+
+def form(path: Path) -> str:
+    """Return the form of a file or folder; raises InputError or UsageError if pfl does not read it."""
+    unprintable(path)
+    if path.is_dir():
+        if manifests.is_artifact(path):
+            raise InputError(f"{path} is an artifact of pfl ({open_artifact(path).kind}), not data to import")
+        return "images"
+    require_file(path)
+    suffix = path.suffix.lower()
+    if suffix not in FORMS:
+        known = f"{', '.join(FORMS)}, or a folder of images"
+        raise UsageError(f"{path} has a format that pfl does not import ({known})", *_remedies(path))
+    return FORMS[suffix]
+
+
+def _remedies(path: Path) -> list[str]:
+    """Return remedies for a file that cannot be imported directly."""
+    cards = registry.cards("datasets")
+    readers = [card.name for card in cards for name in card.facts.get("FILES", ()) if fnmatch(path.name, name)]
+    if readers:
+        return [f"it belongs to the dataset {readers[0]}: pfl partition {readers[0]} --root {path.parent} -o DIR"]
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        inner = Path(path.stem).suffix.lower()
+        return ["gunzip it first" if inner in FORMS else "unpack it, and convert its content to CSV, Parquet or NPZ"]
+    return [_REMEDIES[suffix]] if suffix in _REMEDIES else []

@@ -1,4 +1,4 @@
-"""Find the artifact that a user means by a folder: the folder itself, or the output folder of compare or tune."""
+"""Opens the artifacts in a folder: the folder itself, or those in the output folder of compare or tune."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.wording import listed
 
 _RESULTS = ("comparison", "tuning")
-"""The folder inside ``compare -o`` and ``tune -o`` that holds their result, which is also the kind of the result."""
+"""The folders of the results in ``compare -o`` and ``tune -o``, which are also the kinds of the results."""
 
 
 def open_one(
     path: Path | str | Artifact, *allowed: str, method: str | None = None, seed: int | None = None
 ) -> Artifact:
-    """Open the one artifact that ``path`` names; raises UsageError, with the choices, if there are several."""
+    """Open the artifact at ``path``; raises UsageError, with the choices, if there are several."""
     found = open_all(path, *allowed, method=method, seed=seed)
     if len(found) > 1:
         choices = listed([str(item.path) for item in found], most=5)
         what = "predictions" if all(item.kind == "predictions" for item in found) else "suitable artifacts"
-        raise UsageError(f"{path} holds {len(found)} {what}, but one is needed", f"choose one of {choices}")
+        raise UsageError(f"{path} contains {len(found)} {what}, but one is needed", f"choose one of {choices}")
     return found[0]
 
 
 def open_all(
     path: Path | str | Artifact, *allowed: str, method: str | None = None, seed: int | None = None
 ) -> list[Artifact]:
-    """Open the artifacts that ``path`` names.
+    """Open the artifacts at ``path``.
 
-    ``path`` is an artifact, or the folder given to ``compare -o`` or ``tune -o``. Such a folder stands for its
-    comparison or tuning if the command takes that kind; otherwise for the predictions of the comparison, or of the best
-    trial of the tuning; otherwise for what these were made from, such as their partition. ``method`` (a method, or the
-    name of its folder) and ``seed`` select among predictions. Raises UsageError if none is left, InputError if there is
-    no artifact or one of another kind.
+    ``path`` is an artifact, or the folder given to ``compare -o`` or ``tune -o``. For such a folder, the first of these
+    that has an ``allowed`` kind is returned: the comparison or tuning; the predictions of the comparison, or of the
+    best trial of the tuning; the artifacts that the predictions were made from, such as their partition. ``method`` (a
+    method, or the name of its folder) and ``seed`` select among predictions. Raises UsageError if none match,
+    InputError if there is no artifact or none of an allowed kind.
     """
     folder = None if isinstance(path, Artifact) else Path(path)
     result = None if folder is None or manifests.is_artifact(folder) else _result(folder)
@@ -59,7 +59,7 @@ def open_all(
             words for words in (method and f"--method {method}", None if seed is None else f"--seed {seed}") if words
         )
         choices = listed([f"{item.path} (seed {item.manifest.request.get('seed')})" for item in found], most=5)
-        raise UsageError(f"{path} has no predictions of {wanted}", f"it holds {choices}")
+        raise UsageError(f"{path} has no predictions of {wanted}", f"it contains {choices}")
     return left
 
 
@@ -71,7 +71,7 @@ def _result(folder: Path) -> Path | None:
 
 
 def _predictions(folder: Path, result: Path) -> list[Artifact]:
-    """Open the predictions that a comparison was made of, or those of the best trial of a tuning."""
+    """Open the predictions of a comparison, or those of the best trial of a tuning."""
     artifact = open_artifact(result)
     if artifact.kind == "tuning":
         content = tuning.read(artifact)
@@ -80,7 +80,7 @@ def _predictions(folder: Path, result: Path) -> list[Artifact]:
     else:
         paths = [result / item.path for item in artifact.manifest.inputs if item.kind == "predictions"]
     if not paths:
-        raise InputError(f"{folder} holds no predictions")
+        raise InputError(f"{folder} contains no predictions")
     return [open_artifact(Path(os.path.normpath(path)), "predictions") for path in paths]
 
 
@@ -97,8 +97,8 @@ def _sources(folder: Path, result: Path, allowed: Sequence[str]) -> list[Artifac
     if not found:
         choices = listed([str(path) for path in (result, *(item.path for item in made))], most=5)
         raise InputError(
-            f"{folder} has nothing for this command, which needs {' or '.join(allowed)}",
-            f"it holds {choices}",
+            f"{folder} contains no {' or '.join(allowed)}, which this command needs",
+            f"it contains {choices}",
             *(kinds.made_by(kind) for kind in allowed),
         )
     return [*found.values()]

@@ -1,4 +1,4 @@
-"""``draft.json``, the draft of an unfinished artifact: its request, and a seal over the whole file."""
+"""``draft.json``, which records the request of an unfinished artifact, with a seal over the whole file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.errors import InputError
 
 NAME = "draft.json"
-"""Records the request until the artifact is in its place and everything else has been removed."""
+"""Exists until the artifact is at its final path and all other files are removed."""
 
 UNFINISHED = "draft.tmp"
-"""The name of the draft while it is written: a writer that is killed then leaves this file."""
+"""The temporary name of the draft, which a writer leaves if it is killed while it writes the draft."""
 
 
 def content(spec: ArtifactSpec, *, force: bool) -> bytes:
-    """Return ``draft.json``; ``force`` says that the request came with ``--force``."""
+    """Return the bytes of ``draft.json``; ``force`` is true for a request with ``--force``."""
     fields = json.loads(json.dumps({**asdict(spec), "fingerprint": spec.fingerprint, "force": force}))
     return json.dumps({**fields, "seal": manifests.digest(fields)}).encode()
 
@@ -36,6 +36,6 @@ def read(folder: Path) -> dict[str, Any]:
     except Exception:  # a parser raises anything on a damaged file
         raise InputError(
             f"{path} is damaged, or was written by an older pfl",
-            f"rm -r {folder}, if pfl made it, and start again; or choose another --out",
+            f"if pfl made {folder}, remove it (rm -r {folder}) and start again; or choose another --out",
         ) from None
     return fields

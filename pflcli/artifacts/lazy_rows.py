@@ -1,4 +1,4 @@
-"""Rows of an array, gathered when they are read: samples in another order, without a second copy in memory."""
+"""Rows of an array that are copied when they are read: samples in another order, without a second copy in memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """Rows ``rows`` (n,) of ``source``, converted to ``dtype``; slices and rows of it are arrays."""
+class LazyRows:
+    """The rows ``rows`` (n,) of ``source``, converted to ``dtype``. Indexing returns arrays."""
 
     source: NDArray[Any]
     rows: NDArray[np.int64]
@@ -22,7 +22,7 @@ class Gathered:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array that it stands for."""
+        """The shape of the array."""
         return (len(self.rows), *self.source.shape[1:])
 
     @property
@@ -32,7 +32,7 @@ class Gathered:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array that it stands for."""
+        """The bytes of the array."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def __getitem__(self, rows: slice | NDArray[Any]) -> NDArray[Any]:

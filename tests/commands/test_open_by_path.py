@@ -31,7 +31,7 @@ def test_predict_needs_one_method_and_seed(pfl, compared, small, tmp_path):
     words = ("predict", compared, tmp_path / "x.csv", "--client", "c")
     several = pfl(*words)
     assert several.code == 2
-    assert "holds 4 predictions, but one is needed" in several.err
+    assert "contains 4 predictions, but one is needed" in several.err
     assert "seed-0/fedavg" in several.err
     none = pfl(*words, "--method", "ditto", "--seed", 1)
     assert none.code == 2

@@ -1,4 +1,4 @@
-"""The chain of artifacts from a partition to a datastore, and what is missing for a method in it."""
+"""The order of artifacts from a partition to a datastore, and the error for a source that is too early in it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ KINDS = {
     "embeddings": "pfl extract {} -o {}",
     "datastore": "pfl build-datastore {} -o {}",
 }
-"""Kinds in order: each is made from the one before it, by this command."""
+"""The kinds in order; each is made from the one before by this command."""
 
 
-def closure(needs: tuple[str, ...]) -> set[str]:
-    """Return the kinds in ``needs`` and all that they depend on: a datastore on embeddings, these on a backbone."""
+def required_kinds(needs: tuple[str, ...]) -> set[str]:
+    """Return the kinds in ``needs`` and those they are made from: a datastore needs embeddings and a backbone."""
     order = list(KINDS)
     deepest = max((order.index(need) for need in needs), default=0)
     return set(order[1 : deepest + 1])
 
 
-def missing(method: str, need: str, source: Artifact) -> InputError:
-    """Return the error for a ``source`` that lacks what the method needs, with the commands that make it."""
+def missing_input_error(method: str, need: str, source: Artifact) -> InputError:
+    """Return the error for a ``source`` without the kind that a method needs, with the commands that make it."""
     order = list(KINDS)
     path, commands = source.path, []
     for kind in order[order.index(source.kind) + 1 : order.index(need) + 1]:
