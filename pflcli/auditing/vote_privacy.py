@@ -1,4 +1,4 @@
-"""What noisy votes of stores guarantee: the epsilon of a query, and of all queries of an audit to one client."""
+"""The epsilon that noisy neighbour votes spend: per query, and over all queries of an audit to one client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pflcli.federation.privacy.composition import epsilon_of
 from pflcli.prediction.answerer import Answerer
 
 DELTA = 1e-5
-"""The probability with which the smaller bound for all queries may fail."""
+"""Failure probability of the smaller bound over all queries (advanced composition)."""
 
 
-def facts(answerer: Answerer, queries: int) -> dict[str, Any]:
-    """Return for ``audit.json`` what so many queries to one client spend; nothing if its votes have no noise."""
+def account_noisy_votes(answerer: Answerer, queries: int) -> dict[str, Any]:
+    """Return the epsilon that ``queries`` to one client spend, for ``audit.json``; empty if votes have no noise."""
     cfg = None if answerer.run is None else answerer.run.cfg
     if cfg is None or getattr(cfg, "vote", None) != "noisy":
         return {}

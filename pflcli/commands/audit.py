@@ -18,10 +18,9 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.auditing import attacks, inversion, queries, references, vote_privacy
-from pflcli.auditing import canaries as canary_training
+from pflcli.auditing import attacks, canary_training, inversion, queries, references, vote_privacy
 from pflcli.auditing.attacks import Exposure
-from pflcli.auditing.inversion import Inverted
+from pflcli.auditing.inversion import Inversion
 from pflcli.errors import UsageError
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import attacks as attack_charts
@@ -64,8 +63,8 @@ def audit(asked: Audit) -> Outcome:
     execution = (asked.execution or Execution()).reading(asked.weights)
     if asked.invert < 0:
         raise UsageError(f"--invert {asked.invert} is negative", "--invert 3")
-    canary_training.check(asked.canaries)
-    disclosed = disclosure.load(asked.answers)
+    canary_training.require_count(asked.canaries)
+    disclosed = disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions")
     compared = [open_one(path, "predictions") for path in asked.references]
     answerer = answerers.open_answerer(artifact, asked.weights)
@@ -102,21 +101,23 @@ def _build(
     for name in answerer.changed_code():
         execution.reporter.say(f"WARNING: {name} has changed since {path} was made: answers may differ from its own")
     result = _attacked(answerer, compared, seed, disclosed, execution)
-    strongest = attacks.strongest(result.exposures)
-    pictures_of = [item.client for item, _ in strongest.defined[:invert]]
-    images, remarks = inversion.inverted(answerer, queries.samples_of(answerer), pictures_of, execution, disclosed)
+    strongest = attacks.find_strongest(result.exposures)
+    pictures_of = [item.client for item, _ in strongest.ranked_clients[:invert]]
+    images, remarks = inversion.invert_classes(
+        answerer, queries.read_samples(answerer), pictures_of, execution, disclosed
+    )
     result.warnings.extend(remarks)
     names = reopened_run.client_names(answerer.artifact)
-    facts = inversion.summary(images)
+    facts = inversion.summarize(images)
     if canaries:
-        facts["canaries"] = canary_training.audited(answerer, canaries, execution)
+        facts["canaries"] = canary_training.audit_epsilon(answerer, canaries, execution)
         line = audits.canaries(facts["canaries"])
         if facts["canaries"]["contradicts"]:
             result.warnings.append(line)
         else:
             execution.reporter.say(line)
     # As many members as non-members are sent.
-    facts |= vote_privacy.facts(answerer, 2 * max(item.count for item in result.exposures[0].clients))
+    facts |= vote_privacy.account_noisy_votes(answerer, 2 * max(item.count for item in result.exposures[0].clients))
     if votes := facts.get("noisy_votes"):
         execution.reporter.say(audits.noisy_votes(votes))
     _write(work, result, names, facts)
@@ -140,7 +141,7 @@ def _requested(answers: str | None, **options: int) -> dict[str, Any]:
 
 
 def _opened_references(answerer: Answerer, compared: Sequence[Artifact], weights: Path | str | None) -> list[Answerer]:
-    return references.opened(answerer, compared, weights) if compared else []
+    return references.open_references(answerer, compared, weights) if compared else []
 
 
 @dataclass(frozen=True)
@@ -159,19 +160,19 @@ def _attacked(
     answerer: Answerer, compared: Sequence[Answerer], seed: int, disclosed: Disclosure | None, execution: Execution
 ) -> _Result:
     """Send samples to all clients, and score them by every attack."""
-    data = queries.samples_of(answerer)
-    is_unseen = queries.unseen(answerer, data)
-    sent_queries = queries.drawn(answerer, data, is_unseen, seed)
-    member = queries.learned(answerer.artifact, data)[sent_queries.rows]
-    parts, remarks = queries.answers_to(answerer, sent_queries, execution)
-    by_attack = attacks.scores(parts, sent_queries.y, disclosed)
+    data = queries.read_samples(answerer)
+    is_unseen = queries.find_unseen(data)
+    sent_queries = queries.draw_queries(answerer, data, is_unseen, seed)
+    member = queries.find_members(answerer.artifact, data)[sent_queries.rows]
+    parts, remarks = queries.answer_queries(answerer, sent_queries, execution)
+    by_attack = attacks.score_samples(parts, sent_queries.y, disclosed)
     if compared:
-        logits, learned = references.scores(sent_queries, member, compared, disclosed, execution)
+        logits, learned = references.score_with_references(sent_queries, member, compared, disclosed, execution)
         by_attack["likelihood-ratio"] = membership.likelihood_ratios(by_attack["confidence"], logits, learned)
     if disclosed is not None and disclosed.is_label:
         del by_attack["confidence"]  # it sees what ``label`` sees
     exposures = [
-        attacks.exposure(name, by_attack[name], member, sent_queries.client, len(data.names))
+        attacks.measure_exposure(name, by_attack[name], member, sent_queries.client, len(data.names))
         for name in attacks.SEES
         if name in by_attack
     ]
@@ -186,8 +187,8 @@ def _warnings(answerer: Answerer, few: int, unseen: int) -> list[str]:
     lines = []
     if few:
         lines.append(
-            f"{counted(few, 'client')} with fewer than {attacks.FEWEST} members or non-members: AUC not defined, but "
-            "their samples count in that of all clients"
+            f"{counted(few, 'client')} with fewer than {attacks.MIN_MEMBERS} members or non-members: AUC not defined, "
+            "but their samples count in that of all clients"
         )
     if unseen:
         lines.append(f"{counted(unseen, 'unseen client')} left out: what the rounds learned has none of their samples")
@@ -214,8 +215,8 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     heading = [name for name in rows[0] if name != "sees"]
     work.write(artifact_kind.TABLE, csv_file.rounded(heading, [[row[name] for name in heading] for row in rows]))
     work.write(artifact_kind.CLIENTS, _client_table(result, names))
-    strongest = attacks.strongest(result.exposures)
-    ranked = strongest.defined
+    strongest = attacks.find_strongest(result.exposures)
+    ranked = strongest.ranked_clients
     areas = [[area.value, area.low, area.high] for _, area in ranked]
     curves = {item.attack: membership.curve(item.scores, result.member) for item in result.exposures}
     labels = [names[item.client] for item, _ in ranked]
@@ -223,7 +224,7 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     figures.write(work, artifact_kind.FIGURE, chart)
 
 
-def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[Inverted], names: Sequence[str]) -> None:
+def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[Inversion], names: Sequence[str]) -> None:
     """Write ``classes.csv``, a row for each picture, and ``classes.png``."""
     classes = codebook.read(answerer.artifact).class_names(len(images[0].certainty))
     rows = [
@@ -258,7 +259,7 @@ def _rates(rates: Sequence[Rate | None]) -> dict[str, float | None]:
 
 def _row(item: Exposure, member: Mask) -> dict[str, Any]:
     """Return the row of one attack, over all clients together."""
-    defined = [area for _, area in item.defined]
+    defined = [area for _, area in item.ranked_clients]
     return {
         "attack": item.attack,
         "sees": attacks.SEES[item.attack],
@@ -278,8 +279,8 @@ def _row(item: Exposure, member: Mask) -> dict[str, Any]:
 
 def _client_table(result: _Result, names: Sequence[str]) -> bytes:
     """Return ``clients.csv``: a row for each attack and client, those most exposed to the strongest attack first."""
-    strongest = attacks.strongest(result.exposures)
-    order = [item.client for item, _ in strongest.defined]
+    strongest = attacks.find_strongest(result.exposures)
+    order = [item.client for item, _ in strongest.ranked_clients]
     order += [item.client for item in strongest.clients if item.area is None]
     rows = []
     for client in order:

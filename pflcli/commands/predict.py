@@ -42,7 +42,7 @@ def predict(asked: Predict) -> Predicted:
     is not complete or a client that nothing can answer for, ConflictError if ``out`` exists and may not be replaced.
     """
     execution = asked.execution or Execution()
-    disclosed = disclosure.load(asked.answers)
+    disclosed = disclosure.parse(asked.answers)
     path = None if asked.out is None else Path(asked.out)
     form = output.form_of(path, asked.form)
     if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
@@ -81,7 +81,7 @@ def _leaving(
     """Return the parts of an answer that leave, and the client's choices."""
     if disclosed is None:
         return answer.parts, answer.tuned
-    return ({} if disclosed.is_label else {"p": disclosed.of(answer.parts["p"])}), {}
+    return ({} if disclosed.is_label else {"p": disclosed.apply(answer.parts["p"])}), {}
 
 
 def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution: Execution) -> None:

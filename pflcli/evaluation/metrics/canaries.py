@@ -19,8 +19,8 @@ CONFIDENCE = 0.95
 """Confidence of the lower bound, one-sided."""
 _Z = 1.6448536269514722
 """The normal quantile of ``CONFIDENCE``."""
-FEWEST = 20
-"""The least number of canaries of each kind: below, the normal approximation of the bound is too coarse."""
+MIN_CANARIES = 20
+"""Least number of canaries of each kind; with fewer the normal approximation is too coarse."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ def estimate(inserted: NDArray[np.float64], left_out: NDArray[np.float64], delta
 
     ``s`` is the larger of both standard deviations: where the kinds differ in spread, the bound stays below what an
     attacker could do. The error of mu is that of a standardized mean difference (Hedges 1981,
-    https://doi.org/10.3102/10769986006002107). Raises ValueError for fewer than ``FEWEST`` of either kind.
+    https://doi.org/10.3102/10769986006002107). Raises ValueError for fewer than ``MIN_CANARIES`` of either kind.
     """
     counts = len(inserted), len(left_out)
-    if min(counts) < FEWEST:
-        raise ValueError(f"{min(counts)} canaries, but {FEWEST} are needed")
+    if min(counts) < MIN_CANARIES:
+        raise ValueError(f"{min(counts)} canaries, but {MIN_CANARIES} are needed")
     spread = max(float(inserted.std(ddof=1)), float(left_out.std(ddof=1)))
     mu = (float(inserted.mean()) - float(left_out.mean())) / max(spread, np.finfo(np.float64).tiny)
     error = math.sqrt(1 / counts[0] + 1 / counts[1] + mu**2 / (2 * (sum(counts) - 2)))
