@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.auditing.queries import DISTANCE
-from pflcli.evaluation.learners import GLOBAL
 from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate, Scores
+from pflcli.evaluation.pool import GLOBAL
 from pflcli.prediction.disclosure import Disclosure
 
 SEES = {
@@ -113,7 +113,7 @@ def _measure_client(number: int, values: Scores, member: Mask) -> ClientExposure
 
 
 def _true_positive_rates(values: Scores, member: Mask) -> tuple[Rate | None, ...]:
-    return tuple(membership.true_positives(values, member, rate) for rate in FALSE_POSITIVE_RATES)
+    return tuple(membership.true_positive_rate(values, member, rate) for rate in FALSE_POSITIVE_RATES)
 
 
 def find_strongest(exposures: Sequence[Exposure]) -> Exposure:

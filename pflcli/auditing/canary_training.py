@@ -27,7 +27,7 @@ from pflcli.federation.private_mean import PrivateMean, Release
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked
-from pflcli.prediction.answerer import Answerer
+from pflcli.prediction.stored_predictor import StoredPredictor
 from pflcli.training import loop, run_request
 from pflcli.training.build_run import build_run
 
@@ -100,16 +100,16 @@ class CanaryMean(PrivateMean):
         return {name: torch.from_numpy(value / np.float32(norm)) for name, value in values.items()}
 
 
-def audit_epsilon(answerer: Answerer, count: int, execution: Execution) -> dict[str, Any]:
+def audit_epsilon(predictor: StoredPredictor, count: int, execution: Execution) -> dict[str, Any]:
     """Train the rounds again with ``count`` canaries and return the bounds on epsilon, for ``audit.json``.
 
     Raises InputError if the rounds had no differential privacy, or no delta.
     """
-    run, name, method = _build_run(answerer, execution)
+    run, name, method = _build_run(predictor, execution)
     settings, mean = run.settings, run.privacy
     if mean is None or settings.dp_delta is None:
         raise InputError(
-            f"canaries audit differential privacy, but {answerer.artifact.path} was trained with no differential "
+            f"canaries audit differential privacy, but {predictor.artifact.path} was trained with no differential "
             "privacy, or without dp_delta",
             "pfl personalize fedavg PARTITION -o DIR --dp-epsilon 2 --dp-delta 1e-5",
         )
@@ -146,9 +146,9 @@ def summarize(mean: CanaryMean, delta: float, epsilon: float) -> dict[str, Any]:
     }
 
 
-def _build_run(answerer: Answerer, execution: Execution) -> tuple[Run, str, Method]:
+def _build_run(predictor: StoredPredictor, execution: Execution) -> tuple[Run, str, Method]:
     """Return the run whose rounds are audited, with its method; that of the backbone if the predictions have one."""
-    model = answerer.run
+    model = predictor.run
     if model is None:
         raise InputError(
             "a stack has no rounds to train with canaries", "pfl audit one of the predictions that it pools"

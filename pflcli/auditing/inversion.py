@@ -26,9 +26,9 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.errors import InputError
 from pflcli.execution import Execution
 from pflcli.knn.client_store import NeighbourVote
-from pflcli.prediction.answerer import Answerer
 from pflcli.prediction.disclosure import Disclosure
-from pflcli.prediction.standalone_model import StandaloneModel, standalone_model
+from pflcli.prediction.standalone_model import StandaloneModel, build_standalone_model
+from pflcli.prediction.stored_predictor import StoredPredictor
 
 STEPS, RATE, SMOOTHNESS = 200, 0.05, 0.5
 DIRECTIONS, SPREAD = 100, 0.2
@@ -56,7 +56,7 @@ class Inversion:
 
 
 def invert_classes(
-    answerer: Answerer,
+    predictor: StoredPredictor,
     data: Partition,
     clients: Sequence[int],
     execution: Execution,
@@ -70,12 +70,14 @@ def invert_classes(
         return [], []
     if data.x.dtype != np.uint8 or data.x.ndim not in (3, 4):
         return [], ["classes are not inverted: samples are not images"]
-    if answerer.run is None:
+    if predictor.run is None:
         return [], ["classes are not inverted: a stack answers by several methods"]
     results = []
     for client in clients:
         try:
-            results.append(_invert_client(standalone_model(answerer.run, client, execution), data, client, disclosed))
+            results.append(
+                _invert_client(build_standalone_model(predictor.run, client, execution), data, client, disclosed)
+            )
         except InputError as error:
             return results, [f"classes are not inverted: {error.message}"]
     return results, []

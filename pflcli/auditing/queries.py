@@ -23,8 +23,8 @@ from pflcli.errors import InputError
 from pflcli.evaluation.metrics import membership
 from pflcli.execution import Execution
 from pflcli.prediction import embedding
-from pflcli.prediction.answerer import Answer, Answerer, pool_answers
 from pflcli.prediction.reopened_run import ReopenedRun
+from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor, pool_predictions
 from pflcli.training import absences
 from pflcli.training.predict import client_batches, predict
 from pflcli.training.stored_state import load_state
@@ -86,47 +86,47 @@ def select_queries(data: Partition, chosen: NDArray[np.bool_]) -> Queries:
     return Queries(data, rows, blocks.offsets(np.bincount(client[rows], minlength=len(data.names))))
 
 
-def draw_queries(answerer: Answerer, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:
+def draw_queries(predictor: StoredPredictor, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:
     """Draw equally many members and test samples of each client that took part in the rounds.
 
     Raises InputError if no client has both.
     """
     client = _client_numbers(data)
-    is_member, split = find_members(answerer.artifact, data), split_numbers(data)
+    is_member, split = find_members(predictor.artifact, data), split_numbers(data)
     candidate = (is_member | (split == 2)) & ~is_unseen[client]
     draws = [
         (np.flatnonzero(candidate & (client == number)), rng.generator(seed, "audit", number))
         for number in range(len(data.names))
     ]
     chosen = np.zeros(len(client), np.bool_)
-    chosen[membership.balanced(is_member, draws)] = True
+    chosen[membership.balance_members(is_member, draws)] = True
     if not chosen.any():
         raise InputError(
-            f"no client of {answerer.partition.path} has both training and test samples: nothing can be audited",
+            f"no client of {predictor.partition.path} has both training and test samples: nothing can be audited",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
     return select_queries(data, chosen)
 
 
 def answer_queries(
-    answerer: Answerer, queries: Queries, execution: Execution
+    predictor: StoredPredictor, queries: Queries, execution: Execution
 ) -> tuple[dict[str, NDArray[Any]], list[str]]:
     """Return the parts of the predictions, (n, C) each, and remarks on the clients' models.
 
     The part ``p`` is always included, ``distance`` if clients search a store. Raises ComputationError if the method
     cannot predict.
     """
-    if answerer.run is not None:
-        return _predict_with_run(answerer.run, queries, execution)
-    sources = [answer_queries(source, queries, execution) for source in answerer.sources]
-    methods = [source.method for source in answerer.sources]
+    if predictor.run is not None:
+        return _predict_with_run(predictor.run, queries, execution)
+    sources = [answer_queries(source, queries, execution) for source in predictor.sources]
+    methods = [source.method for source in predictor.sources]
     by_client: list[Mapping[str, NDArray[Any]]] = []
     for first, last in zip(queries.offsets[:-1], queries.offsets[1:], strict=True):
         own = [
-            Answer({name: values[first:last] for name, values in parts.items() if name != DISTANCE}, {})
+            ClientPrediction({name: values[first:last] for name, values in parts.items() if name != DISTANCE}, {})
             for parts, _ in sources
         ]
-        by_client.append(pool_answers(answerer.artifact, methods, own, len(by_client)).parts)
+        by_client.append(pool_predictions(predictor.artifact, methods, own, len(by_client)).parts)
     parts = {name: np.concatenate([parts[name] for parts in by_client]) for name in by_client[0]}
     return parts, list(dict.fromkeys(remark for _, remarks in sources for remark in remarks))
 
@@ -137,7 +137,7 @@ def _predict_with_run(
     data, execution = queries.as_test_samples(), model.execution(execution)
     run = model.run(data, execution)
     if run.embeddings is not None:
-        run.embeddings = embedding.with_test_samples(run, model.lineage, data, execution)
+        run.embeddings = embedding.embed_test_samples(run, model.lineage, data, execution)
     state = load_state(model.artifact, run, model.method)
     pieces: dict[str, list[NDArray[Any]]] = {}
     remarks: dict[str, None] = {}
@@ -186,9 +186,9 @@ def _client_numbers(data: Partition) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
 
 
-def read_samples(answerer: Answerer) -> Partition:
+def read_samples(predictor: StoredPredictor) -> Partition:
     """Return the samples of the partition, without clients that joined after the rounds."""
-    return partitions.read(answerer.partition)
+    return partitions.read(predictor.partition)
 
 
 def find_unseen(data: Partition) -> NDArray[np.bool_]:

@@ -14,15 +14,17 @@ from pflcli.auditing.queries import Queries
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics.membership import Mask, Scores
 from pflcli.execution import Execution
-from pflcli.prediction import answerer as answerers
-from pflcli.prediction.answerer import Answerer
+from pflcli.prediction import stored_predictor
 from pflcli.prediction.disclosure import Disclosure
+from pflcli.prediction.stored_predictor import StoredPredictor
 
 MIN_REFERENCES = 2
 """Least number of reference models to estimate a variance from."""
 
 
-def open_references(target: Answerer, artifacts: Sequence[Artifact], weights: Path | str | None) -> list[Answerer]:
+def open_references(
+    target: StoredPredictor, artifacts: Sequence[Artifact], weights: Path | str | None
+) -> list[StoredPredictor]:
     """Open the reference predictions for an audit of ``target``.
 
     Raises UsageError for too few references, or the same one twice; InputError for a reference of another method, with
@@ -44,7 +46,7 @@ def open_references(target: Answerer, artifacts: Sequence[Artifact], weights: Pa
                 f"{target.artifact.path}: their predictions cannot be compared",
                 "run the same method with the same options on a partition made with another --split-seed",
             )
-    return [answerers.open_answerer(artifact, weights) for artifact in artifacts]
+    return [stored_predictor.open_predictor(artifact, weights) for artifact in artifacts]
 
 
 def _recipe(artifact: Artifact) -> Any:
@@ -57,7 +59,7 @@ def _recipe(artifact: Artifact) -> Any:
 def score_with_references(
     target: Queries,
     member: Mask,
-    references: Sequence[Answerer],
+    references: Sequence[StoredPredictor],
     disclosed: Disclosure | None,
     execution: Execution,
 ) -> tuple[Scores, Mask]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from pflcli.federation.privacy.composition import epsilon_of
-from pflcli.prediction.answerer import Answerer
+from pflcli.prediction.stored_predictor import StoredPredictor
 
 DELTA = 1e-5
 """Failure probability of the smaller bound over all queries (advanced composition)."""
 
 
-def account_noisy_votes(answerer: Answerer, queries: int) -> dict[str, Any]:
+def account_noisy_votes(predictor: StoredPredictor, queries: int) -> dict[str, Any]:
     """Return the epsilon that ``queries`` to one client spend, for ``audit.json``; empty if votes have no noise."""
-    cfg = None if answerer.run is None else answerer.run.cfg
+    cfg = None if predictor.run is None else predictor.run.cfg
     if cfg is None or getattr(cfg, "vote", None) != "noisy":
         return {}
     each = float(cfg.vote_epsilon)

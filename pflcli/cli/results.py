@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pflcli.artifacts.make import Outcome
     from pflcli.commands.export import Exported
     from pflcli.execution import Execution
-    from pflcli.prediction.output import Predicted
+    from pflcli.prediction.answer_file import PredictedSamples
 
 
 class ImportCommand(Command):
@@ -78,9 +78,11 @@ def exported(result: Exported, asked: Mapping[str, Any], execution: Execution, *
         console.lines([str(asked["out"])])
 
 
-def predicted(result: Predicted, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+def predicted(
+    result: PredictedSamples, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
     """Print predictions, or the file that has them."""
-    from pflcli.prediction import output
+    from pflcli.prediction import answer_file
 
     out = asked.get("out")
     if as_json:
@@ -88,10 +90,10 @@ def predicted(result: Predicted, asked: Mapping[str, Any], execution: Execution,
     elif out is not None:
         console.lines([str(out)])
     else:
-        console.content(output.FORMS[output.form_of(None, asked.get("form"))](result))
+        console.content(answer_file.FORMS[answer_file.choose_form(None, asked.get("form"))](result))
 
 
-def _facts(predicted: Predicted, out: Path | None) -> dict[str, Any]:
+def _facts(predicted: PredictedSamples, out: Path | None) -> dict[str, Any]:
     """Return the JSON value of the answers: without each of them where they are in a file."""
     return {
         "path": None if out is None else str(out),

@@ -31,10 +31,9 @@ from pflcli.evaluation.presentation import audits
 from pflcli.execution import Execution
 from pflcli.options.audit import Audit
 from pflcli.options.declaration import command
-from pflcli.prediction import answerer as answerers
-from pflcli.prediction import disclosure, reopened_run
-from pflcli.prediction.answerer import Answerer
+from pflcli.prediction import disclosure, reopened_run, stored_predictor
 from pflcli.prediction.disclosure import Disclosure
+from pflcli.prediction.stored_predictor import StoredPredictor
 from pflcli.wording import counted
 
 STATISTICS = 1
@@ -67,7 +66,7 @@ def audit(asked: Audit) -> Outcome:
     disclosed = disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions")
     compared = [open_one(path, "predictions") for path in asked.references]
-    answerer = answerers.open_answerer(artifact, asked.weights)
+    answerer = stored_predictor.open_predictor(artifact, asked.weights)
     reference_answerers = _opened_references(answerer, compared, asked.weights)
     seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
     spec = ArtifactSpec(
@@ -88,8 +87,8 @@ def audit(asked: Audit) -> Outcome:
 
 
 def _build(
-    answerer: Answerer,
-    compared: Sequence[Answerer],
+    answerer: StoredPredictor,
+    compared: Sequence[StoredPredictor],
     invert: int,
     canaries: int,
     disclosed: Disclosure | None,
@@ -98,7 +97,7 @@ def _build(
     work: ArtifactWriter,
 ) -> Built:
     path = answerer.artifact.path
-    for name in answerer.changed_code():
+    for name in answerer.find_changed_code():
         execution.reporter.say(f"WARNING: {name} has changed since {path} was made: answers may differ from its own")
     result = _attacked(answerer, compared, seed, disclosed, execution)
     strongest = attacks.find_strongest(result.exposures)
@@ -111,7 +110,7 @@ def _build(
     facts = inversion.summarize(images)
     if canaries:
         facts["canaries"] = canary_training.audit_epsilon(answerer, canaries, execution)
-        line = audits.canaries(facts["canaries"])
+        line = audits.describe_canaries(facts["canaries"])
         if facts["canaries"]["contradicts"]:
             result.warnings.append(line)
         else:
@@ -119,7 +118,7 @@ def _build(
     # As many members as non-members are sent.
     facts |= vote_privacy.account_noisy_votes(answerer, 2 * max(item.count for item in result.exposures[0].clients))
     if votes := facts.get("noisy_votes"):
-        execution.reporter.say(audits.noisy_votes(votes))
+        execution.reporter.say(audits.describe_noisy_votes(votes))
     _write(work, result, names, facts)
     if images:
         _write_classes(work, answerer, images, names)
@@ -140,7 +139,9 @@ def _requested(answers: str | None, **options: int) -> dict[str, Any]:
     return {name: value for name, value in (*options.items(), ("answers", answers)) if value}
 
 
-def _opened_references(answerer: Answerer, compared: Sequence[Artifact], weights: Path | str | None) -> list[Answerer]:
+def _opened_references(
+    answerer: StoredPredictor, compared: Sequence[Artifact], weights: Path | str | None
+) -> list[StoredPredictor]:
     return references.open_references(answerer, compared, weights) if compared else []
 
 
@@ -157,7 +158,11 @@ class _Result:
 
 
 def _attacked(
-    answerer: Answerer, compared: Sequence[Answerer], seed: int, disclosed: Disclosure | None, execution: Execution
+    answerer: StoredPredictor,
+    compared: Sequence[StoredPredictor],
+    seed: int,
+    disclosed: Disclosure | None,
+    execution: Execution,
 ) -> _Result:
     """Send samples to all clients, and score them by every attack."""
     data = queries.read_samples(answerer)
@@ -182,7 +187,7 @@ def _attacked(
     return _Result(answerer.method, exposures, member, audited, int(is_unseen.sum()), warnings)
 
 
-def _warnings(answerer: Answerer, few: int, unseen: int) -> list[str]:
+def _warnings(answerer: StoredPredictor, few: int, unseen: int) -> list[str]:
     """Return what a reader of the numbers should know."""
     lines = []
     if few:
@@ -218,13 +223,15 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     strongest = attacks.find_strongest(result.exposures)
     ranked = strongest.ranked_clients
     areas = [[area.value, area.low, area.high] for _, area in ranked]
-    curves = {item.attack: membership.curve(item.scores, result.member) for item in result.exposures}
+    curves = {item.attack: membership.roc_curve(item.scores, result.member) for item in result.exposures}
     labels = [names[item.client] for item, _ in ranked]
     chart = attack_charts.roc(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
     figures.write(work, artifact_kind.FIGURE, chart)
 
 
-def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[Inversion], names: Sequence[str]) -> None:
+def _write_classes(
+    work: ArtifactWriter, answerer: StoredPredictor, images: Sequence[Inversion], names: Sequence[str]
+) -> None:
     """Write ``classes.csv``, a row for each picture, and ``classes.png``."""
     classes = codebook.read(answerer.artifact).class_names(len(images[0].certainty))
     rows = [

@@ -87,15 +87,18 @@ def compare(asked: Compare) -> Outcome:
     execution = asked.execution or Execution()
     out = Path(asked.out)
     require_folder(out)
-    time_to_target.check(asked.target)
+    time_to_target.require_share(asked.target)
     table = TableOptions(
-        asked.target, asked.link, None if asked.metrics is None else catalogue.chosen(asked.metrics), asked.positive
+        asked.target,
+        asked.link,
+        None if asked.metrics is None else catalogue.parse_names(asked.metrics),
+        asked.positive,
     )
     partitions = by_seed(asked.sources, asked.seeds)
     if (
         asked.tune is not None
         and asked.positive is not None
-        and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].of_positive
+        and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].binary_formula
     ):
         raise UsageError(
             "--tune chooses by the last class as the positive one, so --positive cannot be given with it",
@@ -313,7 +316,7 @@ class TableOptions:
             "baseline": baseline,
             "statistics": summary.STATISTICS,
             **({} if self.target is None else {"target": self.target}),
-            **({} if self.link is None else {"link": str(simulated_time.Link.of(self.link))}),
+            **({} if self.link is None else {"link": str(simulated_time.Link.parse(self.link))}),
             **({} if metrics == catalogue.DEFAULT else {"metric": list(metrics)}),
             **({} if self.positive is None else {"positive": self.positive}),
         }
@@ -385,17 +388,17 @@ def _tabulate(
         if job.is_result:
             failed_seeds.setdefault(job.name, []).append(job.seed)
 
-    link = simulated_time.Link.of(request["link"]) if "link" in request else None
+    link = simulated_time.Link.parse(request["link"]) if "link" in request else None
     metric_names = tuple(request.get("metric", catalogue.DEFAULT))
 
     def build(work: ArtifactWriter) -> Built:
         scores = scoring.score(artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"))
-        metrics = {**scoring.metrics(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
+        metrics = {**scoring.summarize(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
         pooled = stack_pools(suitable)
-        if beside := stack_references.references(scores, pooled):
+        if beside := stack_references.score_references(scores, pooled):
             metrics |= {
                 "stacks": beside,
-                "warnings": [*metrics["warnings"], *stack_references.cautions(scores, pooled)],
+                "warnings": [*metrics["warnings"], *stack_references.find_warnings(scores, pooled)],
             }
         metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}

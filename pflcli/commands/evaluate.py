@@ -32,9 +32,9 @@ def evaluate(asked: Evaluate) -> Outcome:
     baseline, metric or class, a metric that is not defined for these classes, or a target or link that is none.
     """
     execution = asked.execution or Execution()
-    time_to_target.check(asked.target)
-    metric_names = catalogue.chosen(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
-    speeds = None if asked.link is None else simulated_time.Link.of(asked.link)
+    time_to_target.require_share(asked.target)
+    metric_names = catalogue.parse_names(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
+    speeds = None if asked.link is None else simulated_time.Link.parse(asked.link)
     if asked.split not in blocks.SPLITS:
         raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, blocks.SPLITS))
     artifacts = [
@@ -69,7 +69,7 @@ def evaluate(asked: Evaluate) -> Outcome:
         scored = scoring.score(
             artifacts, asked.split, asked.baseline, metric_names=metric_names, positive=asked.positive
         )
-        table = scoring.metrics(scored, asked.split, asked.baseline, asked.target, speeds)
+        table = scoring.summarize(scored, asked.split, asked.baseline, asked.target, speeds)
         scoring.write(work, scored, table, "evaluation")
         best = max(table["methods"], key=lambda method: summary.rank(method, metric_names))
         return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best["label"]}, {})

@@ -16,16 +16,15 @@ from pflcli.errors import UsageError, closest
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.predict import Predict
-from pflcli.prediction import answerer as answerers
-from pflcli.prediction import disclosure, output, reopened_run
-from pflcli.prediction.answerer import Answer, Answerer
+from pflcli.prediction import answer_file, disclosure, reopened_run, stored_predictor
+from pflcli.prediction.answer_file import PredictedSamples
 from pflcli.prediction.disclosure import Disclosure
-from pflcli.prediction.output import Predicted
+from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor
 from pflcli.wording import counted
 
 
 @command(Predict)
-def predict(asked: Predict) -> Predicted:
+def predict(asked: Predict) -> PredictedSamples:
     """Answer the samples of ``data`` as a client of the predictions ``source`` answers its own.
 
     ``data`` is a table (CSV, TSV, Parquet), an array file (NPY, NPZ, HDF5), a folder of images, or ``-`` for CSV from
@@ -44,23 +43,23 @@ def predict(asked: Predict) -> Predicted:
     execution = asked.execution or Execution()
     disclosed = disclosure.parse(asked.answers)
     path = None if asked.out is None else Path(asked.out)
-    form = output.form_of(path, asked.form)
+    form = answer_file.choose_form(path, asked.form)
     if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
         raise UsageError(f"unknown --layout '{asked.layout}'", closest(asked.layout, arrays.LAYOUTS))
     if path is not None:
-        output.require_writable(
+        answer_file.require_writable(
             path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
         )
     artifact = open_one(asked.source, "predictions", method=asked.method, seed=asked.seed)
-    answerer = answerers.open_answerer(artifact, asked.weights)
-    number = reopened_run.number_of(asked.client, reopened_run.client_names(artifact))
+    answerer = stored_predictor.open_predictor(artifact, asked.weights)
+    number = reopened_run.find_client(asked.client, reopened_run.client_names(artifact))
     partition, book = answerer.partition, codebook.read(artifact)
-    preprocessing = reopened_run.preprocessing_of(artifact, partition, book, asked.client)
+    preprocessing = reopened_run.read_preprocessing(artifact, partition, book, asked.client)
     queries = Source(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
         preprocessing, execution.reporter
     )
-    answer = answerer.answer(number, queries.x, execution)
-    predicted = Predicted(
+    answer = answerer.predict(number, queries.x, execution)
+    predicted = PredictedSamples(
         answerer.method,
         asked.client,
         number is not None,
@@ -71,12 +70,12 @@ def predict(asked: Predict) -> Predicted:
     )
     _report(answerer, predicted, answer, execution)
     if path is not None:
-        output.write(path, output.FORMS[form](predicted), force=execution.force)
+        answer_file.write(path, answer_file.FORMS[form](predicted), force=execution.force)
     return predicted
 
 
 def _leaving(
-    answer: Answer, disclosed: Disclosure | None
+    answer: ClientPrediction, disclosed: Disclosure | None
 ) -> tuple[Mapping[str, NDArray[np.float32]], Mapping[str, float]]:
     """Return the parts of an answer that leave, and the client's choices."""
     if disclosed is None:
@@ -84,7 +83,9 @@ def _leaving(
     return ({} if disclosed.is_label else {"p": disclosed.apply(answer.parts["p"])}), {}
 
 
-def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution: Execution) -> None:
+def _report(
+    answerer: StoredPredictor, predicted: PredictedSamples, answer: ClientPrediction, execution: Execution
+) -> None:
     """Say who has answered, and what a user should know of the answers."""
     say, path = execution.reporter.say, answerer.artifact.path
     if predicted.is_known:
@@ -96,7 +97,7 @@ def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution:
             f"WARNING: {path} has no client '{predicted.client}': "
             f"{counted(len(predicted.samples), 'sample')}, answered by the global model"
         )
-    for name in answerer.changed_code():
+    for name in answerer.find_changed_code():
         say(f"WARNING: {name} has changed since {path} was made: answers may differ from those that it holds")
     for remark in answer.remarks:
         say(f"WARNING: {remark}")

@@ -143,7 +143,7 @@ def _metrics(counts: Counts, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "split": "test",
         "samples": int(counts.n["test"].sum()),
         "clients": int((counts.n["test"] > 0).sum()),
-        "metrics": catalogue.in_sweep(rows[0]),
+        "metrics": catalogue.describe_sweep(rows[0]),
         "rows": rows,
     }
 

@@ -23,9 +23,8 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.stack import stack
 from pflcli.errors import InputError, PflError, UsageError
 from pflcli.execution import Execution
-from pflcli.prediction import answerer as answerers
-from pflcli.prediction import disclosure
-from pflcli.prediction.standalone_model import standalone_model
+from pflcli.prediction import disclosure, stored_predictor
+from pflcli.prediction.standalone_model import build_standalone_model
 
 ONE = Execution(threads=1)
 BRIEF = {"model": "logistic", "rounds": 1}
@@ -53,9 +52,9 @@ def by_attack(folder):
 def answering(monkeypatch, answer):
     """Let clients answer what ``answer`` says of each sample: whether it is a member, its label, and random numbers."""
 
-    def answer_queries(answerer, sent_queries, execution):
+    def answer_queries(predictor, sent_queries, execution):
         draw = np.random.default_rng(0)
-        member = queries.find_members(answerer.artifact, sent_queries.data)[sent_queries.rows]
+        member = queries.find_members(predictor.artifact, sent_queries.data)[sent_queries.rows]
         right = answer(member, draw)
         p = np.full((len(right), sent_queries.data.classes), 0.0)
         p += ((1 - right) / (sent_queries.data.classes - 1))[:, None]
@@ -85,14 +84,14 @@ def test_an_answerer_that_knows_nothing_of_members_is_a_guess(splits, tmp_path, 
 
 def test_samples_that_are_sent_get_the_answers_of_predict(splits):
     artifact = open_artifact(splits / "local0")
-    answerer = answerers.open_answerer(artifact)
-    data = queries.read_samples(answerer)
+    predictor = stored_predictor.open_predictor(artifact)
+    data = queries.read_samples(predictor)
     sent_queries = queries.select_queries(data, queries.split_numbers(data) == 0)
-    parts, _ = queries.answer_queries(answerer, sent_queries, ONE)
+    parts, _ = queries.answer_queries(predictor, sent_queries, ONE)
     for client in range(4):
         own = slice(*sent_queries.offsets[client : client + 2])
         assert (sent_queries.client[own] == client).all()
-        expected = answerer.answer(client, data.x[sent_queries.rows[own]], ONE).parts["p"]
+        expected = predictor.predict(client, data.x[sent_queries.rows[own]], ONE).parts["p"]
         np.testing.assert_allclose(parts["p"][own], expected, rtol=0, atol=1e-6)
 
 
@@ -207,11 +206,11 @@ def test_test_samples_that_were_given_are_named_in_a_warning(tmp_path):
 
 def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     audit(small.st, tmp_path / "a", execution=ONE)
-    answerer = answerers.open_answerer(open_artifact(small.st))
-    data = queries.read_samples(answerer)
+    predictor = stored_predictor.open_predictor(open_artifact(small.st))
+    data = queries.read_samples(predictor)
     sent_queries = queries.select_queries(data, queries.split_numbers(data) == blocks.SPLITS.index("test"))
-    parts, _ = queries.answer_queries(answerer, sent_queries, ONE)
-    expected = answerer.answer(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
+    parts, _ = queries.answer_queries(predictor, sent_queries, ONE)
+    expected = predictor.predict(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
     np.testing.assert_allclose(parts["p"][slice(*sent_queries.offsets[2:4])], expected, atol=1e-6)
 
 
@@ -261,8 +260,8 @@ def test_a_class_is_inverted_to_the_picture_that_the_model_knows(tmp_path, monke
 
 def test_votes_of_a_store_are_inverted_as_they_are_answered(small):
     """The answer through which gradients flow is the one that the client gives."""
-    model = answerers.open_answerer(open_artifact(small.knn))
-    parts = standalone_model(model.run, 1, ONE)
+    model = stored_predictor.open_predictor(open_artifact(small.knn))
+    parts = build_standalone_model(model.run, 1, ONE)
     picture = torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]
     with torch.no_grad():
         p = inversion._predict(parts, picture).numpy()
@@ -274,8 +273,8 @@ def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
     assert any("a stack answers by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
     with pytest.raises(UsageError):
         audit(small.knn, tmp_path / "b", invert=-1)
-    data = queries.read_samples(answerers.open_answerer(open_artifact(small.knn)))
-    model = answerers.open_answerer(open_artifact(small.knn))
+    data = queries.read_samples(stored_predictor.open_predictor(open_artifact(small.knn)))
+    model = stored_predictor.open_predictor(open_artifact(small.knn))
     results, remarks = inversion.invert_classes(model, replace(data, x=data.x.astype(np.float32)), [0], ONE)
     assert (results, remarks) == ([], ["classes are not inverted: samples are not images"])
 

@@ -25,7 +25,7 @@ from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.charts import attacks, clients, curves, matrices, vega
 from pflcli.evaluation.charts.matrices import Order
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.attention import of_last_round
+from pflcli.evaluation.metrics.attention import select_last_round
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLUSTER = np.asarray([1, 0, 1, 0])
@@ -114,12 +114,12 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
     personalize("gossip", grouped, tmp_path / "g", settings=FEW)
     x, y = ("--plot", tmp_path / "x.png"), ("--attention", tmp_path / "x.csv")
     for words, message in [
-        ((tmp_path / "m", *x, "--plot-rounds", "2"), "holds no attention of round 2"),
-        ((tmp_path / "m", *y, "--plot-rounds", "5"), "it holds that of rounds 3 to 4"),
+        ((tmp_path / "m", *x, "--plot-rounds", "2"), "has no attention of round 2"),
+        ((tmp_path / "m", *y, "--plot-rounds", "5"), "it has that of rounds 3 to 4"),
         ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last are not whole numbers"),
         ((tmp_path / "m", "--plot-rounds", "3"), "--plot-rounds needs --plot or --attention"),
-        ((tmp_path / "g", *x, "--plot-rounds", "3"), "holds no attention"),
-        ((tmp_path / "g", *y), "holds no attention"),
+        ((tmp_path / "g", *x, "--plot-rounds", "3"), "has no attention"),
+        ((tmp_path / "g", *y), "has no attention"),
         ((grouped, *x, "--plot-rounds", "3"), "is a partition without rounds"),
     ]:
         ran = pfl("show", *words)
@@ -132,7 +132,7 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
 def test_what_holds_nothing_to_draw(pfl, small, tmp_path):
     ran = pfl("show", small.fedavg, "--plot", tmp_path / "x.png")
     assert (ran.code, ran.out) == (2, "")
-    assert f"{small.fedavg} holds nothing to draw: fedavg keeps no attention" in ran.err
+    assert f"{small.fedavg} has nothing to draw: fedavg stores no attention" in ran.err
     assert "pfl evaluate" in ran.err
     assert not (tmp_path / "x.png").exists()
     personalize("fedham", small.p, tmp_path / "warm", settings={**FEW, "rounds": 1})
@@ -156,7 +156,7 @@ def test_attention_is_that_of_each_clients_last_round():
     first = np.zeros((2, 3, 3))
     first[0, 0], first[1, 1] = [0, 0.5, 0.5], [1, 0, 0]
     took = np.asarray([[True, True, False], [False, True, False]])
-    actual = of_last_round(first, took)
+    actual = select_last_round(first, took)
     np.testing.assert_array_equal(actual, [[0, 0.5, 0.5], [1, 0, 0], [np.nan] * 3])
 
 

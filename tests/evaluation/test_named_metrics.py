@@ -172,7 +172,7 @@ def test_the_table_shows_it_first_and_is_no_wider(tmp_path):
     plain, _ = scored(tmp_path / "e")
     evaluate(artifacts, tmp_path / "f", metrics=["brier_score", "f1"])
     chosen, _ = scored(tmp_path / "f")
-    before, after = tables.of(plain, "comparison"), tables.of(chosen, "comparison")
+    before, after = tables.build(plain, "comparison"), tables.build(chosen, "comparison")
     assert after.heading[2:5] == ["Brier score", "plain mean", "worst"]
     assert {*after.heading} - {*before.heading} == {"Brier score", "plain mean", "worst", "F1 %", "gain"}
     assert {*before.heading} - {*after.heading} == {"plain mean %", "worst %", "gain %"}
@@ -247,7 +247,7 @@ def test_every_metric_is_defined_or_counted_as_not_defined(tmp_path, monkeypatch
         assert is_counted == (defined < clients)
         needs = catalogue.METRICS[name].needs
         assert needs or defined == clients
-        assert tables.of(metrics).rows
+        assert tables.build(metrics).rows
 
 
 def test_every_metric_has_what_tables_and_conclusions_take_from_it():
@@ -290,7 +290,7 @@ def test_seen_and_unseen_clients_by_hand(tmp_path):
     artifacts = [open_artifact(store(tmp_path / "a", "mine", GOOD, Y, SIZES))]
     (item,) = scoring.score(artifacts, "test", "fedavg", metric_names=("auroc",))
     late = replace(item, new=np.asarray([False, False, True, True]))
-    rows = scoring.metrics([late], "test", "fedavg")["methods"][0]["metrics"]
+    rows = scoring.summarize([late], "test", "fedavg")["methods"][0]["metrics"]
     assert [rows[f"auroc_{group}"]["value"] for group in ("seen", "unseen")] == [1, 0.5]
     assert [(rows[f"auroc_{group}"]["n"], rows[f"auroc_{group}"]["of"]) for group in ("seen", "unseen")] == [
         (1, 1), (1, 2),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
-from pflcli.evaluation.metrics.attention import of_last_round
+from pflcli.evaluation.metrics.attention import select_last_round
 
 Array = NDArray[np.floating[Any]]
 Graph = NDArray[np.bool_]
@@ -327,9 +327,9 @@ def _layers(
 ) -> tuple[list[Spec], list[Spec]]:
     """Return the matrices of both layers, and the parameters of their axes, whose names end with ``key``."""
     count = len(order.place)
-    others = of_last_round(first, took)[order.place][:, order.place]
+    others = select_last_round(first, took)[order.place][:, order.place]
     others = np.where(others > 0, others, np.nan)
-    slots = of_last_round(second, took)[order.place]
+    slots = select_last_round(second, took)[order.place]
     along, x = place_axis(f"others{key}", order.ticks("other client"), count, labelOverlap=True)
     down, y = place_axis(f"clients{key}", order.ticks("client"), count)
     y["scale"] = {**y["scale"], "domain": [count - 0.5, -0.5]}

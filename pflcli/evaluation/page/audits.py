@@ -55,11 +55,11 @@ def section(shown: Sequence[Audit]) -> str:
 
 
 def _one(item: Audit) -> str:
-    answer, results = escape(audits.answer(item.results)), item.results
-    notes = "".join(f"<li>{escape(line)}</li>" for line in [*audits.facts(results), *results["warnings"]])
+    answer, results = escape(audits.describe_strongest(item.results)), item.results
+    notes = "".join(f"<li>{escape(line)}</li>" for line in [*audits.list_facts(results), *results["warnings"]])
     return (
         f'<h3>{escape(item.title)}</h3>\n<div class="answer"><p>{answer}</p></div>\n'
-        f'{_table(audits.table(results), item.title)}<ul class="notes">{notes}</ul>\n{_picture(item)}'
+        f'{_table(audits.build_table(results), item.title)}<ul class="notes">{notes}</ul>\n{_picture(item)}'
     )
 
 

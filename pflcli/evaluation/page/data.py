@@ -28,7 +28,7 @@ def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Seque
     content: dict[str, bytes] = {}
     for number, (section, run) in enumerate(zip(sections, runs, strict=True), 1):
         artifact = section.content.artifact
-        content[f"{number}-methods.csv"] = csv_file.rounded(*tables.numbers(section.content.metrics))
+        content[f"{number}-methods.csv"] = csv_file.rounded(*tables.list_numbers(section.content.metrics))
         content[f"{number}-clients.csv"] = artifact.read("clients.csv")
         if run.curves:
             rows = [[label, *point] for label, points in run.curves.items() for point in points]
@@ -41,7 +41,8 @@ def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Seque
         "files": sorted(content),
         "comparisons": [_entry(section) for section in sections],
         "audits": [
-            {"title": item.title, "answer": audits.answer(item.results), **item.results} for item in shown_audits
+            {"title": item.title, "answer": audits.describe_strongest(item.results), **item.results}
+            for item in shown_audits
         ],
     }
     content[INDEX] = (json.dumps(_finite(index), indent=1, allow_nan=False) + "\n").encode()

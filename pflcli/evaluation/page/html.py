@@ -152,7 +152,7 @@ def _facts(section: Section) -> str:
     budget = f"at most {counted(tune['trials'], 'trial')} per method" if tune else "none"
     facts = [
         ("data", section.dataset),
-        ("clients", str(max(map(tables.clients, content.rows)))),
+        ("clients", str(max(map(tables.count_clients, content.rows)))),
         ("methods", str(len(content.rows))),
         ("seeds", ", ".join(map(str, content.seeds))),
         ("scored on", f"{content.metrics['split']} samples"),
@@ -201,7 +201,7 @@ def _swatch(colour: str, dash: Sequence[int]) -> str:
 
 
 def _table(content: Content, number: int) -> str:
-    table = tables.of({**content.metrics, "methods": content.rows}, columns=_columns(content))
+    table = tables.build({**content.metrics, "methods": content.rows}, columns=_columns(content))
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(title)}</button></th>'
         for title in table.heading

@@ -13,7 +13,7 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import neighbourhood
-from pflcli.evaluation.metrics.attention import of_last_round
+from pflcli.evaluation.metrics.attention import select_last_round
 from pflcli.evaluation.page.content import MOST, Content
 from pflcli.evaluation.page.lineage import Lineage
 
@@ -168,11 +168,11 @@ def _relation(label: str, run: Artifact, content: Content) -> Relation | None:
     if not len(state):
         return None
     if key == "attention/first":
-        weights = np.nan_to_num(of_last_round(state, state.sum(axis=2) > 0))
+        weights = np.nan_to_num(select_last_round(state, state.sum(axis=2) > 0))
     elif key == "graph":
-        weights = neighbourhood.adjacency(state[-1], clients).astype(np.float64)
+        weights = neighbourhood.unpack_graph(state[-1], clients).astype(np.float64)
     else:
-        weights = (neighbourhood.together(state) & (state >= 0)).astype(np.float64)
+        weights = (neighbourhood.share_cluster(state) & (state >= 0)).astype(np.float64)
     if weights.shape != (clients, clients):
         return None
     place = _by_number(content, int(run.manifest.request["seed"]))

@@ -27,7 +27,7 @@ def answer(content: Content) -> list[str]:
 
 def small_print(content: Content) -> list[str]:
     """Return the remarks below the table, without the sentence that the answer replaces."""
-    lines = conclusion.notes(content.metrics)
+    lines = conclusion.list_notes(content.metrics)
     if "conclusion" in content.metrics:
         lines = lines[1:]
     failed: Mapping[str, Any] = content.metrics.get("failed", {})
@@ -62,7 +62,7 @@ def _interval(gain: Mapping[str, Any], metric: Metric) -> str:
 def _gain(content: Content, label: str) -> str:
     gain, metric = content.row(label)["metrics"]["gain"], content.metric
     measure = "" if metric.name == "accuracy" else f" by {metric.heading}"
-    people = counted(tables.clients(content.row(label)), "client")
+    people = counted(tables.count_clients(content.row(label)), "client")
     if math.isnan(value(content.row(label), "gain")):
         return _without_baseline(content)
     word = "better" if gain["value"] >= 0 else "worse"
@@ -73,7 +73,7 @@ def _gain(content: Content, label: str) -> str:
         )
     compared = content.metrics.get("conclusion", {}).get("compared", 1)
     known = {"interval", "p_corrected"} <= gain.keys()  # tables of old versions lack them
-    doubt = conclusion.doubt(gain, compared) if known else "no method is shown to be better"
+    doubt = conclusion.describe_doubt(gain, compared) if known else "no method is shown to be better"
     if gain["value"] < 0 and compared > 1:
         first = f"{label} has the best score of the methods compared, but it is"
     else:
@@ -87,7 +87,7 @@ def _gain(content: Content, label: str) -> str:
 def _without_baseline(content: Content) -> str:
     best, metric = content.rows[0], content.metric
     number = value(best, metric.name)
-    people = counted(tables.clients(best), "client")
+    people = counted(tables.count_clients(best), "client")
     result = "an unknown" if math.isnan(number) else f"{metric.heading} {score(number, metric)} for"
     alone = "" if content.baseline else "; no gain is known, as the baseline was not compared"
     return f"{best['label']} has {result} {people}, the best of {counted(len(content.rows), 'method')}{alone}."
@@ -95,7 +95,7 @@ def _without_baseline(content: Content) -> str:
 
 def _worst_served(content: Content, label: str) -> list[str]:
     row, metric = content.row(label), content.metric
-    few = tables.clients(row) <= _FEW
+    few = tables.count_clients(row) <= _FEW
     part = "worst" if few else "bottom_decile"
     before, after = row["metrics"]["gain"].get(f"baseline_{part}"), value(row, catalogue.part(metric.name, part))
     if before is None or math.isnan(after):
@@ -111,7 +111,7 @@ def _shares(content: Content, label: str) -> list[str]:
     metrics = content.row(label)["metrics"]
     if not {"better_off", "worse_off"} <= {*metrics}:
         return []
-    count = tables.clients(content.row(label))
+    count = tables.count_clients(content.row(label))
     if content.metric.optional:
         count = round(metrics["gain"]["n"] / len(content.row(label)["seeds"]))
     better, worse = (metrics[name] for name in ("better_off", "worse_off"))
@@ -159,14 +159,14 @@ def _harmful(content: Content) -> list[str]:
     for label in labels:
         row = content.row(label)
         worse = value(row, "worse_off")
-        count = tables.clients(row)
+        count = tables.count_clients(row)
         harms.append(f"{label} ({round(worse * count)} of {count} worse off)" if not math.isnan(worse) else label)
     local = [row for row in content.rows if row.get("method") == "local" and row["label"] not in labels]
     lines = [f"Shown to be worse than {over(content)}: {listed(harms)}."] if harms else []
     for row in local:
         worse = value(row, "worse_off")
         if row["label"] != content.chosen and not math.isnan(worse):
-            count = tables.clients(row)
+            count = tables.count_clients(row)
             lines.append(f"Training alone ({row['label']}) would leave {round(worse * count)} of {count} worse off.")
     return lines
 
