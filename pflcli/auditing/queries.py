@@ -57,7 +57,7 @@ class Queries:
         """The client of each sample (n,)."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
-    def as_test_samples(self) -> Partition:
+    def replace_test_samples(self) -> Partition:
         """Return the partition with its test samples replaced by these samples."""
         data, bounds = self.data, self.data.offsets
         pieces = [np.zeros(0, np.int64)]
@@ -134,7 +134,7 @@ def answer_queries(
 def _predict_with_run(
     model: ReopenedRun, queries: Queries, execution: Execution
 ) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    data, execution = queries.as_test_samples(), model.execution(execution)
+    data, execution = queries.replace_test_samples(), model.execution(execution)
     run = model.run(data, execution)
     if run.embeddings is not None:
         run.embeddings = embedding.embed_test_samples(run, model.lineage, data, execution)

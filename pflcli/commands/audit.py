@@ -225,7 +225,7 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     areas = [[area.value, area.low, area.high] for _, area in ranked]
     curves = {item.attack: membership.roc_curve(item.scores, result.member) for item in result.exposures}
     labels = [names[item.client] for item, _ in ranked]
-    chart = attack_charts.roc(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
+    chart = attack_charts.draw_roc(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
     figures.write(work, artifact_kind.FIGURE, chart)
 
 
@@ -250,7 +250,7 @@ def _write_classes(
     heading = ["client", "name", "class", "samples", "certainty", "recognized_as", "correlation"]
     work.write(artifact_kind.CLASSES, csv_file.rounded(heading, rows))
     pictures = np.stack([item.pictures for item in images])
-    chart = attack_charts.classes(pictures, [names[item.client] for item in images], classes)
+    chart = attack_charts.draw_classes(pictures, [names[item.client] for item in images], classes)
     work.write("classes.png", vega.render(chart))
 
 

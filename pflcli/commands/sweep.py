@@ -132,7 +132,7 @@ def sweep(asked: Sweep) -> Outcome:
         work.write("metrics.json", (json.dumps(_metrics(counts, rows), indent=1) + "\n").encode())
         work.write("table.csv", csv_file.rounded(rows[0], (row.values() for row in rows)))
         work.write("clients.csv", _clients(counts, points, new, codebook.read(origin)))
-        figures.write(work, "sweep", curves.sweep(rows, points.axes, plot))
+        figures.write(work, "sweep", curves.draw_sweep(rows, points.axes, plot))
         return Built(_best(rows, execution), {"threads": threads})
 
     return make(asked.out, draft, execution, build)

@@ -14,8 +14,8 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import UsageError
-from pflcli.evaluation.charts.curves import collapse
-from pflcli.evaluation.charts.matrices import attention, holdings, neighbours
+from pflcli.evaluation.charts.curves import draw_collapse
+from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, draw_neighbours
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import neighbourhood
 from pflcli.evaluation.metrics.attention import list_weights
@@ -29,7 +29,7 @@ def draw_partition(artifact: Artifact) -> Spec:
     known, clients = codebook.read(artifact), len(data.names)
     dataset, count = known.dataset or request["dataset"], f"{clients} client{'s' * (clients != 1)}"
     title = f"{dataset}, {request['scheme']}{f' ({options})' if options else ''}, {count}"
-    return holdings(data.label_counts, title, data.cluster, data.new, _names(known, clients), known.classes)
+    return draw_holdings(data.label_counts, title, data.cluster, data.new, _names(known, clients), known.classes)
 
 
 def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
@@ -57,21 +57,21 @@ def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
         raise UsageError(f"{artifact.path} has no attention, and rounds can only be chosen for attention")
     if "history/rho" in state:
         history = {name.removeprefix("history/"): values for name, values in state.items()}
-        return collapse(history, _numbers(rounds, len(history["rho"])), title)
+        return draw_collapse(history, _numbers(rounds, len(history["rho"])), title)
     source = ancestor(artifact, "partition")
     cluster, able = (None, None) if source is None else (partitions.cluster(source), partitions.able(source))
     if "attention/first" in state:
         numbers = _numbers(rounds, len(state["attention/first"]))
         places = _places(artifact, numbers, chosen)
         first, second = state["attention/first"][places], state["attention/second"][places]
-        return attention(first, second, numbers[places], title, cluster, names, apart=bool(chosen))
+        return draw_attention(first, second, numbers[places], title, cluster, names, separate=bool(chosen))
     if "graph" in state:
         graphs = [neighbourhood.unpack_graph(packed, clients) for packed in state["graph"]]
     else:  # neighbours are the clients that get the same model
         assigned = state["cluster"]
         graphs = [neighbourhood.share_cluster(assigned) & (assigned >= 0)]
     rows = neighbourhood.summarize_rounds(graphs, cluster, able, rounds - len(graphs) + 1)
-    return neighbours(graphs[-1], rows, title, cluster, names)
+    return draw_neighbours(graphs[-1], rows, title, cluster, names)
 
 
 def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:

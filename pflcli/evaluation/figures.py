@@ -16,7 +16,7 @@ KINDS = ("evaluation", "comparison", "sweep", "audit")
 def write(work: ArtifactWriter, name: str, spec: Spec) -> None:
     """Write ``NAME.png`` and ``NAME.vl.json``."""
     work.write(f"{name}.png", vega.render(spec))
-    work.write(f"{name}{_SUFFIX}", vega.stored(spec))
+    work.write(f"{name}{_SUFFIX}", vega.encode(spec))
 
 
 def render(artifact: Artifact, form: str) -> bytes:

@@ -68,7 +68,7 @@ def summarize(
         "split": split,
         **({} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}),
         "baseline": baseline if baseline in groups else "global" if _has_baseline(scored) else None,
-        "reported": " or ".join(sorted({_reported(item.artifact) for item in scored}, reverse=True)),
+        "reported": " or ".join(sorted({_reported_round(item.artifact) for item in scored}, reverse=True)),
         "methods": [summary.summarize_method(label, items) for label, items in groups.items()],
     }
     if target is not None:
@@ -121,7 +121,7 @@ def _class_names(item: Scored) -> list[str]:
     return codebook.read(item.artifact).class_names(item.answers.parts["p"].shape[1])
 
 
-def _reported(artifact: Artifact) -> str:
+def _reported_round(artifact: Artifact) -> str:
     """Return the rule for the reported round of a run, such as ``last round``, without its number."""
     words: str = artifact.manifest.summary.get("reported", "last round")
     return words.partition(":")[0]
@@ -269,7 +269,7 @@ def _draw_clients(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
     if few is not None:
         names, score = few
         title = f"{heading} by client, {metrics['split']} split{over and f', mean of {seeds} seeds'}"
-        return client_charts.by_client(names, score, metrics["baseline"], title, metric)
+        return client_charts.draw_clients(names, score, metrics["baseline"], title, metric)
     counts = {item.seed: len(item.n) for item in scored}
 
     def join_seeds(by_seed: Mapping[int, NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -281,7 +281,7 @@ def _draw_clients(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
     if reference == "global":
         score = {"global": join_seeds(_baselines(scored)), **score}
     title = f"{heading} by client, {metrics['split']} split{over}"
-    return client_charts.ranked(score, reference, title, metric)
+    return client_charts.draw_ranked(score, reference, title, metric)
 
 
 def _baselines(scored: Sequence[Scored]) -> dict[int, NDArray[np.float64]]:
@@ -302,7 +302,7 @@ def _mean_by_client(
         {number: item.samples for number, item in numbered.items()},
     )
     identities = [*known.values()]
-    if len(identities[0]) >= client_charts.FEW or any(
+    if len(identities[0]) >= client_charts.MIN_MANY_CLIENTS or any(
         not np.array_equal(identities[0], other) for other in identities[1:]
     ):
         return None

@@ -54,7 +54,7 @@ class PredictedSamples:
         return rows
 
 
-def as_csv(predicted: PredictedSamples) -> bytes:
+def encode_csv(predicted: PredictedSamples) -> bytes:
     """Return CSV, a row per sample: ``sample``, ``class`` and, if disclosed, ``probability`` and each ``p(NAME)``."""
     if not predicted.parts:
         return csv_file.content(["sample", "class"], [[*row.values()] for row in predicted.rows()])
@@ -63,12 +63,12 @@ def as_csv(predicted: PredictedSamples) -> bytes:
     return csv_file.content(heading, rows)
 
 
-def as_json_lines(predicted: PredictedSamples) -> bytes:
+def encode_json_lines(predicted: PredictedSamples) -> bytes:
     """Return a line per sample with a JSON object: ``sample``, ``class``, ``probability`` and ``p`` by class."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in predicted.rows()).encode()
 
 
-def as_npz(predicted: PredictedSamples) -> bytes:
+def encode_npz(predicted: PredictedSamples) -> bytes:
     """Return NPZ with the arrays ``sample`` (n,), ``class`` (n,), ``classes`` (C,), ``p`` and other parts (n, C)."""
     memory = io.BytesIO()
     labels = np.asarray(predicted.classes)[predicted.labels]
@@ -82,7 +82,11 @@ def as_npz(predicted: PredictedSamples) -> bytes:
     return memory.getvalue()
 
 
-FORMS: dict[str, Callable[[PredictedSamples], bytes]] = {"csv": as_csv, "jsonl": as_json_lines, "npz": as_npz}
+FORMS: dict[str, Callable[[PredictedSamples], bytes]] = {
+    "csv": encode_csv,
+    "jsonl": encode_json_lines,
+    "npz": encode_npz,
+}
 """Writers by suffix of the file."""
 TEXTS = ("csv", "jsonl")
 """The entries of ``FORMS`` that can be printed."""

@@ -239,8 +239,8 @@ def drawn(monkeypatch):
         drawn_pictures.append((names, {label: values.tolist() for label, values in accuracy.items()}, baseline, title))
         return draw(names, accuracy, baseline, title, metric)
 
-    draw = pictures.by_client
-    monkeypatch.setattr(pictures, "by_client", by_client)
+    draw = pictures.draw_clients
+    monkeypatch.setattr(pictures, "draw_clients", by_client)
     return drawn_pictures
 
 
