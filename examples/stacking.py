@@ -124,7 +124,7 @@ def difference(one: list[Run], other: list[Run]) -> str:
     # A client that has a name in the data, such as a writer, is the same under every seed.
     artifacts = {at: open_artifact(run.path) for at, run in enumerate(one) if run.path is not None}
     samples = {at: (run.sample, run.offsets) for at, run in enumerate(one) if run.sample is not None}
-    known = client_identity.identities(artifacts, samples)
+    known = client_identity.identify_clients(artifacts, samples)
     identities = [known[at][chosen] for at, chosen in enumerate(has_samples)]
     estimate = gains.mean_gain(gain, weight, identities)
     assert estimate is not None
@@ -140,7 +140,7 @@ def worse_off(runs: list[Run], base: list[Run]) -> str:
         shares.append(float(((run.client - other.client)[tested] < 0).mean()))
         counts = np.diff(np.concatenate([[0], np.cumsum(run.right != other.right)])[run.offsets])
         differing.append(counts[tested])
-    chance, _ = gains.chance(differing, rng.generator(0, "chance"), repeated=False)
+    chance, _ = gains.estimate_chance(differing, rng.generator(0, "chance"), repeated=False)
     return f"{100 * np.mean(shares):.0f} ({100 * chance:.0f})"
 
 

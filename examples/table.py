@@ -16,7 +16,7 @@ from pflcli.evaluation.presentation import tables
 def main() -> None:
     """Print one row per method, best first."""
     folder, columns = Path(sys.argv[1]), sys.argv[2].split(",")
-    print(tables.of(evaluation.read(open_artifact(folder / "comparison")), columns=columns).markdown(), end="")
+    print(tables.build(evaluation.read(open_artifact(folder / "comparison")), columns=columns).markdown(), end="")
 
 
 if __name__ == "__main__":

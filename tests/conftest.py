@@ -211,5 +211,5 @@ def without_vega(monkeypatch) -> None:
     from pflcli.evaluation.charts import vega
     from pflcli.evaluation.page import charts
 
-    monkeypatch.setattr(vega, "javascript", lambda: "/* Vega */")
-    monkeypatch.setattr(charts, "still", lambda chart: "data:image/png;base64,AA==")
+    monkeypatch.setattr(vega, "bundle_javascript", lambda: "/* Vega */")
+    monkeypatch.setattr(charts, "render_still", lambda chart: "data:image/png;base64,AA==")

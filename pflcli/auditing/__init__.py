@@ -1,1 +1,1 @@
-"""What ``pfl audit`` consists of: queries, reference models, attacks, and pictures of classes."""
+"""The attacks of ``pfl audit``: membership inference, model inversion, and canary clients."""

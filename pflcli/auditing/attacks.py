@@ -1,4 +1,4 @@
-"""Attacks on membership: the score of each sample, and how well the scores tell members, overall and by client."""
+"""Membership-inference attacks: a score per sample, and the AUC of these scores overall and per client."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.auditing.queries import DISTANCE
-from pflcli.evaluation.learners import GLOBAL
 from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate, Scores
+from pflcli.evaluation.pool import GLOBAL
 from pflcli.prediction.disclosure import Disclosure
 
 SEES = {
@@ -23,29 +23,29 @@ SEES = {
     "neighbours": "the votes of the client's store alone",
     "distance": "the distance to the nearest stored sample",
 }
-"""What the attacker of each attack sees of a sample whose class it knows."""
+"""What the attacker observes for a sample of known class, by attack; stored in ``audit.json``."""
 
-FEWEST = 5
-"""The least number of members, and of non-members, with which the AUC of one client is defined."""
+MIN_MEMBERS = 5
+"""Least number of members, and of non-members, for the AUC of a single client."""
 
-RATES = (0.01, 0.001)
-"""Shares of non-members that an attacker takes for members, at which true positives are counted."""
+FALSE_POSITIVE_RATES = (0.01, 0.001)
+"""False-positive rates at which the true-positive rate is reported."""
 
 
 @dataclass(frozen=True)
 class ClientExposure:
-    """How one attack tells the members of one client; ``area`` is None if it has too few samples."""
+    """How well one attack recognizes the members of one client; ``area`` is None if there are too few samples."""
 
     client: int
     count: int
-    """its members in the audit, and as many non-members"""
+    """number of audited members; the number of non-members is the same"""
     area: Area | None
     rates: tuple[Rate | None, ...]
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """How one attack tells members: over all clients together, and for each of them."""
+    """How well one attack recognizes members: over all clients together, and per client."""
 
     attack: str
     scores: Scores
@@ -54,21 +54,22 @@ class Exposure:
     clients: tuple[ClientExposure, ...]
 
     @property
-    def defined(self) -> list[tuple[ClientExposure, Area]]:
-        """The clients whose AUC is defined, most exposed first."""
+    def ranked_clients(self) -> list[tuple[ClientExposure, Area]]:
+        """The clients with a defined AUC, the most exposed first."""
         known = [(item, item.area) for item in self.clients if item.area is not None]
         return sorted(known, key=lambda pair: (-pair[1].value, pair[0].client))
 
 
-def scores(
+def score_samples(
     parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64], disclosed: Disclosure | None = None
 ) -> dict[str, Scores]:
-    """Return the scores (n,) of the attacks that need no reference, by the ``parts`` of answers (n, C) and labels (n,).
+    """Return the scores (n,) of each attack that needs no reference model.
 
-    An attack that the parts give nothing for is left out, such as a calibration by a global model that is the answer.
-    With ``disclosed`` the attacker sees that much of an answer, and no store; the global model is everybody's.
+    ``parts`` are the parts of the predictions, (n, C) each, and ``y`` (n,) the labels. An attack is left out if its
+    part is missing, or if the global model itself is what the client predicts with (``calibrated``). With ``disclosed``
+    the attacker sees only what that discloses, and no store; the global model is public.
     """
-    p, logits = parts["p"], confidences(parts, y, disclosed)
+    p, logits = parts["p"], confidence_scores(parts, y, disclosed)
     if disclosed is not None:
         parts = {name: values for name, values in parts.items() if name == GLOBAL}
     by_attack = {"label": (p.argmax(axis=1) == y).astype(np.float64), "confidence": logits}
@@ -81,34 +82,40 @@ def scores(
     return by_attack
 
 
-def confidences(parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64], disclosed: Disclosure | None) -> Scores:
-    """Return log(p / (1 - p)) (n,) of the true classes, in what leaves of the answers."""
+def confidence_scores(parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64], disclosed: Disclosure | None) -> Scores:
+    """Return log(p / (1 - p)) (n,) for the disclosed probability p of the true class."""
     if disclosed is None:
         return membership.scaled_logits(parts["p"], y)
-    return membership.scaled_logits(disclosed.of(parts["p"]), y, disclosed.doubt)
+    return membership.scaled_logits(disclosed.apply(parts["p"]), y, disclosed.least_probability)
 
 
-def exposure(attack: str, values: Scores, member: Mask, client: NDArray[np.int64], clients: int) -> Exposure:
-    """Return how ``values`` (n,) tell members (n,) of the ``client`` (n,) of each sample, out of so many clients."""
+def measure_exposure(attack: str, values: Scores, member: Mask, client: NDArray[np.int64], clients: int) -> Exposure:
+    """Return how well the scores ``values`` (n,) recognize members.
+
+    ``member`` (n,) marks them, ``client`` (n,) is each sample's client, and ``clients`` the number of clients.
+    """
     overall = membership.area(values, member, client)
     assert overall is not None  # the audit has members and non-members
     return Exposure(
         attack,
         values,
         overall,
-        tuple(membership.true_positives(values, member, rate) for rate in RATES),
-        tuple(_of_client(number, values[client == number], member[client == number]) for number in range(clients)),
+        _true_positive_rates(values, member),
+        tuple(_measure_client(number, values[client == number], member[client == number]) for number in range(clients)),
     )
 
 
-def _of_client(number: int, values: Scores, member: Mask) -> ClientExposure:
+def _measure_client(number: int, values: Scores, member: Mask) -> ClientExposure:
     count = int(member.sum())
-    if count < FEWEST or len(member) - count < FEWEST:
-        return ClientExposure(number, count, None, (None,) * len(RATES))
-    rates = tuple(membership.true_positives(values, member, rate) for rate in RATES)
-    return ClientExposure(number, count, membership.area(values, member), rates)
+    if count < MIN_MEMBERS or len(member) - count < MIN_MEMBERS:
+        return ClientExposure(number, count, None, (None,) * len(FALSE_POSITIVE_RATES))
+    return ClientExposure(number, count, membership.area(values, member), _true_positive_rates(values, member))
 
 
-def strongest(exposures: Sequence[Exposure]) -> Exposure:
-    """Return the attack with the greatest AUC over all clients; of equal ones the first."""
+def _true_positive_rates(values: Scores, member: Mask) -> tuple[Rate | None, ...]:
+    return tuple(membership.true_positive_rate(values, member, rate) for rate in FALSE_POSITIVE_RATES)
+
+
+def find_strongest(exposures: Sequence[Exposure]) -> Exposure:
+    """Return the attack with the greatest AUC over all clients; the first one if several tie."""
     return max(exposures, key=lambda item: item.area.value)

@@ -1,7 +1,7 @@
-"""Samples that an attacker sends to every client, and what the clients answer, by the code of ``pfl predict``.
+"""Samples that an attacker submits to every client, and the predictions, computed by the code of ``pfl predict``.
 
-The samples take the place of all clients' test samples; ``personalize`` of the method then answers for as many clients
-at a time as it did. A training sample that is sent is embedded and searched for like any other.
+The queries replace the test samples of all clients. The method's ``personalize`` then predicts for the same batches of
+clients as in the original run. A submitted training sample is embedded and looked up like any other sample.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from pflcli.errors import InputError
 from pflcli.evaluation.metrics import membership
 from pflcli.execution import Execution
 from pflcli.prediction import embedding
-from pflcli.prediction.answerer import Answer, Answerer, pool_answers
 from pflcli.prediction.reopened_run import ReopenedRun
+from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor, pool_predictions
 from pflcli.training import absences
 from pflcli.training.predict import client_batches, predict
 from pflcli.training.state_files import load_state
 
 DISTANCE = "distance"
-"""The part that has the distance of each sample to the nearest one in its client's store, (n, 1)."""
+"""The part with the distance (n, 1) from each sample to the nearest one in its client's store."""
 _COUNT = len(client_blocks.SPLITS)
 
 
 @dataclass(frozen=True)
 class Queries:
-    """Samples of a partition that an attacker sends: ``rows`` (n,) of it, those of client i at ``offsets`` (m + 1,)."""
+    """Samples of a partition that an attacker submits: ``rows`` (n,), grouped by client at ``offsets`` (m + 1,)."""
 
     data: Partition
     rows: NDArray[np.int64]
@@ -49,7 +49,7 @@ class Queries:
 
     @property
     def sample(self) -> NDArray[np.int64]:
-        """The rows of the dataset (n,), which identify samples in other partitions of it."""
+        """The rows of the dataset (n,); they identify the same samples in another partition."""
         return self.data.sample[self.rows]
 
     @property
@@ -57,8 +57,8 @@ class Queries:
         """The client of each sample (n,)."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
-    def as_test_samples(self) -> Partition:
-        """Return the partition in which these samples stand in place of the test samples."""
+    def replace_test_samples(self) -> Partition:
+        """Return the partition with its test samples replaced by these samples."""
         data, bounds = self.data, self.data.offsets
         pieces = [np.zeros(0, np.int64)]
         for client in range(len(data.names)):
@@ -69,72 +69,75 @@ class Queries:
         return replace(data, x=data.x[rows], y=data.y[rows], sample=rows, offsets=client_blocks.offsets(sizes.ravel()))
 
 
-def learned(artifact: Artifact, data: Partition) -> NDArray[np.bool_]:
+def find_members(artifact: Artifact, data: Partition) -> NDArray[np.bool_]:
     """Return which samples (n,) of the partition the run learned from."""
     splits = [client_blocks.SPLITS.index(split) for split in predictions.learned_from(artifact)]
-    return np.isin(split_of(data), splits)
+    return np.isin(split_numbers(data), splits)
 
 
-def split_of(data: Partition) -> NDArray[np.int64]:
-    """Return the number of the split of each sample, (n,)."""
+def split_numbers(data: Partition) -> NDArray[np.int64]:
+    """Return the split of each sample (n,), an index into ``blocks.SPLITS``."""
     return np.repeat(np.tile(np.arange(_COUNT), len(data.names)), data.sizes.ravel())
 
 
-def of_clients(data: Partition, chosen: NDArray[np.bool_]) -> Queries:
+def select_queries(data: Partition, chosen: NDArray[np.bool_]) -> Queries:
     """Return the ``chosen`` (n,) samples of a partition as queries to their own clients."""
-    rows = np.flatnonzero(chosen)
-    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
+    rows, client = np.flatnonzero(chosen), _client_numbers(data)
     return Queries(data, rows, client_blocks.offsets(np.bincount(client[rows], minlength=len(data.names))))
 
 
-def drawn(answerer: Answerer, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:
-    """Return as many members as test samples of each client that took part in the rounds.
+def draw_queries(predictor: StoredPredictor, data: Partition, is_unseen: NDArray[np.bool_], seed: int) -> Queries:
+    """Draw equally many members and test samples of each client that took part in the rounds.
 
     Raises InputError if no client has both.
     """
-    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
-    is_member, split = learned(answerer.artifact, data), split_of(data)
+    client = _client_numbers(data)
+    is_member, split = find_members(predictor.artifact, data), split_numbers(data)
     candidate = (is_member | (split == 2)) & ~is_unseen[client]
     draws = [
         (np.flatnonzero(candidate & (client == number)), rng.generator(seed, "audit", number))
         for number in range(len(data.names))
     ]
     chosen = np.zeros(len(client), np.bool_)
-    chosen[membership.balanced(is_member, draws)] = True
+    chosen[membership.balance_members(is_member, draws)] = True
     if not chosen.any():
         raise InputError(
-            f"no client of {answerer.partition.path} has both training and test samples to audit by",
+            f"no client of {predictor.partition.path} has both training and test samples: nothing can be audited",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    return of_clients(data, chosen)
+    return select_queries(data, chosen)
 
 
-def answers_to(answerer: Answerer, queries: Queries, execution: Execution) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Return the parts of what clients answer, (n, C) each with ``p`` among them, and remarks on their models.
+def answer_queries(
+    predictor: StoredPredictor, queries: Queries, execution: Execution
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the parts of the predictions, (n, C) each, and remarks on the clients' models.
 
-    Where clients search in stores, the part ``distance`` is among them. Raises ComputationError if the method cannot
-    answer.
+    The part ``p`` is always included, ``distance`` if clients search a store. Raises ComputationError if the method
+    cannot predict.
     """
-    if answerer.run is not None:
-        return _of_run(answerer.run, queries, execution)
-    sources = [answers_to(source, queries, execution) for source in answerer.sources]
-    methods = [source.method for source in answerer.sources]
+    if predictor.run is not None:
+        return _predict_with_run(predictor.run, queries, execution)
+    sources = [answer_queries(source, queries, execution) for source in predictor.sources]
+    methods = [source.method for source in predictor.sources]
     by_client: list[Mapping[str, NDArray[Any]]] = []
     for first, last in zip(queries.offsets[:-1], queries.offsets[1:], strict=True):
         own = [
-            Answer({name: values[first:last] for name, values in parts.items() if name != DISTANCE}, {})
+            ClientPrediction({name: values[first:last] for name, values in parts.items() if name != DISTANCE}, {})
             for parts, _ in sources
         ]
-        by_client.append(pool_answers(answerer.artifact, methods, own, len(by_client)).parts)
+        by_client.append(pool_predictions(predictor.artifact, methods, own, len(by_client)).parts)
     parts = {name: np.concatenate([parts[name] for parts in by_client]) for name in by_client[0]}
     return parts, list(dict.fromkeys(remark for _, remarks in sources for remark in remarks))
 
 
-def _of_run(model: ReopenedRun, queries: Queries, execution: Execution) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    data, execution = queries.as_test_samples(), model.execution(execution)
+def _predict_with_run(
+    model: ReopenedRun, queries: Queries, execution: Execution
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    data, execution = queries.replace_test_samples(), model.execution(execution)
     run = model.run(data, execution)
     if run.embeddings is not None:
-        run.embeddings = embedding.with_test_samples(run, model.lineage, data, execution)
+        run.embeddings = embedding.embed_test_samples(run, model.lineage, data, execution)
     state = load_state(model.artifact, run, model.method)
     pieces: dict[str, list[NDArray[Any]]] = {}
     remarks: dict[str, None] = {}
@@ -142,27 +145,27 @@ def _of_run(model: ReopenedRun, queries: Queries, execution: Execution) -> tuple
         predicted = predict(run, model.name, model.method, state, clients, ("test",))
         flags = predicted.flags
         remarks |= {text: None for kind, text in absences.PERSONAL_MODELS.items() if flags[kind].any()}
-        for name, values in (predicted.parts["test"] | _distances(model, run, clients)).items():
+        for name, values in (predicted.parts["test"] | _nearest_distances(model, run, clients)).items():
             pieces.setdefault(name, []).append(values)
     run.engine.close()
     return {name: np.concatenate(values) for name, values in pieces.items()}, [*remarks]
 
 
-def _distances(model: ReopenedRun, run: Any, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Return the distances to the nearest stored samples where clients of this method search in stores."""
+def _nearest_distances(model: ReopenedRun, run: Any, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Return the distances (n, 1) to the nearest stored samples; empty if the method has no stores."""
     if "datastore" not in model.method.NEEDS:
         return {}
     part = run.embeddings["test"].take(clients)
     return {DISTANCE: np.sqrt(run.stores.search(clients, part.z, part.offsets, 1).distance)}
 
 
-def matching(target: Queries, data: Partition, where: str) -> Queries:
-    """Return the samples of ``target`` as they are in another partition of the dataset, in the same order.
+def match_queries(target: Queries, data: Partition, where: str) -> Queries:
+    """Return the samples of ``target`` as queries to another partition of the same dataset, in the same order.
 
-    Raises InputError if a client there is another one, or lacks one of its samples.
+    Raises InputError, naming ``where``, if the clients differ or a client lacks one of the samples.
     """
     same_clients = list(data.names) == list(target.data.names)
-    client = np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
+    client = _client_numbers(data)
     order = np.argsort(data.sample)
     place = np.searchsorted(data.sample[order], target.sample)
     rows = order[np.minimum(place, len(order) - 1)]
@@ -172,17 +175,22 @@ def matching(target: Queries, data: Partition, where: str) -> Queries:
         known = np.array_equal(client[rows], target.client) and np.array_equal(data.y[rows], target.y)
     if not known:
         raise InputError(
-            f"the clients of {where} do not have the same samples, so that its models are no reference",
+            f"{where} cannot be a reference: its clients do not have the same samples",
             "pfl partition DATASET -o DIR, as before but with another --split-seed",
         )
     return Queries(data, rows, target.offsets)
 
 
-def samples_of(answerer: Answerer) -> Partition:
-    """Return the samples of the partition; clients that came after the rounds are not in it."""
-    return partitions.read(answerer.partition)
+def _client_numbers(data: Partition) -> NDArray[np.int64]:
+    """Return the client of each sample of a partition, (n,)."""
+    return np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
 
 
-def unseen(answerer: Answerer, data: Partition) -> NDArray[np.bool_]:
+def read_samples(predictor: StoredPredictor) -> Partition:
+    """Return the samples of the partition, without clients that joined after the rounds."""
+    return partitions.read(predictor.partition)
+
+
+def find_unseen(data: Partition) -> NDArray[np.bool_]:
     """Return which clients (m,) of the partition took no part in the rounds."""
     return np.zeros(len(data.names), np.bool_) if data.new is None else data.new

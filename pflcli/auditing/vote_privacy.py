@@ -1,19 +1,19 @@
-"""What noisy votes of stores guarantee: the epsilon of a query, and of all queries of an audit to one client."""
+"""The epsilon that noisy neighbour votes spend: per query, and over all queries of an audit to one client."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pflcli.federation.privacy.composition import epsilon_of
-from pflcli.prediction.answerer import Answerer
+from pflcli.prediction.stored_predictor import StoredPredictor
 
 DELTA = 1e-5
-"""The probability with which the smaller bound for all queries may fail."""
+"""Failure probability of the smaller bound over all queries (advanced composition)."""
 
 
-def facts(answerer: Answerer, queries: int) -> dict[str, Any]:
-    """Return for ``audit.json`` what so many queries to one client spend; nothing if its votes have no noise."""
-    cfg = None if answerer.run is None else answerer.run.cfg
+def account_noisy_votes(predictor: StoredPredictor, queries: int) -> dict[str, Any]:
+    """Return the epsilon that ``queries`` to one client spend, for ``audit.json``; empty if votes have no noise."""
+    cfg = None if predictor.run is None else predictor.run.cfg
     if cfg is None or getattr(cfg, "vote", None) != "noisy":
         return {}
     each = float(cfg.vote_epsilon)

@@ -169,11 +169,11 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
 
     metrics = read(artifact)
     where = f"{artifact.path / 'table.csv'}, or pfl show {artifact.path} --json"
-    table(*tables.of(metrics, artifact.kind), where=where, to_stderr=to_stderr)
+    table(*tables.build(metrics, artifact.kind), where=where, to_stderr=to_stderr)
     if "sets" in metrics:
         _print(sys.stderr if to_stderr else sys.stdout, "", prediction_sets.title(metrics))
         table(*prediction_sets.table(metrics), where=str(artifact.path / "sets.csv"), to_stderr=to_stderr)
-    for line in conclusion.notes(metrics):
+    for line in conclusion.list_notes(metrics):
         _sentence(line, sys.stderr)
 
 
@@ -183,9 +183,9 @@ def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
     from pflcli.evaluation.presentation import audits
 
     results = read(artifact)
-    table(*audits.table(results), where=str(artifact.path / "table.csv"), to_stderr=to_stderr)
+    table(*audits.build_table(results), where=str(artifact.path / "table.csv"), to_stderr=to_stderr)
     warnings = [f"WARNING: {line}" for line in results["warnings"]]
-    for line in [] if to_stderr else [*audits.facts(results), *warnings]:
+    for line in [] if to_stderr else [*audits.list_facts(results), *warnings]:
         _sentence(line, sys.stderr)
 
 

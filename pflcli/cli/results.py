@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pflcli.artifacts.make import Outcome
     from pflcli.commands.export import Exported
     from pflcli.execution import Execution
-    from pflcli.prediction.output import Predicted
+    from pflcli.prediction.answer_file import PredictedSamples
 
 
 class ImportCommand(Command):
@@ -86,10 +86,10 @@ def show_export(
 
 
 def show_predictions(
-    result: Predicted, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+    result: PredictedSamples, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
     """Print predictions, or the path of the file that contains them."""
-    from pflcli.prediction import output
+    from pflcli.prediction import answer_file
 
     out = asked.get("out")
     if as_json:
@@ -97,10 +97,10 @@ def show_predictions(
     elif out is not None:
         console.lines([str(out)])
     else:
-        console.content(output.FORMS[output.form_of(None, asked.get("form"))](result))
+        console.content(answer_file.FORMS[answer_file.choose_form(None, asked.get("form"))](result))
 
 
-def _facts(predicted: Predicted, out: Path | None) -> dict[str, Any]:
+def _facts(predicted: PredictedSamples, out: Path | None) -> dict[str, Any]:
     """Return the JSON value of predictions, without the predictions themselves if they are written to a file."""
     return {
         "path": None if out is None else str(out),
@@ -115,7 +115,7 @@ def _facts(predicted: Predicted, out: Path | None) -> dict[str, Any]:
     }
 
 
-def _calibrated(predicted: Predicted) -> dict[str, Any]:
+def _calibrated(predicted: PredictedSamples) -> dict[str, Any]:
     """Return how sets were calibrated; the threshold is null where they contain all classes."""
     sets = predicted.sets
     if sets is None:

@@ -17,10 +17,9 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.auditing import attacks, inversion, queries, references, vote_privacy
-from pflcli.auditing import canaries as canary_training
+from pflcli.auditing import attacks, canary_training, inversion, queries, references, vote_privacy
 from pflcli.auditing.attacks import Exposure
-from pflcli.auditing.inversion import Inverted
+from pflcli.auditing.inversion import Inversion
 from pflcli.errors import UsageError
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import attacks as attack_charts
@@ -31,10 +30,9 @@ from pflcli.evaluation.presentation import audits
 from pflcli.execution import Execution
 from pflcli.options.audit import Audit
 from pflcli.options.declaration import command
-from pflcli.prediction import answerer as answerers
-from pflcli.prediction import disclosure, reopened_run
-from pflcli.prediction.answerer import Answerer
+from pflcli.prediction import disclosure, reopened_run, stored_predictor
 from pflcli.prediction.disclosure import Disclosure
+from pflcli.prediction.stored_predictor import StoredPredictor
 from pflcli.wording import counted
 
 STATISTICS = 1
@@ -64,12 +62,12 @@ def audit(asked: Audit) -> Outcome:
     execution = (asked.execution or Execution()).reading(asked.weights)
     if asked.invert < 0:
         raise UsageError(f"--invert {asked.invert} is negative", "--invert 3")
-    canary_training.check(asked.canaries)
-    disclosed = disclosure.load(asked.answers)
+    canary_training.require_count(asked.canaries)
+    disclosed = disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions")
     compared = [open_one(path, "predictions") for path in asked.references]
-    answerer = answerers.open_answerer(artifact, asked.weights)
-    reference_answerers = references.opened(answerer, compared, asked.weights) if compared else []
+    answerer = stored_predictor.open_predictor(artifact, asked.weights)
+    reference_answerers = references.open_references(answerer, compared, asked.weights) if compared else []
     seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
     spec = ArtifactSpec(
         "audit",
@@ -89,8 +87,8 @@ def audit(asked: Audit) -> Outcome:
 
 
 def _build(
-    answerer: Answerer,
-    compared: Sequence[Answerer],
+    answerer: StoredPredictor,
+    compared: Sequence[StoredPredictor],
     invert: int,
     canaries: int,
     disclosed: Disclosure | None,
@@ -99,26 +97,28 @@ def _build(
     work: ArtifactWriter,
 ) -> Built:
     path = answerer.artifact.path
-    for name in answerer.changed_code():
+    for name in answerer.find_changed_code():
         execution.reporter.say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
     result = _attack(answerer, compared, seed, disclosed, execution)
-    strongest = attacks.strongest(result.exposures)
-    pictures_of = [item.client for item, _ in strongest.defined[:invert]]
-    images, remarks = inversion.inverted(answerer, queries.samples_of(answerer), pictures_of, execution, disclosed)
+    strongest = attacks.find_strongest(result.exposures)
+    pictures_of = [item.client for item, _ in strongest.ranked_clients[:invert]]
+    images, remarks = inversion.invert_classes(
+        answerer, queries.read_samples(answerer), pictures_of, execution, disclosed
+    )
     result.warnings.extend(remarks)
     names = reopened_run.client_names(answerer.artifact)
-    facts = inversion.summary(images)
+    facts = inversion.summarize(images)
     if canaries:
-        facts["canaries"] = canary_training.audited(answerer, canaries, execution)
-        line = audits.canaries(facts["canaries"])
+        facts["canaries"] = canary_training.audit_epsilon(answerer, canaries, execution)
+        line = audits.describe_canaries(facts["canaries"])
         if facts["canaries"]["contradicts"]:
             result.warnings.append(line)
         else:
             execution.reporter.say(line)
     # A client is queried with as many members as non-members.
-    facts |= vote_privacy.facts(answerer, 2 * max(item.count for item in result.exposures[0].clients))
+    facts |= vote_privacy.account_noisy_votes(answerer, 2 * max(item.count for item in result.exposures[0].clients))
     if votes := facts.get("noisy_votes"):
-        execution.reporter.say(audits.noisy_votes(votes))
+        execution.reporter.say(audits.describe_noisy_votes(votes))
     _write(work, result, names, facts)
     if images:
         _write_classes(work, answerer, images, names)
@@ -147,22 +147,26 @@ class _Result:
 
 
 def _attack(
-    answerer: Answerer, compared: Sequence[Answerer], seed: int, disclosed: Disclosure | None, execution: Execution
+    answerer: StoredPredictor,
+    compared: Sequence[StoredPredictor],
+    seed: int,
+    disclosed: Disclosure | None,
+    execution: Execution,
 ) -> _Result:
     """Query all clients with samples, and score the samples by every attack."""
-    data = queries.samples_of(answerer)
-    is_unseen = queries.unseen(answerer, data)
-    sent_queries = queries.drawn(answerer, data, is_unseen, seed)
-    member = queries.learned(answerer.artifact, data)[sent_queries.rows]
-    parts, remarks = queries.answers_to(answerer, sent_queries, execution)
-    by_attack = attacks.scores(parts, sent_queries.y, disclosed)
+    data = queries.read_samples(answerer)
+    is_unseen = queries.find_unseen(data)
+    sent_queries = queries.draw_queries(answerer, data, is_unseen, seed)
+    member = queries.find_members(answerer.artifact, data)[sent_queries.rows]
+    parts, remarks = queries.answer_queries(answerer, sent_queries, execution)
+    by_attack = attacks.score_samples(parts, sent_queries.y, disclosed)
     if compared:
-        logits, learned = references.scores(sent_queries, member, compared, disclosed, execution)
+        logits, learned = references.score_with_references(sent_queries, member, compared, disclosed, execution)
         by_attack["likelihood-ratio"] = membership.likelihood_ratios(by_attack["confidence"], logits, learned)
     if disclosed is not None and disclosed.is_label:
         del by_attack["confidence"]  # without probabilities it is the attack ``label``
     exposures = [
-        attacks.exposure(name, by_attack[name], member, sent_queries.client, len(data.names))
+        attacks.measure_exposure(name, by_attack[name], member, sent_queries.client, len(data.names))
         for name in attacks.SEES
         if name in by_attack
     ]
@@ -172,12 +176,12 @@ def _attack(
     return _Result(answerer.method, exposures, member, audited, int(is_unseen.sum()), warnings)
 
 
-def _warnings(answerer: Answerer, few: int, unseen: int) -> list[str]:
+def _warnings(answerer: StoredPredictor, few: int, unseen: int) -> list[str]:
     """Return warnings that concern the interpretation of the results."""
     lines = []
     if few:
         lines.append(
-            f"{counted(few, 'client')} with fewer than {attacks.FEWEST} members or non-members: their AUC is not "
+            f"{counted(few, 'client')} with fewer than {attacks.MIN_MEMBERS} members or non-members: their AUC is not "
             "defined, but their samples count in the AUC of all clients"
         )
     if unseen:
@@ -205,16 +209,18 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     heading = [name for name in rows[0] if name != "sees"]
     work.write(artifact_kind.TABLE, csv_file.rounded(heading, [[row[name] for name in heading] for row in rows]))
     work.write(artifact_kind.CLIENTS, _client_table(result, names))
-    strongest = attacks.strongest(result.exposures)
-    ranked = strongest.defined
+    strongest = attacks.find_strongest(result.exposures)
+    ranked = strongest.ranked_clients
     areas = [[area.value, area.low, area.high] for _, area in ranked]
-    curves = {item.attack: membership.curve(item.scores, result.member) for item in result.exposures}
+    curves = {item.attack: membership.roc_curve(item.scores, result.member) for item in result.exposures}
     labels = [names[item.client] for item, _ in ranked]
-    chart = attack_charts.roc(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
+    chart = attack_charts.draw_roc(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
     figures.write(work, artifact_kind.FIGURE, chart)
 
 
-def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[Inverted], names: Sequence[str]) -> None:
+def _write_classes(
+    work: ArtifactWriter, answerer: StoredPredictor, images: Sequence[Inversion], names: Sequence[str]
+) -> None:
     """Write ``classes.csv``, with one row per picture, and ``classes.png``."""
     classes = codebook.read(answerer.artifact).class_names(len(images[0].certainty))
     rows = [
@@ -233,7 +239,7 @@ def _write_classes(work: ArtifactWriter, answerer: Answerer, images: Sequence[In
     heading = ["client", "name", "class", "samples", "certainty", "recognized_as", "correlation"]
     work.write(artifact_kind.CLASSES, csv_file.rounded(heading, rows))
     pictures = np.stack([item.pictures for item in images])
-    chart = attack_charts.classes(pictures, [names[item.client] for item in images], classes)
+    chart = attack_charts.draw_classes(pictures, [names[item.client] for item in images], classes)
     work.write("classes.png", vega.render(chart))
 
 
@@ -249,7 +255,7 @@ def _rates(rates: Sequence[Rate | None]) -> dict[str, float | None]:
 
 def _row(item: Exposure, member: Mask) -> dict[str, Any]:
     """Return the row of one attack, over all clients together."""
-    defined = [area for _, area in item.defined]
+    defined = [area for _, area in item.ranked_clients]
     return {
         "attack": item.attack,
         "sees": attacks.SEES[item.attack],
@@ -269,8 +275,8 @@ def _row(item: Exposure, member: Mask) -> dict[str, Any]:
 
 def _client_table(result: _Result, names: Sequence[str]) -> bytes:
     """Return ``clients.csv``: one row per client and attack, the clients most exposed to the strongest attack first."""
-    strongest = attacks.strongest(result.exposures)
-    order = [item.client for item, _ in strongest.defined]
+    strongest = attacks.find_strongest(result.exposures)
+    order = [item.client for item, _ in strongest.ranked_clients]
     order += [item.client for item in strongest.clients if item.area is None]
     rows = []
     for client in order:

@@ -90,12 +90,12 @@ def compare(asked: Compare) -> Outcome:
     execution = asked.execution or Execution()
     out = Path(asked.out)
     require_folder(out)
-    time_to_target.check(asked.target)
+    time_to_target.require_share(asked.target)
     coverage.check(asked.coverage)
     table = TableOptions(
         asked.target,
         asked.link,
-        None if asked.metrics is None else catalogue.chosen(asked.metrics),
+        None if asked.metrics is None else catalogue.parse_names(asked.metrics),
         asked.positive,
         asked.coverage,
     )
@@ -103,7 +103,7 @@ def compare(asked: Compare) -> Outcome:
     if (
         asked.tune is not None
         and asked.positive is not None
-        and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].of_positive
+        and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].binary_formula
     ):
         raise UsageError(
             "--positive cannot be combined with --tune, which takes the last class as the positive one",
@@ -345,7 +345,7 @@ class TableOptions:
             "baseline": baseline,
             "statistics": summary.STATISTICS,
             **({} if self.target is None else {"target": self.target}),
-            **({} if self.link is None else {"link": str(simulated_time.Link.of(self.link))}),
+            **({} if self.link is None else {"link": str(simulated_time.Link.parse(self.link))}),
             **({} if metrics == catalogue.DEFAULT else {"metric": list(metrics)}),
             **({} if self.positive is None else {"positive": self.positive}),
             **({} if self.coverage is None else {"coverage": self.coverage}),
@@ -427,19 +427,19 @@ def _tabulate(
         if job.is_result:
             failed_seeds.setdefault(job.name, []).append(job.seed)
 
-    link = simulated_time.Link.of(request["link"]) if "link" in request else None
+    link = simulated_time.Link.parse(request["link"]) if "link" in request else None
     metric_names = tuple(request.get("metric", catalogue.DEFAULT))
 
     def build(work: ArtifactWriter) -> Built:
         scores = scoring.score(
             artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"), request.get("coverage")
         )
-        metrics = {**scoring.metrics(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
+        metrics = {**scoring.summarize(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
         pooled = stack_pools(suitable)
-        if beside := stack_references.references(scores, pooled):
+        if beside := stack_references.score_references(scores, pooled):
             metrics |= {
                 "stacks": beside,
-                "warnings": [*metrics["warnings"], *stack_references.cautions(scores, pooled)],
+                "warnings": [*metrics["warnings"], *stack_references.find_warnings(scores, pooled)],
             }
         metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}

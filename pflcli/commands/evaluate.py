@@ -36,9 +36,9 @@ def evaluate(asked: Evaluate) -> Outcome:
     an invalid target, link or coverage; InputError if there are no validation samples to calibrate on.
     """
     execution = asked.execution or Execution()
-    time_to_target.check(asked.target)
-    metric_names = catalogue.chosen(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
-    speeds = None if asked.link is None else simulated_time.Link.of(asked.link)
+    time_to_target.require_share(asked.target)
+    metric_names = catalogue.parse_names(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
+    speeds = None if asked.link is None else simulated_time.Link.parse(asked.link)
     if asked.split not in client_blocks.SPLITS:
         raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, client_blocks.SPLITS))
     coverage.check(asked.coverage, asked.split)
@@ -80,7 +80,7 @@ def evaluate(asked: Evaluate) -> Outcome:
             positive=asked.positive,
             level=asked.coverage,
         )
-        table = scoring.metrics(scored, asked.split, asked.baseline, asked.target, speeds)
+        table = scoring.summarize(scored, asked.split, asked.baseline, asked.target, speeds)
         scoring.write(work, scored, table, "evaluation")
         best = max(table["methods"], key=lambda method: summary.rank(method, metric_names))
         return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best["label"]}, {})

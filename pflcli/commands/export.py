@@ -21,7 +21,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.data.formats import unknown
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
-from pflcli.evaluation.learners import STACK
+from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
 from pflcli.foreign import size
 from pflcli.options.declaration import command
@@ -29,7 +29,7 @@ from pflcli.options.export import Export
 from pflcli.prediction import reopened_run
 from pflcli.prediction.exporting import description, onnx_network
 from pflcli.prediction.exporting.description import INDEX, NAME, NETWORK, READER, STORE, Agreement
-from pflcli.prediction.standalone_model import StandaloneModel, standalone_model
+from pflcli.prediction.standalone_model import StandaloneModel, build_standalone_model
 from pflcli.wording import counted
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER}
@@ -73,17 +73,17 @@ def export(asked: Export) -> Exported:
             "pfl export the predictions of one of its methods",
         )
     names = reopened_run.client_names(artifact)
-    number = reopened_run.number_of(asked.client, names)
+    number = reopened_run.find_client(asked.client, names)
     if number is None:
         raise unknown(str(artifact.path), "client", asked.client, names)
-    parts = standalone_model(reopened_run.reopen(artifact, asked.weights), number, execution)
+    parts = build_standalone_model(reopened_run.reopen(artifact, asked.weights), number, execution)
     try:
         with plain_output.folder(path, FILES) as partial:
             for name, content in _contents(parts).items():
                 _write(partial / name, content)
             agreement = _agreement(parts, partial)
-            model = description.description(parts, __version__, agreement)
-            _write(partial / NAME, description.content(model))
+            model = description.describe(parts, __version__, agreement)
+            _write(partial / NAME, description.encode(model))
             files = {item.name: item.stat().st_size for item in sorted(partial.iterdir())}
             _require_replaceable(path, force=execution.force)
             _move(partial, path)
@@ -116,7 +116,7 @@ def _require_replaceable(out: Path, *, force: bool) -> None:
 def _contents(parts: StandaloneModel) -> dict[str, bytes]:
     """Return the files of the folder by name; ``model.json`` does not contain the agreement with pfl yet."""
     reader = Path(description.__file__).with_name(READER)
-    files = {NETWORK: onnx_network.network(parts), READER: reader.read_bytes()}
+    files = {NETWORK: onnx_network.export_network(parts), READER: reader.read_bytes()}
     if parts.neighbours is not None:
         store, memory = parts.neighbours.store, io.BytesIO()
         arrays: dict[str, Any] = {"y": store.y} if store.z is None else {"y": store.y, "z": store.z}
@@ -124,7 +124,7 @@ def _contents(parts: StandaloneModel) -> dict[str, bytes]:
         files[STORE] = memory.getvalue()
         if store.index is not None:
             files[INDEX] = store.index.tobytes()
-    return {**files, NAME: description.content(description.description(parts, __version__))}
+    return {**files, NAME: description.encode(description.describe(parts, __version__))}
 
 
 def _agreement(parts: StandaloneModel, folder: Path) -> Agreement:
@@ -134,8 +134,8 @@ def _agreement(parts: StandaloneModel, folder: Path) -> Agreement:
     """
     from pflcli.prediction.exporting import reader
 
-    model = description.description(parts, __version__)
-    p = reader.answer(folder, model, undo_preprocessing(parts.x, parts.preprocessing))
+    model = description.describe(parts, __version__)
+    p = reader.predict(folder, model, undo_preprocessing(parts.x, parts.preprocessing))
     difference = np.abs(p - parts.p).max(axis=1)
     if difference.max() > _WRONG and parts.neighbours is None:
         raise ComputationError(
@@ -193,4 +193,4 @@ def _report(
         reason = "rounding" if parts.neighbours is None else "rounding, which exchanges neighbours at the same distance"
         say(f"WARNING: {agreement.beyond} of them differ by more than {CLOSE:g}, because of {reason}")
     if parts.neighbours is not None:
-        say(f"WARNING: {description.privacy(parts)}")
+        say(f"WARNING: {description.describe_privacy(parts)}")

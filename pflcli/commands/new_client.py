@@ -28,14 +28,14 @@ from pflcli.data.preparation.arrivals import Arrival
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.user_data import UserData, form
 from pflcli.errors import InputError, UnsuitedError, UsageError
-from pflcli.evaluation.learners import STACK
+from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
 from pflcli.foreign import require_short
 from pflcli.options.declaration import command
 from pflcli.options.new_client import NewClient
-from pflcli.prediction import answerer, later_clients, reopened_run
-from pflcli.prediction.answerer import Answer, Ready
+from pflcli.prediction import reopened_run, stored_predictor
 from pflcli.prediction.reopened_run import ReopenedRun
+from pflcli.prediction.stored_predictor import ClientPrediction, PreparedClient
 from pflcli.training import state_files
 from pflcli.wording import counted
 
@@ -68,7 +68,7 @@ def new_client(asked: NewClient) -> Outcome:
         )
     path, partition, book = Path(asked.data), model.partition, codebook.read(artifact)
     # If each client has its own scale, that of the new client is computed from its training samples.
-    preparation = reopened_run.preprocessing_of(artifact, partition, replace(book, scales=()), None)
+    preparation = reopened_run.read_preprocessing(artifact, partition, replace(book, scales=()), None)
     read = UserData(
         path,
         form(path),
@@ -141,13 +141,13 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         job.source, job.preprocessing, job.book, job.client, number, job.fractions, seed, execution.reporter
     )
     stored = {split: predictions.read(artifact, split) for split in SPLITS if predictions.has(artifact, split)}
-    later = later_clients.joined(model.later, _number_samples(arrival, model))
+    later = reopened_run.join_later_clients(model.later, _number_samples(arrival, model))
     model = replace(model, later=later)
     try:
-        at = answerer.ready(model, number, None, execution)
+        at = stored_predictor.prepare_client(model, number, None, execution)
     except UnsuitedError as error:
         raise InputError(f"{model.name} cannot add a client after the rounds: {error.message}") from None
-    answers, _ = answerer.predict_client(model, at, None)
+    answers, _ = stored_predictor.predict_client(model, at, None)
     at.run.engine.close()
     others = len(at.run.federation.y) - len(later.y)
     rows = {split: at.run.federation.rows(number, split) - others for split in stored}
@@ -179,7 +179,7 @@ def _number_samples(arrival: Arrival, model: ReopenedRun) -> LaterClients:
 
 
 def _append_client(
-    split: SplitPredictions, answer: Answer, later: LaterClients, rows: NDArray[np.int64]
+    split: SplitPredictions, answer: ClientPrediction, later: LaterClients, rows: NDArray[np.int64]
 ) -> SplitPredictions:
     """Return stored predictions of a split, followed by those of the client for ``rows`` of the ``later`` samples."""
     return SplitPredictions(
@@ -195,7 +195,7 @@ def _add_client_name(book: Codebook, artifact: Artifact, client: str, arrival: A
     return replace(book, clients=(*reopened_run.client_names(artifact), client), scales=scales)
 
 
-def _summarize(artifact: Artifact, tuned: Mapping[str, Any], at: Ready) -> Built:
+def _summarize(artifact: Artifact, tuned: Mapping[str, Any], at: PreparedClient) -> Built:
     """Return the summary of the predictions, and the circumstances in which the client was added."""
     summary, circumstances = dict(artifact.manifest.summary), artifact.manifest.made
     summary["clients"] += 1

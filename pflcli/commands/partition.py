@@ -174,8 +174,8 @@ def _codebook(result: artifact.Partition, base: Codebook, splitter: Scheme, cfg:
 
 def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any]:
     sizes, counts = result.sizes.sum(axis=1), result.label_counts
-    overall = heterogeneity.from_overall(counts)
-    between = heterogeneity.between_clients(counts, rng.generator(seed, "pairs"))
+    overall = heterogeneity.divergence_from_overall(counts)
+    between = heterogeneity.divergence_between_clients(counts, rng.generator(seed, "pairs"))
     return {
         "clients": len(result.names),
         "samples": len(result.y),

@@ -22,9 +22,9 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
-from pflcli.evaluation.metrics.attention import by_round as attention_by_round
-from pflcli.evaluation.metrics.neighbourhood import adjacency
-from pflcli.evaluation.metrics.neighbourhood import by_round as neighbours_by_round
+from pflcli.evaluation.metrics.attention import summarize_rounds as summarize_attention
+from pflcli.evaluation.metrics.neighbourhood import summarize_rounds as summarize_neighbours
+from pflcli.evaluation.metrics.neighbourhood import unpack_graph
 from pflcli.execution import Execution
 from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
@@ -254,13 +254,13 @@ def _write_rounds(
     last = reported.get("reported_round", len(rows))
     records = job.method.RECORDS
     if "graph" in records and (count := len(state["graph"])):
-        graphs = (adjacency(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
-        matches = neighbours_by_round(graphs, data.cluster, run.federation.participants, last - count + 1)
+        graphs = (unpack_graph(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
+        matches = summarize_neighbours(graphs, data.cluster, run.federation.participants, last - count + 1)
         writer.write("neighbours.csv", csv_file.of_rounds(matches))
     if "attention" in records and len(attention := state["attention"]["first"]):
         first, second = attention.cpu().numpy(), state["attention"]["second"].cpu().numpy()
         numbers = range(last - len(first) + 1, last + 1)
-        means = attention_by_round(first, second, numbers, data.cluster)
+        means = summarize_attention(first, second, numbers, data.cluster)
         writer.write("attention.csv", csv_file.of_rounds(means))
 
 

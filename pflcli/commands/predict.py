@@ -18,16 +18,15 @@ from pflcli.evaluation.metrics import conformal
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.predict import Predict
-from pflcli.prediction import answerer as answerers
-from pflcli.prediction import disclosure, output, reopened_run
-from pflcli.prediction.answerer import Answer, Answerer
+from pflcli.prediction import answer_file, disclosure, reopened_run, stored_predictor
+from pflcli.prediction.answer_file import PredictedSamples
 from pflcli.prediction.disclosure import Disclosure
-from pflcli.prediction.output import Predicted
+from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor
 from pflcli.wording import counted
 
 
 @command(Predict)
-def predict(asked: Predict) -> Predicted:
+def predict(asked: Predict) -> PredictedSamples:
     """Predict for the samples in ``data`` with the model of one client of the predictions ``source``.
 
     ``data`` is a table (CSV, TSV, Parquet), an array file (NPY, NPZ, HDF5), a folder of images, or ``-`` for CSV from
@@ -46,38 +45,38 @@ def predict(asked: Predict) -> Predicted:
     an unknown client without a global model; ConflictError if ``out`` exists and may not be replaced.
     """
     execution = asked.execution or Execution()
-    disclosed = disclosure.load(asked.answers)
+    disclosed = disclosure.parse(asked.answers)
     coverage.check(asked.coverage)
     rule = "own" if asked.threshold is None else asked.threshold
     conformal.require_rule(rule)
     if asked.threshold is not None and asked.coverage is None:
         raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {rule}")
     path = None if asked.out is None else Path(asked.out)
-    form = output.form_of(path, asked.form)
+    form = answer_file.choose_form(path, asked.form)
     if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
         raise UsageError(f"unknown --layout '{asked.layout}'", closest(asked.layout, arrays.LAYOUTS))
     if path is not None:
-        output.require_writable(
+        answer_file.require_writable(
             path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
         )
     artifact = open_one(asked.source, "predictions", method=asked.method, seed=asked.seed)
     if asked.coverage is not None:
         coverage.calibration(artifact)
-    answerer = answerers.open_answerer(artifact, asked.weights)
-    number = reopened_run.number_of(asked.client, reopened_run.client_names(artifact))
+    answerer = stored_predictor.open_predictor(artifact, asked.weights)
+    number = reopened_run.find_client(asked.client, reopened_run.client_names(artifact))
     partition, book = answerer.partition, codebook.read(artifact)
-    preprocessing = reopened_run.preprocessing_of(artifact, partition, book, asked.client)
+    preprocessing = reopened_run.read_preprocessing(artifact, partition, book, asked.client)
     queries = SampleFile(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
         preprocessing, execution.reporter
     )
-    answer = answerer.answer(number, queries.x, execution)
+    answer = answerer.predict(number, queries.x, execution)
     p = answer.parts["p"]
     labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
     sets = None
     if asked.coverage is not None:
-        leaving = disclosed.of if disclosed is not None else np.asarray
+        leaving = disclosed.apply if disclosed is not None else np.asarray
         sets = coverage.for_client(artifact, number, p, labels, asked.coverage, rule, leaving)
-    predicted = Predicted(
+    predicted = PredictedSamples(
         answerer.method,
         asked.client,
         number is not None,
@@ -89,20 +88,22 @@ def predict(asked: Predict) -> Predicted:
     )
     _report(answerer, predicted, answer, execution)
     if path is not None:
-        output.write(path, output.FORMS[form](predicted), force=execution.force)
+        answer_file.write(path, answer_file.FORMS[form](predicted), force=execution.force)
     return predicted
 
 
 def _disclose(
-    answer: Answer, disclosed: Disclosure | None
+    answer: ClientPrediction, disclosed: Disclosure | None
 ) -> tuple[Mapping[str, NDArray[np.float32]], Mapping[str, float]]:
     """Return the parts of a prediction and the choices of the client that are disclosed."""
     if disclosed is None:
         return answer.parts, answer.tuned
-    return ({} if disclosed.is_label else {"p": disclosed.of(answer.parts["p"])}), {}
+    return ({} if disclosed.is_label else {"p": disclosed.apply(answer.parts["p"])}), {}
 
 
-def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution: Execution) -> None:
+def _report(
+    answerer: StoredPredictor, predicted: PredictedSamples, answer: ClientPrediction, execution: Execution
+) -> None:
     """Report which model predicted, and warnings about the predictions."""
     say, path = execution.reporter.say, answerer.artifact.path
     if predicted.is_known:
@@ -115,7 +116,7 @@ def _report(answerer: Answerer, predicted: Predicted, answer: Answer, execution:
             f"WARNING: {path} has no client '{predicted.client}': "
             f"{counted(len(predicted.samples), 'sample')}, predicted by the global model"
         )
-    for name in answerer.changed_code():
+    for name in answerer.find_changed_code():
         say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
     remarks = answer.remarks if predicted.sets is None else (*answer.remarks, predicted.sets.remark)
     for remark in filter(None, remarks):

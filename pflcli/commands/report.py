@@ -11,8 +11,9 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import charts as page_charts
-from pflcli.evaluation.page import content, data, html, lineage, repeat, runs, sentences, writing
+from pflcli.evaluation.page import data, html, lineage, page_files, runs, sentences
 from pflcli.evaluation.page.audits import Audit
+from pflcli.evaluation.page.comparison import KINDS, read_comparison
 from pflcli.reporter import SILENT, Reporter
 
 
@@ -35,37 +36,42 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     out = Path(out)
     if not sources:
         raise UsageError("nothing to report", "pfl report COMPARISON... -o report.html")
-    opened = [open_one(source, *content.KINDS, "audit") for source in sources]
+    opened = [open_one(source, *KINDS, "audit") for source in sources]
     paths = [artifact.path.resolve() for artifact in opened]
     if len({*paths}) < len(paths):
         raise UsageError("the same artifact is given twice")
-    artifacts = [artifact for artifact in opened if artifact.kind in content.KINDS]
+    artifacts = [artifact for artifact in opened if artifact.kind in KINDS]
     shown_audits = [Audit(artifact) for artifact in opened if artifact.kind == "audit"]
     if not artifacts:
         raise UsageError(
             "a report needs a comparison or an evaluation, not only audits",
             "pfl report COMPARISON AUDIT... -o report.html",
         )
-    writing.require_place(out, force=force)
+    page_files.require_writable(out, force=force)
     for artifact in opened:
-        placement.require_outside(artifact.path, [out, writing.data_folder(out)])
-    comparisons = [content.read(artifact) for artifact in artifacts]
+        placement.require_outside(artifact.path, [out, page_files.data_folder(out)])
+    comparisons = [read_comparison(artifact) for artifact in artifacts]
     lineages = [lineage.trace(artifact) for artifact in artifacts]
     added = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
     charts = [page_charts.draw(*pair) for pair in zip(comparisons, added, strict=True)]
     with reporter.progress("charts", sum(map(len, charts))) as advance:
 
         def picture(chart: page_charts.Chart) -> str:
-            url = page_charts.still(chart)
+            url = page_charts.render_still(chart)
             advance(1, chart.title)
             return url
 
         sections = [
             html.Section(
-                comparison, drawn, [picture(chart) for chart in drawn], made_from, repeat.lines(made_from), run.remarks
+                comparison,
+                drawn,
+                [picture(chart) for chart in drawn],
+                made_from,
+                lineage.list_commands(made_from),
+                run.remarks,
             )
             for comparison, drawn, made_from, run in zip(comparisons, charts, lineages, added, strict=True)
         ]
-    page = html.page(sections, shown_audits, vega.javascript(), writing.data_folder(out).name)
-    writing.write(out, page, data.files(sections, added, shown_audits))
-    return Page(out, writing.data_folder(out), [sentences.answer(section.content)[0] for section in sections])
+    page = html.render_page(sections, shown_audits, vega.bundle_javascript(), page_files.data_folder(out).name)
+    page_files.write(out, page, data.build_files(sections, added, shown_audits))
+    return Page(out, page_files.data_folder(out), [sentences.answer(section.comparison)[0] for section in sections])

@@ -12,7 +12,7 @@ from pflcli.artifacts.kinds import audit, evaluation
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.errors import InputError, UsageError
-from pflcli.evaluation import artifact_plots, figures
+from pflcli.evaluation import artifact_charts, figures
 from pflcli.evaluation.charts import vega
 
 
@@ -81,9 +81,9 @@ def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
     if artifact.kind in figures.KINDS:
         _write(out, figures.render(artifact, form))
     elif artifact.kind == "partition":
-        _write(out, vega.render(artifact_plots.partition(artifact), form))
+        _write(out, vega.render(artifact_charts.draw_partition(artifact), form))
     else:
-        _write(out, vega.render(artifact_plots.predictions(artifact, rounds), form))
+        _write(out, vega.render(artifact_charts.draw_predictions(artifact, rounds), form))
 
 
 def attention(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
@@ -91,7 +91,7 @@ def attention(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> 
 
     Raises UsageError if there is none, InputError if ``path`` is another kind of artifact or ``out`` is not writable.
     """
-    _write(Path(out), artifact_plots.attention_csv(open_one(path, "predictions"), rounds))
+    _write(Path(out), artifact_charts.attention_csv(open_one(path, "predictions"), rounds))
 
 
 def _write(out: Path, content: bytes) -> None:

@@ -23,7 +23,7 @@ from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.evaluation import pool, stack_references
-from pflcli.evaluation.learners import BASE, GLOBAL, STACK, VOTES, pooled_answers
+from pflcli.evaluation.pool import BASE, GLOBAL, STACK, VOTES
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.stack import Stack
@@ -91,15 +91,15 @@ def _build(
             f"{artifacts[0].path} has no validation samples to learn exponents on",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    if caution := stack_references.caution(held_out.split.offsets):
+    if caution := stack_references.warn_few_samples(held_out.split.offsets):
         execution.reporter.say(f"stack: warning: {caution}")
     unseen, targets, gated = predictions.new(artifacts[0]), held_out.split, base if gate else None
-    learned = pool.learn(held_out.logs, targets.y, targets.offsets, base=gated, own=own, unseen=unseen, seed=seed)
+    learned = pool.fit_pool(held_out.logs, targets.y, targets.offsets, base=gated, own=own, unseen=unseen, seed=seed)
     test = _pool_inputs(artifacts, names, "test")
     exponents_by_sample = np.repeat(learned.own, np.diff(test.split.offsets), axis=0)
     answers = {
         "validation": _apply_gate(held_out, learned.held_out, learned.pooled, base),
-        "test": _apply_gate(test, pool.answer(test.logs, exponents_by_sample), learned.pooled, base),
+        "test": _apply_gate(test, pool.predict(test.logs, exponents_by_sample), learned.pooled, base),
     }
     tuned = {"pooled": learned.pooled.astype(np.float64)} if gate else {}
     if own:
@@ -202,9 +202,9 @@ def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str
             )
     labels = [f"{name}, votes" if VOTES in item.parts else name for name, item in zip(names, stored, strict=True)]
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
-    answers = pooled_answers([item.parts for item in stored], methods)
+    answers = pool.select_members([item.parts for item in stored], methods)
     labels += [GLOBAL] * (len(answers) - len(labels))
-    return _PoolInputs(tuple(labels), pool.logarithms(answers), tuple(answers), first)
+    return _PoolInputs(tuple(labels), pool.log_probabilities(answers), tuple(answers), first)
 
 
 def _find_global_model(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> int | None:

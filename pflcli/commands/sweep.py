@@ -132,7 +132,7 @@ def sweep(asked: Sweep) -> Outcome:
         work.write("metrics.json", (json.dumps(_metrics(counts, rows), indent=1) + "\n").encode())
         work.write("table.csv", csv_file.rounded(rows[0], (row.values() for row in rows)))
         work.write("clients.csv", _client_table(counts, points, new, codebook.read(origin)))
-        figures.write(work, "sweep", curves.sweep(rows, points.axes, plot))
+        figures.write(work, "sweep", curves.draw_sweep(rows, points.axes, plot))
         return Built(_report_best(rows, execution), {"threads": threads})
 
     return make(asked.out, draft, execution, build)
@@ -143,7 +143,7 @@ def _metrics(counts: Counts, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "split": "test",
         "samples": int(counts.n["test"].sum()),
         "clients": int((counts.n["test"] > 0).sum()),
-        "metrics": catalogue.in_sweep(rows[0]),
+        "metrics": catalogue.describe_sweep(rows[0]),
         "rows": rows,
     }
 

@@ -129,10 +129,10 @@ def _report(
 ) -> None:
     """Report whether validation accuracy still rises, which clients were absent, and the final accuracy."""
     rows, best = progress.rows, progress.best
-    rise = convergence.rise(*convergence.measured(rows, "validation_accuracy"))
+    rise = convergence.measure_rise(*convergence.select_measured(rows, "validation_accuracy"))
     if rise is not None:
         points, last = rise
-        execution.reporter.say(convergence.sentence({method: points}, last, len(rows)))
+        execution.reporter.say(convergence.format_warning({method: points}, last, len(rows)))
     for line in absences.sentences(missing):
         execution.reporter.say(line)
     unknown = "validation samples were trained on" if run.settings.refit else "no validation samples"

@@ -67,7 +67,7 @@ def tune(asked: Tune) -> Outcome:
         config.build(methods.load(asked.method).Config, options, asked.method),
         _training_settings(source, settings),
     )
-    (metric,) = catalogue.chosen([asked.metric])
+    (metric,) = catalogue.parse_names([asked.metric])
     _require_defined(metric, source)
     space = search_space(asked.method, asked.search, options, settings, asked.sampler)
     seed = run_request.seed_of(asked.seed, source)

@@ -1,1 +1,1 @@
-"""Scores of stored predictions, and of runs: per client, over clients, and until a target is reached."""
+"""Score stored predictions and runs: metrics, tables, conclusions, charts and the page of ``pfl report``."""

@@ -1,4 +1,4 @@
-"""Who the clients of stored predictions are: their names, and which of them are the same under several seeds."""
+"""Identify the clients of stored predictions: their names, and which are the same under several seeds."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pflcli.artifacts.reader import Artifact, ancestor, follow
 from pflcli.errors import GoneError, InputError
 
 _NUMBERED = re.compile(r"client-\d+")
-"""What a partition calls clients that have no name in the data."""
+"""Names that a partition gives to clients without names in the data."""
 
 
-def names(artifact: Artifact) -> list[str] | None:
-    """Return the names that clients have in the data, (m,); None if they have none, or the names are not known."""
+def read_names(artifact: Artifact) -> list[str] | None:
+    """Return the names (m,) of the clients in the data; None if they are unnamed or unknown."""
     known = list(codebook.read(artifact).clients)
     return None if all(_NUMBERED.fullmatch(name) for name in known) else known
 
 
-def identities(
+def identify_clients(
     artifacts: Mapping[int, Artifact], samples: Mapping[int, Sequence[NDArray[np.int64]]]
 ) -> dict[int, NDArray[np.str_]]:
-    """Return who each client is, (m,) by seed; the same word under two seeds is the same client.
+    """Return an identifier of each client, (m,) by seed; the same client has the same identifier under all seeds.
 
-    A client that has a name in the data (a writer, a hospital) is the same wherever that name occurs. Others are the
-    same only in the same partition, or, if that does not exist any more, where all clients have the same samples:
-    ``samples`` has for each seed their ids and offsets.
+    A client with a name in the data (a writer, a hospital) is identified by this name. Other clients are the same only
+    in the same partition or, if it no longer exists, if all clients have the same ``samples`` (ids and offsets, by
+    seed).
     """
     by_seed: dict[int, NDArray[np.str_]] = {}
     for seed, artifact in artifacts.items():
-        known = names(artifact)
+        known = read_names(artifact)
         partition = _partition(artifact)
         twin = next(s for s in samples if all(map(np.array_equal, samples[s], samples[seed])))
         group = f"samples of seed {twin}" if partition is None else partition.manifest.fingerprint
@@ -61,4 +61,4 @@ def _partition(artifact: Artifact) -> Artifact | None:
     try:
         return ancestor(artifact, "partition")
     except GoneError:
-        return None  # it has moved; scores need nothing of it but names
+        return None  # the partition was moved or deleted; scores do not need it

@@ -1,4 +1,4 @@
-"""Whether a run ended too early: its validation accuracy was still rising."""
+"""Warn if a run ended too early, with its validation accuracy still rising."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.errors import GoneError
 from pflcli.evaluation import time_to_target
 
-_LEAST = 0.01
-"""A rise that is worth a word: one point."""
-_SURE = 2.0
-"""The slope has to be so many of its standard errors."""
-_POINTS = 4
-"""Measured rounds without which nothing is said."""
+_MIN_RISE = 0.01
+"""Smallest rise that is reported: one point."""
+_MIN_Z = 2.0
+"""Smallest slope that is reported, in standard errors."""
+_MIN_POINTS = 4
+"""Least number of measured rounds to fit a line to."""
 
 
-def rise(rounds: Sequence[int], accuracy: Sequence[float]) -> tuple[float, int] | None:
-    """Return by how much the accuracy rose over the last third of the measured rounds, and how many rounds these were.
+def measure_rise(rounds: Sequence[int], accuracy: Sequence[float]) -> tuple[float, int] | None:
+    """Return the rise of the accuracy over the last third of the measured rounds, and the number of these rounds.
 
-    A straight line is fitted to them, at least four. None if it rises by less than a point, or so little that scatter
-    may have done it.
+    The rise is that of a straight line fitted to at least four measured rounds. None if it is below one point, or below
+    two standard errors.
     """
-    if len(rounds) < _POINTS:
+    if len(rounds) < _MIN_POINTS:
         return None
-    count = max(_POINTS, math.ceil(len(rounds) / 3))
+    count = max(_MIN_POINTS, math.ceil(len(rounds) / 3))
     t, a = np.asarray(rounds[-count:], dtype=float), np.asarray(accuracy[-count:], dtype=float)
     centred = t - t.mean()
     slope = float(centred @ (a - a.mean()) / (centred @ centred))
     residual = a - a.mean() - slope * centred
     error = math.sqrt(float(residual @ residual) / (count - 2) / float(centred @ centred))
     span = t[-1] - t[0]
-    return (slope * span, int(span)) if slope * span >= _LEAST and slope > _SURE * error else None
+    return (slope * span, int(span)) if slope * span >= _MIN_RISE and slope > _MIN_Z * error else None
 
 
-def warnings(groups: Mapping[str, Sequence[Artifact]]) -> list[str]:
-    """Return a sentence on the methods of ``groups`` (a seed each) whose validation accuracy was still rising.
+def find_warnings(groups: Mapping[str, Sequence[Artifact]]) -> list[str]:
+    """Return a warning per number of rounds that names the methods whose validation accuracy was still rising.
 
-    Methods with as many rounds stand in one sentence, those that rose most first.
+    ``groups`` has the runs of each method, one per seed. The method that rose most comes first.
     """
     rising: dict[tuple[int, int], dict[str, float]] = {}
     for label, artifacts in groups.items():
         curve = _mean_curve(artifacts)
-        risen = rise(*curve) if curve else None
+        risen = measure_rise(*curve) if curve else None
         if risen is not None and curve is not None:
             points, last = risen
             rising.setdefault((last, curve[0][-1]), {})[label] = points
-    return [sentence(points, last, total) for (last, total), points in rising.items()]
+    return [format_warning(points, last, total) for (last, total), points in rising.items()]
 
 
-def sentence(points: Mapping[str, float], last: int, total: int) -> str:
-    """Return the warning about runs of ``total`` rounds: by how much each method rose, and what to type."""
+def format_warning(points: Mapping[str, float], last: int, total: int) -> str:
+    """Return the warning for runs of ``total`` rounds: the rise of each method, and the option to type."""
     by_method = [f"{name} by {100 * risen:.1f}" for name, risen in sorted(points.items(), key=lambda item: -item[1])]
     return (
         f"validation accuracy still rose over the last {last} rounds, {', '.join(by_method)} points: "
@@ -62,22 +62,22 @@ def sentence(points: Mapping[str, float], last: int, total: int) -> str:
     )
 
 
-def measured(rows: Sequence[Mapping[str, Any]], column: str) -> tuple[list[int], list[float]]:
-    """Return the rounds in which the accuracy of ``column`` was measured, and its values."""
+def select_measured(rows: Sequence[Mapping[str, Any]], column: str) -> tuple[list[int], list[float]]:
+    """Return the rounds in which the accuracy in ``column`` was measured, and its values."""
     known = [(int(row["round"]), float(row[column])) for row in rows if row.get(column) not in ("", None)]
     known = [pair for pair in known if not math.isnan(pair[1])]
     return [t for t, _ in known], [a for _, a in known]
 
 
 def _mean_curve(artifacts: Sequence[Artifact]) -> tuple[list[int], list[float]] | None:
-    """Return the mean over seeds, or None if it is not known in the same rounds of each."""
+    """Return the mean accuracy over seeds by round; None if the seeds were measured in different rounds."""
     curves = []
     for artifact in artifacts:
         try:
-            column, rows = time_to_target.rounds(artifact)
+            column, rows = time_to_target.read_rounds(artifact)
         except GoneError:
             return None
-        curves.append(measured(rows, column))
+        curves.append(select_measured(rows, column))
     first = curves[0][0]
     if not first or any(rounds != first for rounds, _ in curves):
         return None

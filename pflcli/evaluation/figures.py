@@ -1,4 +1,4 @@
-"""The figure of an artifact: a PNG to look at, and its Vega-Lite specification, from which other formats are made."""
+"""The figure of an artifact: a PNG, and the Vega-Lite specification from which other formats are rendered."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ KINDS = ("evaluation", "comparison", "sweep", "audit")
 def write(work: ArtifactWriter, name: str, spec: Spec) -> None:
     """Write ``NAME.png`` and ``NAME.vl.json``."""
     work.write(f"{name}.png", vega.render(spec))
-    work.write(f"{name}{_SUFFIX}", vega.stored(spec))
+    work.write(f"{name}{_SUFFIX}", vega.encode(spec))
 
 
 def render(artifact: Artifact, form: str) -> bytes:
     """Return the figure of an artifact in a format of ``vega.FORMATS``.
 
-    Raises UsageError if an earlier version wrote the artifact, without a specification, InputError if that is damaged.
+    Raises UsageError if the artifact has no specification (earlier versions), InputError if it is damaged.
     """
     name = next((name for name in artifact.manifest.files if name.endswith(_SUFFIX)), None)
     if name is None:

@@ -47,7 +47,7 @@ def render(artifact: Artifact) -> str:
     """
     metrics = evaluation.read(artifact)
     names = tables.shown(metrics, _columns(metrics))
-    table = tables.of(metrics, columns=names)
+    table = tables.build(metrics, columns=names)
     bold = {name: not_distinguishable(artifact, metrics, name) for name in names}
     fixed = len(table.heading) - len(names)  # method and seeds
     body = []

@@ -1,4 +1,4 @@
-"""Scores of stored predictions per client, and the files of an evaluation or a comparison. NumPy alone."""
+"""Score stored predictions per client, and write the files of an evaluation or a comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from pflcli.evaluation import (
     client_identity,
     convergence,
     coverage,
-    definitions,
     figures,
     simulated_time,
     summary,
@@ -34,6 +33,8 @@ from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
 from pflcli.evaluation.simulated_time import Link
 from pflcli.evaluation.summary import Scored
 
+_ONE_VERSUS_REST = {"auroc", "average_precision"}
+
 
 def score(
     artifacts: Sequence[Artifact],
@@ -44,61 +45,90 @@ def score(
     positive: str | None = None,
     level: float | None = None,
 ) -> list[Scored]:
-    """Score predictions, by the metrics ``metric_names`` too, and pair each with its baseline.
+    """Score predictions and pair each of them with its baseline.
 
-    ``positive`` is the name of the positive class, the second of two without it. ``level`` is the coverage of
-    prediction sets, which are scored too; None for no sets.
+    ``metric_names`` are optional metrics to compute as well; ``positive`` names the positive one of two classes, by
+    default the second. Predictions with the same label belong to one method, one per seed; without ``labels`` the
+    labels follow from the requests. Raises UsageError if the baseline is neither FedAvg nor among the predictions, if a
+    metric is not defined for this number of classes, or for an unknown class; InputError without samples to score.
 
-    Predictions with the same label are of one method, one seed each; without ``labels`` these follow from the requests.
-    Raises UsageError if the baseline is not FedAvg and not among them, or if a metric is not defined for so many
-    classes, or if there is no class ``positive``; InputError if there are no samples to score, or to calibrate on.
+    ``level`` is the coverage of prediction sets, which are scored too; None for no sets. They need validation samples.
     """
     labelled = _labels(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
-    return _paired(
+    return _pair_with_baseline(
         [_score(artifact, label, split, metric_names, positive, level) for artifact, label in labelled], baseline
     )
 
 
-def metrics(
+def summarize(
     scored: Sequence[Scored], split: str, baseline: str, target: float | None = None, link: Link | None = None
 ) -> dict[str, Any]:
-    """Return the content of ``metrics.json``: a row for each method, with all its seeds, and what compares the rows.
+    """Return the content of ``metrics.json``: a row per method, over its seeds, and the conclusion.
 
-    With a ``target`` accuracy, rows say how long the method took to reach it; with a ``link``, how long its rounds
-    would take if clients had such links.
+    With a ``target`` accuracy, rows have the time to reach it; with a ``link``, the simulated time of the rounds.
     """
-    groups, metric_names = _groups(scored), scored[0].metric_names
+    groups, metric_names = _group_by_label(scored), scored[0].metric_names
     table: dict[str, Any] = {
         "split": split,
         **({} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}),
         "baseline": baseline if baseline in groups else "global" if _has_baseline(scored) else None,
-        "reported": " or ".join(sorted({_reported(item.artifact) for item in scored}, reverse=True)),
-        "methods": [summary.row(label, items) for label, items in groups.items()],
+        "reported": " or ".join(sorted({_reported_round(item.artifact) for item in scored}, reverse=True)),
+        "methods": [summary.summarize_method(label, items) for label, items in groups.items()],
     }
     if target is not None:
         table["target"] = target
         for method, items in zip(table["methods"], groups.values(), strict=True):
-            method["metrics"] |= time_to_target.metrics([item.artifact for item in items], target)
+            method["metrics"] |= time_to_target.summarize([item.artifact for item in items], target)
     if link is not None:
         table["link"] = str(link)
         for method, items in zip(table["methods"], groups.values(), strict=True):
-            method["metrics"] |= simulated_time.metrics([item.artifact for item in items], link, target)
+            method["metrics"] |= simulated_time.summarize([item.artifact for item in items], link, target)
     if scored[0].sets is not None:
         table["sets"] = coverage.record(groups)
-    summary.correct(table["methods"], table["baseline"])
-    table["conclusion"] = conclusion.conclusion(table["methods"], table["baseline"], metric_names[0])
-    remarks = definitions.remarks(table["methods"], metric_names, _classes(scored[0]), scored[0].positive)
+    summary.correct_p_values(table["methods"], table["baseline"])
+    table["conclusion"] = conclusion.conclude(table["methods"], table["baseline"], metric_names[0])
+    remarks = _define_metrics(table["methods"], metric_names, _class_names(scored[0]), scored[0].positive)
     table |= {"definitions": remarks} if remarks else {}
-    table["warnings"] = convergence.warnings({label: [i.artifact for i in items] for label, items in groups.items()})
+    table["warnings"] = convergence.find_warnings(
+        {label: [i.artifact for i in items] for label, items in groups.items()}
+    )
     return table
 
 
-def _classes(item: Scored) -> list[str]:
+def _define_metrics(
+    methods: Sequence[Mapping[str, Any]], metrics: Sequence[str], classes: Sequence[str], positive: int
+) -> list[str]:
+    """Return sentences that define the ``metrics``, and count the clients for which they are undefined.
+
+    ``methods`` are the rows of the table, ``classes`` the names of all classes; of two, ``positive`` is the positive.
+    """
+    lines = []
+    entries = [catalogue.METRICS[name] for name in metrics]
+    if len(classes) == 2 and any(metric.binary_formula is not None for metric in entries):
+        lines.append(f"the positive class is {classes[positive]}")
+    against = [metric.heading for metric in entries if metric.name in _ONE_VERSUS_REST]
+    if len(classes) > 2 and against:
+        lines.append(f"{' and '.join(against)}: mean over the classes that a client has, each against all others")
+    if entries[0].lower_is_better:
+        lines.append(f"a gain is by how much lower the {entries[0].heading} is")
+    for metric in entries:
+        n, of = max(((r["n"], r.get("of", r["n"])) for r in (m["metrics"][metric.name] for m in methods)), key=sum)
+        if n < of:
+            seeds = max(len(method["seeds"]) for method in methods)
+            together = f" ({seeds} seeds together)" if seeds > 1 else ""
+            lines.append(
+                f"{metric.heading} is not defined for {of - n} of {of} clients{together}, which lack {metric.needs} and"
+                " are left out"
+            )
+    return lines
+
+
+def _class_names(item: Scored) -> list[str]:
     return codebook.read(item.artifact).class_names(item.answers.parts["p"].shape[1])
 
 
-def _reported(artifact: Artifact) -> str:
-    """Return which round of a run is reported, such as ``last round``, without its number."""
+def _reported_round(artifact: Artifact) -> str:
+    """Return the rule for the reported round of a run, such as ``last round``, without its number."""
     words: str = artifact.manifest.summary.get("reported", "last round")
     return words.partition(":")[0]
 
@@ -110,21 +140,21 @@ def write(
     kind: str,
     remarks: Sequence[str] = (),
 ) -> None:
-    """Write ``metrics.json``, ``clients.csv``, tables, and a picture named by the metric that ranks methods."""
+    """Write ``metrics.json``, ``clients.csv``, the tables, and a figure named after the ranking metric."""
     work.write(evaluation.METRICS, (json.dumps(_json(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _client_table(scored, metrics["split"]))
-    figures.write(work, scored[0].metric_names[0], _picture(scored, metrics))
-    lines = "".join(f"\n{line}\n" for line in (*conclusion.notes(metrics), *remarks))
-    shown = tables.of(metrics, kind).markdown()
+    figures.write(work, scored[0].metric_names[0], _draw_clients(scored, metrics))
+    lines = "".join(f"\n{line}\n" for line in (*conclusion.list_notes(metrics), *remarks))
+    shown = tables.build(metrics, kind).markdown()
     if "sets" in metrics:
         shown += f"\n{prediction_sets.title(metrics)}:\n\n{prediction_sets.table(metrics).markdown()}"
         work.write(coverage.TABLE, coverage.table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
         work.write(coverage.CLIENTS, coverage.client_table(scored))
     work.write("table.md", (shown + lines).encode())
-    work.write("table.csv", csv_file.rounded(*tables.numbers(metrics)))
+    work.write("table.csv", csv_file.rounded(*tables.list_numbers(metrics)))
 
 
-def _groups(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
+def _group_by_label(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
     groups: dict[str, list[Scored]] = {}
     for item in sorted(scored, key=lambda item: item.seed):
         groups.setdefault(item.label, []).append(item)
@@ -132,19 +162,19 @@ def _groups(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
 
 
 def _labels(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
-    """Label each predictions artifact by its method, and by the options in which others of the method differ."""
+    """Label each artifact by its method and the options in which it differs from others of the same method."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for artifact in artifacts:
         by_method.setdefault(artifact.manifest.request["method"], []).append(predictions.choices(artifact))
-    metric_names = []
+    labelled = []
     for artifact in artifacts:
         method, choices = artifact.manifest.request["method"], predictions.choices(artifact)
         differing = [k for k, v in choices.items() if any(other.get(k) != v for other in by_method[method])]
-        metric_names.append((artifact, " ".join([method, *(f"{key}={_short(choices[key])}" for key in differing)])))
-    # The same method, options and seed on another partition or backbone is another row, named by its folder.
-    rows = Counter((label, artifact.manifest.request["seed"]) for artifact, label in metric_names)
+        labelled.append((artifact, " ".join([method, *(f"{key}={_short(choices[key])}" for key in differing)])))
+    # Runs of the same method, options and seed on another partition or backbone get rows of their own.
+    rows = Counter((label, artifact.manifest.request["seed"]) for artifact, label in labelled)
     twice = {label for (label, _), count in rows.items() if count > 1}
-    return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in metric_names]
+    return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in labelled]
 
 
 def _short(value: Any) -> str:
@@ -169,7 +199,9 @@ def _score(
     catalogue.require_classes(metric_names, p.shape[1])
     right = scores.correct(p, y)
     positive = catalogue.positive_class(positive_name, codebook.read(artifact).class_names(p.shape[1]))
-    client = {metric.name: metric.by_client(p, y, bounds, positive) for metric in catalogue.per_client(metric_names)}
+    client = {
+        metric.name: metric.score_clients(p, y, bounds, positive) for metric in catalogue.client_metrics(metric_names)
+    }
     seed = int(artifact.manifest.request["seed"])
     new = predictions.new(artifact)
     return Scored(
@@ -188,8 +220,8 @@ def _score(
     )
 
 
-def _paired(scored: list[Scored], baseline: str) -> list[Scored]:
-    """Add the scores of each item's baseline: predictions on the same samples, else those of the backbone itself."""
+def _pair_with_baseline(scored: list[Scored], baseline: str) -> list[Scored]:
+    """Add the scores of each item's baseline: its predictions on the same samples, else those of the global model."""
     bases = [item for item in scored if item.label == baseline]
     known = {item.artifact.manifest.request["method"] for item in scored}
     if baseline != "fedavg" and not bases:
@@ -201,7 +233,7 @@ def _paired(scored: list[Scored], baseline: str) -> list[Scored]:
             paired.append(replace(item, baseline_right=twins[0].right, baseline=twins[0].score))
         elif "global" in item.answers.parts:
             p, y, offsets = item.answers.parts["global"], item.answers.y, item.answers.offsets
-            score = catalogue.METRICS[item.metric_names[0]].by_client(p, y, offsets, item.positive)
+            score = catalogue.METRICS[item.metric_names[0]].score_clients(p, y, offsets, item.positive)
             paired.append(replace(item, baseline_right=scores.correct(p, y), baseline=score))
         else:
             paired.append(item)
@@ -220,10 +252,10 @@ def _client_table(scored: Sequence[Scored], split: str) -> bytes:
     """Return ``clients.csv``: a row for each client of each method and seed."""
     tuned = sorted({name for item in scored for name in item.tuned})
     has_unseen = any(item.new is not None for item in scored)
-    names = [client_identity.names(item.artifact) for item in scored]
+    names = [client_identity.read_names(item.artifact) for item in scored]
     has_names = any(name is not None for name in names)
     ranked_by = scored[0].metric_names[0]
-    columns = [metric.name for metric in catalogue.per_client(scored[0].metric_names)]
+    columns = [metric.name for metric in catalogue.client_metrics(scored[0].metric_names)]
 
     def rows() -> Iterator[list[Any]]:
         for item, clients in zip(scored, names, strict=True):
@@ -245,53 +277,55 @@ def _float(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _picture(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
-    groups, metric = _groups(scored), catalogue.METRICS[scored[0].metric_names[0]]
+def _draw_clients(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
+    groups, metric = _group_by_label(scored), catalogue.METRICS[scored[0].metric_names[0]]
     seeds = max(len(items) for items in groups.values())
     heading = metric.heading[:1].upper() + metric.heading[1:]
     over = f", {seeds} seeds" if seeds > 1 else ""
-    few = _by_name(groups, metrics["baseline"])
+    few = _mean_by_client(groups, metrics["baseline"])
     if few is not None:
         names, score = few
         title = f"{heading} by client, {metrics['split']} split{over and f', mean of {seeds} seeds'}"
-        return client_charts.by_client(names, score, metrics["baseline"], title, metric)
+        return client_charts.draw_clients(names, score, metrics["baseline"], title, metric)
     counts = {item.seed: len(item.n) for item in scored}
 
-    def joined(by_seed: Mapping[int, NDArray[np.float64]]) -> NDArray[np.float64]:
-        # A method that lacks a seed has nothing to show for its clients.
+    def join_seeds(by_seed: Mapping[int, NDArray[np.float64]]) -> NDArray[np.float64]:
+        # A method without this seed has no scores for its clients.
         return np.concatenate([by_seed.get(seed, np.full(counts[seed], np.nan)) for seed in sorted(counts)])
 
-    score = {label: joined({i.seed: i.score for i in items}) for label, items in groups.items()}
+    score = {label: join_seeds({i.seed: i.score for i in items}) for label, items in groups.items()}
     reference = metrics["baseline"] if len({len(values) for values in score.values()}) == 1 else None
     if reference == "global":
-        score = {"global": joined(_baselines(scored)), **score}
+        score = {"global": join_seeds(_baselines(scored)), **score}
     title = f"{heading} by client, {metrics['split']} split{over}"
-    return client_charts.ranked(score, reference, title, metric)
+    return client_charts.draw_ranked(score, reference, title, metric)
 
 
 def _baselines(scored: Sequence[Scored]) -> dict[int, NDArray[np.float64]]:
     return {item.seed: item.baseline for item in scored if item.baseline is not None}
 
 
-def _by_name(
+def _mean_by_client(
     groups: Mapping[str, Sequence[Scored]], baseline: str | None
 ) -> tuple[list[str], dict[str, NDArray[np.float64]]] | None:
-    """Return the names of few clients and their scores (m,) by method, means over seeds.
+    """Return the names of the clients and their scores (m,) by method, means over seeds.
 
-    None if they are many, or not the same under every seed and method.
+    None if there are many clients, or if they differ between seeds or methods.
     """
     items = [item for group in groups.values() for item in group]
     numbered = dict(enumerate(items))
-    known = client_identity.identities(
+    known = client_identity.identify_clients(
         {number: item.artifact for number, item in numbered.items()},
         {number: item.samples for number, item in numbered.items()},
     )
     identities = [*known.values()]
-    if len(identities[0]) >= client_charts.FEW or any(
+    if len(identities[0]) >= client_charts.MIN_MANY_CLIENTS or any(
         not np.array_equal(identities[0], other) for other in identities[1:]
     ):
         return None
-    names = client_identity.names(items[0].artifact) or [f"client {client}" for client in range(len(identities[0]))]
+    names = client_identity.read_names(items[0].artifact) or [
+        f"client {client}" for client in range(len(identities[0]))
+    ]
     score = {label: _mean([item.score for item in group]) for label, group in groups.items()}
     if baseline == "global":
         score = {"global": _mean([*_baselines(items).values()]), **score}
@@ -300,7 +334,7 @@ def _by_name(
 
 
 def _mean(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the mean over seeds (m,), without values that are nan; nan where all are."""
+    """Return the mean over seeds (m,), ignoring nan; nan if all values are."""
     table = np.stack(values)
     known = ~np.isnan(table)
     total: NDArray[np.float64] = scores.ratio(np.nansum(table, axis=0), known.sum(axis=0))
@@ -308,7 +342,7 @@ def _mean(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def _json(value: Any) -> Any:
-    """Return ``value`` with nan as null: JSON has no nan."""
+    """Return ``value`` with nan replaced by null, as JSON has no nan."""
     if isinstance(value, Mapping):
         return {key: _json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,11 +1,11 @@
-"""How long rounds would take if clients worked side by side, behind links of some speed, as in FedHAM's Table 4.
+"""Simulate the duration of rounds if clients worked in parallel, behind links of a given speed (FedHAM's Table 4).
 
-Gao et al. (2023), https://doi.org/10.1145/3591362, section 6.6. ``rounds.csv`` has the seconds of a whole cohort on a
-machine's workers, and all bytes. A client is given the mean of its cohort: seconds x workers / clients to compute, and
-bytes / clients to send and receive, one after the other. A round lasts as long as that client; the slowest and the one
-that is sent most would take longer, but rounds keep no client apart. What peers send counts up and down. Clients are as
-fast as a core (or the accelerator) of this machine, the server costs nothing, and of methods whose clients adapt after
-the rounds that is left out.
+Gao et al. (2023), https://doi.org/10.1145/3591362, section 6.6. ``rounds.csv`` records the seconds of a whole cohort on
+the workers of one machine, and all bytes. Every client is assumed to be the mean of its cohort: it computes for
+seconds x workers / clients, and then sends and receives bytes / clients. A round lasts as long as this client. Slower
+clients, or clients that receive more, would take longer, but ``rounds.csv`` does not record single clients. Bytes
+between peers count both up and down. A client is as fast as one core (or the accelerator) of this machine. Neither the
+server's computation nor the adaptation of clients after the rounds is included.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pflcli.evaluation.metrics import catalogue
 
 @dataclass(frozen=True)
 class Link:
-    """What joins each client to the others: ``up`` and ``down``, Mbit/s."""
+    """The network link of each client: speed ``up`` and ``down`` in Mbit/s."""
 
     up: float
     down: float
 
     @classmethod
-    def of(cls, text: str) -> Self:
-        """Parse ``UP:DOWN``; raises UsageError if that is not two speeds above 0."""
+    def parse(cls, text: str) -> Self:
+        """Parse ``UP:DOWN``; raises UsageError unless both are speeds above 0."""
         try:
             up, down = (float(part) for part in text.split(":"))
         except ValueError:
@@ -41,28 +41,28 @@ class Link:
         return cls(up, down)
 
     def __str__(self) -> str:
-        """Return the text that ``of`` parses."""
+        """Return the link as ``UP:DOWN``."""
         return f"{self.up:g}:{self.down:g}"
 
-    def seconds(self, row: dict[str, str], workers: int) -> float:
-        """Return how long one round of ``rounds.csv`` takes, whose clients were trained by so many ``workers``."""
+    def simulate_round(self, row: dict[str, str], workers: int) -> float:
+        """Return the seconds of one round, a row of ``rounds.csv`` whose clients ``workers`` trained."""
         clients = max(int(row["clients"]), 1)
         up, down, peer = (int(row[f"bytes_{name}"]) for name in ("up", "down", "peer"))
         megabits = [8e-6 * amount / clients for amount in (up + peer, down + peer)]
-        # Before the rounds it is the server that computes.
+        # Round 0 is computation of the server, which is not divided among clients.
         shared = 1 if row["round"] == "0" else clients
         compute = float(row["seconds"]) * min(workers, shared) / shared
         return compute + megabits[0] / self.up + megabits[1] / self.down
 
 
-def metrics(artifacts: Sequence[Artifact], link: Link, target: float | None) -> dict[str, dict[str, Any]]:
-    """Return simulated seconds of all rounds of one method, and of those until it reached ``target``, if given."""
-    totals = [seconds(artifact, link) for artifact in artifacts]
+def summarize(artifacts: Sequence[Artifact], link: Link, target: float | None) -> dict[str, dict[str, Any]]:
+    """Return the simulated seconds of all rounds of one method and, if given, of those until it reached ``target``."""
+    totals = [simulate_seconds(artifact, link) for artifact in artifacts]
     by_metric = {"simulated_seconds": totals}
     if target is not None:
-        ends = [time_to_target.reached(artifact, target) for artifact in artifacts]
+        ends = [time_to_target.measure(artifact, target) for artifact in artifacts]
         by_metric["simulated_seconds_to_target"] = [
-            math.nan if end is None else seconds(artifact, link, end["rounds_to_target"])
+            math.nan if end is None else simulate_seconds(artifact, link, end["rounds_to_target"])
             for artifact, end in zip(artifacts, ends, strict=True)
         ]
     known = {name: sum(not math.isnan(value) for value in values) for name, values in by_metric.items()}
@@ -72,7 +72,7 @@ def metrics(artifacts: Sequence[Artifact], link: Link, target: float | None) -> 
     }
 
 
-def seconds(artifact: Artifact, link: Link, last: float = math.inf) -> float:
+def simulate_seconds(artifact: Artifact, link: Link, last: float = math.inf) -> float:
     """Return the simulated seconds of the rounds up to ``last``; nan for a method without rounds."""
     own = backbone.ROUNDS in artifact.manifest.files
     source = artifact if own else ancestor(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
@@ -85,4 +85,4 @@ def seconds(artifact: Artifact, link: Link, last: float = math.inf) -> float:
         else 1
     )
     rows = backbone.rounds(source)
-    return sum(link.seconds(row, workers) for row in rows if int(row["round"]) <= last)
+    return sum(link.simulate_round(row, workers) for row in rows if int(row["round"]) <= last)

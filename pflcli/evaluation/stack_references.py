@@ -1,8 +1,8 @@
-"""What a stack is compared with: the best single method that it pools, and a bound on choosing one per client.
+"""References for a stack: the best single method that it pools, and an upper bound on choosing a method per client.
 
-The best single method by validation samples is the choice without a stack. The bound gives each client the method that
-is best on its own test samples. No rule that chooses one method per client can exceed it; a stack can, as it combines
-predictions.
+Without a stack one would choose the best single method on validation samples. The upper bound gives each client the
+method that is best on its own test samples. No rule that chooses one method per client can exceed it; a stack can,
+because it combines predictions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.metric import Metric
 from pflcli.evaluation.summary import Scored
 
-_CLIENTS, _SAMPLES = 5, 200
-"""Fewer clients or validation samples than these give unreliable exponents; a warning then says so."""
+_MIN_CLIENTS, _MIN_SAMPLES = 5, 200
+"""Exponents fitted on fewer clients or validation samples are unreliable and get a warning."""
 
 
-def references(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """Return by label of a stack its ``pool``, ``best_by_validation``, by seed, and values of ``single`` and ``bound``.
+def score_references(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """Return the references of each stack: ``pool``, ``best_by_validation`` (by seed), ``single`` and ``bound``.
 
-    ``pools`` has by label of a stack the labels of the methods that it pools. Values are of the metric that methods are
-    ranked by and of its bottom decile, on the split that was scored, in the form of ``metrics.json``. Seeds count under
-    which all pooled methods are scored.
+    ``pools`` maps the label of a stack to those of the pooled methods. ``single`` and ``bound`` have the ranking metric
+    and its bottom decile on the scored split, in the form of ``metrics.json``, over the seeds under which all pooled
+    methods are scored.
     """
     by_run = {(item.label, item.seed): item for item in scored}
     result = {}
@@ -43,39 +43,39 @@ def references(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> 
             "pool": list(names),
             "best_by_validation": {str(seed): single.label for seed, single in singles.items()},
             "single": _records([_values(item, item.answers.parts["p"]) for item in singles.values()], scored[0]),
-            "bound": _records([_values(items[0], best_by_client(items)) for items in runs.values()], scored[0]),
+            "bound": _records([_values(items[0], choose_best_by_client(items)) for items in runs.values()], scored[0]),
         }
     return result
 
 
-def cautions(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return sentences that name the stacks whose exponents were learned on too few clients or validation samples."""
+def find_warnings(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return warnings that name the stacks whose exponents were fitted on too few clients or validation samples."""
     labels: dict[str, dict[str, None]] = {}
     for item in scored:
         if item.label in pools:
-            text = caution(predictions.read(item.artifact, "validation").offsets)
+            text = warn_few_samples(predictions.read(item.artifact, "validation").offsets)
             labels.setdefault(text, {})[item.label] = None
     return [f"{', '.join(names)}: {text}" for text, names in labels.items() if text]
 
 
-def caution(offsets: NDArray[np.int64]) -> str:
-    """Return a warning if exponents are learned on few validation samples or clients, else an empty string.
+def warn_few_samples(offsets: NDArray[np.int64]) -> str:
+    """Return a warning if there are few validation samples or clients, else an empty string.
 
-    Client i has the validation samples from ``offsets[i]`` on; (m + 1,).
+    Client i has the validation samples ``offsets[i]`` to ``offsets[i + 1]``.
     """
     clients, samples = int((np.diff(offsets) > 0).sum()), int(offsets[-1])
-    if clients >= _CLIENTS and samples >= _SAMPLES:
+    if clients >= _MIN_CLIENTS and samples >= _MIN_SAMPLES:
         return ""
     return (
-        f"the exponents are learned on {samples} validation samples of {clients} clients; under {_CLIENTS} clients or "
-        f"{_SAMPLES} samples the best single method is often the better choice"
+        f"the exponents are learned on {samples} validation samples of {clients} clients; under {_MIN_CLIENTS} "
+        f"clients or {_MIN_SAMPLES} samples the best single method is often the better choice"
     )
 
 
-def best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
-    """Return predictions (n, C) in which each client has those of the item with its best score; of equals the first.
+def choose_best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
+    """Return, for each client, the predictions of the item with its best score, (n, C); ties go to the first.
 
-    ``items`` are of the same samples.
+    All ``items`` must have the same samples.
     """
     lower = _metric(items[0]).lower_is_better
     table = np.stack([-item.score if lower else item.score for item in items])
@@ -89,21 +89,21 @@ def best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
 
 
 def _validation_score(item: Scored) -> float:
-    """Return how well a run answers validation samples, more is better."""
+    """Return the score of a run on validation samples; higher is better."""
     metric, split = _metric(item), predictions.read(item.artifact, "validation")
     p, y, offsets = split.parts["p"], split.y, split.offsets
-    value = metric.of_run(
-        {metric.name: metric.by_client(p, y, offsets, item.positive)}, np.diff(offsets), p, y, item.positive
+    value = metric.score_run(
+        {metric.name: metric.score_clients(p, y, offsets, item.positive)}, np.diff(offsets), p, y, item.positive
     )
     return -math.inf if math.isnan(value) else -value if metric.lower_is_better else value
 
 
 def _values(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:
-    """Return the value and the bottom decile of predictions ``p`` (n, C) of the samples of ``item``."""
+    """Return the ranking metric and its bottom decile for predictions ``p`` (n, C) of the samples of ``item``."""
     metric, y = _metric(item), item.answers.y
     decile = catalogue.METRICS[catalogue.part(metric.name, "bottom_decile")]
-    by_client = {metric.name: metric.by_client(p, y, item.answers.offsets, item.positive)}
-    return {entry.name: entry.of_run(by_client, item.n, p, y, item.positive) for entry in (metric, decile)}
+    by_client = {metric.name: metric.score_clients(p, y, item.answers.offsets, item.positive)}
+    return {entry.name: entry.score_run(by_client, item.n, p, y, item.positive) for entry in (metric, decile)}
 
 
 def _records(values: Sequence[Mapping[str, float]], item: Scored) -> dict[str, dict[str, Any]]:

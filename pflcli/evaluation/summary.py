@@ -1,4 +1,4 @@
-"""A row of the table for each method: every number with its unit, its weighting and n. NumPy alone."""
+"""Summarize the runs of a method in a row of the table: every number with its unit, its weighting and n."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pflcli.evaluation.metrics import catalogue, gains, scores
 Array = NDArray[Any]
 
 STATISTICS = 2
-"""Version of the statistics of a row, part of each request for a table; 1 (``bootstrap_draws``) had other intervals."""
+"""Version of the statistics in a row, part of each request for a table; version 1 had bootstrap intervals."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One predictions artifact, scored: ``right`` (n,) by sample, the rest (m,) by client."""
+    """A scored predictions artifact: ``right`` (n,) per sample, other arrays (m,) per client."""
 
     label: str
     seed: int
@@ -38,23 +38,23 @@ class Scored:
     tuned: dict[str, NDArray[np.float64]]
     new: NDArray[np.bool_] | None = None
     metric_names: tuple[str, ...] = catalogue.DEFAULT
-    """the metrics that ``--metric`` names; methods are ranked by the first, and gains are of it"""
+    """the metrics of ``--metric``; the first one ranks methods and defines gains"""
     positive: int = 1
-    """which of two classes is the positive one"""
+    """index of the positive one of two classes"""
     sets: ClientSets | None = None
     """prediction sets, with ``--coverage``"""
     baseline_right: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
-    """the baseline's score by client, (m,)"""
+    """the baseline's score of each client, (m,)"""
 
     @property
     def score(self) -> NDArray[np.float64]:
-        """The score of each client, (m,), by the metric that methods are ranked by; nan where it is not defined."""
+        """The ranking metric of each client, (m,); nan where it is undefined."""
         return self.client[self.metric_names[0]]
 
     @cached_property
     def gain(self) -> NDArray[np.float64]:
-        """How much better than the baseline's each client's score is, (m,); nan where that is not known."""
+        """The improvement of each client's score over the baseline, (m,), positive if better; nan where unknown."""
         if self.baseline is None:
             return np.full(len(self.n), math.nan)
         lower = catalogue.METRICS[self.metric_names[0]].lower_is_better
@@ -62,7 +62,7 @@ class Scored:
 
     @property
     def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids of all samples, and where each client's begin."""
+        """The ids of all samples, and the offsets of clients in them."""
         return self.answers.sample, self.answers.offsets
 
 
@@ -70,19 +70,19 @@ class _Row(dict[str, dict[str, Any]]):
     """Metrics by name."""
 
     def add(self, name: str, n: int, values: Sequence[float], words: str = "", **beside: Any) -> None:
-        """Add the mean of ``values``, one for each seed, over those that are known."""
+        """Add the mean of ``values``, one per seed, ignoring nan."""
         self[name] = catalogue.METRICS[name].record(values, n, words, **beside)
 
 
-def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
-    """Return the row of one method, whose ``items`` are a seed each."""
+def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
+    """Return the row of one method; ``items`` has one run per seed."""
     metrics = _Row()
-    _scores(metrics, items)
-    _gain(metrics, label, items)
-    _seen_and_unseen(metrics, items)
-    _trained(metrics, items)
-    _last_rounds(metrics, items)
-    _cost(metrics, items)
+    _add_scores(metrics, items)
+    _add_gain(metrics, label, items)
+    _add_seen_and_unseen(metrics, items)
+    _add_train_accuracy(metrics, items)
+    _add_last_rounds(metrics, items)
+    _add_costs(metrics, items)
     best = [item.artifact.manifest.summary.get("reported_round", math.nan) for item in items]
     if not all(map(math.isnan, best)):
         metrics.add("reported_round", len(items), best)
@@ -97,7 +97,7 @@ def row(label: str, items: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
-    """Return the differential privacy of the models that the server sent, if all seeds have the same."""
+    """Return epsilon and delta of the models that the server sent; empty unless they are the same for all seeds."""
     bounds = {
         (guarantee.get("epsilon"), guarantee.get("delta"))
         for item in items
@@ -108,44 +108,45 @@ def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
 
 
 def rank(row: Mapping[str, Any], metric_names: Sequence[str]) -> float:
-    """Return a number that is higher for a better method; minus infinity for a method without any value."""
+    """Return a sort key that is higher for better methods; minus infinity if the metric is undefined."""
     metric = catalogue.METRICS[metric_names[0]]
     value: float = row["metrics"][metric.name]["value"]
     return -math.inf if math.isnan(value) else -value if metric.lower_is_better else value
 
 
-def correct(methods: Sequence[dict[str, Any]], baseline: str | None) -> None:
-    """Add to the gains of rows their p-values corrected for how many methods are compared with the baseline."""
+def correct_p_values(methods: Sequence[dict[str, Any]], baseline: str | None) -> None:
+    """Add p-values corrected for the number of methods compared with the baseline to the gains, in place."""
     gain_by_label = {row["label"]: row["metrics"]["gain"] for row in methods if "p" in row["metrics"].get("gain", {})}
     gain_by_label.pop(baseline, None)
     for label, p in gains.holm({label: gain["p"] for label, gain in gain_by_label.items()}).items():
         gain_by_label[label]["p_corrected"] = p
 
 
-def _scores(metrics: _Row, items: Sequence[Scored]) -> None:
-    """Add the metrics that need predictions alone."""
+def _add_scores(metrics: _Row, items: Sequence[Scored]) -> None:
+    """Add the metrics that are computed from predictions."""
     count = sum(int((item.n > 0).sum()) for item in items)
     samples = sum(int(item.n.sum()) for item in items)
-    for metric in catalogue.from_answers(items[0].metric_names):
+    for metric in catalogue.prediction_metrics(items[0].metric_names):
         values = [
-            metric.of_run(item.client, item.n, item.answers.parts["p"], item.answers.y, item.positive) for item in items
+            metric.score_run(item.client, item.n, item.answers.parts["p"], item.answers.y, item.positive)
+            for item in items
         ]
         if metric.optional:
             known = [item.client[metric.score or metric.name] for item in items]
-            metrics.add(metric.name, _defined(known), values, of=count)
+            metrics.add(metric.name, _count_defined(known), values, of=count)
         else:
             metrics.add(metric.name, samples if metric.over is None else count, values)
 
 
-def _defined(values: Sequence[Array]) -> int:
-    """Return for how many clients the score is defined, all seeds together."""
+def _count_defined(values: Sequence[Array]) -> int:
+    """Return the number of clients, over all seeds, for which the score is defined."""
     return sum(int((~np.isnan(each)).sum()) for each in values)
 
 
-def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
+def _add_gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
     """Add the gain over the baseline and the shares of clients better and worse off, if the baseline is known.
 
-    Clients for which the score is not defined do not count, nor does a seed without any other.
+    Clients for which the score is undefined are left out.
     """
     metric, clients = catalogue.METRICS[items[0].metric_names[0]], sum(int((item.n > 0).sum()) for item in items)
     if any(item.baseline is None for item in items):
@@ -164,10 +165,10 @@ def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
         over = catalogue.METRICS[catalogue.part(metric.name, name)].over
         assert over is not None
         beside[f"baseline_{name}"] = float(np.mean([over(base, base) for base in bases]))
-    differing = [_differing(item)[chosen] for item, chosen in zip(items, tested, strict=True)]
+    differing = [_count_differing(item)[chosen] for item, chosen in zip(items, tested, strict=True)]
     if any(counts.any() for counts in differing):
         samples = {item.seed: item.samples for item in items}
-        known = client_identity.identities({item.seed: item.artifact for item in items}, samples)
+        known = client_identity.identify_clients({item.seed: item.artifact for item in items}, samples)
         identities = [known[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
         estimate = gains.mean_gain(gain, weight, identities)
         if estimate is not None:
@@ -180,7 +181,7 @@ def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
     means = [scores.weighted_mean(g, w) for g, w in zip(gain, weight, strict=True)]
     metrics.add("gain", count, means, **beside)
     repeated = all(all(map(np.array_equal, items[0].samples, item.samples)) for item in items)
-    by_chance, high = gains.chance(differing, rng.generator(0, "chance", label), repeated=repeated)
+    by_chance, high = gains.estimate_chance(differing, rng.generator(0, "chance", label), repeated=repeated)
     for name, sign in (("better_off", 1), ("worse_off", -1)):
         shares = [float((sign * g > 0).mean()) for g in gain]
         exceeds = bool(np.mean(shares) > high)
@@ -188,10 +189,10 @@ def _gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
         metrics.add(name, count, shares, **of, **chance)
 
 
-def _differing(item: Scored) -> NDArray[np.int64]:
-    """Return by client (m,) on how many samples either the method or the baseline is right, but not both.
+def _count_differing(item: Scored) -> NDArray[np.int64]:
+    """Return the number of each client's samples, (m,), on which exactly one of method and baseline is right.
 
-    With another metric than accuracy, answers are not right or wrong; a client whose scores differ then counts as 1.
+    For metrics other than accuracy it is 1 for a client whose scores differ, else 0.
     """
     if item.metric_names[0] != "accuracy":
         return np.asarray(np.nan_to_num(item.gain) != 0, np.int64)
@@ -199,8 +200,8 @@ def _differing(item: Scored) -> NDArray[np.int64]:
     return np.diff(np.concatenate([[0], np.cumsum(other)])[item.answers.offsets])
 
 
-def _seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:
-    """Add the accuracy of clients that could train the global model, and of those that joined later."""
+def _add_seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:
+    """Add the scores of seen clients, which could take part in training, and of unseen clients."""
     for group, late in (("seen", False), ("unseen", True)):
         if any(item.new is None for item in items):
             return
@@ -213,13 +214,13 @@ def _seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:
         for name in items[0].metric_names:
             if f"{name}_{group}" not in metrics:
                 values = [(item.client[name][item.new == late], item.n[item.new == late]) for item in items]
-                defined = _defined([value for value, _ in values])
+                defined = _count_defined([value for value, _ in values])
                 weighted = [scores.weighted_mean(*pair) for pair in values]
                 metrics.add(f"{name}_{group}", defined, weighted, of=count)
 
 
-def _trained(metrics: _Row, items: Sequence[Scored]) -> None:
-    """Add the accuracy on training samples where these were answered, as kNN-Per's Table 3 has it in parentheses."""
+def _add_train_accuracy(metrics: _Row, items: Sequence[Scored]) -> None:
+    """Add the accuracy on training samples if they were predicted (kNN-Per, Table 3, in parentheses)."""
     if not all(predictions.has(item.artifact, "train") for item in items):
         return
     groups: dict[str, list[float]] = {"": [], "_seen": [], "_unseen": []}
@@ -235,15 +236,15 @@ def _trained(metrics: _Row, items: Sequence[Scored]) -> None:
             metrics.add(f"train_accuracy{group}", len(items), values)
 
 
-def _last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
-    """Add the mean test accuracy after each of the last rounds, where test samples were answered then."""
-    known = [time_to_target.last_rounds(item.artifact) for item in items]
+def _add_last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
+    """Add the mean test accuracy over the last rounds, if it was measured after each of them."""
+    known = [time_to_target.last_accuracies(item.artifact) for item in items]
     if all(known):
         count = min(map(len, known))
         metrics.add("last_rounds_accuracy", count, [float(np.mean(each)) for each in known], words=str(count))
 
 
-def _cost(metrics: _Row, items: Sequence[Scored]) -> None:
+def _add_costs(metrics: _Row, items: Sequence[Scored]) -> None:
     facts, runs = [item.artifact.manifest for item in items], len(items)
     for link in ("up", "down", "peer"):
         values = [fact.summary[f"bytes_{link}"] for fact in facts]
@@ -257,12 +258,12 @@ def _cost(metrics: _Row, items: Sequence[Scored]) -> None:
     metrics.add("megabytes_per_client", runs, shared)
     if all("model_bytes" in fact.summary for fact in facts):
         moved = [
-            1e6 * megabytes * time_to_target.exchange(item.artifact)
+            1e6 * megabytes * time_to_target.exchanges_per_byte(item.artifact)
             for megabytes, item in zip(total, items, strict=True)
         ]
         metrics.add("exchanges", runs, moved)
     spent = [fact.made["seconds"] + fact.made.get("seconds_inputs", 0) for fact in facts]
     metrics.add("seconds", runs, spent)
-    if all("processor_seconds_inputs" in fact.made for fact in facts):  # artifacts from before it was measured lack it
+    if all("processor_seconds_inputs" in fact.made for fact in facts):  # older artifacts do not record it
         busy = [fact.made["processor_seconds"] + fact.made["processor_seconds_inputs"] for fact in facts]
         metrics.add("processor_seconds", runs, busy)

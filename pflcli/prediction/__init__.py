@@ -1,1 +1,1 @@
-"""What ``predict`` and ``new-client`` consist of: stored predictions opened again, and answers for further samples."""
+"""Predict further samples and serve later clients with stored predictions; export one client's model."""

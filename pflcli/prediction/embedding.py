@@ -1,4 +1,4 @@
-"""Representations of further samples, as ``extract`` computes them, in place of or beside the stored ones."""
+"""Compute representations of further samples as ``extract`` does, to replace or extend the stored ones."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ Outputs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class _Backbone:
-    """The run in which a backbone embeds samples, with its trained weights."""
+    """The run of a backbone on the samples to embed, and its trained weights."""
 
     run: Run
     weights: Mapping[str, torch.Tensor]
 
-    def outputs(self, rows: NDArray[np.int64]) -> Outputs:
-        """Return the outputs for rows of the federation; raises ComputationError if a number is not finite."""
+    def embed(self, rows: NDArray[np.int64]) -> Outputs:
+        """Return the outputs for rows of the federation; raises ComputationError if one is not finite."""
         logits, z = self.run.engine.infer(dict(self.weights), rows, features=True)
         if not (torch.isfinite(z).all() and torch.isfinite(logits).all()):
-            raise ComputationError("representations of the samples are not finite: their features are too large")
+            raise ComputationError("the representations are not finite: the features of the samples are too large")
         return z.cpu().numpy(), logits.cpu().numpy()
 
 
-def _opened(lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution) -> _Backbone:
+def _open_backbone(lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution) -> _Backbone:
+    """Build the run of the backbone in ``lineage`` on the samples ``data``."""
     backbone, partition = lineage["backbone"], lineage["partition"]
-    assert backbone is not None  # embeddings are made by one
+    assert backbone is not None  # a run with embeddings has a backbone
     assert partition is not None
     request, trained_on = backbone.manifest.request, ancestor(backbone, "partition")
     plan = run_request.resolve_settings(request["settings"], {})
     is_other = trained_on is not None and trained_on.manifest.fingerprint != partition.manifest.fingerprint
     known = partitions.read(trained_on) if trained_on is not None and is_other and plan.normalize == "dataset" else None
-    # As extract does, which has no choice of engines.
+    # extract has no option for the engine, so the original embeddings were made with this one.
     execution = replace(execution, engine="auto")
     run = build_run(
         data, run_request.method_of(backbone), None, plan, request["seed"], execution, normalized_like=known
@@ -62,77 +63,82 @@ def _opened(lineage: Mapping[str, Artifact | None], data: Partition, execution: 
     return _Backbone(run, {name: value.to(device) for name, value in tensors(backbone, like=run.init).items()})
 
 
-def with_queries(
+def embed_queries(
     run: Run, lineage: Mapping[str, Artifact | None], data: Partition, client: int, execution: Execution
 ) -> Mapping[str, Embedded]:
-    """Return the run's embeddings with those of a client's test samples in ``data`` in place of the stored ones.
+    """Return the run's embeddings with one client's test split computed from its test samples in ``data``.
 
-    A batch may have samples of other clients: these are in it again, so that the bits agree.
+    Samples are embedded in the same batches as by ``extract``, together with those of other clients, so that the
+    results agree bit for bit.
     """
     assert run.embeddings is not None
-    backbone = _opened(lineage, data, execution)
+    backbone = _open_backbone(lineage, data, execution)
     federation = backbone.run.federation
     rows = federation.rows_of(backbone.run.clients, "test")
     begin, end = client_blocks.offsets(federation.sizes("test"))[client : client + 2].tolist()
     batch = BATCH[federation.y.device.type]
     first, last = begin // batch * batch, -(-end // batch) * batch
     own = slice(begin - first, end - first)
-    z, logits = (values[own] for values in backbone.outputs(rows[first:last]))
+    z, logits = (values[own] for values in backbone.embed(rows[first:last]))
     backbone.run.engine.close()
     split = run.embeddings["test"]
-    return {**run.embeddings, "test": _replaced(split, client, z, logits)}
+    return {**run.embeddings, "test": _replace_client(split, client, z, logits)}
 
 
-def with_test_samples(
+def embed_test_samples(
     run: Run, lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution
 ) -> Mapping[str, Embedded]:
-    """Return the run's embeddings with those of all test samples in ``data`` in place of the stored ones."""
+    """Return the run's embeddings with the test split computed from all test samples in ``data``."""
     assert run.embeddings is not None
-    backbone = _opened(lineage, data, execution)
+    backbone = _open_backbone(lineage, data, execution)
     federation = backbone.run.federation
     rows = np.concatenate([federation.rows(int(client), "test") for client in backbone.run.clients])
-    z, logits = backbone.outputs(rows)
+    z, logits = backbone.embed(rows)
     backbone.run.engine.close()
     offsets = client_blocks.offsets(federation.sizes("test"))
     return {**run.embeddings, "test": Embedded(z, logits, federation.y[rows].cpu().numpy(), offsets)}
 
 
-def _replaced(split: Embedded, client: int, z: NDArray[np.float32], logits: NDArray[np.float32]) -> Embedded:
-    """Return a split of embeddings in which samples (n, d) stand in place of those of a client."""
+def _replace_client(split: Embedded, client: int, z: NDArray[np.float32], logits: NDArray[np.float32]) -> Embedded:
+    """Return a split of embeddings with a client's samples replaced by others (n, d)."""
     first, last = split.offsets[client : client + 2]
     offsets = split.offsets.copy()
     offsets[client + 1 :] += len(z) - (last - first)
 
-    def joined(values: NDArray[Any], own: NDArray[Any]) -> NDArray[Any]:
+    def splice(values: NDArray[Any], own: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([values[:first], own, values[last:]])
 
-    y = joined(split.y, np.zeros(len(z), np.int64))
-    return Embedded(joined(split.z, z), joined(split.logits, logits), y, offsets)
+    y = splice(split.y, np.zeros(len(z), np.int64))
+    return Embedded(splice(split.z, z), splice(split.logits, logits), y, offsets)
 
 
-def with_later_clients(run: Run, lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution) -> None:
-    """Give a run the embeddings of the clients of ``data`` behind those that are stored, and their stores."""
+def append_later_clients(
+    run: Run, lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution
+) -> None:
+    """Append the embeddings and stores of the later clients of ``data`` to those of a run, in place."""
     assert run.embeddings is not None
-    backbone = _opened(lineage, data, execution)
+    backbone = _open_backbone(lineage, data, execution)
     federation = backbone.run.federation
     stored_clients = len(run.embeddings["test"].offsets) - 1
     extended = dict(run.embeddings)
     for client in run.clients[stored_clients:].tolist():
         for split, known in extended.items():
             rows = federation.rows(client, split)
-            z, logits = backbone.outputs(rows)
-            extended[split] = _appended(known, z, logits, federation.y[rows].cpu().numpy())
+            z, logits = backbone.embed(rows)
+            extended[split] = _append_client(known, z, logits, federation.y[rows].cpu().numpy())
             if split == "validation" and run.arrived is not None:
-                run.arrived = _appended(run.arrived, z, logits, federation.y[rows].cpu().numpy())
+                run.arrived = _append_client(run.arrived, z, logits, federation.y[rows].cpu().numpy())
     backbone.run.engine.close()
     run.embeddings = extended
     datastore = lineage["datastore"]
     if datastore is not None and run.stores is not None:
         for client in run.clients[stored_clients:].tolist():
-            run.stores = _with_store(run.stores, datastore, extended["train"], client)
+            run.stores = _append_store(run.stores, datastore, extended["train"], client)
 
 
-def _appended(split: Embedded, z: NDArray[np.float32], logits: NDArray[np.float32], y: NDArray[np.int64]) -> Embedded:
+def _append_client(
+    split: Embedded, z: NDArray[np.float32], logits: NDArray[np.float32], y: NDArray[np.int64]
+) -> Embedded:
     """Return a split of embeddings with the samples (n, d) of one more client."""
     return Embedded(
         np.concatenate([split.z, z]),
@@ -142,8 +148,8 @@ def _appended(split: Embedded, z: NDArray[np.float32], logits: NDArray[np.float3
     )
 
 
-def _with_store(stores: Stores, datastore: Artifact, train: Embedded, client: int) -> Stores:
-    """Return the stores with that of one more client, built as the others were."""
+def _append_store(stores: Stores, datastore: Artifact, train: Embedded, client: int) -> Stores:
+    """Return the stores with that of one more client, built from the same request."""
     stored = StoredEmbeddings(train.z, train.logits, train.y, train.offsets, np.arange(len(train.y)))
     blob, samples = build_store(datastore.manifest.request, stored, client)
     return Stores(

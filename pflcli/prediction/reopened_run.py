@@ -1,9 +1,9 @@
-"""Stored predictions, opened with all that made them, so that their clients can answer further samples."""
+"""Open stored predictions together with everything that made them, so that they can predict further samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from pflcli.training.build_run import build_run
 
 @dataclass(frozen=True)
 class ReopenedRun:
-    """Predictions of one method with the run that made them: everything that ``personalize`` was asked for."""
+    """Predictions of one method, and everything needed to build the run that made them again."""
 
     artifact: Artifact
     name: str
@@ -40,13 +40,13 @@ class ReopenedRun:
     settings: Settings
     seed: int
     lineage: Mapping[str, Artifact | None]
-    """artifacts by kind, None for those that are not in the lineage"""
+    """artifacts by kind; None for kinds that are not in the lineage"""
     earlier_run: Artifact | None
-    """the predictions whose choices were taken"""
+    """the predictions whose tuned options were reused (``--refit``)"""
     weights: initial.Weights | None
-    """initial weights from a file of the user's"""
+    """initial weights from the user's file"""
     later: LaterClients | None = None
-    """the clients that came after the rounds, behind those of the partition"""
+    """clients that joined after the rounds; they follow those of the partition"""
 
     @property
     def partition(self) -> Artifact:
@@ -57,11 +57,11 @@ class ReopenedRun:
 
     @property
     def begins_with_weights(self) -> bool:
-        """Whether models began with the weights of a file."""
+        """Whether the initial weights came from a file."""
         return "weights" in self.artifact.manifest.request
 
     def run(self, data: Partition, execution: Execution) -> Run:
-        """Return the run on the samples ``data``, with its lineage, initial weights and choices."""
+        """Build the run on the samples ``data``."""
         return build_run(
             data,
             self.method,
@@ -76,7 +76,7 @@ class ReopenedRun:
         )
 
     def execution(self, execution: Execution) -> Execution:
-        """Return how to compute: as the predictions were, where it is left to this method, so that bits agree."""
+        """Use the engine of the original run unless another one is asked for, so that results match bit for bit."""
         mode = self.artifact.manifest.made.get("engine", "auto")
         return Execution(
             device=execution.device,
@@ -89,15 +89,15 @@ class ReopenedRun:
 def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     """Open predictions of one method and their lineage.
 
-    Raises InputError if a part of the lineage is missing or the predictions are too old to be read as a run, UsageError
-    if the run began with ``weights`` of a file that are not given, or with others.
+    Raises InputError if a part of the lineage is missing or the predictions were made by an incompatible version;
+    UsageError if the run began with the weights of a file, and ``weights`` is not that file.
     """
     request = artifact.manifest.request
     name = str(request["method"])
     method = run_request.method_of(artifact)
     reference = next((item for item in artifact.manifest.inputs if item.role == "source"), None)
     if reference is None:
-        raise InputError(f"{artifact.path} does not say what it was made from", "run its method again")
+        raise InputError(f"{artifact.path} does not record the artifact it was made from", "run its method again")
     source = follow(artifact, reference)
     lineage = {kind: ancestor(source, kind) for kind in lineage_order.KINDS}
     if lineage["partition"] is None:
@@ -119,13 +119,13 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
         int(request["seed"]),
         lineage,
         None if choices is None else follow(artifact, choices),
-        _weights(artifact, lineage["backbone"], weights),
-        _later_clients(artifact, lineage["partition"]),
+        _read_weights(artifact, lineage["backbone"], weights),
+        _read_later_clients(artifact, lineage["partition"]),
     )
 
 
-def _later_clients(artifact: Artifact, partition: Artifact) -> LaterClients | None:
-    """Return the clients that came after the rounds; raises InputError if their samples are not of the partition's."""
+def _read_later_clients(artifact: Artifact, partition: Artifact) -> LaterClients | None:
+    """Return the clients that joined after the rounds; raises InputError if they do not fit the partition."""
     later, form = predictions.later_clients(artifact), partitions.form(partition)
     if later is None:
         return None
@@ -141,21 +141,23 @@ def _later_clients(artifact: Artifact, partition: Artifact) -> LaterClients | No
     return later
 
 
-def _weights(artifact: Artifact, backbone: Artifact | None, file: Path | str | None) -> initial.Weights | None:
-    """Return the weights with which a run began that has no backbone; raises UsageError if they are not given."""
+def _read_weights(artifact: Artifact, backbone: Artifact | None, file: Path | str | None) -> initial.Weights | None:
+    """Return the initial weights of a run without a backbone; raises UsageError for a missing or wrong file."""
     digest = artifact.manifest.request.get("weights")
     if file is None:
         if digest is not None and backbone is None:
-            raise UsageError(f"{artifact.path} began with the weights of a file", "--weights FILE, with that file")
+            raise UsageError(
+                f"{artifact.path} was trained from the weights in a file", "--weights FILE, with that file"
+            )
         return None
     weights = initial.read(file)
     if weights.digest != digest:
-        raise UsageError(f"{artifact.path} did not begin with {weights.path}", "leave out --weights")
+        raise UsageError(f"{artifact.path} was not trained from {weights.path}", "leave out --weights")
     return weights
 
 
-def changed_code(artifact: Artifact) -> list[str]:
-    """Return the files, such as methods/ditto, that have changed since the predictions were made."""
+def find_changed_code(artifact: Artifact) -> list[str]:
+    """Return the methods and models, such as ``methods/ditto``, that changed since the predictions were made."""
     changed = []
     for name, digest in artifact.manifest.code.items():
         group, slash, file = name.partition("/")
@@ -164,8 +166,8 @@ def changed_code(artifact: Artifact) -> list[str]:
     return changed
 
 
-def preprocessing_of(artifact: Artifact, partition: Artifact, book: Codebook, client: str | None) -> Preprocessing:
-    """Return how the samples of a client became what the model takes; see ``preprocessing.from_codebook``."""
+def read_preprocessing(artifact: Artifact, partition: Artifact, book: Codebook, client: str | None) -> Preprocessing:
+    """Return the preprocessing of a client's samples; see ``preprocessing.from_codebook``."""
     try:
         dataset = ancestor(partition, "dataset")
     except GoneError:
@@ -176,11 +178,46 @@ def preprocessing_of(artifact: Artifact, partition: Artifact, book: Codebook, cl
 
 
 def client_names(artifact: Artifact) -> list[str]:
-    """Return the names of the clients (m,), their numbers where they have none."""
+    """Return the names of the clients (m,); clients without names are numbered."""
     return codebook.read(artifact).client_names(int(artifact.manifest.summary["clients"]))
 
 
-def number_of(client: str, names: Sequence[str]) -> int | None:
-    """Return the number of the client of this name, None if there is none."""
-    places = np.flatnonzero(np.asarray(names, dtype=np.str_) == client)
-    return int(places[0]) if len(places) else None
+def find_client(client: str, names: Sequence[str]) -> int | None:
+    """Return the number of the client with this name, None if there is none."""
+    return names.index(client) if client in names else None
+
+
+def append_clients(data: Partition, later: LaterClients, count: int) -> Partition:
+    """Return the partition with later clients appended, as unseen ones, up to ``count`` clients in all.
+
+    True clusters are left out, as they are unknown for later clients.
+    """
+    more = count - len(data.names)
+    offsets = later.offsets[: len(client_blocks.SPLITS) * more + 1]
+    rows = slice(0, int(offsets[-1]))
+    known = np.zeros(len(data.names), np.bool_) if data.new is None else data.new
+    return replace(
+        data,
+        x=np.concatenate([data.x, later.x[rows]]),
+        y=np.concatenate([data.y, later.y[rows]]),
+        sample=np.concatenate([data.sample, later.sample[rows]]),
+        offsets=np.concatenate([data.offsets, data.offsets[-1] + offsets[1:]]),
+        names=[*data.names, *(f"later {number}" for number in range(more))],
+        cluster=None,
+        poisoned=None,
+        update_factor=None,
+        update_noise=None,
+        new=np.concatenate([known, np.ones(more, np.bool_)]),
+    )
+
+
+def join_later_clients(first: LaterClients | None, second: LaterClients) -> LaterClients:
+    """Return the later clients ``first``, if any, followed by those of ``second``."""
+    if first is None:
+        return second
+    return LaterClients(
+        np.concatenate([first.x, second.x]),
+        np.concatenate([first.y, second.y]),
+        np.concatenate([first.sample, second.sample]),
+        np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]]),
+    )

@@ -1,4 +1,4 @@
-"""Everything that one client predicts with: preprocessing, one or several networks, and the store of kNN-Per."""
+"""The complete model of one client: preprocessing, one or several networks, and the store of kNN-Per."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pflcli.federation.run import Run
 from pflcli.knn.client_store import NeighbourVote
 from pflcli.models import Net
 from pflcli.parameters import Params
-from pflcli.prediction import answerer, reopened_run
+from pflcli.prediction import reopened_run, stored_predictor
 from pflcli.prediction.reopened_run import ReopenedRun
 
 
 @dataclass(frozen=True)
 class StandaloneModel:
-    """Everything that one client predicts with, from raw samples to probabilities.
+    """The complete model of one client, from raw samples to probabilities.
 
-    ``preprocessing`` makes samples from raw ones, and ``pixels`` says how a model takes those of images: divided by
-    255, less the mean of each channel (C,), by its deviation (C,); None leaves them in [0, 1]. Each of ``networks``
-    then gives logits; their probabilities are summed by ``shares``. With ``neighbours``, the answer of a store is mixed
-    in. ``classes`` (C,) are their names. ``x`` (n, ...) are the client's test samples, or if it has none its other
-    samples, and ``p`` (n, C) what it answers for them.
+    ``preprocessing`` turns raw samples into samples of the partition. For images, ``pixels`` are the mean and the
+    standard deviation of each channel, (C,), by which pixels / 255 are normalized; with None they stay in [0, 1]. The
+    probabilities of the ``networks`` are summed with the weights ``shares``. With ``neighbours``, the votes of a store
+    are mixed in. ``classes`` (C,) are class names. ``x`` (n, ...) are the client's test samples, or its other samples
+    if it has none, and ``p`` (n, C) the predictions for them.
     """
 
     method: str
@@ -45,44 +45,44 @@ class StandaloneModel:
     p: NDArray[np.float32]
 
 
-def standalone_model(model: ReopenedRun, client: int, execution: Execution) -> StandaloneModel:
-    """Return everything that a client, by its number, predicts with.
+def build_standalone_model(model: ReopenedRun, client: int, execution: Execution) -> StandaloneModel:
+    """Return the complete model of a client, given by its number.
 
-    Raises InputError if the method predicts by more than networks and a store, or the client has no sound model.
+    Raises InputError if the method needs more than networks and a store to predict, or the client has no sound model.
     """
-    data, _ = answerer.samples_of(model, client)
+    data, _ = stored_predictor.read_samples(model, client)
     samples = _own_samples(data, client)
-    at = answerer.ready(model, client, samples, execution)
+    at = stored_predictor.prepare_client(model, client, samples, execution)
     at.run.keeps_models = True
-    answers, own = answerer.predict_client(model, at)
-    answer = answers["test"]
+    by_split, own = stored_predictor.predict_client(model, at)
+    predicted = by_split["test"]
     name = reopened_run.client_names(model.artifact)[client]
-    if answer.remarks:
-        raise InputError(f"client {name} has no sound model: {'; '.join(answer.remarks)}")
+    if predicted.remarks:
+        raise InputError(f"client {name} has no sound model: {'; '.join(predicted.remarks)}")
     if own is None:
         raise InputError(
-            f"{model.name} cannot be exported: with these options it predicts by more than networks and a store",
-            f"pfl predict {model.artifact.path} DATA --client NAME predicts by it",
+            f"{model.name} cannot be exported: with these options it needs more than networks and a store to predict",
+            f"pfl predict {model.artifact.path} DATA --client NAME predicts with it",
         )
     book = codebook.read(model.artifact)
     return StandaloneModel(
         model.name,
         name,
         tuple(book.class_names(data.classes)),
-        reopened_run.preprocessing_of(model.artifact, model.partition, book, name),
+        reopened_run.read_preprocessing(model.artifact, model.partition, book, name),
         _pixels(at.run),
         tuple(_network(model, at.run, data.x.dtype == np.int16, params) for params in own.networks),
         own.shares,
         own.neighbours,
         samples,
-        answer.parts["p"],
+        predicted.parts["p"],
     )
 
 
 def _own_samples(data: Partition, client: int) -> NDArray[Any]:
-    """Return a client's test samples (n, ...), or if it has none its other samples: they have its own scale.
+    """Return a client's test samples (n, ...), or its other samples if it has none: these have the client's scale.
 
-    A client without any sample has no scale of its own either; then one sample of another stands for them.
+    A client without samples has no scale of its own, so any sample of another client will do.
     """
     first, test, last = data.offsets[3 * client + np.asarray([0, 2, 3])]
     x = data.x[test:last] if last > test else data.x[first:last]
@@ -90,7 +90,7 @@ def _own_samples(data: Partition, client: int) -> NDArray[Any]:
 
 
 def _network(model: ReopenedRun, run: Run, is_tokens: bool, params: Params) -> Net:
-    """Return the model with these parameters, as it answers."""
+    """Return the network with these parameters, in evaluation mode."""
     shape, classes = run.federation.in_shape, run.federation.classes
     network = models.create(model.settings.model, shape, classes, model.seed, tokens=is_tokens)
     for name, value in parameters.state(network).items():
@@ -99,7 +99,7 @@ def _network(model: ReopenedRun, run: Run, is_tokens: bool, params: Params) -> N
 
 
 def _pixels(run: Run) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Return mean and deviation (C,) of the channels of images, None if they are not normalized."""
+    """Return mean and standard deviation (C,) of the channels of images, None if they are not normalized."""
     if run.federation.scale is None:
         return None
     mean, deviation = (values.flatten().cpu().numpy() for values in run.federation.scale)

@@ -101,7 +101,7 @@ def test_tables_keep_names_and_numbers_whole(small, compared, width):
     outputs = terminal(width, [again, ["show", comparison], evaluation, ["show", small.ev], *lists])
     for part, artifact in zip(outputs[:4], (comparison, comparison, small.ev, small.ev), strict=True):
         opened = open_artifact(artifact)
-        is_whole(part, width, artifact, tables.of(read(opened), opened.kind))
+        is_whole(part, width, artifact, tables.build(read(opened), opened.kind))
     for part in outputs[4:]:
         assert max(map(len, part)) <= max(width, 120 if part is outputs[6] else 0)  # docstrings are 120 wide
     from pflcli import registry
@@ -139,6 +139,6 @@ def test_texts_wrap_between_words_and_nothing_is_lost():
 def test_a_pipe_gets_everything(pfl, compared):
     comparison, _ = compared
     ran = pfl("show", comparison)
-    table = tables.of(read(open_artifact(comparison)), "comparison")
+    table = tables.build(read(open_artifact(comparison)), "comparison")
     assert [line.split("\t") for line in ran.out.splitlines()] == [table.heading, *table.rows]
     assert "fedavg" in ran.err.splitlines()[0]

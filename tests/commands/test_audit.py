@@ -15,7 +15,7 @@ from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.auditing import attacks, black_box, inversion, queries
+from pflcli.auditing import attacks, inversion, queries
 from pflcli.commands.audit import audit
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
@@ -23,9 +23,8 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.stack import stack
 from pflcli.errors import InputError, PflError, UsageError
 from pflcli.execution import Execution
-from pflcli.prediction import answerer as answerers
-from pflcli.prediction import disclosure
-from pflcli.prediction.standalone_model import standalone_model
+from pflcli.prediction import disclosure, stored_predictor
+from pflcli.prediction.standalone_model import build_standalone_model
 
 ONE = Execution(threads=1)
 BRIEF = {"model": "logistic", "rounds": 1}
@@ -53,16 +52,16 @@ def by_attack(folder):
 def answering(monkeypatch, answer):
     """Let clients answer what ``answer`` says of each sample: whether it is a member, its label, and random numbers."""
 
-    def answers_to(answerer, sent_queries, execution):
+    def answer_queries(predictor, sent_queries, execution):
         draw = np.random.default_rng(0)
-        member = queries.learned(answerer.artifact, sent_queries.data)[sent_queries.rows]
+        member = queries.find_members(predictor.artifact, sent_queries.data)[sent_queries.rows]
         right = answer(member, draw)
         p = np.full((len(right), sent_queries.data.classes), 0.0)
         p += ((1 - right) / (sent_queries.data.classes - 1))[:, None]
         p[np.arange(len(right)), sent_queries.y] = right
         return {"p": p.astype(np.float32)}, []
 
-    monkeypatch.setattr(queries, "answers_to", answers_to)
+    monkeypatch.setattr(queries, "answer_queries", answer_queries)
 
 
 def test_an_answerer_that_looks_samples_up_is_recognized(splits, tmp_path, monkeypatch):
@@ -85,14 +84,14 @@ def test_an_answerer_that_knows_nothing_of_members_is_a_guess(splits, tmp_path, 
 
 def test_samples_that_are_sent_get_the_answers_of_predict(splits):
     artifact = open_artifact(splits / "local0")
-    answerer = answerers.open_answerer(artifact)
-    data = queries.samples_of(answerer)
-    sent_queries = queries.of_clients(data, queries.split_of(data) == 0)
-    parts, _ = queries.answers_to(answerer, sent_queries, ONE)
+    predictor = stored_predictor.open_predictor(artifact)
+    data = queries.read_samples(predictor)
+    sent_queries = queries.select_queries(data, queries.split_numbers(data) == 0)
+    parts, _ = queries.answer_queries(predictor, sent_queries, ONE)
     for client in range(4):
         own = slice(*sent_queries.offsets[client : client + 2])
         assert (sent_queries.client[own] == client).all()
-        expected = answerer.answer(client, data.x[sent_queries.rows[own]], ONE).parts["p"]
+        expected = predictor.predict(client, data.x[sent_queries.rows[own]], ONE).parts["p"]
         np.testing.assert_allclose(parts["p"][own], expected, rtol=0, atol=1e-6)
 
 
@@ -118,7 +117,7 @@ def test_a_client_with_few_samples_has_no_area_and_is_counted(tmp_path, monkeypa
     audit(tmp_path / "m", tmp_path / "a")
     row = by_attack(tmp_path / "a")["confidence"]
     assert (row["clients"], row["undefined"]) == (3, 1)
-    few = [row for row in rows(tmp_path / "a", "clients.csv") if int(row["members"]) < attacks.FEWEST]
+    few = [row for row in rows(tmp_path / "a", "clients.csv") if int(row["members"]) < attacks.MIN_MEMBERS]
     assert {row["name"] for row in few} == {"=few"}
     assert all(row["auc"] == "" for row in few)
     assert any("1 client with fewer than 5" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
@@ -161,10 +160,10 @@ def test_references_that_cannot_serve_are_refused(splits, tmp_path):
     personalize("local", tmp_path / "p", tmp_path / "others", settings=BRIEF, execution=ONE)
     good = splits / "local1"
     cases = [
-        (UsageError, [good], "spread between models"),
-        (UsageError, [good, good], "given twice"),
-        (UsageError, [good, splits / "local0"], "no reference for itself"),
-        (InputError, [good, tmp_path / "lr"], "another method, or by other options"),
+        (UsageError, [good], "need at least 2"),
+        (UsageError, [good, good], "twice"),
+        (UsageError, [good, splits / "local0"], "audited artifact itself"),
+        (InputError, [good, tmp_path / "lr"], "another method, other options"),
         (InputError, [good, tmp_path / "seed"], "--split-seed"),
         (InputError, [good, tmp_path / "others"], "do not have the same samples"),
     ]
@@ -207,11 +206,11 @@ def test_test_samples_that_were_given_are_named_in_a_warning(tmp_path):
 
 def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     audit(small.st, tmp_path / "a", execution=ONE)
-    answerer = answerers.open_answerer(open_artifact(small.st))
-    data = queries.samples_of(answerer)
-    sent_queries = queries.of_clients(data, queries.split_of(data) == client_blocks.SPLITS.index("test"))
-    parts, _ = queries.answers_to(answerer, sent_queries, ONE)
-    expected = answerer.answer(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
+    predictor = stored_predictor.open_predictor(open_artifact(small.st))
+    data = queries.read_samples(predictor)
+    sent_queries = queries.select_queries(data, queries.split_numbers(data) == client_blocks.SPLITS.index("test"))
+    parts, _ = queries.answer_queries(predictor, sent_queries, ONE)
+    expected = predictor.predict(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
     np.testing.assert_allclose(parts["p"][slice(*sent_queries.offsets[2:4])], expected, atol=1e-6)
 
 
@@ -261,11 +260,11 @@ def test_a_class_is_inverted_to_the_picture_that_the_model_knows(tmp_path, monke
 
 def test_votes_of_a_store_are_inverted_as_they_are_answered(small):
     """The answer through which gradients flow is the one that the client gives."""
-    model = answerers.open_answerer(open_artifact(small.knn))
-    parts = standalone_model(model.run, 1, ONE)
+    model = stored_predictor.open_predictor(open_artifact(small.knn))
+    parts = build_standalone_model(model.run, 1, ONE)
     picture = torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]
     with torch.no_grad():
-        p = inversion._answer(parts, picture).numpy()
+        p = inversion._predict(parts, picture).numpy()
     np.testing.assert_allclose(p, parts.p, atol=1e-5)
 
 
@@ -274,9 +273,9 @@ def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
     assert any("a stack answers by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
     with pytest.raises(UsageError):
         audit(small.knn, tmp_path / "b", invert=-1)
-    data = queries.samples_of(answerers.open_answerer(open_artifact(small.knn)))
-    model = answerers.open_answerer(open_artifact(small.knn))
-    results, remarks = inversion.inverted(model, replace(data, x=data.x.astype(np.float32)), [0], ONE)
+    data = queries.read_samples(stored_predictor.open_predictor(open_artifact(small.knn)))
+    model = stored_predictor.open_predictor(open_artifact(small.knn))
+    results, remarks = inversion.invert_classes(model, replace(data, x=data.x.astype(np.float32)), [0], ONE)
     assert (results, remarks) == ([], ["classes are not inverted: samples are not images"])
 
 
@@ -309,7 +308,7 @@ def test_gradients_are_estimated_from_answers_and_through_rounding():
 
     picture, draw = torch.full((2, 1, 4, 6), 0.5), np.random.default_rng(0)
     for text, least in (("full", 0.4), ("rounded:2", 0.3), ("label", 0.3)):
-        estimated = black_box.gradient(answer, disclosure.load(text), picture, draw)
+        estimated = inversion.estimate_gradient(answer, disclosure.parse(text), picture, draw)
         falls = torch.tensor([-1.0, -1, -1, 1, 1, 1]).expand(4, 6)
         for number, sign in ((0, 1), (1, -1)):  # the cost of class 0 falls where the left half rises
             direction = torch.stack([estimated[number].flatten(), sign * falls.flatten()])

@@ -12,7 +12,7 @@ from helpers import error_text
 from pflcli import rng
 from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.reader import open_artifact
-from pflcli.auditing.canaries import CanaryMean, facts
+from pflcli.auditing.canary_training import CanaryMean, summarize
 from pflcli.commands.audit import audit
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
@@ -44,7 +44,7 @@ def vectors(seed, *, count=100, rate=1.0, clip=1.0, adapts=False):
             release.add({"w": uploads}, np.ones(len(updates)))
         model = release.value()
         mean.end_round()
-    return facts(mean, DELTA, accounting.epsilon(NOISE, rate, ROUNDS, DELTA))
+    return summarize(mean, DELTA, accounting.epsilon(NOISE, rate, ROUNDS, DELTA))
 
 
 def without_noise(patch):
@@ -121,8 +121,8 @@ def test_directions_are_of_length_one_and_updates_longer_than_the_clip():
     norms = sum((uploads[name] - like[name]).square().flatten(1).sum(1) for name in like).sqrt()
     np.testing.assert_allclose(norms, 5.0, rtol=1e-4)
     mean.moved = {name: value.double() for name, value in mean._direction(like, 7).items()}
-    assert mean.measured(0, 30)[7] == pytest.approx(1.0, abs=1e-5)
-    assert np.abs(np.delete(mean.measured(0, 30), 7)).max() < 0.5
+    assert mean.project(0, 30)[7] == pytest.approx(1.0, abs=1e-5)
+    assert np.abs(np.delete(mean.project(0, 30), 7)).max() < 0.5
 
 
 @pytest.fixture(scope="module")

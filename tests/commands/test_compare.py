@@ -27,7 +27,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.evaluation.page import lineage, repeat
+from pflcli.evaluation.page import lineage
 from pflcli.execution import Execution
 from pflcli.methods import local
 from pflcli.training import run_request
@@ -796,5 +796,5 @@ def test_a_positive_class_is_added_to_a_comparison(pfl, tmp_path):
     assert (ran.code, "unknown class 'nowhere' for --positive" in ran.err) == (2, True)
     tuned = pfl(*words[:3], tmp_path / "t", *words[4:], *metric, "--positive", classes[0], "--tune", 2)
     assert (tuned.code, "leave out --positive" in tuned.err, (tmp_path / "t").exists()) == (2, True, False)
-    (line,) = repeat.lines(lineage.trace(open_artifact(out / "comparison")))[-1:]
+    (line,) = lineage.list_commands(lineage.trace(open_artifact(out / "comparison")))[-1:]
     assert f"--positive {classes[0]}" in line or f"--positive '{classes[0]}'" in line

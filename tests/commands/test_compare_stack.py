@@ -240,7 +240,7 @@ def test_killed_it_is_resumed(copied, stacked, monkeypatch, tree, untrained):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "learn", interrupt)
+        patch.setattr(pool, "fit_pool", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(copied, [*METHODS, "stack"])
     assert not (copied / "comparison").exists()

@@ -90,14 +90,14 @@ def test_every_model_gives_the_same_probabilities_as_onnx(name, kind, shape):
         expected = torch.softmax(net(data.inputs(slice(0, 3))), dim=1).numpy()
     form = Preprocessing("p", Form(shape, TYPES[kind], CLASSES))
     pieces = StandaloneModel("local", "a", tuple("abcde"), form, pixels, (net,), (1.0,), None, x, expected)
-    session = onnxruntime.InferenceSession(onnx_network.network(pieces))
+    session = onnxruntime.InferenceSession(onnx_network.export_network(pieces))
     for n in (1, 3):
         p = session.run(["p"], {"x": x[:n].astype(onnx_network.input_dtype(form))})[0]
         np.testing.assert_allclose(p, expected[:n], rtol=0, atol=1e-5)
 
 
 def answers(folder, x):
-    return reader.answer(folder, json.loads((folder / "model.json").read_text()), x)
+    return reader.predict(folder, json.loads((folder / "model.json").read_text()), x)
 
 
 @pytest.fixture(scope="module")
@@ -363,14 +363,14 @@ def test_an_empty_folder_takes_the_files_by_whatever_name(clinic, tmp_path, monk
 
 
 def test_answers_that_differ_from_those_of_pfl_are_counted_or_refused(clinic, tmp_path, monkeypatch, pfl):
-    answer, line = reader.answer, ("export", clinic / "m", "--client", "B", "-o", tmp_path / "x", "--threads", 1)
-    monkeypatch.setattr(reader, "answer", lambda *arguments: answer(*arguments) + 1e-4)
+    predict, line = reader.predict, ("export", clinic / "m", "--client", "B", "-o", tmp_path / "x", "--threads", 1)
+    monkeypatch.setattr(reader, "predict", lambda *arguments: predict(*arguments) + 1e-4)
     ran = pfl(*line)
     assert ran.code == 0
     assert "of them differ by more than 1e-05" in " ".join(ran.err.split())
     agreement = json.loads((tmp_path / "x" / "model.json").read_text())["agreement"]
     assert agreement["beyond"] == agreement["samples"] > 0
-    monkeypatch.setattr(reader, "answer", lambda *arguments: answer(*arguments) + 0.1)
+    monkeypatch.setattr(reader, "predict", lambda *arguments: predict(*arguments) + 0.1)
     ran = pfl(*line, "--force")
     assert (ran.code, ran.out) == (5, "")
     assert "exported network differ" in " ".join(ran.err.split())

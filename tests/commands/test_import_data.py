@@ -24,7 +24,7 @@ from pflcli.artifacts.reader import ancestor, open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.errors import InputError, PflError, UsageError
-from pflcli.evaluation.page import lineage, repeat
+from pflcli.evaluation.page import lineage
 from pflcli.execution import Execution
 
 PLAIN = "who,class,a,b\nann,yes,1.5,-2\nbob,no,0.1,3e2\nann,no,7,0\n"
@@ -571,7 +571,7 @@ def test_many_distinct_integers_look_like_a_quantity(pfl, write_file, tmp_path, 
     assert ran.code == 0, ran.err
     artifact = open_artifact(out)
     assert (len(datasets.read(artifact).classes), artifact.manifest.request["classes"]) == (distinct, True)
-    (repeated,) = repeat.lines(lineage.trace(artifact))
+    (repeated,) = lineage.list_commands(lineage.trace(artifact))
     assert "--classes" in repeated.split()
     ran = pfl("import", path, "--like", out, "-o", tmp_path / "newer")
     assert ran.code == 0, ran.err

@@ -94,7 +94,7 @@ def test_answers_are_the_pool_of_what_was_stored(small):
     parts = [predictions.read(fedavg, "test").parts["p"], predictions.read(knn, "test").parts["knn"]]
     actual, pooled = predictions.read(stacked, "test"), predictions.tuned(stacked)["pooled"]
     of_pool = np.repeat(pooled, np.diff(actual.offsets)).astype(bool)
-    expected = np.where(of_pool[:, None], pool.answer(pool.logarithms(parts), b), parts[0])
+    expected = np.where(of_pool[:, None], pool.predict(pool.log_probabilities(parts), b), parts[0])
     np.testing.assert_allclose(actual.parts["p"], expected, atol=1e-6)
     assert stacked.manifest.summary["tuned"]["pooled"]["mean"] == pooled.mean()
 

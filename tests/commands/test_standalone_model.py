@@ -16,7 +16,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.errors import InputError
 from pflcli.execution import Execution
 from pflcli.prediction import reopened_run, standalone_model
-from pflcli.prediction.standalone_model import standalone_model as make_standalone
+from pflcli.prediction.standalone_model import build_standalone_model
 
 ONE = Execution(threads=1)
 
@@ -30,7 +30,7 @@ def outputs(network, x):
 
 def test_knn_per_is_a_network_and_a_store(small):
     artifact, data = open_artifact(small.knn), partitions.read(open_artifact(small.p))
-    one = make_standalone(reopened_run.reopen(artifact, None), 2, ONE)
+    one = build_standalone_model(reopened_run.reopen(artifact, None), 2, ONE)
     logits, z = outputs(one.networks[0], data.x[slice(*data.offsets[8:10])])
     model = torch.softmax(logits.double(), dim=1).numpy()
     store = one.neighbours.store
@@ -49,7 +49,7 @@ def test_knn_per_is_a_network_and_a_store(small):
 def test_a_personal_model_is_a_network(small, tmp_path):
     personalize("fedper", small.p, tmp_path / "m", settings={"model": "mlp", "rounds": 1}, execution=ONE)
     artifact, data = open_artifact(tmp_path / "m"), partitions.read(open_artifact(small.p))
-    one = make_standalone(reopened_run.reopen(artifact, None), 2, ONE)
+    one = build_standalone_model(reopened_run.reopen(artifact, None), 2, ONE)
     logits, _ = outputs(one.networks[0], data.x[slice(*data.offsets[8:10])])
     split = predictions.read(artifact, "test")
     expected = split.parts["p"][slice(*split.offsets[2:4])]
@@ -59,15 +59,15 @@ def test_a_personal_model_is_a_network(small, tmp_path):
 
 def test_a_client_without_a_sound_model_is_refused(small, tmp_path, monkeypatch):
     personalize("local", small.p, tmp_path / "m", settings={"model": "logistic", "rounds": 1}, execution=ONE)
-    predict_client = standalone_model.answerer.predict_client
+    predict_client = standalone_model.stored_predictor.predict_client
 
     def diverged(*arguments):
         answers, model = predict_client(*arguments)
         return {split: replace(answer, remarks=("training diverged",)) for split, answer in answers.items()}, model
 
-    monkeypatch.setattr(standalone_model.answerer, "predict_client", diverged)
+    monkeypatch.setattr(standalone_model.stored_predictor, "predict_client", diverged)
     with pytest.raises(InputError) as error:
-        make_standalone(reopened_run.reopen(open_artifact(tmp_path / "m"), None), 0, ONE)
+        build_standalone_model(reopened_run.reopen(open_artifact(tmp_path / "m"), None), 0, ONE)
     assert "has no sound model: training diverged" in error_text(error)
 
 
@@ -75,7 +75,7 @@ def test_normalized_images_say_how(small, tmp_path):
     settings = {"model": "logistic", "rounds": 1, "normalize": "dataset"}
     personalize("local", small.p, tmp_path / "m", settings=settings, execution=ONE)
     artifact, data = open_artifact(tmp_path / "m"), partitions.read(open_artifact(small.p))
-    one = make_standalone(reopened_run.reopen(artifact, None), 1, ONE)
+    one = build_standalone_model(reopened_run.reopen(artifact, None), 1, ONE)
     mean, deviation = (value.item() for value in one.pixels)
     x = torch.from_numpy(data.x[slice(*data.offsets[5:7])])[:, None].float() / 255
     with torch.no_grad():

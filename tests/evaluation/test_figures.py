@@ -25,7 +25,7 @@ from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.charts import attacks, clients, curves, matrices, vega
 from pflcli.evaluation.charts.matrices import Order
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.attention import of_last_round
+from pflcli.evaluation.metrics.attention import select_last_round
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLUSTER = np.asarray([1, 0, 1, 0])
@@ -114,12 +114,12 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
     personalize("gossip", grouped, tmp_path / "g", settings=FEW)
     x, y = ("--plot", tmp_path / "x.png"), ("--attention", tmp_path / "x.csv")
     for words, message in [
-        ((tmp_path / "m", *x, "--plot-rounds", "2"), "holds no attention of round 2"),
-        ((tmp_path / "m", *y, "--plot-rounds", "5"), "it holds that of rounds 3 to 4"),
-        ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last"),
+        ((tmp_path / "m", *x, "--plot-rounds", "2"), "has no attention of round 2"),
+        ((tmp_path / "m", *y, "--plot-rounds", "5"), "it has that of rounds 3 to 4"),
+        ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last are not whole numbers"),
         ((tmp_path / "m", "--plot-rounds", "3"), "--plot-rounds needs --plot or --attention"),
-        ((tmp_path / "g", *x, "--plot-rounds", "3"), "holds no attention"),
-        ((tmp_path / "g", *y), "holds no attention"),
+        ((tmp_path / "g", *x, "--plot-rounds", "3"), "has no attention"),
+        ((tmp_path / "g", *y), "has no attention"),
         ((grouped, *x, "--plot-rounds", "3"), "is a partition without rounds"),
     ]:
         ran = pfl("show", *words)
@@ -132,7 +132,7 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
 def test_what_holds_nothing_to_draw(pfl, small, tmp_path):
     ran = pfl("show", small.fedavg, "--plot", tmp_path / "x.png")
     assert (ran.code, ran.out) == (2, "")
-    assert f"{small.fedavg} holds nothing to draw: fedavg keeps no attention" in ran.err
+    assert f"{small.fedavg} has nothing to draw: fedavg stores no attention" in ran.err
     assert "pfl evaluate" in ran.err
     assert not (tmp_path / "x.png").exists()
     personalize("fedham", small.p, tmp_path / "warm", settings={**FEW, "rounds": 1})
@@ -156,7 +156,7 @@ def test_attention_is_that_of_each_clients_last_round():
     first = np.zeros((2, 3, 3))
     first[0, 0], first[1, 1] = [0, 0.5, 0.5], [1, 0, 0]
     took = np.asarray([[True, True, False], [False, True, False]])
-    actual = of_last_round(first, took)
+    actual = select_last_round(first, took)
     np.testing.assert_array_equal(actual, [[0, 0.5, 0.5], [1, 0, 0], [np.nan] * 3])
 
 
@@ -168,7 +168,7 @@ def test_every_method_has_a_panel_of_its_own(count):
     rng = np.random.default_rng(0)
     scores = {f"m{place}": rng.random(40) for place in range(count + 1)}
     scores["m1"][:10] = np.nan
-    spec = clients.ranked(scores, "m0", "Accuracy")
+    spec = clients.draw_ranked(scores, "m0", "Accuracy")
     render(spec)
     (lines,) = panels(spec, "Accuracy")
     assert {row["method"] for row in chart_rows(lines) if "method" in row} == {*scores}
@@ -183,21 +183,21 @@ def test_every_method_has_a_panel_of_its_own(count):
 
 def test_dots_of_many_clients_are_thinned_and_the_title_says_so():
     rng = np.random.default_rng(0)
-    spec = clients.ranked({f"m{place}": rng.random(1000) for place in range(31)}, "m0", "Accuracy")
+    spec = clients.draw_ranked({f"m{place}": rng.random(1000) for place in range(31)}, "m0", "Accuracy")
     dots = [row for row in chart_rows(spec) if "base" in row]
     assert len(dots) == 30 * 100
     assert "100 of 1000 are drawn" in json.dumps(spec)
 
 
 def test_without_a_baseline_there_are_lines_alone():
-    spec = clients.ranked({"m0": np.asarray([0.1, 0.9])}, None, "Accuracy")
+    spec = clients.draw_ranked({"m0": np.asarray([0.1, 0.9])}, None, "Accuracy")
     assert [row["score"] for row in chart_rows(spec) if "score" in row] == [0.1, 0.9]
     render(spec)
 
 
 def test_where_less_is_better_the_worst_served_have_the_highest_score():
     brier = catalogue.METRICS["brier_score"]
-    spec = clients.ranked({"m0": np.asarray([0.1, 0.9, np.nan])}, None, "Brier", brier)
+    spec = clients.draw_ranked({"m0": np.asarray([0.1, 0.9, np.nan])}, None, "Brier", brier)
     assert [row["score"] for row in chart_rows(spec) if "score" in row] == [0.9, 0.1]
 
 
@@ -208,7 +208,7 @@ def test_a_row_per_client_is_sorted_by_the_baseline(count):
     if count:
         scores["m1"][0] = np.nan
     names = [f"client {number}" for number in range(count)]
-    spec = clients.by_client(names, scores, "m0", "Accuracy")
+    spec = clients.draw_clients(names, scores, "m0", "Accuracy")
     vega.render(spec)
     order = np.argsort(scores["m0"])
     assert spec["params"][0]["value"] == [names[client] for client in order]
@@ -221,12 +221,14 @@ def test_a_row_per_client_is_sorted_by_the_baseline(count):
 def test_names_that_break_charts_are_shown(form):
     scores = {name: np.linspace(0, 1, len(HOSTILE)) for name in HOSTILE}
     charts = [
-        clients.by_client(HOSTILE, scores, HOSTILE[0], HOSTILE[1]),
-        clients.ranked(scores, HOSTILE[4], HOSTILE[0]),
-        matrices.holdings(np.eye(len(HOSTILE), dtype=np.int64), HOSTILE[0], names=HOSTILE, classes=HOSTILE),
-        matrices.neighbours(np.eye(len(HOSTILE), dtype=bool), [], HOSTILE[0], names=HOSTILE),
-        attacks.roc({HOSTILE[4]: (np.asarray([0, 1.0]), np.asarray([0, 1.0]))}, HOSTILE, np.full((10, 3), 0.5), "\x00"),
-        attacks.classes(np.full((1, len(HOSTILE), 2, 2), 0.5), HOSTILE[:1], HOSTILE),
+        clients.draw_clients(HOSTILE, scores, HOSTILE[0], HOSTILE[1]),
+        clients.draw_ranked(scores, HOSTILE[4], HOSTILE[0]),
+        matrices.draw_holdings(np.eye(len(HOSTILE), dtype=np.int64), HOSTILE[0], names=HOSTILE, classes=HOSTILE),
+        matrices.draw_neighbours(np.eye(len(HOSTILE), dtype=bool), [], HOSTILE[0], names=HOSTILE),
+        attacks.draw_roc(
+            {HOSTILE[4]: (np.asarray([0, 1.0]), np.asarray([0, 1.0]))}, HOSTILE, np.full((10, 3), 0.5), "\x00"
+        ),
+        attacks.draw_classes(np.full((1, len(HOSTILE), 2, 2), 0.5), HOSTILE[:1], HOSTILE),
     ]
     begins = {"png": b"\x89PNG", "svg": b"<svg", "pdf": b"%PDF"}[form]
     sizes = []
@@ -238,11 +240,11 @@ def test_names_that_break_charts_are_shown(form):
 
 
 def test_text_can_be_drawn_and_told_apart():
-    texts = [vega.text(name) for name in HOSTILE]
+    texts = [vega.escape_name(name) for name in HOSTILE]
     assert len({*texts}) == len(HOSTILE)
-    assert texts == [vega.text(name) for name in texts]
-    assert vega.text("Zoë 東京\u3000x") == "Zoë 東京\u3000x"
-    assert vega.text("\x00") == "\\x00"
+    assert texts == [vega.escape_name(name) for name in texts]
+    assert vega.escape_name("Zoë 東京\u3000x") == "Zoë 東京\u3000x"
+    assert vega.escape_name("\x00") == "\\x00"
 
 
 def test_a_specification_fetches_nothing():
@@ -253,25 +255,25 @@ def test_a_specification_fetches_nothing():
 
 
 def test_clients_stand_by_group():
-    order = Order.by_group(4, CLUSTER)
+    order = Order.group_clients(4, CLUSTER)
     assert order.place.tolist() == [1, 3, 0, 2]
     assert order.group.tolist() == [0, 0, 1, 1]
     assert order.borders.tolist() == [-0.5, 1.5, 3.5]
-    assert Order.by_group(3, None).place.tolist() == [0, 1, 2]
+    assert Order.group_clients(3, None).place.tolist() == [0, 1, 2]
 
 
 def test_many_groups_are_numbers_and_few_are_words():
-    title, places, labels = Order.by_group(12, np.arange(12) % 2).ticks("client")
+    title, places, labels = Order.group_clients(12, np.arange(12) % 2).ticks("client")
     assert (title, places, labels) == ("client", [2.5, 8.5], ["group 0", "group 1"])
-    title, _, labels = Order.by_group(12, np.arange(12) % 6).ticks("client")
+    title, _, labels = Order.group_clients(12, np.arange(12) % 6).ticks("client")
     assert (title, labels) == ("client, by group", [*"012345"])
 
 
 def test_few_clients_are_called_by_their_names():
     names = ["ann", "a name that is long", "bob"]
-    assert Order.by_group(3, None, names).ticks("client")[2] == ["ann", "a name that is …", "bob"]
-    assert Order.by_group(3, np.asarray([0, 1, 1]), names).ticks("client")[2] == ["group 0", "group 1"]
-    assert Order.by_group(50, None).ticks("client")[2] == ["0", "10", "20", "30", "40"]
+    assert Order.group_clients(3, None, names).ticks("client")[2] == ["ann", "a name that is …", "bob"]
+    assert Order.group_clients(3, np.asarray([0, 1, 1]), names).ticks("client")[2] == ["group 0", "group 1"]
+    assert Order.group_clients(50, None).ticks("client")[2] == ["0", "10", "20", "30", "40"]
 
 
 def test_means_of_attention_by_hand():
@@ -280,7 +282,7 @@ def test_means_of_attention_by_hand():
     first[0, 0], second[0, 0] = [0, 0.2, 0.5, 0.3], [0.5, 0.5, 0]
     first[0, 1], second[0, 1] = [0.1, 0, 0, 0.9], [0.1, 0.2, 0.7]
     first[1, 2], second[1, 2] = [0.4, 0.6, 0, 0], [1, 0, 0]
-    spec = matrices.attention(first, second, np.asarray([3, 4]), "title", CLUSTER)
+    spec = matrices.draw_attention(first, second, np.asarray([3, 4]), "title", CLUSTER)
     render(spec)
     (panel,) = panels(spec, "mean over clients")
     means = {}
@@ -298,12 +300,12 @@ GRAPH[0, 2] = GRAPH[2, 0] = GRAPH[1, 0] = True
 
 
 def test_neighbours_have_the_colour_of_their_group_or_of_a_mistake():
-    order = Order.by_group(4, CLUSTER)
+    order = Order.group_clients(4, CLUSTER)
     ordered = GRAPH[np.ix_(order.place, order.place)]
     # 1, 3, 0, 2 from above: 1 has 0 of another group, 0 and 2 have one another.
     kinds = [[0, 0, 2, 0], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
-    assert matrices.kinds_of_pairs(ordered, order).tolist() == kinds
-    pixels, _ = image(matrices.neighbours(GRAPH, [], "title", CLUSTER))
+    assert matrices.classify_pairs(ordered, order).tolist() == kinds
+    pixels, _ = image(matrices.draw_neighbours(GRAPH, [], "title", CLUSTER))
     side = len(pixels) // 4
     cells = pixels[side // 2 :: side, side // 2 :: side]
     colours = {0: [255, 255, 255], 1: [0x88, 0x88, 0x88], 2: [0xD5, 0x5E, 0x00]}
@@ -311,7 +313,7 @@ def test_neighbours_have_the_colour_of_their_group_or_of_a_mistake():
 
 
 def test_a_graph_on_a_circle():
-    spec = matrices.neighbours(GRAPH, [], "title", CLUSTER)
+    spec = matrices.draw_neighbours(GRAPH, [], "title", CLUSTER)
     (panel,) = panels(spec, "neighbours, in either direction")
     edges = [row for row in chart_rows(panel) if "across" in row]
     assert [row["across"] for row in edges] == [False, True]  # drawn once, whoever has whom
@@ -327,10 +329,10 @@ def test_curves_of_neighbours():
         {"round": 1, "neighbours": 2.0, "precision": 0.5, "recall": 0.1},
         {"round": 2, "neighbours": 3.0, "precision": 1.0, "recall": 0.2},
     ]
-    (panel,) = panels(matrices.neighbours(GRAPH, rows, "title", CLUSTER), "neighbours against true groups")
+    (panel,) = panels(matrices.draw_neighbours(GRAPH, rows, "title", CLUSTER), "neighbours against true groups")
     drawn = [(row["curve"], row["round"], row["value"]) for row in chart_rows(panel)]
     assert drawn == [("precision", 1, 0.5), ("precision", 2, 1.0), ("recall", 1, 0.1), ("recall", 2, 0.2)]
-    (panel,) = panels(matrices.neighbours(GRAPH, rows, "title"), "number of neighbours")
+    (panel,) = panels(matrices.draw_neighbours(GRAPH, rows, "title"), "number of neighbours")
     assert [row["value"] for row in chart_rows(panel)] == [2.0, 3.0]
 
 
@@ -338,15 +340,15 @@ def test_curves_of_neighbours():
 def test_any_number_of_clients_can_be_drawn(count):
     graph = np.random.default_rng(0).random((count, count)) < 0.2
     for cluster in (None, np.arange(count) % 9):
-        render(matrices.neighbours(graph, [{"round": 1, "neighbours": 1.0}], "x", cluster))
-        render(matrices.holdings(graph.astype(np.int64), "x", cluster))
+        render(matrices.draw_neighbours(graph, [{"round": 1, "neighbours": 1.0}], "x", cluster))
+        render(matrices.draw_holdings(graph.astype(np.int64), "x", cluster))
 
 
 def test_many_clients_are_drawn_together():
     """A cell of several clients shows the neighbours that any of them has."""
     graph = np.zeros((2500, 2500), dtype=bool)
     graph[0, 2499] = graph[1200, 1201] = True
-    spec = matrices.neighbours(graph, [{"round": 1, "neighbours": 0.0}], "many", np.arange(2500) // 1250)
+    spec = matrices.draw_neighbours(graph, [{"round": 1, "neighbours": 0.0}], "many", np.arange(2500) // 1250)
     pixels, row = image(spec)
     cells = pixels[:: len(pixels) // 834, :: len(pixels) // 834]
     assert cells.shape == (834, 834, 3)
@@ -358,7 +360,7 @@ def test_many_clients_are_drawn_together():
 def test_a_partition_of_many_clients_is_an_image():
     counts = np.ones((3000, 3), dtype=np.int64)
     counts[:, 0] = np.arange(3000)
-    spec = matrices.holdings(counts, "many", new=np.arange(3000) > 2000)
+    spec = matrices.draw_holdings(counts, "many", new=np.arange(3000) > 2000)
     assert len(chart_rows(spec)) < 3100
     assert sum(row["kind"].startswith("new") for row in chart_rows(spec) if "kind" in row) == 999
     pixels, _ = image(spec)
@@ -373,7 +375,7 @@ def test_a_collapse_into_what_is_not_finite():
         "validation": np.asarray([0.9, 0.1, -1]),
         "rejected": np.asarray([0, 0, 4.0]),
     }
-    spec = curves.collapse(history, rounds, "x")
+    spec = curves.draw_collapse(history, rounds, "x")
     render(spec)
     values = [[row["value"] for row in chart_rows(panel) if "value" in row] for panel in spec["vconcat"]]
     assert values == [[0.9, 1.5, 9], [0.1, 1e30], [0.9, 0.1, 0.0]]
@@ -382,10 +384,12 @@ def test_a_collapse_into_what_is_not_finite():
 def test_a_roc_curve_keeps_its_corners():
     step = np.repeat(np.arange(5001) / 5000, 2)
     false, true = step[:-1], step[1:]
-    spec = attacks.roc({"a": (np.asarray([0, 0, 0, 0.5, 1]), np.asarray([0, 0.2, 1, 1, 1]))}, [], np.empty((0, 3)), "a")
+    spec = attacks.draw_roc(
+        {"a": (np.asarray([0, 0, 0, 0.5, 1]), np.asarray([0, 0.2, 1, 1, 1]))}, [], np.empty((0, 3)), "a"
+    )
     points = [(row["false"], row["true"]) for row in chart_rows(spec) if row.get("attack") == "a"]
     assert points == [(0.01, 0.01), (0.01, 1), (1, 1)]
-    many = attacks.roc({"a": (false, true)}, ["ann"], np.asarray([[0.5, 0.4, 0.6]]), "a")
+    many = attacks.draw_roc({"a": (false, true)}, ["ann"], np.asarray([[0.5, 0.4, 0.6]]), "a")
     assert 500 < len([row for row in chart_rows(many) if row.get("attack") == "a"]) <= 2000
     render(many)
 

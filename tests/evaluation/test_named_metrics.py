@@ -22,7 +22,7 @@ from pflcli.evaluation import scoring
 from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.page import lineage, repeat
+from pflcli.evaluation.page import lineage
 from pflcli.evaluation.presentation import tables
 from pflcli.options import declaration
 
@@ -116,7 +116,7 @@ def test_exchanging_the_classes_exchanges_sensitivity_and_specificity(tmp_path):
         assert [rows["fedavg"][name]["value"] for name in ("sensitivity", "specificity")] == pytest.approx(expected)
         (row,) = csv.DictReader((tmp_path / positive / "clients.csv").open())
         assert [float(row[name]) for name in ("sensitivity", "specificity")] == pytest.approx(expected, abs=1e-6)
-    (line,) = repeat.lines(lineage.trace(open_artifact(tmp_path / "0")))[-1:]
+    (line,) = lineage.list_commands(lineage.trace(open_artifact(tmp_path / "0")))[-1:]
     assert "--positive 0" in line
 
 
@@ -172,7 +172,7 @@ def test_the_table_shows_it_first_and_is_no_wider(tmp_path):
     plain, _ = scored(tmp_path / "e")
     evaluate(artifacts, tmp_path / "f", metrics=["brier_score", "f1"])
     chosen, _ = scored(tmp_path / "f")
-    before, after = tables.of(plain, "comparison"), tables.of(chosen, "comparison")
+    before, after = tables.build(plain, "comparison"), tables.build(chosen, "comparison")
     assert after.heading[2:5] == ["Brier score", "plain mean", "worst"]
     assert {*after.heading} - {*before.heading} == {"Brier score", "plain mean", "worst", "F1 %", "gain"}
     assert {*before.heading} - {*after.heading} == {"plain mean %", "worst %", "gain %"}
@@ -224,7 +224,7 @@ DEGENERATE = {
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_every_metric_is_defined_or_counted_as_not_defined(tmp_path, monkeypatch, case):
     """A law of the catalogue: nobody is scored 0 for want of samples, and whoever is left out is counted."""
-    monkeypatch.setattr(pictures, "by_client", lambda *args: {**vega.data([]), "mark": "point"})  # drawn below, once
+    monkeypatch.setattr(pictures, "draw_clients", lambda *args: {**vega.data([]), "mark": "point"})  # drawn below, once
     sizes, y = DEGENERATE[case]
     draw = np.random.default_rng(0)
     artifacts = [
@@ -247,7 +247,7 @@ def test_every_metric_is_defined_or_counted_as_not_defined(tmp_path, monkeypatch
         assert is_counted == (defined < clients)
         needs = catalogue.METRICS[name].needs
         assert needs or defined == clients
-        assert tables.of(metrics).rows
+        assert tables.build(metrics).rows
 
 
 def test_every_metric_has_what_tables_and_conclusions_take_from_it():
@@ -268,13 +268,13 @@ def test_the_help_names_every_metric():
 
 def test_pictures_are_of_the_metric(tmp_path, monkeypatch):
     drawn = []
-    draw = pictures.by_client
+    draw = pictures.draw_clients
 
     def by_client(names, scores, baseline, title, metric):
         drawn.append((title, metric.name, {label: values.tolist() for label, values in scores.items()}))
         return draw(names, scores, baseline, title, metric)
 
-    monkeypatch.setattr(pictures, "by_client", by_client)
+    monkeypatch.setattr(pictures, "draw_clients", by_client)
     artifacts = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
     evaluate(artifacts, tmp_path / "e", metrics=["auroc"])
     assert drawn == [("AUROC by client, test split", "auroc", {"fedavg": [0.75, 1.0], "other": [1.0, 0.5]})]
@@ -282,7 +282,7 @@ def test_pictures_are_of_the_metric(tmp_path, monkeypatch):
     assert vega.render(draw([], empty, "fedavg", "title", catalogue.METRICS["auroc"])).startswith(b"\x89PNG")
     for name in ("auroc", "brier_score"):
         values = {"fedavg": np.asarray([0.2, math.nan] * 15), "other": np.asarray([0.4, math.nan] * 15)}
-        spec = pictures.ranked(values, "fedavg", "title", catalogue.METRICS[name])
+        spec = pictures.draw_ranked(values, "fedavg", "title", catalogue.METRICS[name])
         assert len(vega.render(spec)) > 10_000
 
 
@@ -290,7 +290,7 @@ def test_seen_and_unseen_clients_by_hand(tmp_path):
     artifacts = [open_artifact(store(tmp_path / "a", "mine", GOOD, Y, SIZES))]
     (item,) = scoring.score(artifacts, "test", "fedavg", metric_names=("auroc",))
     late = replace(item, new=np.asarray([False, False, True, True]))
-    rows = scoring.metrics([late], "test", "fedavg")["methods"][0]["metrics"]
+    rows = scoring.summarize([late], "test", "fedavg")["methods"][0]["metrics"]
     assert [rows[f"auroc_{group}"]["value"] for group in ("seen", "unseen")] == [1, 0.5]
     assert [(rows[f"auroc_{group}"]["n"], rows[f"auroc_{group}"]["of"]) for group in ("seen", "unseen")] == [
         (1, 1), (1, 2),

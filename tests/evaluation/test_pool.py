@@ -42,13 +42,13 @@ def penalized(answers, y, b, centre, ridge):
 def test_the_answer_is_the_normalized_product_of_powers():
     answers, _, _ = world()
     for b in ([1.0, 0.5, -0.3], [0, 0, 0], [4.0, -3.0, 2.0]):
-        actual = pool.answer(pool.logarithms(answers), np.asarray(b, float))
+        actual = pool.predict(pool.log_probabilities(answers), np.asarray(b, float))
         np.testing.assert_allclose(actual, literal(answers, b), atol=1e-5)
 
 
 def test_the_exponents_are_those_that_a_search_over_a_grid_finds():
     answers, y, _ = world(samples=3, sharpness=(2.0, 0.5))
-    b = pool.fit(pool.logarithms(answers), y, np.full(2, 0.5), 1.0)
+    b = pool.fit_exponents(pool.log_probabilities(answers), y, np.full(2, 0.5), 1.0)
     grid = [(i, j) for i in np.arange(0, 3, 0.2) for j in np.arange(-0.6, 2, 0.2)]
     best = min(grid, key=lambda pair: penalized(answers, y, pair, 0.5, 1.0))
     np.testing.assert_allclose(b, best, atol=0.15)
@@ -58,54 +58,58 @@ def test_the_exponents_are_those_that_a_search_over_a_grid_finds():
 @pytest.mark.parametrize("ridge", [0.0, 1.0, 100.0])
 def test_gradient_and_hessian_are_those_of_the_cost(ridge, monkeypatch):
     answers, y, _ = world()
-    logs, b, centre = pool.logarithms(answers), np.asarray([0.7, -0.2, 1.1]), np.full(3, 1 / 3)
-    value, slope, bend = pool.cost(logs, y, b, centre, ridge)
+    logs, b, centre = pool.log_probabilities(answers), np.asarray([0.7, -0.2, 1.1]), np.full(3, 1 / 3)
+    value, slope, bend = pool.penalized_loss(logs, y, b, centre, ridge)
     assert value == pytest.approx(penalized(answers, y, b, centre, ridge), rel=1e-5)
     for at, step in enumerate(1e-5 * np.eye(3)):
-        (up, more, _), (down, less, _) = (pool.cost(logs, y, b + move, centre, ridge) for move in (step, -step))
+        (up, more, _), (down, less, _) = (
+            pool.penalized_loss(logs, y, b + move, centre, ridge) for move in (step, -step)
+        )
         assert slope[at] == pytest.approx((up - down) / 2e-5, rel=1e-5, abs=1e-4)
         np.testing.assert_allclose(bend[at], (more - less) / 2e-5, rtol=1e-5, atol=1e-4)
-    fitted = pool.fit(logs, y, centre, ridge)
-    assert np.abs(pool.cost(logs, y, fitted, centre, ridge)[1]).max() < 1e-5
-    monkeypatch.setattr(pool, "_NUMBERS", 50)  # some samples at a time
-    np.testing.assert_allclose(pool.cost(logs, y, b, centre, ridge)[1], slope, rtol=1e-10)
+    fitted = pool.fit_exponents(logs, y, centre, ridge)
+    assert np.abs(pool.penalized_loss(logs, y, fitted, centre, ridge)[1]).max() < 1e-5
+    monkeypatch.setattr(pool, "_CHUNK_NUMBERS", 50)  # some samples at a time
+    np.testing.assert_allclose(pool.penalized_loss(logs, y, b, centre, ridge)[1], slope, rtol=1e-10)
 
 
 def test_no_start_is_too_far_and_zeros_are_no_trouble():
     answers, y, offsets = world()
     answers.append(np.eye(CLASSES, dtype=np.float32)[(y + 1) % CLASSES])  # sure, and always wrong
-    logs = pool.logarithms(answers)
-    near = pool.fit(logs, y, np.full(4, 0.25), 1e-3)
+    logs = pool.log_probabilities(answers)
+    near = pool.fit_exponents(logs, y, np.full(4, 0.25), 1e-3)
     assert np.isfinite(near).all()
     assert near[3] < 0
-    far = pool.fit(logs, y, np.full(4, 50.0), 1e-3)
-    assert pool.cost(logs, y, far, np.full(4, 50.0), 1e-3)[1] == pytest.approx(np.zeros(4), abs=1e-4)
-    learned = pool.learn(logs, y, offsets, base=0)
+    far = pool.fit_exponents(logs, y, np.full(4, 50.0), 1e-3)
+    assert pool.penalized_loss(logs, y, far, np.full(4, 50.0), 1e-3)[1] == pytest.approx(np.zeros(4), abs=1e-4)
+    learned = pool.fit_pool(logs, y, offsets, base=0)
     assert np.isfinite(learned.held_out).all()
-    assert pool.answer(pool.logarithms([np.eye(CLASSES)] * 2), np.asarray([30.0, -30.0])) == pytest.approx(1 / CLASSES)
+    assert pool.predict(pool.log_probabilities([np.eye(CLASSES)] * 2), np.asarray([30.0, -30.0])) == pytest.approx(
+        1 / CLASSES
+    )
 
 
 def test_of_one_learner_it_is_temperature_scaling():
     (sure,), y, offsets = world(sharpness=(0.5,))  # twice as sure as it should be
-    learned = pool.learn(pool.logarithms([sure]), y, offsets, base=None)
+    learned = pool.fit_pool(pool.log_probabilities([sure]), y, offsets, base=None)
     (b,) = learned.exponents
     grid = np.arange(0.05, 2, 0.05)
     best = min(grid, key=lambda power: penalized([sure], y, [power], 1.0, learned.ridge))
     assert b == pytest.approx(best, abs=0.03)
     assert b < 0.9
-    pooled = pool.answer(pool.logarithms([sure]), learned.exponents)
+    pooled = pool.predict(pool.log_probabilities([sure]), learned.exponents)
     np.testing.assert_array_equal(pooled.argmax(1), sure.argmax(1))
 
 
 def test_the_order_of_learners_and_one_that_comes_twice_change_no_answer():
     answers, y, offsets = world()
-    one = pool.learn(pool.logarithms(answers), y, offsets, base=0)
-    other = pool.learn(pool.logarithms(answers[::-1]), y, offsets, base=2)
+    one = pool.fit_pool(pool.log_probabilities(answers), y, offsets, base=0)
+    other = pool.fit_pool(pool.log_probabilities(answers[::-1]), y, offsets, base=2)
     np.testing.assert_allclose(one.exponents, other.exponents[::-1], atol=2e-6)
     np.testing.assert_array_equal(one.pooled, other.pooled)
     even, ridge = np.zeros(3), 1e-6
-    once = pool.fit(pool.logarithms(answers), y, even, ridge)
-    twice = pool.fit(pool.logarithms([*answers, answers[0]]), y, np.zeros(4), ridge)
+    once = pool.fit_exponents(pool.log_probabilities(answers), y, even, ridge)
+    twice = pool.fit_exponents(pool.log_probabilities([*answers, answers[0]]), y, np.zeros(4), ridge)
     np.testing.assert_allclose([twice[0] + twice[3], *twice[1:3]], once, atol=1e-4)
     assert twice[0] == pytest.approx(twice[3], abs=1e-6)
 
@@ -119,14 +123,14 @@ def test_a_client_that_gains_nothing_keeps_the_base_and_one_without_samples_is_p
     for other in answers:
         other[:12] = np.roll(base[:12], 1, axis=1)
     offsets = np.append(offsets, offsets[-1])
-    learned = pool.learn(pool.logarithms([*answers, base]), y, offsets, base=3)
+    learned = pool.fit_pool(pool.log_probabilities([*answers, base]), y, offsets, base=3)
     assert not learned.pooled[0]
     assert learned.pooled[-1]
     assert learned.pooled[1:-1].mean() > 0.5
-    logs = pool.logarithms([*answers, base])
+    logs = pool.log_probabilities([*answers, base])
     mean = [-np.log(p[first, y[first]]).mean() for p in (learned.held_out, np.exp(logs[:, 3]))]
     assert mean[0] >= mean[1]
-    assert pool.learn(logs, y, offsets, base=None).pooled.all()
+    assert pool.fit_pool(logs, y, offsets, base=None).pooled.all()
 
 
 def test_common_exponents_are_learned_from_seen_clients_alone():
@@ -134,21 +138,24 @@ def test_common_exponents_are_learned_from_seen_clients_alone():
     unseen = np.arange(M) >= 8
     other = y.copy()
     other[offsets[8] :] = (y[offsets[8] :] + 1) % CLASSES
-    logs = pool.logarithms(answers)
-    one, two = (pool.learn(logs, labels, offsets, base=0, unseen=unseen) for labels in (y, other))
+    logs = pool.log_probabilities(answers)
+    one, two = (pool.fit_pool(logs, labels, offsets, base=0, unseen=unseen) for labels in (y, other))
     np.testing.assert_array_equal(one.exponents, two.exponents)
     np.testing.assert_array_equal(one.held_out[: offsets[8]], two.held_out[: offsets[8]])
-    assert (one.exponents != pool.learn(logs, y, offsets, base=0).exponents).any()
+    assert (one.exponents != pool.fit_pool(logs, y, offsets, base=0).exponents).any()
 
 
 def test_a_sample_is_answered_by_exponents_that_were_learned_without_it(monkeypatch):
     monkeypatch.setattr(pool, "RIDGES", (1.0,))
     answers, y, offsets = world(samples=4)
-    logs, before = pool.logarithms(answers), pool.learn(*[pool.logarithms(answers), y, offsets], base=0).held_out
+    logs, before = (
+        pool.log_probabilities(answers),
+        pool.fit_pool(*[pool.log_probabilities(answers), y, offsets], base=0).held_out,
+    )
     for sample in range(4):
         other = y.copy()
         other[sample] = (y[sample] + 1) % CLASSES
-        after = pool.learn(logs, other, offsets, base=0).held_out
+        after = pool.fit_pool(logs, other, offsets, base=0).held_out
         np.testing.assert_array_equal(after[sample], before[sample])
         assert (after != before).any()
 
@@ -157,25 +164,25 @@ def test_clients_have_exponents_of_their_own_where_that_pays():
     answers, y, offsets = world(samples=40, sharpness=(3.0, 0.0))
     half = offsets[M // 2]
     mixed = [np.concatenate([a[:half], b[half:]]) for a, b in (answers, answers[::-1])]
-    shared = pool.learn(pool.logarithms(mixed), y, offsets, base=0)
-    own = pool.learn(pool.logarithms(mixed), y, offsets, base=0, own=True)
+    shared = pool.fit_pool(pool.log_probabilities(mixed), y, offsets, base=0)
+    own = pool.fit_pool(pool.log_probabilities(mixed), y, offsets, base=0, own=True)
     assert np.isfinite(own.pull)
     assert own.loss < shared.loss - 0.05
     assert (own.own[: M // 2, 0] > own.own[: M // 2, 1]).all()
     assert (own.own[M // 2 :, 0] < own.own[M // 2 :, 1]).all()
-    alike = pool.learn(pool.logarithms(answers), y, offsets, base=0, own=True)
+    alike = pool.fit_pool(pool.log_probabilities(answers), y, offsets, base=0, own=True)
     np.testing.assert_allclose(alike.own, np.tile(alike.exponents, (M, 1)), atol=1.0)
 
 
 def test_the_same_samples_and_seed_give_the_same_pool():
     answers, y, offsets = world()
-    one, two = (pool.learn(pool.logarithms(answers), y, offsets, base=0, own=True, seed=3) for _ in range(2))
+    one, two = (pool.fit_pool(pool.log_probabilities(answers), y, offsets, base=0, own=True, seed=3) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(astuple(one), astuple(two), strict=True))
 
 
 def test_no_client_has_samples():
     answers, y, _ = world()
-    logs = pool.logarithms([p[:0] for p in answers])
-    learned = pool.learn(logs, y[:0], np.zeros(4, np.int64), base=0)
+    logs = pool.log_probabilities([p[:0] for p in answers])
+    learned = pool.fit_pool(logs, y[:0], np.zeros(4, np.int64), base=0)
     np.testing.assert_allclose(learned.exponents, 1 / 3, atol=1e-6)
     assert learned.pooled.all()

@@ -58,7 +58,7 @@ def test_the_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "rounds": 1})
     monkeypatch.setattr(
-        "pflcli.evaluation.page.charts.still", lambda chart: "data:image/png;base64,AA=="
+        "pflcli.evaluation.page.charts.render_still", lambda chart: "data:image/png;base64,AA=="
     )  # takes seconds
     write_inputs()
     assert pfl("partition", "writers", "-o", "runs/p2", "--clients", "6", "--fractions", "0.5,0.25,0.25").code == 0

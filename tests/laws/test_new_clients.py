@@ -179,16 +179,16 @@ def test_nothing_is_learned_from_test_samples_or_new_clients(method, changed):
 def test_perfect_neighbours_are_perfect_however_many_clients_are_new():
     """Among ten clients of two groups, of which two are new and one has no samples to train on."""
     cluster, able = np.arange(10) % 2, np.asarray([0, 1, 2, 3, 4, 5, 6])
-    graph = neighbourhood.together(cluster)
+    graph = neighbourhood.share_cluster(cluster)
     graph[7:], graph[:, 7:] = False, False
-    (row,) = neighbourhood.by_round([graph], cluster, able)
+    (row,) = neighbourhood.summarize_rounds([graph], cluster, able)
     assert row == {"round": 1, "neighbours": (4 * 3 + 3 * 2) / 7, "precision": 1, "recall": 1}
 
 
 def test_whom_a_client_met_last_stays_its_neighbour_of_gossip():
     """As of neighbours that other methods find: a round that it sits out takes none from it."""
     run = worlds.run("gossip", participation=0.34, rounds=6, options={"k": 1})
-    graph = neighbourhood.adjacency(worlds.play("gossip", run)["graph"].numpy(), len(run.clients))
+    graph = neighbourhood.unpack_graph(worlds.play("gossip", run)["graph"].numpy(), len(run.clients))
     for t in range(1, 6):
         out = np.setdiff1d(run.clients, run.cohort(t))
         np.testing.assert_array_equal(graph[t, out], graph[t - 1, out])

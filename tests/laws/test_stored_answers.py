@@ -23,9 +23,9 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import InputError
 from pflcli.execution import Execution
-from pflcli.prediction import answerer, reopened_run
-from pflcli.prediction.answerer import Answerer
+from pflcli.prediction import reopened_run, stored_predictor
 from pflcli.prediction.exporting import reader
+from pflcli.prediction.stored_predictor import StoredPredictor
 
 METHODS = registry.names("methods")
 BRIEF = {"model": "mlp", "rounds": 1, "participation": 0.5}
@@ -61,10 +61,10 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
     model, data = reopened_run.reopen(artifact, None), partitions.read(open_artifact(chain / "p"))
     expected, tuned = predictions.read(artifact, "test"), predictions.tuned(artifact)
     own = data.x[slice(*data.offsets[3 * 17 + 2 : 3 * 17 + 4])]
-    at = answerer.ready(model, 17, own, Execution(threads=1))
+    at = stored_predictor.prepare_client(model, 17, own, Execution(threads=1))
     assert set(at.clients) == PAIR
     for client in PAIR:  # the other one answers for its own stored samples
-        answers, _ = answerer.predict_client(model, replace(at, client=client))
+        answers, _ = stored_predictor.predict_client(model, replace(at, client=client))
         answer = answers["test"]
         assert answer.parts.keys() == expected.parts.keys()
         for part, values in expected.parts.items():
@@ -72,13 +72,13 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
             assert len(rows)
             assert rows.tobytes() == answer.parts[part].tobytes(), part
         assert answer.tuned == {name: values[client] for name, values in tuned.items()}
-    sent_queries = queries.of_clients(data, queries.split_of(data) == 2)
-    parts, _ = queries.answers_to(Answerer(artifact, model), sent_queries, Execution(threads=1))
+    sent_queries = queries.select_queries(data, queries.split_numbers(data) == 2)
+    parts, _ = queries.answer_queries(StoredPredictor(artifact, model), sent_queries, Execution(threads=1))
     np.testing.assert_allclose(parts["p"], expected.parts["p"], rtol=0, atol=1e-5)
     if method in NOT_EXPORTED:
         with pytest.raises(InputError, match="cannot be exported"):
             export(artifact, tmp_path / "x", client=data.names[17], execution=Execution(threads=1))
         return
     exported = export(artifact, tmp_path / "x", client=data.names[17], execution=Execution(threads=1))
-    p = reader.answer(exported.path, exported.model, own)
+    p = reader.predict(exported.path, exported.model, own)
     np.testing.assert_allclose(p, expected.parts["p"][slice(*expected.offsets[17:19])], rtol=0, atol=1e-5)

@@ -15,8 +15,8 @@ from pflcli.engine.engine import probabilities
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.methods import fedavg_plus
-from pflcli.prediction import answerer as answerers
-from pflcli.prediction.standalone_model import standalone_model
+from pflcli.prediction import stored_predictor
+from pflcli.prediction.standalone_model import build_standalone_model
 
 CLIENT = np.asarray([0])
 
@@ -63,9 +63,9 @@ def test_a_mean_of_networks_is_taken_apart_and_votes_are_not(small, tmp_path):
     one = Execution(threads=1)
     for pool in ("mean", "votes"):
         personalize("fedavg-plus", small.b, tmp_path / pool, options={"models": 2, "pool": pool}, execution=one)
-    parts = standalone_model(answerers.open_answerer(open_artifact(tmp_path / "mean")).run, 1, one)
+    parts = build_standalone_model(stored_predictor.open_predictor(open_artifact(tmp_path / "mean")).run, 1, one)
     with torch.no_grad():
-        p = inversion._answer(parts, torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]).numpy()
+        p = inversion._predict(parts, torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]).numpy()
     np.testing.assert_allclose(p, parts.p, atol=1e-5)
     with pytest.raises(InputError, match="cannot be exported"):
-        standalone_model(answerers.open_answerer(open_artifact(tmp_path / "votes")).run, 1, one)
+        build_standalone_model(stored_predictor.open_predictor(open_artifact(tmp_path / "votes")).run, 1, one)

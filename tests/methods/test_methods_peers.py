@@ -19,7 +19,7 @@ ABLE = worlds.ABLE
 
 def graph(run, state):
     """Who has whom, (rounds, m, m)."""
-    return neighbourhood.adjacency(state["graph"].numpy(), len(run.clients))
+    return neighbourhood.unpack_graph(state["graph"].numpy(), len(run.clients))
 
 
 def trained(run, models, clients, t, **options):
@@ -116,7 +116,7 @@ def test_panm_matching_drops_outliers_and_finds_the_others():
     state = worlds.play("panm", run, last=2)
     bags = {i: [(i + 2) % 12, (i + 4) % 12, (i + 1) % 12] for i in range(12)}
     actual = matched(run, state, bags)["bag"].numpy()
-    truth = neighbourhood.together(run.federation.cluster)
+    truth = neighbourhood.share_cluster(run.federation.cluster)
     assert (actual == truth).mean() > 0.95
 
 

@@ -192,7 +192,7 @@ def test_precision_and_recall_by_hand():
     assert recall == pytest.approx((1 / 2 + 1 + 0 + 0 + 0) / 5)  # the last is alone
     undefined = neighbourhood.precision_recall(np.zeros((2, 2), bool), np.asarray([0, 1]))
     assert all(math.isnan(value) for value in undefined)
-    own = neighbourhood.together(cluster)
+    own = neighbourhood.share_cluster(cluster)
     assert neighbourhood.precision_recall(own, cluster) == (1, 1)
 
 
@@ -210,4 +210,4 @@ def test_graphs_survive_their_packing(monkeypatch, remembered):
     expected = rounds if remembered == 11 else rounds[2:]
     assert graph.dtype == torch.uint8
     assert graph.shape == (len(expected), 11, 2)
-    np.testing.assert_array_equal(neighbourhood.adjacency(graph.numpy(), 11), expected)
+    np.testing.assert_array_equal(neighbourhood.unpack_graph(graph.numpy(), 11), expected)

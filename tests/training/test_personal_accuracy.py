@@ -211,7 +211,7 @@ def test_what_setup_sends_and_takes_is_row_0(small, tmp_path):
     # Behind a link each of the six has its share of the bytes, and waits for all of what the server computes.
     link = Link(up=1, down=1)
     sent_bytes = (int(table[0]["bytes_up"]) + int(table[0]["bytes_down"])) / 6
-    assert link.seconds(table[0], 2) == pytest.approx(float(table[0]["seconds"]) + 8e-6 * sent_bytes)
+    assert link.simulate_round(table[0], 2) == pytest.approx(float(table[0]["seconds"]) + 8e-6 * sent_bytes)
     assert table[0]["lr"] == table[0]["validation_accuracy"] == ""
 
 
@@ -281,7 +281,7 @@ def test_without_true_clusters_neighbours_are_only_counted(small, tmp_path):
 
 
 def test_without_neighbours_there_is_no_precision():
-    (row,) = neighbourhood.by_round([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
+    (row,) = neighbourhood.summarize_rounds([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
     assert (row["round"], row["neighbours"], row["recall"]) == (1, 0, 0)
     assert math.isnan(row["precision"])
 

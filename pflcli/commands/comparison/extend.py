@@ -41,7 +41,7 @@ class ExistingComparison:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics that were given by ``--metric``."""
-        return catalogue.chosen(self.artifact.manifest.request.get("metric", catalogue.DEFAULT))
+        return catalogue.parse_names(self.artifact.manifest.request.get("metric", catalogue.DEFAULT))
 
     def join_variants(
         self, methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], training: Settings, *, force: bool

@@ -12,7 +12,7 @@ from pflcli import config, methods, registry
 from pflcli.artifacts import lineage_order
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UsageError, closest
-from pflcli.evaluation.learners import BASE, STACK
+from pflcli.evaluation.pool import BASE, STACK
 from pflcli.reporter import Reporter
 from pflcli.settings import Settings, changed
 from pflcli.wording import counted

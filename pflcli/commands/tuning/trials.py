@@ -142,7 +142,7 @@ def _score(number: int, point: Point, path: Path, metric: str) -> Trial:
     if not len(answers.y):
         raise InputError(f"{path} has no {SPLIT} samples to choose on")
     entry = catalogue.METRICS[metric]
-    by_client = entry.by_client(answers.parts["p"], answers.y, answers.offsets)
+    by_client = entry.score_clients(answers.parts["p"], answers.y, answers.offsets)
     score = scores.weighted_mean(by_client, weight)
     problem = ""
     if math.isnan(score):

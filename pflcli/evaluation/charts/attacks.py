@@ -1,4 +1,4 @@
-"""Charts of what an attacker learns: ROC curves of attacks, how exposed each client is, and inverted classes."""
+"""Charts of an audit: ROC curves of attacks, the exposure of each client, and inverted classes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
 
 _MAX_POINTS = 2000
-"""Greatest number of points of a ROC curve; of more, those at its left end are drawn, and ever fewer to its right."""
+"""Greatest number of points of a ROC curve; longer curves are thinned towards their right end."""
 
 
-def roc(
+def draw_roc(
     curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]],
     names: Sequence[str],
     areas: NDArray[np.float64],
     attack: str,
 ) -> Spec:
-    """Return the ROC curve of each attack, and beside them the clients by one attack, the most exposed first.
+    """Return the ROC curve of each attack and, beside them, the AUC of each client under ``attack``.
 
-    ``curves`` has the shares of non-members and members (k,) by attack; ``areas`` (m, 3) are AUC and interval of the
-    clients ``names`` (m,). Axes of the curves are logarithmic, as few false positives are what harms (Carlini et al.
-    2022).
+    ``curves`` has false- and true-positive rates (k,) by attack; ``areas`` (m, 3) are AUC and interval of the clients
+    ``names`` (m,), the most exposed first. The axes of the curves are logarithmic, because attacks matter at few false
+    positives (Carlini et al. 2022).
     """
     least = min([0.5 / (len(false) or 1) for false, _ in curves.values()], default=1e-3)
     least = float(f"{max(min(least, 1e-2), 1e-5):.6g}")
     rows: list[Row] = [{"attack": "guessing", "false": value, "true": value} for value in (least, 1.0)]
     for name, (false, true) in curves.items():
-        places = _drawn(false, true)
+        places = _choose_points(false, true)
         rows += [
             {"attack": name, "false": max(float(false[at]), least), "true": max(float(true[at]), least)}
             for at in places
@@ -58,13 +58,13 @@ def roc(
         },
     }
     resolve = {"legend": {"color": "independent", "strokeDash": "independent"}}
-    panels = [left, _areas(areas, attack, names)]
+    panels = [left, _area_panel(areas, attack, names)]
     params = [{"name": "clients", "value": _labels(names)}]
     return vega.figure({"params": params, "hconcat": panels, "spacing": 30, "resolve": resolve})
 
 
-def _drawn(false: NDArray[np.float64], true: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the places of the points to draw: the corners of the curve, and of many corners those far to the left."""
+def _choose_points(false: NDArray[np.float64], true: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the indices of the points to draw: the corners of the curve, thinned towards the right if many."""
     corner = np.ones(len(false), np.bool_)
     for part in (false, true):
         step = np.diff(part) == 0
@@ -76,7 +76,7 @@ def _drawn(false: NDArray[np.float64], true: NDArray[np.float64]) -> NDArray[np.
     return places
 
 
-def _areas(areas: NDArray[np.float64], attack: str, names: Sequence[str]) -> Spec:
+def _area_panel(areas: NDArray[np.float64], attack: str, names: Sequence[str]) -> Spec:
     has_names = len(names) <= vega.MAX_NAMED
     rows: list[Row] = [
         {"client": place, "auc": auc, "low": low, "high": high} for place, (auc, low, high) in enumerate(areas.tolist())
@@ -96,7 +96,7 @@ def _areas(areas: NDArray[np.float64], attack: str, names: Sequence[str]) -> Spe
         "height": 330,
         **vega.data(rows),
         "layer": [
-            vega.level(0.5, "y", color=GREY, strokeDash=[5, 4]),
+            vega.level_line(0.5, "y", color=GREY, strokeDash=[5, 4]),
             {
                 "mark": {"type": "rule", "color": LIGHT[0], "opacity": 0.85},
                 "encoding": {"x": x, "y": channel("low", **y), "y2": {"field": "high"}},
@@ -110,13 +110,13 @@ def _areas(areas: NDArray[np.float64], attack: str, names: Sequence[str]) -> Spe
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    return [vega.short(name) for name in names] if len(names) <= vega.MAX_NAMED else []
+    return [vega.shorten(name) for name in names] if len(names) <= vega.MAX_NAMED else []
 
 
-def classes(pictures: NDArray[np.float64], owners: Sequence[str], names: Sequence[str]) -> Spec:
-    """Return inverted classes: a row per client of ``owners`` (r,), a column per class of ``names`` (C,).
+def draw_classes(pictures: NDArray[np.float64], owners: Sequence[str], names: Sequence[str]) -> Spec:
+    """Return inverted classes, with a row per client of ``owners`` (r,) and a column per class of ``names`` (C,).
 
-    ``pictures`` (r, C, h, w) or (r, C, h, w, 3) are in [0, 1]; nan leaves a place empty.
+    ``pictures`` (r, C, h, w) or (r, C, h, w, 3) are in [0, 1]; pictures with nan are left out.
     """
     rows, columns = pictures.shape[:2]
     cells: list[Row] = []
@@ -134,8 +134,8 @@ def classes(pictures: NDArray[np.float64], owners: Sequence[str], names: Sequenc
     return vega.figure(
         {
             "params": [
-                {"name": "classes", "value": [vega.short(name) for name in names]},
-                {"name": "owners", "value": [vega.short(name) for name in owners]},
+                {"name": "classes", "value": [vega.shorten(name) for name in names]},
+                {"name": "owners", "value": [vega.shorten(name) for name in owners]},
             ],
             "width": 60 * columns,
             "height": 60 * rows,

@@ -13,34 +13,34 @@ from pflcli.evaluation.charts.vega import GREY, Row, Scores, Spec, channel
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.metric import Metric
 
-FEW = 20
-"""With fewer clients each is shown by name."""
+MIN_MANY_CLIENTS = 20
+"""From this number on, clients are ranked instead of shown by name."""
 ACCURACY = catalogue.METRICS["accuracy"]
 
 _SHAPES = ("circle", "triangle-up", "square", "diamond")
 """Shapes of the first eight methods, of the second eight, and so on."""
 _PANEL = 440
-"""Pixels of the lines, and of all small panels together."""
+"""Width in pixels of the panel of lines, and of all small panels together."""
 _MAX_DOTS = 3000
 """Greatest number of dots in all small panels together."""
 
 
 def sign(metric: Metric) -> int:
-    """Return what to multiply scores by so that more is better."""
+    """Return the factor, 1 or -1, by which to multiply scores so that higher is better."""
     return -1 if metric.lower_is_better else 1
 
 
-def by_client(
+def draw_clients(
     names: Sequence[str],
     scores: Mapping[str, Scores],
     baseline: str | None,
     title: str,
     metric: Metric = ACCURACY,
 ) -> Spec:
-    """Return a row per client, with a dot per method and a line to it from the baseline.
+    """Return a chart with a row per client, a dot per method, and a line from the baseline to each dot.
 
-    ``names`` (m,) are those of the clients, ``scores`` maps a method to their scores (m,) by the ``metric``, nan where
-    unknown. The client with the best score under the baseline, or on average, is the first row.
+    ``names`` (m,) are the clients' names; ``scores`` maps a method to their scores (m,) in the ``metric``, nan where
+    unknown. The client with the best score under the baseline, or on average, is in the first row.
     """
     table = np.stack(list(scores.values()))
     known = ~np.isnan(table)
@@ -63,8 +63,8 @@ def by_client(
     across = channel(
         "score",
         title=f"test {metric.heading}",
-        axis=vega.axis_of(metric),
-        scale=vega.scale_of(table.ravel().tolist(), metric),
+        axis=vega.score_axis(metric),
+        scale=vega.score_scale(table.ravel().tolist(), metric),
     )
     domain = [*methods, *([baseline] if base is not None else [])]
     legend = vega.legend_below(map(str, domain), _PANEL, symbolOpacity=1, symbolSize=60)
@@ -94,17 +94,17 @@ def by_client(
             "encoding": {"x": across, "y": y, "color": colour, "shape": shape},
         }
     )
-    labels = [vega.short(names[client]) for client in order]
+    labels = [vega.shorten(names[client]) for client in order]
     params = [{"name": "clients", "value": labels}]
     spec = {"params": params, "width": _PANEL, "height": height, **vega.data(dots), "layer": layers}
     return vega.figure(spec, title)
 
 
-def ranked(scores: Mapping[str, Scores], baseline: str | None, title: str, metric: Metric = ACCURACY) -> Spec:
-    """Return a line per method through its clients ranked by score, and panels of the clients that each method helps.
+def draw_ranked(scores: Mapping[str, Scores], baseline: str | None, title: str, metric: Metric = ACCURACY) -> Spec:
+    """Return a line per method through its ranked clients and, beside it, a panel per method with each client's gain.
 
-    ``scores`` maps a method to its clients' scores (m,) by the ``metric``. Left, each line is sorted by itself, so that
-    its left end shows the worst-served clients. Right, a panel per method with each client's gain over ``baseline``.
+    ``scores`` maps a method to its clients' scores (m,) in the ``metric``. Each line is ranked separately, so its left
+    end shows the worst-served clients. The panels show gains over ``baseline``.
     """
     reference = scores.get(baseline) if baseline is not None else None
     others = [name for name in scores if name != baseline]
@@ -114,13 +114,13 @@ def ranked(scores: Mapping[str, Scores], baseline: str | None, title: str, metri
         "width": _PANEL,
         "height": 300,
         "layer": [
-            vega.level(10, "x", color="#bbbbbb"),
+            vega.level_line(10, "x", color="#bbbbbb"),
             {
                 **vega.data([{"share": 11, "label": "bottom decile"}]),
                 "mark": {"type": "text", "align": "left", "baseline": "top", "color": GREY, "dy": 3},
                 "encoding": {"x": channel("share"), "y": {"value": 0}, "text": {"field": "label"}},
             },
-            curves(scores, [*scores], baseline, metric, legend),
+            ranked_lines(scores, [*scores], baseline, metric, legend),
         ],
     }
     if reference is None or not others:
@@ -128,10 +128,10 @@ def ranked(scores: Mapping[str, Scores], baseline: str | None, title: str, metri
     columns = min(math.ceil(math.sqrt(len(others))), 5)
     rows = math.ceil(len(others) / columns)
     lines["height"] = max(300, round(rows * (_gain_height(rows) + 38) - 20))  # as high as all panels beside it
-    return vega.figure({"hconcat": [lines, _gains(scores, str(baseline), columns, metric)], "spacing": 40})
+    return vega.figure({"hconcat": [lines, _gain_panels(scores, str(baseline), columns, metric)], "spacing": 40})
 
 
-def curves(
+def ranked_lines(
     scores: Mapping[str, Scores],
     methods: Sequence[str],
     baseline: str | None,
@@ -141,11 +141,11 @@ def curves(
 ) -> Spec:
     """Return a layer with a line per method: its clients' scores, from the worst served to the best.
 
-    Of many clients the lines go through quantiles. ``encoding`` replaces or adds channels.
+    With many clients the lines go through quantiles. ``encoding`` replaces or adds channels.
     """
     rows: list[Row] = []
     for label in methods:
-        known, share = rank(scores[label], metric)
+        known, share = rank_clients(scores[label], metric)
         values = scores[label][known]
         places = np.linspace(0, len(known) - 1, min(len(known), vega.QUANTILES + 1)).round().astype(int)
         rows += [{"method": label, "share": share[i], "score": values[i]} for i in places]
@@ -153,7 +153,7 @@ def curves(
         **vega.data(rows),
         "mark": {"type": "line", "clip": True},
         "encoding": {
-            **ranks([row["score"] for row in rows], metric),
+            **rank_axes([row["score"] for row in rows], metric),
             "color": vega.method_colour(methods, baseline, legend),
             "strokeDash": vega.method_dash(methods, baseline, legend),
             "strokeWidth": {"value": 1.8},
@@ -163,42 +163,42 @@ def curves(
     }
 
 
-def ranks(values: Sequence[float], metric: Metric) -> Spec:
-    """Return the axes of ranked clients with these scores."""
+def rank_axes(values: Sequence[float], metric: Metric) -> Spec:
+    """Return the axes of a chart of ranked clients with these scores."""
     across = channel("share", title="clients, worst served first (%)", scale={"domain": [0, 100]})
-    scale = vega.scale_of(values, metric)
+    scale = vega.score_scale(values, metric)
     return {
         "x": across,
-        "y": channel("score", title=f"test {metric.heading}", axis=vega.axis_of(metric), scale=scale),
+        "y": channel("score", title=f"test {metric.heading}", axis=vega.score_axis(metric), scale=scale),
     }
 
 
-def rank(values: Scores, metric: Metric) -> tuple[Any, Scores]:
-    """Return the clients with a score from the worst served to the best, and the share of clients at each, in %."""
+def rank_clients(values: Scores, metric: Metric) -> tuple[Any, Scores]:
+    """Return the clients with a score, the worst served first, and the rank of each in percent of the clients."""
     known = np.flatnonzero(~np.isnan(values))
     known = known[np.argsort(sign(metric) * values[known], kind="stable")]
     return known, 100 * (np.arange(len(known)) + 0.5) / max(len(known), 1)
 
 
 def _gain_height(rows: int) -> float:
-    """Return the pixels of a panel of gains, of which ``rows`` lie below one another."""
+    """Return the height in pixels of a panel of gains if ``rows`` of them are stacked."""
     return max((330 - 46 * rows) / rows, 50)
 
 
-def _gains(scores: Mapping[str, Scores], baseline: str, columns: int, metric: Metric) -> Spec:
-    """Return a panel per method, with a dot for each client: its gain against its score under the baseline."""
+def _gain_panels(scores: Mapping[str, Scores], baseline: str, columns: int, metric: Metric) -> Spec:
+    """Return a panel per method with a dot per client: its gain against its score under the baseline."""
     reference = scores[baseline]
     others = [name for name in scores if name != baseline]
     factor = (100 if metric.percent else 1) * sign(metric)
     gains = {name: factor * (scores[name] - reference) for name in others}
-    colours = vega.styles([*scores], baseline)
+    colours = vega.method_styles([*scores], baseline)
     most = max(_MAX_DOTS // len(others), 1)
     count, rows = len(reference), math.ceil(len(others) / columns)
     drawn = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
     every = np.concatenate([*gains.values()])
     ends = [0.0, *every[np.isfinite(every)].tolist()]
     room = 0.05 * (max(ends) - min(ends)) or 1.0
-    x_scale = vega.scale_of(reference.tolist(), metric)
+    x_scale = vega.score_scale(reference.tolist(), metric)
     y_scale = {"domain": [round(min(ends) - room, 3), round(max(ends) + room, 3)], "nice": False}
     order = np.argsort(np.nan_to_num(reference, nan=np.inf), kind="stable")[drawn]
     last = len(others) - columns
@@ -211,18 +211,22 @@ def _gains(scores: Mapping[str, Scores], baseline: str, columns: int, metric: Me
             for client in order.tolist()
             if not math.isnan(gains[name][client])
         ]
-        # Axes have labels on the outer panels only.
+        # Only the outer panels have axis labels.
         left, bottom = (
             {} if outer else {"labels": False, "ticks": False} for outer in (not place % columns, place > last - 1)
         )
-        x_axis = vega.axis_of(metric, tickCount=4, labelOverlap="greedy", labelSeparation=8, **bottom)
+        x_axis = vega.score_axis(metric, tickCount=4, labelOverlap="greedy", labelSeparation=8, **bottom)
         panels.append(
             {
-                "title": {"text": [vega.short(name), f"↑ {better:.0f} % ↓ {worse:.0f} %"], "fontSize": 10, "offset": 4},
+                "title": {
+                    "text": [vega.shorten(name), f"↑ {better:.0f} % ↓ {worse:.0f} %"],
+                    "fontSize": 10,
+                    "offset": 4,
+                },
                 "width": (_PANEL - 14 * (columns - 1)) / columns,
                 "height": _gain_height(rows),
                 "layer": [
-                    vega.level(0, "y", color=GREY, strokeDash=[4, 3]),
+                    vega.level_line(0, "y", color=GREY, strokeDash=[4, 3]),
                     {
                         **vega.data(dots),
                         "mark": {

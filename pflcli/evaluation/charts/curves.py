@@ -1,4 +1,4 @@
-"""Charts over rounds or over the axis of a sweep."""
+"""Charts over rounds and over the axis of a sweep."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Array = NDArray[np.floating[Any]]
 
 _PANELS = {"accuracy": "test accuracy", "bottom_decile": "10th-percentile test accuracy"}
 _USUAL = {"capacity": 1.0, "k": 10.0, "sigma": 1.0}
-"""The value of each axis that the chart does not show, or the swept value nearest to it."""
+"""Value of each axis that the chart does not show; the nearest swept value is used."""
 _MAX_LINES = 8
-"""So many lines can be told apart; of more, evenly spaced ones are drawn."""
+"""Greatest number of distinguishable lines; of more, evenly spaced ones are drawn."""
 _REMARK = {"anchor": "end", "fontSize": 11, "offset": 4}
-"""The place of a remark above a panel."""
+"""Position of a remark above a panel."""
 _VIRIDIS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#d8c81a")
 
 
-def collapse(history: Mapping[str, Array], rounds: NDArray[np.int64], title: str) -> Spec:
-    """Return three curves, one below the other: the spectral radius of W_V, the largest bias, the accuracy.
+def draw_collapse(history: Mapping[str, Array], rounds: NDArray[np.int64], title: str) -> Spec:
+    """Return three stacked curves over rounds: the spectral radius of W_V, the largest bias, and the accuracy.
 
-    ``history`` has (r,) values of ``rho``, ``largest``, ``validation`` (-1 where unknown) and ``rejected`` uploads, one
-    for each of ``rounds`` (r,). A radius above 1 amplifies. Rounds with rejected uploads are marked.
+    ``history`` has values (r,) of ``rho``, ``largest``, ``validation`` (-1 where unknown) and ``rejected`` uploads for
+    the ``rounds`` (r,). A radius above 1 amplifies biases. Rounds with rejected uploads are marked.
     """
     bias = np.where(np.isfinite(history["largest"]), history["largest"], np.nan)
     right = np.where(history["validation"] < 0, np.nan, history["validation"])
@@ -69,7 +69,7 @@ def collapse(history: Mapping[str, Array], rounds: NDArray[np.int64], title: str
             },
         }
         panels.append({"width": 480, "height": 160, "layer": [line]})
-    panels[0]["layer"].append(vega.level(1, "y", color=GREY, strokeDash=[5, 4]))
+    panels[0]["layer"].append(vega.level_line(1, "y", color=GREY, strokeDash=[5, 4]))
     panels[0]["title"] = {"text": "dashed: 1; above it, biases grow", **_REMARK}
     if len(lost := rounds[history["rejected"] > 0]):
         panels[2]["title"] = {"text": "\u00d7 uploads rejected", **_REMARK}
@@ -83,15 +83,16 @@ def collapse(history: Mapping[str, Array], rounds: NDArray[np.int64], title: str
     return vega.figure({"vconcat": panels, "spacing": 16}, title)
 
 
-def sweep(rows: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[float]], along: str) -> Spec:
+def draw_sweep(rows: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[float]], along: str) -> Spec:
     """Return the accuracy and its 10th percentile over clients along an axis of the grid.
 
-    ``rows`` hold a value for each of ``axes`` and the metrics; lambda is tuned, a row of its own, but where it is the
-    axis itself: then each line's tuned lambda is drawn as a level. The next axis that varies gives the lines.
+    ``rows`` have a value for each of the ``axes`` and the metrics. Lambda is the one tuned per client, which has a row
+    of its own. If ``along`` is lambda, the result with the tuned lambda is drawn as a level of each line. The next axis
+    that varies distinguishes the lines.
     """
     across = next((a for a, values in axes.items() if len(values) > 1 and a not in (along, "lambda")), None)
     at = {axis: min(axes[axis], key=lambda value: _distance(axis, value)) for axis in _USUAL}
-    values = [None] if across is None else _spaced(axes[across])
+    values = [None] if across is None else _space_evenly(axes[across])
     single = "lambda shared by all clients" if along == "lambda" else "lambda tuned per client"
     lines: dict[str, list[Mapping[str, Any]]] = {}
     levels: dict[str, Mapping[str, Any]] = {}
@@ -160,10 +161,10 @@ def _sweep_panel(
 
 
 def _distance(axis: str, value: float) -> float:
-    """Return the distance of a value from the usual one; scales are compared by their ratio."""
+    """Return the distance of a value from the usual one; values of sigma are compared by their ratio."""
     return abs(math.log(value / _USUAL[axis])) if axis == "sigma" else abs(value - _USUAL[axis])
 
 
-def _spaced(values: Sequence[float]) -> list[float | None]:
+def _space_evenly(values: Sequence[float]) -> list[float | None]:
     last, count = len(values) - 1, min(len(values), _MAX_LINES)
     return [values[round(place * last / max(count - 1, 1))] for place in range(count)]

@@ -1,6 +1,6 @@
-"""Charts with a row or a column per client: its samples by class, its neighbours, its attention to others.
+"""Charts with a row or a column per client: samples by class, neighbours, and attention to other clients.
 
-Matrices are drawn as one image each, a cell per pair, so that thousands of clients cost no more than a few.
+Each matrix is a single image with a cell per pair, so that thousands of clients cost no more than a few.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
-from pflcli.evaluation.metrics.attention import of_last_round
+from pflcli.evaluation.metrics.attention import SLOTS, select_last_round
+from pflcli.evaluation.metrics.neighbourhood import share_cluster
 
 Array = NDArray[np.floating[Any]]
 Graph = NDArray[np.bool_]
-
-SLOTS = ("own", "attended", "global")
-"""The models among which the second layer of attention chooses."""
 
 _BLUES = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 _VIRIDIS = ("#fde725", "#5ec962", "#21918c", "#3b528b", "#440154")
@@ -34,20 +32,20 @@ _SHAPES = ("circle", "triangle-up", "square", "diamond")
 _SIDE = 300
 """Pixels of a square panel."""
 _MAX_CELLS = 1000
-"""Greatest number of cells along a side; with more clients one cell stands for several."""
+"""Greatest number of cells along a side; with more clients one cell represents several."""
 _MAX_BUBBLES = 120
-"""Up to so many clients are drawn as bubbles; more as a heat map."""
+"""Greatest number of clients drawn as bubbles; more are drawn as a heat map."""
 _MAX_GRAPH = 60
-"""Up to so many clients are also drawn as a graph."""
-_WORDS = 5
-"""Up to so many groups are labelled with the word ``group``."""
+"""Greatest number of clients that are also drawn as a graph."""
+_MAX_LABELLED_GROUPS = 5
+"""Greatest number of groups whose labels contain the word ``group``."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order of clients in a chart: ``place`` (m,) are their ids, group after group of ``sizes`` (k,).
+    """The order of clients in a chart: ``place`` (m,) has their ids, sorted into groups of ``sizes`` (k,).
 
-    ``names`` (k,) are names of the groups, ``clients`` (m,) names of the clients by id; both may be empty.
+    ``names`` (k,) are the names of the groups, ``clients`` (m,) the names of the clients by id; both may be empty.
     """
 
     place: NDArray[np.intp]
@@ -56,9 +54,9 @@ class Order:
     clients: tuple[str, ...] = ()
 
     @classmethod
-    def by_group(cls, clients: int, cluster: NDArray[np.int64] | None, names: Sequence[str] = ()) -> Order:
-        """Order clients, called ``names``, by ``cluster`` (m,) where it is known, otherwise by number, as one group."""
-        known = tuple(vega.short(name) for name in names)
+    def group_clients(cls, clients: int, cluster: NDArray[np.int64] | None, names: Sequence[str] = ()) -> Order:
+        """Order clients with these ``names`` by ``cluster`` (m,) or, if it is unknown, by number as one group."""
+        known = tuple(vega.shorten(name) for name in names)
         if cluster is None:
             return cls(np.arange(clients), np.asarray([clients]), (), known)
         groups, sizes = np.unique(cluster, return_counts=True)
@@ -66,18 +64,18 @@ class Order:
 
     @property
     def group(self) -> NDArray[np.int64]:
-        """The place of each client's group, in the chart's order (m,)."""
+        """The index of each client's group, in the chart's order, (m,)."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     @property
     def borders(self) -> NDArray[np.float64]:
-        """The edges of groups along an axis, with those of the chart (k + 1,)."""
+        """The edges of groups along an axis, including those of the chart, (k + 1,)."""
         return np.concatenate([[-0.5], np.cumsum(self.sizes) - 0.5])
 
     def ticks(self, title: str) -> tuple[str, list[float], list[str]]:
-        """Return the title of an axis of clients, the places of its labels, and the labels."""
+        """Return the title of an axis of clients, the positions of its labels, and the labels."""
         if self.names:
-            few = len(self.names) <= _WORDS
+            few = len(self.names) <= _MAX_LABELLED_GROUPS
             places = np.cumsum(self.sizes) - self.sizes / 2 - 0.5
             labels = [f"group {name}" if few else name for name in self.names]
             return title if few else f"{title}, by group", places.tolist(), labels
@@ -89,7 +87,7 @@ class Order:
 
 
 def place_axis(key: str, ticks: tuple[str, list[float], list[str]], count: int, **axis: Any) -> tuple[Spec, Spec]:
-    """Return the parameter that holds an axis's labels, named ``key``, and the encoding of places along the axis."""
+    """Return the parameter ``key`` with the labels of an axis, and the encoding of positions along the axis."""
     title, places, labels = ticks
     parameter = {"name": key, "value": labels}
     looked_up = f"{key}[indexof({places}, datum.value)]"
@@ -101,10 +99,10 @@ def place_axis(key: str, ticks: tuple[str, list[float], list[str]], count: int, 
 def _image(colours: NDArray[np.uint8], x: Spec, y: Spec, width: int = _SIDE, height: int = _SIDE) -> Spec:
     """Return a layer with a cell per entry of ``colours`` (rows, columns, 3), the first row on top.
 
-    It fills a panel of this ``width`` and ``height``.
+    ``width`` and ``height`` are those of the panel in pixels.
     """
     pixels = colours
-    for axis, side in enumerate((height, width)):  # an image with more pixels than the picture keeps sharp edges
+    for axis, side in enumerate((height, width)):  # edges stay sharp if the image has more pixels than the figure
         pixels = np.repeat(pixels, -(-3 * side // pixels.shape[axis]), axis=axis)
     low, high = x["scale"]["domain"]
     top, bottom = sorted(y["scale"]["domain"])
@@ -122,22 +120,22 @@ def _image(colours: NDArray[np.uint8], x: Spec, y: Spec, width: int = _SIDE, hei
     }
 
 
-def _rgb(colours: Sequence[str]) -> NDArray[np.float64]:
+def _parse_colours(colours: Sequence[str]) -> NDArray[np.float64]:
     return np.asarray([[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in colours], np.float64)
 
 
-def _coloured(values: Array, stops: Sequence[str], most: float, nothing: str) -> NDArray[np.uint8]:
-    """Return the colours (rows, columns, 3) of ``values`` from 0 to ``most``; those of nan are ``nothing``."""
+def _colour_cells(values: Array, stops: Sequence[str], most: float, nothing: str) -> NDArray[np.uint8]:
+    """Return the colours (rows, columns, 3) of ``values`` from 0 to ``most``; nan has the colour ``nothing``."""
     share = np.clip(np.nan_to_num(values) / (most or 1.0), 0, 1)
-    table = _rgb(stops)
+    table = _parse_colours(stops)
     at = np.linspace(0, 1, len(stops))
     colours = np.stack([np.interp(share, at, table[:, part]) for part in range(3)], axis=-1)
-    colours[np.isnan(values)] = _rgb([nothing])[0]
+    colours[np.isnan(values)] = _parse_colours([nothing])[0]
     return colours.round().astype(np.uint8)
 
 
 def _colour_bar(stops: Sequence[str], most: float, length: int, **more: Any) -> Spec:
-    """Return an invisible layer whose legend is the scale of colours."""
+    """Return an invisible layer whose legend is the colour scale."""
     scale = {"domain": [0, most], "range": [*stops], "interpolate": "rgb", **more.pop("scale", {})}
     legend = {"title": None, "gradientLength": length, **more}
     return {
@@ -152,10 +150,10 @@ def _borders(borders: Array, axis: str) -> Spec:
     return {**vega.data({"at": place} for place in borders), "mark": mark, "encoding": {axis: channel("at")}}
 
 
-def _joined(
+def _join_panels(
     panels: Sequence[tuple[list[Spec], Spec]], title: str, direction: str = "hconcat", spacing: int = 30
 ) -> Spec:
-    """Return panels, each with its parameters, as one picture; their colours and legends are their own."""
+    """Return panels, each with its parameters, as one figure with independent colours and legends."""
     params = [parameter for own, _ in panels for parameter in own]
     resolve = {"scale": dict.fromkeys(("color", "shape", "strokeDash", "size"), "independent")}
     views = [{**spec, "resolve": resolve} if "layer" in spec else spec for _, spec in panels]
@@ -165,7 +163,7 @@ def _joined(
 # Samples by client and class
 
 
-def holdings(
+def draw_holdings(
     counts: NDArray[np.int64],
     title: str,
     cluster: NDArray[np.int64] | None = None,
@@ -175,13 +173,13 @@ def holdings(
 ) -> Spec:
     """Return each client's number of samples, above its samples of each class.
 
-    ``counts`` (m, C): samples by client and class. Few clients stand in their order, many by their most frequent class,
-    those of a ``cluster`` (m,) together. Clients that are ``new`` (m,) have another colour. Few clients and classes are
-    called by their ``names`` (m,) and ``classes`` (C,).
+    ``counts`` (m, C) are samples by client and class. Few clients keep their order; many are sorted by their most
+    frequent class. Clients of the same ``cluster`` (m,) are side by side. Clients that are ``new`` (m,) have another
+    colour. Few clients and classes are labelled with their ``names`` (m,) and ``classes`` (C,).
     """
     clients, labels = counts.shape
     few = clients <= _MAX_BUBBLES
-    order = _order(counts, cluster, by_class=not few)
+    order = _order_clients(counts, cluster, by_class=not few)
     counts = counts[order]
     late = np.zeros(clients, dtype=np.bool_) if new is None else new[order]
     width = int(np.clip(110 + 8 * clients, 380, 1000))
@@ -194,10 +192,10 @@ def holdings(
         middles = (np.cumsum(sizes) - sizes / 2 - 0.5).tolist()
         ticks = f"{clients} clients, by group{sorting.replace(', by', ' and')}", middles, [*map(str, range(len(sizes)))]
     else:
-        known = Order.by_group(clients, None, names)
+        known = Order.group_clients(clients, None, names)
         ticks = known.ticks("client" if few else f"{clients} clients{sorting}")
     across, x = place_axis("clients", ticks, clients, labelOverlap=True)
-    class_order = Order.by_group(labels, None, classes)
+    class_order = Order.group_clients(labels, None, classes)
     down, y = place_axis("classes", class_order.ticks("class"), labels, labelOverlap=True)
     y["scale"] = {**y["scale"], "domain": [labels - 0.5, -0.5]}
     plain = {**x, "title": None, "axis": {**x["axis"], "labels": False}}
@@ -205,12 +203,12 @@ def holdings(
     layers = _bubbles(counts, late, x, y, widest) if few else _heat(counts, x, y, width, height)
     if len(borders):
         layers.append(_borders(borders, "x"))
-    above = {"width": width, "height": 90, **_sizes(counts.sum(axis=1), late, plain)}
+    above = {"width": width, "height": 90, **_size_bars(counts.sum(axis=1), late, plain)}
     below = {"width": width, "height": height, "layer": layers}
-    return _joined([([across], above), ([down], below)], title, "vconcat", 8)
+    return _join_panels([([across], above), ([down], below)], title, "vconcat", 8)
 
 
-def _order(counts: NDArray[np.int64], cluster: NDArray[np.int64] | None, *, by_class: bool) -> NDArray[np.intp]:
+def _order_clients(counts: NDArray[np.int64], cluster: NDArray[np.int64] | None, *, by_class: bool) -> NDArray[np.intp]:
     """Return the ids of clients (m,) from left to right."""
     keys = [np.arange(len(counts))]
     if by_class:
@@ -221,8 +219,8 @@ def _order(counts: NDArray[np.int64], cluster: NDArray[np.int64] | None, *, by_c
     return np.lexsort(keys)
 
 
-def _sizes(totals: NDArray[np.int64], late: NDArray[np.bool_], x: Spec) -> Spec:
-    """Return each client's number of samples, ``totals`` (m,)."""
+def _size_bars(totals: NDArray[np.int64], late: NDArray[np.bool_], x: Spec) -> Spec:
+    """Return a bar per client with its number of samples, ``totals`` (m,)."""
     kinds = ("trains the global model", "new: joins later")
     gap = 0.4 if len(totals) <= _MAX_BUBBLES else 0.5
     rows: list[Row] = [
@@ -247,7 +245,7 @@ def _sizes(totals: NDArray[np.int64], late: NDArray[np.bool_], x: Spec) -> Spec:
 
 
 def _bubbles(counts: NDArray[np.int64], late: NDArray[np.bool_], x: Spec, y: Spec, widest: float) -> list[Spec]:
-    """Return a bubble for each client and class, its area the number of samples; ``widest`` in pixels."""
+    """Return a bubble per client and class whose area shows the number of samples; ``widest`` is in pixels."""
     most = max(int(counts.max(initial=0)), 1)
     rows: list[Row] = [
         {"client": client, "class": label, "samples": int(counts[client, label]), "late": bool(late[client])}
@@ -276,20 +274,20 @@ def _bubbles(counts: NDArray[np.int64], late: NDArray[np.bool_], x: Spec, y: Spe
 
 
 def _heat(counts: NDArray[np.int64], x: Spec, y: Spec, width: int, height: int) -> list[Spec]:
-    """Return a cell for each client and class, white where there is no sample; colours follow the square root."""
+    """Return a cell per client and class, coloured by the square root of its samples, white without samples."""
     most = max(int(counts.max(initial=0)), 1)
     step = -(-len(counts) // (2 * _MAX_CELLS))
     samples = np.maximum.reduceat(counts, np.arange(0, len(counts), step))
     roots = np.where(samples > 0, np.sqrt(samples), np.nan).T
     values = sorted({round(most * share**2) for share in (0, 0.25, 0.5, 0.75, 1)})
     bar = _colour_bar(_VIRIDIS, most, height, scale={"type": "sqrt"}, title="samples", values=values)
-    return [_image(_coloured(roots, _VIRIDIS, float(np.sqrt(most)), "#ffffff"), x, y, width, height), bar]
+    return [_image(_colour_cells(roots, _VIRIDIS, float(np.sqrt(most)), "#ffffff"), x, y, width, height), bar]
 
 
 # Attention
 
 
-def attention(
+def draw_attention(
     first: Array,
     second: Array,
     rounds: NDArray[np.int64],
@@ -297,39 +295,39 @@ def attention(
     cluster: NDArray[np.int64] | None = None,
     names: Sequence[str] = (),
     *,
-    apart: bool = False,
+    separate: bool = False,
 ) -> Spec:
     """Return each client's attention to others (layer 1) and to the three models (layer 2), and means by round.
 
-    ``first`` (r, m, m) and ``second`` (r, m, 3) hold a row for each client and round, 0 where it took no part;
-    ``rounds`` (r,) are their numbers; of one alone there are no means. The matrices show each client's last attention,
-    clients of a true ``cluster`` (m,) together; few of them are called by their ``names`` (m,).
-    With ``apart`` every round has matrices of its own, below one another, and there are no means.
+    ``first`` (r, m, m) and ``second`` (r, m, 3) have a row per client and round, 0 if it took no part; ``rounds`` (r,)
+    are the numbers of the rounds. The matrices show each client's last attention, with clients of the same true
+    ``cluster`` (m,) side by side; few clients are labelled with their ``names`` (m,). A single round has no means. With
+    ``separate`` every round has its own matrices, and there are no means.
     """
-    order = Order.by_group(first.shape[1], cluster, names)
+    order = Order.group_clients(first.shape[1], cluster, names)
     took = second.sum(axis=2) > 0
-    if apart:
+    if separate:
         rows: list[tuple[list[Spec], Spec]] = []
         for place, number in enumerate(rounds.tolist()):
             one = slice(place, place + 1)
-            params, views = _layers(first[one], second[one], took[one], order, f"round {number}, ", str(place))
+            params, views = _layer_panels(first[one], second[one], took[one], order, f"round {number}, ", str(place))
             rows.append((params, {"hconcat": views, "spacing": 30}))
-        return _joined(rows, title, "vconcat")
-    params, views = _layers(first, second, took, order, "", "")
+        return _join_panels(rows, title, "vconcat")
+    params, views = _layer_panels(first, second, took, order, "", "")
     if len(rounds) > 1:
-        views.append(_means(first, second, took, rounds, cluster))
+        views.append(_mean_curves(first, second, took, rounds, cluster))
     note = "; grey clients took no part" if not took.any(axis=0).all() else ""
-    return _joined([(params, views[0]), *(([], view) for view in views[1:])], title + note)
+    return _join_panels([(params, views[0]), *(([], view) for view in views[1:])], title + note)
 
 
-def _layers(
+def _layer_panels(
     first: Array, second: Array, took: NDArray[np.bool_], order: Order, words: str, key: str
 ) -> tuple[list[Spec], list[Spec]]:
-    """Return the matrices of both layers, and the parameters of their axes, whose names end with ``key``."""
+    """Return the parameters of the axes, with names ending in ``key``, and the matrices of both layers."""
     count = len(order.place)
-    others = of_last_round(first, took)[order.place][:, order.place]
+    others = select_last_round(first, took)[order.place][:, order.place]
     others = np.where(others > 0, others, np.nan)
-    slots = of_last_round(second, took)[order.place]
+    slots = select_last_round(second, took)[order.place]
     along, x = place_axis(f"others{key}", order.ticks("other client"), count, labelOverlap=True)
     down, y = place_axis(f"clients{key}", order.ticks("client"), count)
     y["scale"] = {**y["scale"], "domain": [count - 0.5, -0.5]}
@@ -342,7 +340,7 @@ def _layers(
             "width": _SIDE,
             "height": _SIDE,
             "layer": [
-                _image(_coloured(others, _BLUES, most, _NOTHING), x, y),
+                _image(_colour_cells(others, _BLUES, most, _NOTHING), x, y),
                 _colour_bar(_BLUES, most, _SIDE),
                 _borders(order.borders, "x"),
                 _borders(order.borders, "y"),
@@ -353,7 +351,7 @@ def _layers(
             "width": 130,
             "height": _SIDE,
             "layer": [
-                _image(_coloured(slots, _BLUES, 1.0, _NOTHING), z, {**y, "title": None}),
+                _image(_colour_cells(slots, _BLUES, 1.0, _NOTHING), z, {**y, "title": None}),
                 _colour_bar(_BLUES, 1.0, _SIDE),
                 _borders(order.borders, "y"),
                 _borders(np.arange(len(SLOTS) + 1) - 0.5, "x"),
@@ -363,14 +361,14 @@ def _layers(
     return [along, down, across], [{**panel, "resolve": resolve} for panel in panels]
 
 
-def _means(
+def _mean_curves(
     first: Array,
     second: Array,
     took: NDArray[np.bool_],
     rounds: NDArray[np.int64],
     cluster: NDArray[np.int64] | None,
 ) -> Spec:
-    """Return means over the clients of each round."""
+    """Return curves of the mean attention over the clients of each round."""
     count = took.sum(axis=1)
     weight = np.where(count > 0, count, np.nan)
     mean = second.sum(axis=1) / weight[:, None]
@@ -378,17 +376,16 @@ def _means(
     curves = {kind: mean[:, place] for place, kind in enumerate(kinds)}
     colours, dashes = [*LIGHT[: len(SLOTS)]], [[1, 0]] * len(SLOTS)
     if cluster is not None:
-        same: NDArray[np.bool_] = cluster[:, None] == cluster
-        np.fill_diagonal(same, False)
+        same = share_cluster(cluster)
         curves["layer 1: to its own group"] = (first * same).sum(axis=2).sum(axis=1) / weight
         even = float(same.sum(axis=1).mean() / max(len(cluster) - 1, 1))
         curves["layer 1, if it were even"] = np.where(count > 0, even, np.nan)
         colours, dashes = [*colours, "#000000", GREY], [*dashes, [6, 3], [2, 2]]
-    spec = by_round(rounds, curves, colours, dashes, "attention", [0, 1])
+    spec = draw_rounds(rounds, curves, colours, dashes, "attention", [0, 1])
     return {"title": "mean over clients", "width": 330, "height": _SIDE, **spec}
 
 
-def by_round(
+def draw_rounds(
     rounds: Sequence[int] | NDArray[np.int64],
     curves: Mapping[str, Array],
     colours: Sequence[str],
@@ -397,7 +394,7 @@ def by_round(
     domain: Sequence[float] | None = None,
     **legend: Any,
 ) -> Spec:
-    """Return a line per curve over the rounds; nan leaves a gap, and rounds without any value at the ends are cut."""
+    """Return a line per curve over the rounds; nan leaves a gap, and rounds without values at both ends are cut."""
     known = np.flatnonzero(~np.isnan(np.stack([*curves.values()])).all(axis=0))
     span = slice(known[0], known[-1] + 1) if len(known) else slice(0, 0)
     numbers = [int(number) for number in rounds[span]]
@@ -428,53 +425,53 @@ def by_round(
 # Neighbours
 
 
-def neighbours(
+def draw_neighbours(
     last: Graph,
     rows: Sequence[dict[str, float]],
     title: str,
     cluster: NDArray[np.int64] | None = None,
     names: Sequence[str] = (),
 ) -> Spec:
-    """Return the neighbours in the ``last`` round (m, m), a row per client, and curves of the ``rows`` by round.
+    """Return the neighbours in the ``last`` round (m, m), with a row per client, and curves of ``rows`` over rounds.
 
-    Few clients are also drawn as a graph, and labelled by their ``names`` (m,). Clients of a true ``cluster`` (m,) are
-    side by side, and neighbours across clusters have a colour of their own. There are no curves of a single row.
+    Few clients are also drawn as a graph and labelled with their ``names`` (m,). Clients of the same true ``cluster``
+    (m,) are side by side, and neighbours across clusters have another colour. A single row has no curves.
     """
-    order = Order.by_group(len(last), cluster, names)
+    order = Order.group_clients(len(last), cluster, names)
     graph = last[np.ix_(order.place, order.place)]
-    params, matrix = _pairs(graph, order)
+    params, matrix = _neighbour_matrix(graph, order)
     panels: list[tuple[list[Spec], Spec]] = [(params, matrix)]
     if len(graph) <= _MAX_GRAPH:
-        panels.append(([], _circle(graph, order)))
+        panels.append(([], _graph_panel(graph, order)))
     if len(rows) > 1:
-        panels.append(([], _by_round(rows, known=cluster is not None)))
-    return _joined(panels, title)
+        panels.append(([], _match_curves(rows, known=cluster is not None)))
+    return _join_panels(panels, title)
 
 
-def _across(order: Order) -> Graph:
-    """Return for each pair of clients, in the chart's order, whether their groups differ (m, m)."""
+def _cross_groups(order: Order) -> Graph:
+    """Return whether the groups of two clients differ, (m, m) in the chart's order."""
     return np.asarray(order.group[:, None] != order.group)
 
 
-def kinds_of_pairs(graph: Graph, order: Order) -> NDArray[np.uint8]:
+def classify_pairs(graph: Graph, order: Order) -> NDArray[np.uint8]:
     """Return a cell per pair of clients: 0 without an edge, 1 within a group, 2 across groups.
 
-    Of many clients a cell stands for several, and shows the rarest kind in it.
+    With many clients a cell represents several pairs and has the highest of their values.
     """
     count = len(graph)
     step = -(-count // _MAX_CELLS)
-    kinds = graph.astype(np.uint8) + (graph & _across(order))
+    kinds = graph.astype(np.uint8) + (graph & _cross_groups(order))
     for axis in (0, 1):
         kinds = np.maximum.reduceat(kinds, np.arange(0, count, step), axis=axis)
     return kinds
 
 
-def _pairs(graph: Graph, order: Order) -> tuple[list[Spec], Spec]:
+def _neighbour_matrix(graph: Graph, order: Order) -> tuple[list[Spec], Spec]:
     """Return the matrix of neighbours and the parameters of its axes."""
     count = len(graph)
-    kinds = kinds_of_pairs(graph, order)
+    kinds = classify_pairs(graph, order)
     step = -(-count // len(kinds))
-    colours = _rgb(["#ffffff", _WITHIN, _ACROSS])[kinds].astype(np.uint8)
+    colours = _parse_colours(["#ffffff", _WITHIN, _ACROSS])[kinds].astype(np.uint8)
     across, x = place_axis("neighbours", order.ticks("neighbour"), count, labelOverlap=True)
     down, y = place_axis("clients", order.ticks("client"), count, labelOverlap=True)
     y["scale"] = {**y["scale"], "domain": [count - 0.5, -0.5]}
@@ -501,15 +498,15 @@ def _pairs(graph: Graph, order: Order) -> tuple[list[Spec], Spec]:
     return [across, down], panel
 
 
-def _circle(graph: Graph, order: Order) -> Spec:
-    """Return clients on a circle, with space between groups, and a line between neighbours."""
-    at = on_circle(order)
+def _graph_panel(graph: Graph, order: Order) -> Spec:
+    """Return clients on a circle, with gaps between groups, and a line between neighbours."""
+    at = place_on_circle(order)
     joined = np.triu(graph | graph.T)
-    apart = _across(order)
+    crosses = _cross_groups(order)
     edges: list[Row] = [
-        {"x": at[i, 0], "y": at[i, 1], "x2": at[j, 0], "y2": at[j, 1], "across": bool(apart[i, j])}
-        # A line that crosses groups lies above the others, of which there may be many.
-        for i, j in sorted(np.argwhere(joined).tolist(), key=lambda pair: bool(apart[pair[0], pair[1]]))
+        {"x": at[i, 0], "y": at[i, 1], "x2": at[j, 0], "y2": at[j, 1], "across": bool(crosses[i, j])}
+        # Lines between groups are drawn last, above the many lines within groups.
+        for i, j in sorted(np.argwhere(joined).tolist(), key=lambda pair: bool(crosses[pair[0], pair[1]]))
     ]
     count = len(graph)
     has_names = order.clients and count <= vega.MAX_NAMED
@@ -570,14 +567,14 @@ def _circle(graph: Graph, order: Order) -> Spec:
     }
 
 
-def on_circle(order: Order) -> NDArray[np.float64]:
-    """Return the place of each client (m, 2) on a circle of radius 1, with a gap between groups."""
+def place_on_circle(order: Order) -> NDArray[np.float64]:
+    """Return the position of each client, (m, 2), on a circle of radius 1 with gaps between groups."""
     count, gap = len(order.place), 1.0 if len(order.sizes) > 1 else 0.0
     turn = 2 * np.pi * (np.arange(count) + gap * order.group) / (count + gap * len(order.sizes))
     return np.stack([np.sin(turn), np.cos(turn)], axis=1)
 
 
-def _by_round(rows: Sequence[dict[str, float]], *, known: bool) -> Spec:
+def _match_curves(rows: Sequence[dict[str, float]], *, known: bool) -> Spec:
     """Return precision and recall by round, or the number of neighbours where the true clusters are not known."""
     keys = ("precision", "recall") if known else ("neighbours",)
     values = {key: np.asarray([row[key] for row in rows], np.float64) for key in keys}
@@ -585,6 +582,6 @@ def _by_round(rows: Sequence[dict[str, float]], *, known: bool) -> Spec:
     numbers = [int(row["round"]) for row in rows]
     below = {"orient": "bottom", "direction": "horizontal"} if known else {"disable": True}
     title = "mean over clients" if known else "neighbours of a client, mean"
-    spec = by_round(numbers, values, colours, [[1, 0]] * len(keys), title, [0, 1] if known else None, **below)
+    spec = draw_rounds(numbers, values, colours, [[1, 0]] * len(keys), title, [0, 1] if known else None, **below)
     heading = "neighbours against true groups" if known else "number of neighbours"
     return {"title": heading, "width": 330, "height": _SIDE, **spec}

@@ -1,7 +1,7 @@
-"""What all charts share: how names enter them, data, encodings, colours of methods, and how they are rendered.
+"""Parts of all Vega-Lite charts: escaping of names, data, encodings, colours of methods, and rendering.
 
 A chart is a Vega-Lite specification, a dictionary of JSON values. ``vl-convert`` renders it without a browser or a
-display, and contains the JavaScript that draws it on a page. Every specification passes ``finish``.
+display, and contains the JavaScript that draws it on a page. Every specification passes through ``finish``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Row = dict[str, Any]
 Scores = NDArray[np.float64]
 
 FORMATS = ("png", "svg", "pdf")
-"""What a specification can be rendered as."""
+"""Formats that a specification can be rendered in."""
 
 LIGHT = ("#0072B2", "#C04F00", "#00805E", "#A8487F", "#8F6A00", "#5B4FBF", "#3A7D1F", "#B3344C")
-"""Colours on white, each with a contrast of at least 3 to 1."""
+"""Colours on white, each with a contrast of at least 3:1."""
 DARK = ("#56B4E9", "#FF9142", "#2BC79A", "#E79BC4", "#F0C14B", "#A99BFF", "#8FD16B", "#FF8A9B")
-"""The same eight on a dark background, in the same order."""
+"""The same eight colours for a dark background, in the same order."""
 GREY, GREY_ON_DARK = "#666666", "#A6A6A6"
 """The colour of the baseline."""
 PAPER, NIGHT = "#ffffff", "#15181d"
@@ -39,12 +39,12 @@ DASHES = ((), (6, 3), (2, 2), (8, 2, 2, 2), (12, 4))
 """Dashes of the first eight methods, of the second eight, and so on."""
 
 QUANTILES = 200
-"""A curve of more clients than this goes through quantiles."""
+"""A curve over more clients than this goes through quantiles."""
 MAX_NAMED = 30
 """Greatest number of clients or classes whose names label an axis."""
 
 _SCALE = 1.6
-"""Pixels of a PNG for each pixel of the specification."""
+"""Pixels of a PNG per pixel of the specification."""
 _CONFIG: Spec = {
     "font": "sans-serif",
     "view": {"stroke": None},
@@ -56,14 +56,14 @@ _PROPERTIES = {
     *("__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__", "constructor"),
     *("hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString", "toString", "valueOf"),
 }
-"""Properties of every object in JavaScript, where Vega finds a function instead of nothing."""
+"""Properties of every JavaScript object; Vega mistakes a name like these for a function."""
 
 
-def text(name: str) -> str:
-    """Return a name as charts show it: characters that cannot be drawn as escapes, such as ``\\x00``.
+def escape_name(name: str) -> str:
+    """Return a name that charts can show: unprintable characters are escaped, such as ``\\x00``.
 
-    A control character ends the process that renders it, and a name like ``constructor`` breaks the chart: such a
-    name gets a no-break space at its end.
+    A control character would crash the renderer, and a name like ``constructor`` would break the chart; such a name
+    gets a no-break space at its end.
     """
     if not name.isprintable():
         name = "".join(
@@ -75,37 +75,37 @@ def text(name: str) -> str:
     return f"{name}\u00a0" if name in _PROPERTIES else name
 
 
-def short(name: str) -> str:
-    """Return a name that fits beside an axis."""
+def shorten(name: str) -> str:
+    """Return a name of at most 16 characters, to fit beside an axis."""
     return name if len(name) <= 16 else f"{name[:15]}…"
 
 
-def _clean(node: Any) -> Any:
-    """Return a part of a specification with every string, in data, titles and scales, passed through ``text``."""
+def _escape_strings(node: Any) -> Any:
+    """Return a part of a specification with every string, in data, titles and scales, escaped."""
     if isinstance(node, str):
-        return text(node)
+        return escape_name(node)
     if isinstance(node, Mapping):
-        return {key: _clean(item) for key, item in node.items()}
-    return [_clean(item) for item in node] if isinstance(node, list | tuple) else node
+        return {key: _escape_strings(item) for key, item in node.items()}
+    return [_escape_strings(item) for item in node] if isinstance(node, list | tuple) else node
 
 
 def finish(spec: Spec) -> Spec:
-    """Return a specification that is safe to render: every string has passed ``text``."""
-    finished: Spec = _clean(spec)
+    """Return a specification that is safe to render, with every string escaped."""
+    finished: Spec = _escape_strings(spec)
     return finished
 
 
 def figure(spec: Spec, title: str = "") -> Spec:
-    """Return a finished picture on white, with a ``title`` above all its panels."""
+    """Return a finished figure on white, with a ``title`` above all panels."""
     over = {"title": {"text": title, "anchor": "middle", "fontSize": 14}} if title else {}
     return finish({**over, **spec, "background": "white", "padding": 8, "config": _CONFIG})
 
 
 def render(spec: Spec, form: str = "png", scale: float = _SCALE) -> bytes:
-    """Return a specification as ``png``, ``svg`` or ``pdf``; nothing is fetched."""
+    """Render a specification as ``png``, ``svg`` or ``pdf``, without network access."""
     import vl_convert
 
-    # As text: vl-convert sorts the keys of dictionaries.
+    # Passed as text, because vl-convert sorts the keys of dictionaries.
     source = json.dumps(finish(spec), allow_nan=False)
     if form == "svg":
         svg: str = vl_convert.vegalite_to_svg(source, allowed_base_urls=[])
@@ -118,25 +118,25 @@ def render(spec: Spec, form: str = "png", scale: float = _SCALE) -> bytes:
 
 
 @cache
-def javascript() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script, from the installed vl-convert; it fetches nothing."""
+def bundle_javascript() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script from the installed vl-convert, without network access."""
     import vl_convert
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return script.replace("</script", "<\\/script")
 
 
-def stored(spec: Spec) -> bytes:
+def encode(spec: Spec) -> bytes:
     """Return a specification as the content of a file."""
     return (json.dumps(spec, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
 def data(rows: Iterable[Row]) -> Spec:
-    """Return rows as data of a chart, numbers rounded to four decimal places, or six digits from 100 on."""
-    return {"data": {"values": [{key: _rounded(cell) for key, cell in row.items()} for row in rows]}}
+    """Return rows as data of a chart; numbers are rounded to four decimal places, from 100 on to six digits."""
+    return {"data": {"values": [{key: _round_cell(cell) for key, cell in row.items()} for row in rows]}}
 
 
-def _rounded(cell: Any) -> Any:
+def _round_cell(cell: Any) -> Any:
     if not isinstance(cell, float | np.floating):
         return cell.item() if isinstance(cell, np.generic) else cell
     number = float(cell)
@@ -150,13 +150,13 @@ def channel(field: str, kind: str = "quantitative", /, **more: Any) -> Spec:
     return {"field": field, "type": kind, **more}
 
 
-def axis_of(metric: Metric, **more: Any) -> Spec:
+def score_axis(metric: Metric, **more: Any) -> Spec:
     """Return the axis of a score."""
     return {"format": ".0%" if metric.percent else ".3~g", **more}
 
 
-def scale_of(numbers: Sequence[float], metric: Metric) -> Spec:
-    """Return the scale of scores, as wide as they are with some room; nan does not count."""
+def score_scale(numbers: Sequence[float], metric: Metric) -> Spec:
+    """Return a scale for these scores with a margin of 5 %; nan values are ignored."""
     finite = [float(number) for number in numbers if math.isfinite(number)]
     if not finite:
         return {}
@@ -168,7 +168,7 @@ def scale_of(numbers: Sequence[float], metric: Metric) -> Spec:
     return {"domain": [round(low, 3), round(high, 3)], "nice": False, "zero": False}
 
 
-def styles(methods: Sequence[str], baseline: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+def method_styles(methods: Sequence[str], baseline: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the colour on white and the dashes of each method; the baseline is grey and dashed."""
     compared = [label for label in methods if label != baseline]
     by_method = {
@@ -180,43 +180,43 @@ def styles(methods: Sequence[str], baseline: str | None) -> dict[str, tuple[str,
 
 def method_colour(methods: Sequence[str], baseline: str | None, legend: Spec | None = None) -> Spec:
     """Return the encoding of methods by colour."""
-    chosen = styles(methods, baseline)
+    chosen = method_styles(methods, baseline)
     scale = {"domain": [*chosen], "range": [colour for colour, _ in chosen.values()]}
     return channel("method", "nominal", scale=scale, legend=legend)
 
 
 def method_dash(methods: Sequence[str], baseline: str | None, legend: Spec | None = None) -> Spec:
     """Return the encoding of methods by dashes, for lines."""
-    chosen = styles(methods, baseline)
+    chosen = method_styles(methods, baseline)
     scale = {"domain": [*chosen], "range": [list(dash) or [1, 0] for _, dash in chosen.values()]}
     return channel("method", "nominal", scale=scale, legend=legend)
 
 
-def on_dark() -> dict[str, str]:
-    """Return the colour that replaces each on a dark background."""
+def dark_colours() -> dict[str, str]:
+    """Return the colour for a dark background by colour on white."""
     return {**dict(zip(LIGHT, DARK, strict=True)), GREY: GREY_ON_DARK}
 
 
 def legend_below(labels: Iterable[str], width: float, **more: Any) -> Spec:
-    """Return a legend below a panel, in as many columns as fit into its ``width``."""
+    """Return a legend below a panel, with as many columns as fit into its ``width`` in pixels."""
     widest = max(map(len, labels), default=1)
     return {"orient": "bottom", "title": None, "columns": max(1, int(width / (6.2 * widest + 32))), **more}
 
 
-def level(value: float, axis: str, **mark: Any) -> Spec:
-    """Return a line across a panel at a value of ``x`` or ``y``."""
+def level_line(value: float, axis: str, **mark: Any) -> Spec:
+    """Return a line across a panel at a value on the axis ``x`` or ``y``."""
     return {**data([{"level": value}]), "mark": {"type": "rule", **mark}, "encoding": {axis: channel("level")}}
 
 
 def png_url(pixels: NDArray[np.uint8]) -> str:
-    """Return an image, (h, w, 3) or (h, w, 4), as a data URL of a PNG."""
+    """Return an image (h, w, 3) or (h, w, 4) as the data URL of a PNG."""
     from PIL import Image
 
     memory = io.BytesIO()
     Image.fromarray(pixels).save(memory, "PNG")
-    return url("image/png", memory.getvalue())
+    return data_url("image/png", memory.getvalue())
 
 
-def url(media_type: str, content: bytes) -> str:
-    """Return a data URL."""
+def data_url(media_type: str, content: bytes) -> str:
+    """Return content as a data URL."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

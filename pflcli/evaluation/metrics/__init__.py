@@ -1,1 +1,1 @@
-"""Metrics over stored predictions, in NumPy alone."""
+"""Metrics of stored predictions, computed with NumPy and SciPy only."""

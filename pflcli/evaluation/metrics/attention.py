@@ -1,4 +1,4 @@
-"""Summaries of attention over clients and models, by round: how peaked it is, and how much of it stays in a group."""
+"""Summarize attention over clients and models by round: how peaked it is, and how much stays in a group."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.evaluation.metrics.neighbourhood import together
+from pflcli.evaluation.metrics.neighbourhood import share_cluster
 
 Array = NDArray[Any]
 
 SLOTS = ("own", "attended", "global")
-"""What the second layer chooses among."""
+"""The models that the second layer of attention mixes."""
 
 
-def of_last_round(values: Array, active: NDArray[np.bool_]) -> Array:
-    """Return the row (m, ...) of each client's last round, of ``values`` (r, m, ...); nan for one never ``active``.
+def select_last_round(values: Array, active: NDArray[np.bool_]) -> Array:
+    """Return the values (m, ...) of each client's last active round from ``values`` (r, m, ...); nan if never active.
 
-    ``active`` (r, m) says which clients took part in which of the r rounds.
+    ``active`` (r, m) marks the clients that took part in each of the r rounds.
     """
     last = len(active) - 1 - active[::-1].argmax(axis=0)
     rows: Array = values[last, np.arange(active.shape[1])].astype(np.float64)
@@ -28,13 +28,15 @@ def of_last_round(values: Array, active: NDArray[np.bool_]) -> Array:
     return rows
 
 
-def by_round(first: Array, second: Array, rounds: Sequence[int], cluster: Array | None) -> list[dict[str, float]]:
+def summarize_rounds(
+    first: Array, second: Array, rounds: Sequence[int], cluster: Array | None
+) -> list[dict[str, float]]:
     """Return a row for each of the ``rounds`` (r,) of attention ``first`` (r, m, m) and ``second`` (r, m, 3).
 
-    All are means over the clients that took part, those whose second attention is not 0. ``entropy`` (nats) and
-    ``largest`` describe a client's first attention; ``own_group`` is the share of it on clients of its true ``cluster``
-    (m,). ``..._if_even`` are the values if it attended equally to all models that it received. These leave out clients
-    that received no other client's model; nan if no client is left.
+    All values are means over the clients that took part (those whose second attention is not 0). ``entropy`` (nats) and
+    ``largest`` describe a client's first attention; ``own_group`` is its share on clients of the same true ``cluster``
+    (m,). ``..._if_even`` are the values for equal attention to all received models. They leave out clients that
+    received no other client's model; nan if no client is left.
     """
     rows: list[dict[str, float]] = []
     for number, others, slots in zip(rounds, first.astype(float), second, strict=True):
@@ -51,7 +53,7 @@ def by_round(first: Array, second: Array, rounds: Sequence[int], cluster: Array 
             "entropy_if_even": _mean(np.log(received)),
         }
         if cluster is not None:
-            same = together(cluster)[others.sum(axis=1) > 0]
+            same = share_cluster(cluster)[others.sum(axis=1) > 0]
             row["own_group"] = _mean((weight * same).sum(axis=1))
             row["own_group_if_even"] = _mean(((weight > 0) & same).sum(axis=1) / np.maximum(received, 1))
         rows.append(row)
@@ -62,10 +64,10 @@ def _mean(values: Array) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def pairs(first: Array, second: Array, rounds: Sequence[int], names: Sequence[str]) -> list[list[Any]]:
-    """Return a row for every weight above 0: round, client, layer, what is attended to, and the weight.
+def list_weights(first: Array, second: Array, rounds: Sequence[int], names: Sequence[str]) -> list[list[Any]]:
+    """Return a row for every weight above 0: round, client, layer, target and weight.
 
-    Of layer 1 that is another client by its name, of layer 2 one of ``SLOTS``.
+    The target is the name of another client in layer 1, and one of ``SLOTS`` in layer 2.
     """
     rows: list[list[Any]] = []
     for number, others, slots in zip(rounds, first, second, strict=True):

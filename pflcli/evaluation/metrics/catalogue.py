@@ -1,7 +1,7 @@
-"""The catalogue of metrics: one entry each, from which files and tables take its unit, weighting and heading.
+"""The catalogue of metrics: one entry each with unit, weighting and heading, used by files and tables.
 
-A metric of answers states its formula here and needs nothing else. The others (costs, gains, times) are computed where
-their facts are, under ``pflcli/evaluation/``, and take unit, weighting and heading from here.
+A metric of predictions only needs an entry with its formula. Other metrics (costs, gains, times) are computed elsewhere
+in ``pflcli/evaluation/`` and take unit, weighting and heading from here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pflcli.evaluation.metrics.metric import (
 
 
 def _parts(name: str, unit: str, **form: Any) -> list[Metric]:
-    """Return the metrics that accompany one that ranks, such as its plain mean and the value of its worst client."""
+    """Return the metrics that accompany a ranking metric, such as its unweighted mean and its worst client."""
     lower = form["lower_is_better"]
     parts: list[tuple[str, str, str, int, OverClients | None]] = [
         ("mean", ALIKE, "plain mean", 110, mean),
@@ -52,7 +52,7 @@ def _parts(name: str, unit: str, **form: Any) -> list[Metric]:
 def _ranking(
     name: str, heading: str, *, unit: str = "fraction", percent: bool = True, lower_is_better: bool = False, **form: Any
 ) -> list[Metric]:
-    """Return a metric that is computed if ``--metric`` names it, and those that accompany it."""
+    """Return a metric that is computed only if ``--metric`` names it, and the metrics that accompany it."""
     shape: dict[str, Any] = {"percent": percent, "lower_is_better": lower_is_better, "digits": 1 if percent else 3}
     first = Metric(
         name, unit, BY_SAMPLES, heading, gives_way=145, over=scores.weighted_mean, ranks=True, optional=True,
@@ -97,7 +97,7 @@ _ENTRIES = (
     ),
     Metric(
         "macro_precision", "fraction", "classes alike, samples pooled", "macro prec.", percent=True, gives_way=70,
-        of_answers=scores.macro_precision,
+        formula=scores.macro_precision,
     ),
     Metric(
         "macro_precision_mean", "fraction", "classes alike, clients alike", "plain macro prec.", percent=True,
@@ -105,29 +105,29 @@ _ENTRIES = (
     ),
     Metric(
         "calibration_error", "fraction", "samples pooled, 15 bins", "ECE", percent=True, compared=None, gives_way=20,
-        of_answers=scores.calibration_error,
+        formula=scores.calibration_error,
     ),
     Metric(
         "log_loss", "nats", "samples pooled", "log-loss", gives_way=145, per_sample=scores.log_loss, ranks=True,
         by_name=True, lower_is_better=True, digits=3,
     ),
     *_parts("log_loss", "nats", percent=False, lower_is_better=True, digits=3),
-    *_ranking("auroc", "AUROC", of_answers=classification.auroc, needs="samples of two classes"),
+    *_ranking("auroc", "AUROC", formula=classification.auroc, needs="samples of two classes"),
     *_ranking(
-        "average_precision", "avg. precision", of_positive=classification.average_precision,
+        "average_precision", "avg. precision", binary_formula=classification.average_precision,
         needs="samples of two classes",
     ),
-    *_ranking("f1", "F1", of_answers=classification.f1, needs="samples of two classes"),
+    *_ranking("f1", "F1", formula=classification.f1, needs="samples of two classes"),
     *_ranking(
-        "balanced_accuracy", "balanced acc.", of_answers=classification.balanced_accuracy,
+        "balanced_accuracy", "balanced acc.", formula=classification.balanced_accuracy,
         needs="samples of two classes",
     ),
     *_ranking(
-        "sensitivity", "sensitivity", of_positive=classification.sensitivity, needs="samples of the positive class",
+        "sensitivity", "sensitivity", binary_formula=classification.sensitivity, needs="samples of the positive class",
         two_classes=True,
     ),
     *_ranking(
-        "specificity", "specificity", of_positive=classification.specificity, needs="samples of the negative class",
+        "specificity", "specificity", binary_formula=classification.specificity, needs="samples of the negative class",
         two_classes=True,
     ),
     *_ranking(
@@ -172,11 +172,11 @@ _ENTRIES = (
 METRICS = {entry.name: entry for entry in _ENTRIES}
 """All metrics by name, in the order of the columns of an evaluation's table."""
 DEFAULT = ("accuracy",)
-"""What methods are ranked by unless ``--metric`` names something else."""
+"""The metrics that rank methods without ``--metric``."""
 
 
-def chosen(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the metrics that ``--metric`` names, each once; raises UsageError for one that cannot rank methods."""
+def parse_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the metrics that ``--metric`` names, each once; raises UsageError if one cannot rank methods."""
     known = [metric.name for metric in METRICS.values() if metric.ranks]
     typed = tuple(dict.fromkeys(name.strip().lower().replace("-", "_") for name in names if name.strip()))
     if not typed:
@@ -188,19 +188,19 @@ def chosen(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def require_classes(names: Iterable[str], classes: int) -> None:
-    """Raise UsageError if one of the metrics is not defined for so many classes."""
+    """Raise UsageError if one of the metrics is undefined for this number of classes."""
     for name in names:
         if METRICS[name].two_classes and classes != 2:
             raise UsageError(
                 f"{name} is defined for two classes, and there are {classes}",
-                "--metric balanced_accuracy is the mean over classes of the sensitivity",
+                "--metric balanced_accuracy is the mean sensitivity over classes",
             )
 
 
 def positive_class(name: str | None, classes: Sequence[str]) -> int:
-    """Return which of two ``classes`` is the positive one: the class called ``name``, or the second without a name.
+    """Return the index of the positive one of two ``classes``: that of ``name``, or 1 without a name.
 
-    Raises UsageError if there is no class of this name, or if there are more than two classes.
+    Raises UsageError for an unknown class, or a ``name`` if there are not two classes.
     """
     if name is None:
         return 1
@@ -214,15 +214,15 @@ def positive_class(name: str | None, classes: Sequence[str]) -> int:
 
 
 def part(metric: str, name: str) -> str:
-    """Return the key of the ``mean``, ``bottom_decile``, ``worst``, ``seen`` or ``unseen`` of a metric that ranks."""
+    """Return the key of the ``mean``, ``bottom_decile``, ``worst``, ``seen`` or ``unseen`` of a ranking metric."""
     longer = f"{metric}_{name}"
     return longer if longer in METRICS else name
 
 
 def columns(kind: str, metrics: Sequence[str] = DEFAULT) -> list[str]:
-    """Return the metrics in the order of the table of an ``evaluation`` or a ``comparison``.
+    """Return the columns of the table of an ``evaluation`` or a ``comparison``, in order.
 
-    ``metrics``, which ``--metric`` names, are among them, and the columns that describe the first of them come first.
+    They include ``metrics``, the metrics of ``--metric``; the columns of the first of these come first.
     """
     first = metrics[0]
     ranking = {metric.name for metric in METRICS.values() if metric.ranks} - {first}
@@ -239,20 +239,20 @@ def columns(kind: str, metrics: Sequence[str] = DEFAULT) -> list[str]:
     return [metric.name for metric in entries]
 
 
-def giving_way(metrics: Sequence[str] = DEFAULT) -> list[str]:
-    """Return the metrics that a table wider than the terminal leaves out, the first to go first."""
+def dispensable(metrics: Sequence[str] = DEFAULT) -> list[str]:
+    """Return the columns that a table may leave out to fit the terminal, the first to go first."""
     entries = [metric for metric in METRICS.values() if metric.name != metrics[0] and metric.gives_way is not None]
     return [metric.name for metric in sorted(entries, key=lambda metric: metric.gives_way or 0)]
 
 
-def per_client(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
-    """Return the scores per client in the order of ``clients.csv``: means over samples, others, chosen ``metrics``."""
+def client_metrics(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
+    """Return the metrics per client in the order of ``clients.csv``: means over samples, others, then ``metrics``."""
     entries = [metric for metric in METRICS.values() if metric.is_per_client and _is_computed(metric, metrics)]
     return sorted(entries, key=lambda metric: (metric.optional, not metric.optional and metric.per_sample is None))
 
 
-def from_answers(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
-    """Return the metrics that need predictions alone: scores per client, and values over all clients."""
+def prediction_metrics(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
+    """Return the metrics that are computed from predictions, per client and over all clients."""
     entries = [m for m in METRICS.values() if m.is_per_client or (m.score and m.over is not None)]
     return [metric for metric in entries if _is_computed(metric, metrics)]
 
@@ -261,7 +261,7 @@ def _is_computed(metric: Metric, metrics: Sequence[str]) -> bool:
     return not metric.optional or metric.name in metrics or metric.score in metrics
 
 
-def in_sweep(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the unit and weighting of those metrics of a sweep that are among ``names``."""
+def describe_sweep(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the unit and weighting of the metrics of a sweep among ``names``."""
     entries = [METRICS[name] for name in names if name in METRICS and METRICS[name].sweep]
     return {metric.name: {"unit": metric.unit, "weighting": metric.sweep} for metric in entries}

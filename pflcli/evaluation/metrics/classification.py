@@ -1,11 +1,12 @@
-"""Scores for two classes and for classes of very different sizes: of probabilities (n, C) and labels (n,).
+"""Scores for two classes and for imbalanced classes, from probabilities (n, C) and labels (n,).
 
-Each is defined as in scikit-learn, to which tests compare it, and computed here: a call of scikit-learn takes some 3
-ms, most of it checks, and a score is computed for every client. Of two classes the second is the positive one, unless
-``positive`` is 0. Where a score is not defined, as samples of one class are missing, it is nan.
+The definitions are those of scikit-learn; tests compare the results. They are computed here because a call of
+scikit-learn takes about 3 ms, mostly for input checks, and scores are computed for every client. Of two classes the
+second is the positive one, unless ``positive`` is 0. A score that is undefined, because samples of a class are missing,
+is nan.
 
-Of more than two classes, AUROC and average precision are those of each class against all others, and the mean of them
-over the classes that occur among the labels (one-vs-rest, macro).
+For more than two classes, AUROC and average precision are macro averages of one-versus-rest scores over the classes
+that occur among the labels.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ Array = NDArray[Any]
 def auroc(p: Array, y: Array) -> float:
     """Return the area under the ROC curve; nan if fewer than two classes occur.
 
-    It is the probability that a sample of the class is given a higher probability of it than one of another class,
-    ties counting half (Hanley & McNeil, 1982, https://doi.org/10.1148/radiology.143.1.7063747).
+    It is the probability that a random sample of the class has a higher predicted probability than a random sample of
+    another class; ties count half (Hanley & McNeil, 1982, https://doi.org/10.1148/radiology.143.1.7063747).
     """
-    return _one_against_rest(_ranked_right, p, y)
+    return _one_versus_rest(_auroc, p, y)
 
 
 def average_precision(p: Array, y: Array, positive: int = 1) -> float:
-    """Return the sum over thresholds of precision times gain in recall; nan if fewer than two classes occur.
+    """Return the sum over thresholds of precision times increase in recall; nan if fewer than two classes occur.
 
-    Samples of the same probability share one threshold; nothing is interpolated.
+    Samples with the same probability share one threshold, without interpolation.
     """
-    return _one_against_rest(_average_precision, p, y, positive)
+    return _one_versus_rest(_average_precision, p, y, positive)
 
 
 def f1(p: Array, y: Array) -> float:
@@ -49,7 +50,7 @@ def f1(p: Array, y: Array) -> float:
 
 
 def balanced_accuracy(p: Array, y: Array) -> float:
-    """Return the mean over classes of the recall, TP / (TP + FN), of those that occur; nan if fewer than two do."""
+    """Return the mean recall, TP / (TP + FN), over the classes that occur; nan if fewer than two occur."""
     counts, _, hits = _counts(p, y)
     occurs = counts > 0
     return float((hits[occurs] / counts[occurs]).mean()) if occurs.sum() > 1 else math.nan
@@ -66,9 +67,9 @@ def specificity(p: Array, y: Array, positive: int = 1) -> float:
 
 
 def brier_score(p: Array, y: Array) -> NDArray[np.float64]:
-    """Return the squared error of the probabilities, (n,): from 0 to 1 of two classes, from 0 to 2 of more.
+    """Return the squared error (n,) of the probabilities: from 0 to 1 for two classes, from 0 to 2 for more.
 
-    Of two classes it is that of the positive one, of more the sum over all (Brier, 1950,
+    For two classes it is the error of the positive class, for more the sum over all classes (Brier, 1950,
     https://doi.org/10.1175/1520-0493(1950)078%3C0001:VOFEIT%3E2.0.CO;2).
     """
     error = p.astype(np.float64)
@@ -77,10 +78,10 @@ def brier_score(p: Array, y: Array) -> NDArray[np.float64]:
     return np.asarray(squares[:, 1] if p.shape[1] == 2 else squares.sum(axis=1), np.float64)
 
 
-def _one_against_rest(score: Callable[[Array, Array], float], p: Array, y: Array, positive: int = 1) -> float:
-    """Return the mean over classes of ``score``, called with membership in the class (n,) and probabilities (n,).
+def _one_versus_rest(score: Callable[[Array, Array], float], p: Array, y: Array, positive: int = 1) -> float:
+    """Return the mean over classes of ``score``, a function of class membership (n,) and probabilities (n,).
 
-    Of two classes it is the score of the ``positive`` one.
+    For two classes it is the score of the ``positive`` one.
     """
     present = np.unique(y)
     if len(present) < 2:
@@ -89,9 +90,9 @@ def _one_against_rest(score: Callable[[Array, Array], float], p: Array, y: Array
     return float(np.mean([score(y == c, p[:, c]) for c in classes]))
 
 
-def _ranked_right(positive: Array, probability: Array) -> float:
+def _auroc(positive: Array, probability: Array) -> float:
     _, place, counts = np.unique(probability, return_inverse=True, return_counts=True)
-    rank = np.cumsum(counts) - (counts - 1) / 2  # the mean rank of those that are tied, from 1
+    rank = np.cumsum(counts) - (counts - 1) / 2  # ties get their mean rank, counted from 1
     n = int(positive.sum())
     return float((rank[place][positive].sum() - n * (n + 1) / 2) / (n * (len(positive) - n)))
 
@@ -99,14 +100,14 @@ def _ranked_right(positive: Array, probability: Array) -> float:
 def _average_precision(positive: Array, probability: Array) -> float:
     order = np.argsort(-probability, kind="stable")
     sorted_by = probability[order]
-    is_last = np.append(sorted_by[1:] != sorted_by[:-1], True)  # of those that are tied
+    is_last = np.append(sorted_by[1:] != sorted_by[:-1], True)  # the last one of ties
     hits = np.cumsum(positive[order])[is_last]
     precision = hits / (np.flatnonzero(is_last) + 1)
     return float((np.diff(hits, prepend=0) * precision).sum() / hits[-1])
 
 
 def _counts(p: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return the numbers of samples by class, (C,) each: with that label, with that prediction, and with both."""
+    """Return the number of samples by label, by prediction, and of correct ones by class, (C,) each."""
     guess, classes = p.argmax(axis=1), p.shape[1]
     of_class, predicted, hits = (np.bincount(labels, minlength=classes) for labels in (y, guess, y[guess == y]))
     return of_class, predicted, hits

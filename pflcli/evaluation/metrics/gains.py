@@ -1,4 +1,4 @@
-"""How sure a gain over the baseline is: its interval over clients and seeds, and how many clients chance would help."""
+"""Uncertainty of the gain over the baseline: interval and p-value, and the share of clients that chance helps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scipy.special import stdtr, stdtrit
 Array = NDArray[Any]
 
 LEVEL = 0.95
-"""Coverage of intervals, and the quantile that a share has to exceed to be more than chance."""
+"""Coverage of intervals, and the quantile that a share must exceed to be more than chance."""
 DRAWS = 2000
-"""Draws of the share of clients that chance alone would help."""
+"""Random draws of the share of clients that chance helps."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean gain, its standard error, the degrees of freedom of that error, the interval, and the p-value of 0."""
+    """A mean gain, its standard error and degrees of freedom, the interval, and the p-value for a gain of 0."""
 
     mean: float
     error: float
@@ -31,17 +31,17 @@ class Estimate:
 
 
 def mean_gain(gains: Sequence[Array], weights: Sequence[Array], clients: Sequence[Array]) -> Estimate | None:
-    """Return the mean over seeds of the gain weighted by clients' samples, and how sure it is; None with one client.
+    """Estimate the mean gain over seeds, weighted by clients' samples, with its uncertainty; None for a single client.
 
-    For each seed ``gains`` (m,) holds the clients' differences in accuracy, ``weights`` (m,) their samples and
-    ``clients`` (m,) who they are: an id that comes again under another seed is the same client, so it tells less than
-    another client would.
+    For each seed, ``gains`` (m,) are the clients' differences in accuracy, ``weights`` (m,) their samples and
+    ``clients`` (m,) their identifiers. An identifier that occurs under several seeds is the same client, which carries
+    less information than different clients.
 
-    The variance has two parts. That of clients is robust to clusters (Liang & Zeger, 1986): what a client contributes
-    is added up over seeds before it is squared, with the HC2 correction of MacKinnon & White (1985) for its leverage.
-    That of seeds is what their means vary beyond it, by moments, and at least 0. Student's t, with degrees of freedom
-    after Satterthwaite (1946) and Kish's effective number of clients, gives the interval, so that few clients or seeds
-    widen it.
+    The variance has two parts. The part of clients is cluster-robust (Liang & Zeger, 1986): contributions of a client
+    are summed over seeds before they are squared, with the HC2 leverage correction of MacKinnon & White (1985). The
+    part of seeds is the variance of their means beyond that, estimated by moments, and at least 0. The interval is
+    Student's t, with degrees of freedom after Satterthwaite (1946) and Kish's effective number of clients, so that it
+    is wider for few clients or seeds.
     """
     seeds = len(gains)
     ids, place = np.unique(np.concatenate(clients), return_inverse=True)
@@ -76,7 +76,7 @@ def mean_gain(gains: Sequence[Array], weights: Sequence[Array], clients: Sequenc
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
-    """Return p-values corrected for their number: Holm (1979), https://www.jstor.org/stable/4615733."""
+    """Return p-values corrected for multiple comparisons: Holm (1979), https://www.jstor.org/stable/4615733."""
     corrected, least = {}, 0.0
     for rank, name in enumerate(sorted(p, key=lambda name: p[name])):
         least = max(least, min(1.0, (len(p) - rank) * p[name]))
@@ -84,19 +84,19 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
     return corrected
 
 
-def chance(differing: Sequence[Array], rng: np.random.Generator, *, repeated: bool) -> tuple[float, float]:
-    """Return the share of clients that chance alone makes better off (as many worse off), and its 95 % quantile.
+def estimate_chance(differing: Sequence[Array], rng: np.random.Generator, *, repeated: bool) -> tuple[float, float]:
+    """Return the expected share of clients that chance alone makes better off (or worse off), and its 95 % quantile.
 
-    ``differing`` holds for each seed, by client (m,), on how many samples one of two methods is right and the other
-    wrong. If both were equally good, either could be the right one: a permutation test that swaps the two methods'
-    answers within each client. A client with d such samples is better off with probability (1 - C(d, d/2) / 2^d) / 2.
-    Clients with the same d are one binomial draw, so that 10,000 clients cost no more than 10. With ``repeated``
-    samples, the same under every seed, seeds tell nothing new: their quantiles are averaged, which is on the safe side.
+    ``differing`` has for each seed the number of samples per client, (m,), on which exactly one of two methods is
+    right. If both methods were equally good, either could be the right one: this is a permutation test that swaps the
+    two methods' predictions. A client with d such samples is better off with probability (1 - C(d, d/2) / 2^d) / 2.
+    Clients with the same d share one binomial draw, so that 10,000 clients cost no more than 10. If all seeds have the
+    same samples (``repeated``), seeds are not independent; their quantiles are averaged, which is conservative.
     """
     expected, shares = [], []
     for counts in differing:
         values, clients = np.unique(counts, return_counts=True)
-        probability = np.asarray([_better(int(value)) for value in values])
+        probability = np.asarray([_probability_better(int(value)) for value in values])
         expected.append(float(probability @ clients) / len(counts))
         drawn = rng.binomial(clients, probability, size=(DRAWS, len(values))).sum(axis=1) / len(counts)
         shares.append(np.sort(drawn) if repeated else drawn)
@@ -104,8 +104,8 @@ def chance(differing: Sequence[Array], rng: np.random.Generator, *, repeated: bo
     return float(np.mean(expected)), float(high)
 
 
-def _better(differing: int) -> float:
-    """Return the probability that fair coins show more heads than tails."""
+def _probability_better(differing: int) -> float:
+    """Return the probability that ``differing`` fair coins show more heads than tails."""
     if differing % 2:
         return 0.5
     tie = math.lgamma(differing + 1) - 2 * math.lgamma(differing / 2 + 1) - differing * math.log(2)

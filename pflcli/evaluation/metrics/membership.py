@@ -1,8 +1,9 @@
-"""How well an attacker tells samples that a model has learned from others: scores of attacks, ROC curves, intervals.
+"""Membership inference: scores of attacks, ROC curves, and intervals of the AUC.
 
-An attacker gives each sample a score, the higher the more it takes it for a *member*, a sample that the model was
-trained on. The area under the ROC curve (AUC) is the probability that a random member scores higher than a random
-non-member, ties counted half (Hanley & McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747): 0.5 is a guess.
+A *member* is a sample that the model was trained on. An attack gives each sample a score that is higher the more likely
+the sample is a member. The area under the ROC curve (AUC) is the probability that a random member scores higher than a
+random non-member; ties count half (Hanley & McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747). Guessing
+gives 0.5.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FLOOR = 1e-30
-"""The least probability, so that its logarithm is finite."""
+"""Smallest probability, so that its logarithm is finite."""
 
 Z = 1.959963984540054
 """The normal quantile of two-sided 95 % intervals."""
@@ -27,10 +28,10 @@ Mask = NDArray[np.bool_]
 def scaled_logits(p: NDArray[np.floating], y: NDArray[np.int64], floor: float = FLOOR) -> Scores:
     """Return log(p_y / (1 - p_y)) (n,) of probabilities (n, C) and labels (n,).
 
-    Carlini et al. (2022), https://arxiv.org/abs/2112.03570, section V-B. 1 - p_y is summed over the other classes,
-    which keeps digits that rounding would lose. It orders samples as the loss does (Yeom et al. 2018,
-    https://arxiv.org/abs/1709.01604), and is nearer to a normal distribution. No probability counts as less than
-    ``floor``.
+    Carlini et al. (2022), https://arxiv.org/abs/2112.03570, section V-B. 1 - p_y is computed as the sum over the other
+    classes to avoid cancellation. The scaled logit orders samples like the loss (Yeom et al. 2018,
+    https://arxiv.org/abs/1709.01604), and is closer to a normal distribution. Probabilities below ``floor`` are raised
+    to ``floor``.
     """
     wide = np.asarray(p, dtype=np.float64)
     rows = np.arange(len(y))
@@ -43,10 +44,10 @@ def scaled_logits(p: NDArray[np.floating], y: NDArray[np.int64], floor: float = 
 def likelihood_ratios(scores: Scores, references: Scores, learned: Mask) -> Scores:
     """Return log(f_in / f_out) (n,) of ``scores`` (n,), given those of R reference models, (R, n).
 
-    ``learned`` (R, n) says which of them were trained on which sample. It is the online attack of Carlini et al.
-    (2022), Algorithm 1, with variances common to all samples, as they advise where models are few. A mean over k models
-    is uncertain itself, which widens its density by 1 + 1 / k. Where all models have learned a sample, or none has, the
-    missing mean is the other one shifted by the mean difference over all samples that have both.
+    ``learned`` (R, n) marks the samples that each reference was trained on. This is the online attack of Carlini et al.
+    (2022), Algorithm 1, with variances shared by all samples, as they recommend for few models. The uncertainty of a
+    mean over k models widens its density by 1 + 1 / k. If all models were trained on a sample, or none, the missing
+    mean is the other one plus the mean difference over the samples that have both.
     """
     counts = [learned.sum(axis=0), (~learned).sum(axis=0)]
     means, variances = [], []
@@ -82,10 +83,10 @@ class Area:
 def area(scores: Scores, member: Mask, clients: NDArray[np.int64] | None = None) -> Area | None:
     """Return the AUC of ``scores`` (n,) with its 95 % interval; None without members or without non-members.
 
-    The interval is Newcombe's (2006, https://doi.org/10.1002/sim.2324, method 5), which is not empty at an AUC of 1
-    either. Samples of one of the ``clients`` (n,) depend on each other: it is then as wide as if there were fewer
-    samples, by the ratio of the variances that Obuchowski (1997, https://doi.org/10.2307/2533958) and DeLong et al.
-    (1988, https://doi.org/10.2307/2531595) give with and without them.
+    The interval is Newcombe's (2006, https://doi.org/10.1002/sim.2324, method 5), which has a positive width even at an
+    AUC of 1. Samples of the same client in ``clients`` (n,) are dependent. The effective sample size is therefore
+    reduced by the ratio of the variances with clusters (Obuchowski 1997, https://doi.org/10.2307/2533958) and without
+    (DeLong et al. 1988, https://doi.org/10.2307/2531595).
     """
     count, others = int(member.sum()), int((~member).sum())
     if not (count and others):
@@ -97,7 +98,7 @@ def area(scores: Scores, member: Mask, clients: NDArray[np.int64] | None = None)
 
 
 def _placements(scores: Scores, member: Mask) -> Scores:
-    """Return for each member the share of non-members that score lower, for each non-member that of higher members."""
+    """Return for each member the share of non-members that score lower, for each non-member that of members above."""
     placed = np.empty(len(scores))
     for own, sign in ((member, 1.0), (~member, -1.0)):
         against = np.sort(sign * scores[~own])
@@ -108,7 +109,7 @@ def _placements(scores: Scores, member: Mask) -> Scores:
 
 
 def _design_effect(placed: Scores, member: Mask, clients: NDArray[np.int64], value: float) -> float:
-    """Return by what factor clients widen the variance of an AUC, 1 at least."""
+    """Return the factor by which clustering by client increases the variance of the AUC, at least 1."""
     _, owner = np.unique(clients, return_inverse=True)
     m = int(owner.max()) + 1
     if m < 2:
@@ -120,18 +121,18 @@ def _design_effect(placed: Scores, member: Mask, clients: NDArray[np.int64], val
 
 
 def _newcombe(value: float, members: float, others: float) -> tuple[float, float]:
-    """Return the areas theta at which ``value`` lies Z standard deviations away, by Hanley & McNeil's variance."""
+    """Return both areas theta from which ``value`` is Z standard deviations away, by Hanley & McNeil's variance."""
     half = (members + others) / 2 - 1
 
     def distance(theta: float) -> float:
         spread = theta * (1 - theta) * (1 + half * ((1 - theta) / (2 - theta) + theta / (1 + theta)))
         return float((value - theta) ** 2 - Z**2 * max(spread, 0.0) / (members * others))
 
-    return _root(distance, value, 0.0), _root(distance, value, 1.0)
+    return _bisect(distance, value, 0.0), _bisect(distance, value, 1.0)
 
 
-def _root(distance: Callable[[float], float], inside: float, outside: float) -> float:
-    """Return the place between a point where ``distance`` is at most 0 and an end where it is not, by bisection."""
+def _bisect(distance: Callable[[float], float], inside: float, outside: float) -> float:
+    """Return the root of ``distance`` between ``inside``, where it is at most 0, and ``outside``; else ``outside``."""
     if distance(outside) <= 0:
         return outside
     for _ in range(60):
@@ -142,20 +143,17 @@ def _root(distance: Callable[[float], float], inside: float, outside: float) -> 
 
 @dataclass(frozen=True)
 class Rate:
-    """The share of members that are found where at most some share of non-members is taken for one.
-
-    The 95 % interval is Clopper and Pearson's, given the threshold.
-    """
+    """A true-positive rate at a given false-positive rate, with its Clopper-Pearson 95 % interval at that threshold."""
 
     value: float
     low: float
     high: float
 
 
-def true_positives(scores: Scores, member: Mask, false: float) -> Rate | None:
-    """Return the share of members above the least threshold that at most a share ``false`` of non-members exceeds.
+def true_positive_rate(scores: Scores, member: Mask, false: float) -> Rate | None:
+    """Return the true-positive rate at the false-positive rate ``false``.
 
-    None without members, or with so few non-members that less than one of them is that share.
+    None without members, or if ``false`` is less than one non-member.
     """
     outside = -np.sort(-scores[~member])
     allowed = math.floor(false * len(outside) + 1e-9)
@@ -170,19 +168,19 @@ def true_positives(scores: Scores, member: Mask, false: float) -> Rate | None:
     return Rate(above / count, low, high)
 
 
-def curve(scores: Scores, member: Mask) -> tuple[Scores, Scores]:
-    """Return the ROC curve: shares of non-members and of members (k,) above falling thresholds, from 0 to 1."""
+def roc_curve(scores: Scores, member: Mask) -> tuple[Scores, Scores]:
+    """Return the ROC curve: false- and true-positive rates (k,) from 0 to 1, by falling threshold."""
     order = np.argsort(-scores, kind="stable")
     is_last = np.append(np.diff(scores[order]) != 0, True)
     false, true = (np.append(0.0, np.cumsum(own[order])[is_last] / max(own.sum(), 1)) for own in (~member, member))
     return false, true
 
 
-def balanced(member: Mask, draws: Sequence[tuple[NDArray[np.int64], np.random.Generator]]) -> NDArray[np.int64]:
-    """Return rows with as many members as non-members of each client, sorted.
+def balance_members(member: Mask, draws: Sequence[tuple[NDArray[np.int64], np.random.Generator]]) -> NDArray[np.int64]:
+    """Draw rows with equally many members and non-members of each client; they are returned sorted.
 
-    ``draws`` has each client's rows and random numbers. Otherwise a client with more members would let an attacker
-    gain that only knows which clients are easy.
+    ``draws`` has each client's rows and random generator. Without balance, an attacker could gain merely by recognizing
+    clients with many members.
     """
     chosen = [np.zeros(0, np.int64)]
     for rows, draw in draws:

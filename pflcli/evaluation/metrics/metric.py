@@ -1,4 +1,4 @@
-"""An entry of the catalogue of metrics, and the ways in which scores of clients become one value."""
+"""The entries of the catalogue of metrics, and the statistics that summarize scores of clients."""
 
 from __future__ import annotations
 
@@ -16,98 +16,98 @@ from pflcli.evaluation.metrics import scores
 
 Array = NDArray[Any]
 
-OfSamples = Callable[[Array, Array], Array]
-"""From probabilities (n, C) and labels (n,) to a value for each sample, (n,), whose mean is the score."""
-OfAnswers = Callable[[Array, Array], float]
-"""From probabilities (n, C) and labels (n,) to the score of all of them; nan where it is not defined."""
-OfPositive = Callable[..., float]
-"""As ``OfAnswers``, with the argument ``positive``: which of two classes, 0 or 1, is the positive one."""
+SampleFormula = Callable[[Array, Array], Array]
+"""Map probabilities (n, C) and labels (n,) to a value per sample, (n,); the score is its mean."""
+Formula = Callable[[Array, Array], float]
+"""Map probabilities (n, C) and labels (n,) to the score of all samples; nan if it is undefined."""
+BinaryFormula = Callable[..., float]
+"""Like ``Formula``, with the argument ``positive``: which of two classes, 0 or 1, is the positive one."""
 OverClients = Callable[[Array, Array], float]
-"""From the scores of clients (m,), nan where not known, and their numbers of samples (m,) to one value."""
+"""Map scores of clients (m,), nan where unknown, and their numbers of samples (m,) to one value."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric. With ``per_sample`` or ``of_answers`` it is a score of each client too, a column of ``clients.csv``."""
+    """A metric. One with a formula is also computed per client and has a column in ``clients.csv``."""
 
     name: str
-    """key in files"""
+    """the key in files"""
     unit: str
     weighting: str
-    """how clients, samples or seeds are weighted, in words; ``{}`` stands for what only the caller knows"""
+    """how clients, samples or seeds are weighted; the caller fills in ``{}``"""
     heading: str = ""
-    """heading of its column; without one, it is in ``metrics.json`` and ``table.csv`` alone"""
+    """heading of its column; a metric without one is only in ``metrics.json`` and ``table.csv``"""
     percent: bool = False
-    """whether tables show a fraction as per cent"""
+    """whether tables show the fraction as a percentage"""
     compared: int | None = 3
-    """the group of columns in the table of a comparison, 1 leftmost; None if only an evaluation shows it"""
+    """the group of columns in the table of a comparison, 1 is leftmost; None to show it in evaluations only"""
     gives_way: int | None = None
-    """when its column is left out of a table that is wider than the terminal: smaller numbers first, None never"""
+    """priority for leaving out its column on a narrow terminal: the smallest number goes first, None never"""
     sweep: str = ""
-    """how a sweep words its weighting, if it has the metric"""
-    per_sample: OfSamples | None = None
-    of_answers: OfAnswers | None = None
-    of_positive: OfPositive | None = None
-    """in place of ``of_answers``, for a score that depends on which of two classes is positive"""
+    """the weighting as stored by a sweep, if sweeps have the metric"""
+    per_sample: SampleFormula | None = None
+    formula: Formula | None = None
+    binary_formula: BinaryFormula | None = None
+    """used instead of ``formula`` if the score depends on which of two classes is positive"""
     score: str = ""
-    """the metric whose scores of clients it sums up, where it is not a score of each client itself"""
+    """the metric whose client scores it summarizes, for a metric without a formula"""
     over: OverClients | None = None
-    """how scores of clients become one value; None if the formula is applied to the samples of all clients together"""
+    """how client scores are summarized; None to apply the formula to the samples of all clients together"""
     ranks: bool = False
-    """whether ``--metric`` may name it: methods are then ranked by it, and gains are of it"""
+    """whether ``--metric`` accepts it: methods are then ranked by it, and gains are in it"""
     optional: bool = False
-    """whether it is computed only if ``--metric`` names it, or the score that it sums up"""
+    """whether it is computed only if ``--metric`` names it, or the score that it summarizes"""
     by_name: bool = False
     """whether its column is shown only if ``--metric`` names it"""
     lower_is_better: bool = False
     digits: int = 1
-    """digits behind the point in tables"""
+    """decimal places in tables"""
     needs: str = ""
-    """the samples without which it is not defined for a client"""
+    """the samples without which it is undefined for a client"""
     two_classes: bool = False
     """whether it is defined for two classes only"""
 
     @property
     def is_per_client(self) -> bool:
-        """Whether it is a score of each client."""
-        return any(formula is not None for formula in (self.per_sample, self.of_answers, self.of_positive))
+        """Whether it is computed per client."""
+        return any(formula is not None for formula in (self.per_sample, self.formula, self.binary_formula))
 
-    def by_client(self, p: Array, y: Array, offsets: NDArray[np.int64], positive: int = 1) -> NDArray[np.float64]:
-        """Return the score of each client (m,), nan without samples; client i has the samples from ``offsets[i]`` on.
+    def score_clients(self, p: Array, y: Array, offsets: NDArray[np.int64], positive: int = 1) -> NDArray[np.float64]:
+        """Return the score of each client, (m,); nan without samples.
 
-        ``p`` (n, C) are probabilities, ``y`` (n,) labels, ``offsets`` (m + 1,). Of two classes, ``positive`` is the
-        positive one.
+        ``p`` (n, C) are probabilities and ``y`` (n,) labels, grouped by client at ``offsets`` (m + 1,). ``positive`` is
+        the positive one of two classes.
         """
         if self.per_sample is not None:
             return scores.per_client(self.per_sample(p, y), offsets)
-        score = self._of_answers(positive)
+        score = self._formula(positive)
         return np.asarray([score(p[a:b], y[a:b]) for a, b in itertools.pairwise(offsets)], np.float64)
 
-    def _of_answers(self, positive: int) -> OfAnswers:
-        """Return the score of answers with this positive class."""
-        if self.of_positive is not None:
-            return partial(self.of_positive, positive=positive)
-        assert self.of_answers is not None
-        return self.of_answers
+    def _formula(self, positive: int) -> Formula:
+        """Return the formula for this positive class."""
+        if self.binary_formula is not None:
+            return partial(self.binary_formula, positive=positive)
+        assert self.formula is not None
+        return self.formula
 
-    def of_run(self, clients: Mapping[str, Array], n: Array, p: Array, y: Array, positive: int = 1) -> float:
+    def score_run(self, clients: Mapping[str, Array], n: Array, p: Array, y: Array, positive: int = 1) -> float:
         """Return the value of one run.
 
-        ``clients`` has by metric the scores of its clients (m,), which have ``n`` (m,) samples; ``p`` (n, C) and ``y``
-        (n,) are probabilities and labels of all of these. Of two classes, ``positive`` is the positive one.
+        ``clients`` has the client scores (m,) by metric, and ``n`` (m,) their numbers of samples. ``p`` (n, C) and
+        ``y`` (n,) are the probabilities and labels of all samples; ``positive`` is the positive one of two classes.
         """
         if self.over is not None:
             values = clients[self.score or self.name]
             return math.nan if np.isnan(values).all() else self.over(values, n)
         if self.per_sample is not None:
             return float(np.mean(self.per_sample(p, y)))
-        return self._of_answers(positive)(p, y)
+        return self._formula(positive)(p, y)
 
     def record(self, values: Iterable[float], n: int, words: str = "", **beside: Any) -> dict[str, Any]:
-        """Return the entry of ``metrics.json``: the mean of ``values`` over seeds, without those that are nan.
+        """Return the entry of ``metrics.json``: the mean of ``values`` over seeds, ignoring nan.
 
-        It describes ``n`` clients, samples or seeds; ``words`` complete the weighting. With ``of``, only ``n`` out of
-        ``of`` have a value.
+        ``n`` is the number of clients, samples or seeds that it is based on, out of ``of`` if given; ``words`` fill in
+        the weighting.
         """
         known = [value for value in values if not math.isnan(value)]
         return {

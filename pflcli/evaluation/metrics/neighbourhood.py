@@ -1,4 +1,4 @@
-"""How well clients' neighbours match the true clusters."""
+"""Compare clients' neighbours with the true clusters."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def adjacency(packed: Array, clients: int) -> NDArray[np.bool_]:
-    """Return the neighbours of each client, (..., m, m) with a row per client, from the bits that methods store.
+def unpack_graph(packed: Array, clients: int) -> NDArray[np.bool_]:
+    """Return the neighbours of each client, (..., m, m) with a row per client.
 
-    ``packed`` (..., m, m / 8 rounded up) has eight clients in a byte.
+    ``packed`` (..., m, ceil(m / 8)) is the form that methods store, with eight clients per byte.
     """
     graph: NDArray[np.bool_] = np.unpackbits(packed, axis=-1, count=clients).view(bool)
     return graph
 
 
-def together(cluster: Array) -> NDArray[np.bool_]:
-    """Return which two clients share a cluster, (m, m); no client shares one with itself."""
+def share_cluster(cluster: Array) -> NDArray[np.bool_]:
+    """Return which pairs of clients are in the same cluster, (m, m); False on the diagonal."""
     same: NDArray[np.bool_] = cluster[:, None] == cluster
     np.fill_diagonal(same, False)
     return same
@@ -31,11 +31,11 @@ def together(cluster: Array) -> NDArray[np.bool_]:
 def precision_recall(neighbours: Array, cluster: Array) -> tuple[float, float]:
     """Return precision and recall of ``neighbours`` (m, m) against the true ``cluster`` (m,), means over clients.
 
-    A client's precision is the share of its neighbours that are of its cluster, its recall the share of the others of
-    its cluster that are its neighbours. Precision leaves out clients without neighbours, recall those that are alone in
-    their cluster; nan if no client is left. No client is a neighbour of itself.
+    A client's precision is the share of its neighbours that are in its cluster; its recall is the share of the other
+    clients in its cluster that are its neighbours. Precision leaves out clients without neighbours, recall clients that
+    are alone in their cluster; nan if no client is left. The diagonal of ``neighbours`` is ignored.
     """
-    same = together(cluster)
+    same = share_cluster(cluster)
     neighbours = neighbours & ~np.eye(len(cluster), dtype=bool)
     hits, chosen, others = (np.sum(table, axis=1) for table in (neighbours & same, neighbours, same))
     precision, recall = (hits[n > 0] / n[n > 0] for n in (chosen, others))
@@ -45,15 +45,14 @@ def precision_recall(neighbours: Array, cluster: Array) -> tuple[float, float]:
     )
 
 
-def by_round(
+def summarize_rounds(
     graphs: Iterable[Array], cluster: Array | None, able: NDArray[np.int64] | None = None, first: int = 1
 ) -> list[dict[str, float]]:
-    """Return a row for each round's neighbours (m, m): their mean number, and how well they match ``cluster`` (m,).
+    """Return a row per round, from ``first`` on: the mean number of neighbours, and precision and recall.
 
-    ``first`` is the number of the first of these rounds.
-    Precision and recall are those of ``precision_recall``; they are left out if the true clusters are not known. Only
-    the clients ``able`` to take part in a round, a list of ids, count: others neither have neighbours nor are any.
-    A client that could have taken part but has not yet counts as one without neighbours.
+    ``graphs`` has the neighbours (m, m) of each round. Precision and recall are those of ``precision_recall`` for the
+    true ``cluster`` (m,), and are left out if it is unknown. Only the clients ``able`` to take part in rounds (ids)
+    count. A client that could take part but has not yet done so has no neighbours.
     """
     rows: list[dict[str, float]] = []
     if cluster is not None and able is not None:

@@ -1,4 +1,4 @@
-"""Scores of one set of answers: per client, and over clients."""
+"""Scores of the predictions of one run: per sample, per client and over clients."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def correct(p: Array, y: Array) -> NDArray[np.bool_]:
 
 
 def log_loss(p: Array, y: Array) -> NDArray[np.float64]:
-    """Return -ln p(label) in nats, (n,); probabilities are held at 1e-12 or more."""
+    """Return -ln p(label) in nats, (n,); probabilities below 1e-12 are raised to 1e-12."""
     chosen = np.take_along_axis(p, y[:, None], axis=1)[:, 0].astype(np.float64)
     return -np.log(np.maximum(chosen, 1e-12))
 
 
 def macro_precision(p: Array, y: Array) -> float:
-    """Return the mean over classes of the precision; a class that is never predicted counts as 0.
+    """Return the mean precision over the classes that occur among labels or predictions; nan without samples.
 
-    Classes are those that occur among labels or predictions. nan without samples.
+    A class that is never predicted has precision 0.
     """
     if len(y) == 0:
         return math.nan
@@ -52,7 +52,7 @@ def macro_precision(p: Array, y: Array) -> float:
 
 
 def calibration_error(p: Array, y: Array, bins: int = 15) -> float:
-    """Return the expected calibration error over equal-width bins of confidence (Guo et al., 2017); nan if empty."""
+    """Return the expected calibration error over equal-width bins (Guo et al., 2017); nan without samples."""
     if len(y) == 0:
         return math.nan
     confidence = p.max(axis=1).astype(np.float64)
@@ -62,12 +62,12 @@ def calibration_error(p: Array, y: Array, bins: int = 15) -> float:
 
 
 def bottom_decile(accuracy: Array) -> float:
-    """Return the (m / 10)-th worst accuracy of m clients, m / 10 rounded up (kNN-Per, section 6); nan are left out."""
+    """Return the ceil(m / 10)-th worst accuracy of m clients (kNN-Per, section 6); nan values are left out."""
     known = np.sort(accuracy[~np.isnan(accuracy)])
     return float(known[math.ceil(len(known) / 10) - 1]) if len(known) else math.nan
 
 
 def weighted_mean(values: Array, weights: Array) -> float:
-    """Return the mean of (m,) values weighted by (m,) weights; nan are left out."""
+    """Return the mean of ``values`` (m,) weighted by ``weights`` (m,); nan values are left out."""
     known = ~np.isnan(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan

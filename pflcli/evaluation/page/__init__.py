@@ -1,1 +1,1 @@
-"""The page of ``pfl report``: what it says, its charts as Vega-Lite specifications, and the HTML around them."""
+"""The page of ``pfl report``: its sentences, its charts as Vega-Lite specifications, and the HTML around them."""

@@ -1,4 +1,4 @@
-"""What attackers learn: the part of a page that shows audits, each with its answer, its table and its picture."""
+"""The section of a page that shows audits, each with its answer, its table and its picture."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pflcli.evaluation.presentation import audits
 from pflcli.evaluation.presentation.tables import Table
 
 ID = "audits"
-"""The id of the part."""
+"""The HTML id of the section."""
 TITLE = "What an attacker learns"
 
 _PICTURE = (
-    "Left, over all clients: the share of training samples that an attack recognizes, by the share of other samples "
-    "that it takes for them; the dashed line is a guess. Right: each client under the strongest attack, the most "
-    "exposed first; 0.5 is a guess."
+    "Left, over all clients: the share of training samples that an attack recognizes (true positives) against the "
+    "share of other samples that it mistakes for training samples (false positives); the dashed line is a guess. "
+    "Right: the AUC of each client under the strongest attack, the most exposed first; 0.5 is a guess."
 )
 
 
@@ -38,28 +38,28 @@ class Audit:
 
     @property
     def title(self) -> str:
-        """The name of the audit: that of its folder."""
+        """The name of the audit's folder."""
         return self.artifact.path.resolve().name
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Its tables by name: a row per attack, and a row per attack and client."""
+        """The tables by name: one with a row per attack, one with a row per attack and client."""
         return {name: self.artifact.read(name) for name in (audit.TABLE, audit.CLIENTS)}
 
 
-def section(shown: Sequence[Audit]) -> str:
-    """Return the HTML of the part; empty without audits."""
+def render_section(shown: Sequence[Audit]) -> str:
+    """Return the HTML of the section; empty without audits."""
     if not shown:
         return ""
-    return f'<section id="{ID}"><h2>{TITLE}</h2>\n{"".join(map(_one, shown))}</section>\n'
+    return f'<section id="{ID}"><h2>{TITLE}</h2>\n{"".join(map(_render_audit, shown))}</section>\n'
 
 
-def _one(item: Audit) -> str:
-    answer, results = escape(audits.answer(item.results)), item.results
-    notes = "".join(f"<li>{escape(line)}</li>" for line in [*audits.facts(results), *results["warnings"]])
+def _render_audit(item: Audit) -> str:
+    answer, results = escape(audits.describe_strongest(item.results)), item.results
+    notes = "".join(f"<li>{escape(line)}</li>" for line in [*audits.list_facts(results), *results["warnings"]])
     return (
         f'<h3>{escape(item.title)}</h3>\n<div class="answer"><p>{answer}</p></div>\n'
-        f'{_table(audits.table(results), item.title)}<ul class="notes">{notes}</ul>\n{_picture(item)}'
+        f'{_table(audits.build_table(results), item.title)}<ul class="notes">{notes}</ul>\n{_picture(item)}'
     )
 
 

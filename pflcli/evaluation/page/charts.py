@@ -1,7 +1,7 @@
-"""The charts of a page: linked to each other by the method and the client that a reader highlights.
+"""The charts of a page, linked by the method and the client that the reader highlights.
 
-Every chart has the parameters ``method`` and ``client``, null or the name of what is highlighted; the page's script
-sets them in all charts at once. Names are data and never part of an expression.
+Every chart has the parameters ``method`` and ``client``: the highlighted name, or null. The page's script sets them in
+all charts at once. Names are data and never part of an expression.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from numpy.typing import NDArray
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
-from pflcli.evaluation.page.content import Content, value
+from pflcli.evaluation.page.comparison import Comparison, metric_value
 from pflcli.evaluation.page.runs import Holdings, Relation, Runs
 from pflcli.evaluation.page.sentences import over
 from pflcli.wording import counted
 
-ROW_PER_CLIENT = 40
-"""Up to so many clients are a row each, with their names."""
+MAX_NAMED_CLIENTS = 40
+"""Up to this number, each client has a row with its name."""
 
 _FEW_CLIENTS = 10
-"""Up to so many clients the bottom decile is the worst client."""
+"""Up to this number of clients the bottom decile is the worst client."""
 _FEW_METHODS = 12
-"""Up to so many methods are named beside their points."""
+"""Up to this number of methods, their names stand beside their points."""
 _ROW = 20
-"""Pixels of a row of a chart that has one per client or class."""
+"""Height in pixels of a row of a chart with one row per client or class."""
 _HEIGHT = 320
-"""Pixels of a chart."""
+"""Height in pixels of a chart."""
 _WIDTH, _WIDE = 560, 1150
-"""Pixels of a picture that stands in for a chart, and for one as wide as the page."""
+"""Width in pixels of the still picture of a chart, and of a chart as wide as the page."""
 _MAX_SVG_BYTES = 100_000
-"""A larger SVG becomes a PNG."""
+"""Larger SVG files are replaced by PNG."""
 
 _BETTER, _WORSE, _GRAPH = LIGHT[0], LIGHT[1], LIGHT[6]
 _IS_METHOD = "method != null && datum.method == method"
@@ -47,41 +47,41 @@ _CLIENT_FADED = "client == null || datum.client == client"
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its title, what it shows in words (also for those who do not see it), and its specification."""
+    """A chart: its title, its caption (also the text alternative), and its specification."""
 
     key: str
     title: str
     caption: str
     spec: Spec
     is_wide: bool = False
-    """whether it takes the whole width of the page"""
+    """whether it is as wide as the page"""
 
 
-def draw(content: Content, runs: Runs) -> list[Chart]:
+def draw(comparison: Comparison, runs: Runs) -> list[Chart]:
     """Return all charts of a comparison, in the order of the page."""
-    charts: list[Chart | None] = [_ranked(content)]
-    if content.clients.baseline is not None:
-        charts += [_cost(content), _dumbbell(content)]
+    charts: list[Chart | None] = [_draw_ranked(comparison)]
+    if comparison.clients.baseline is not None:
+        charts += [_draw_cost(comparison), _draw_dumbbell(comparison)]
     if runs.curves:
-        charts.append(_learning(content, runs))
-    charts += _tuned(content)
+        charts.append(_draw_learning(comparison, runs))
+    charts += _draw_tuned(comparison)
     if runs.holdings is not None:
-        charts.append(_holdings(runs.holdings))
-    charts += [_relation(relation, place) for place, relation in enumerate(runs.relations)]
+        charts.append(_draw_holdings(runs.holdings))
+    charts += [_draw_relation(relation, place) for place, relation in enumerate(runs.relations)]
     return [chart for chart in charts if chart is not None]
 
 
-def still(chart: Chart) -> str:
-    """Return a chart on white as a data URL: as SVG, or as PNG where an SVG would be large."""
+def render_still(chart: Chart) -> str:
+    """Return a chart on white as a data URL: SVG, or PNG if the SVG would be large."""
     sized = {**chart.spec, "width": _WIDE if chart.is_wide else _WIDTH, "background": "white"}
     svg = vega.render(sized, "svg")
     if len(svg) <= _MAX_SVG_BYTES:
-        return vega.url("image/svg+xml", svg)
-    return vega.url("image/png", vega.render(sized, "png", scale=1.0))
+        return vega.data_url("image/svg+xml", svg)
+    return vega.data_url("image/png", vega.render(sized, "png", scale=1.0))
 
 
 def _finish(spec: Spec, height: int = _HEIGHT, **parameters: Any) -> Spec:
-    """Return the specification of a chart as wide as its place on the page."""
+    """Return a chart that fills the width of its container, with its parameters."""
     values = {"method": None, "client": None, **parameters}
     sized = {
         **spec,
@@ -100,20 +100,20 @@ def _thickness(usual: float = 1.6) -> Spec:
 
 
 def _opacity(test: str = _FADED, faded: float = 0.15) -> Spec:
-    """Return the encoding of opacity: what is not highlighted fades."""
+    """Return the encoding of opacity, which fades everything that is not highlighted."""
     return {"condition": {"test": test, "value": 1.0}, "value": faded}
 
 
 def _tip(field: str, form: str = "", title: str = "") -> Spec:
-    """Return a line of the text beside the pointer: a number in a format, or a name."""
+    """Return a line of the tooltip: a number in the format ``form``, or a name."""
     more = {**({"format": form} if form else {}), **({"title": title} if title else {})}
     return channel(field, "quantitative" if form else "nominal", **more)
 
 
-def _ranked(content: Content) -> Chart:
-    clients, methods, baseline, metric = content.clients, content.methods, content.baseline, content.metric
+def _draw_ranked(comparison: Comparison) -> Chart:
+    clients, methods, baseline, metric = comparison.clients, comparison.methods, comparison.baseline, comparison.metric
     tips = [_tip("method"), _tip("share", ".0f"), _tip("score", ".3f")]
-    lines = client_charts.curves(
+    lines = client_charts.ranked_lines(
         clients.scores,
         methods,
         baseline,
@@ -126,7 +126,7 @@ def _ranked(content: Content) -> Chart:
     axes["y"]["title"] = metric.heading
     dots: list[Row] = []
     for label in methods:
-        ranked, share = client_charts.rank(clients.scores[label], metric)
+        ranked, share = client_charts.rank_clients(clients.scores[label], metric)
         places = dict(zip(ranked.tolist(), share.tolist(), strict=True))
         dots += [
             {
@@ -145,7 +145,7 @@ def _ranked(content: Content) -> Chart:
         "encoding": {**axes, "color": vega.method_colour(methods, baseline), "tooltip": [_tip("client"), *tips]},
     }
     count = len(clients.names)
-    decile = [{**vega.level(10, "x", strokeDash=[3, 3], opacity=0.5)}] * (count > _FEW_CLIENTS)
+    decile = [{**vega.level_line(10, "x", strokeDash=[3, 3], opacity=0.5)}] * (count > _FEW_CLIENTS)
     marked = " The dashed line marks the bottom decile: a tenth of the clients lie left of it." if decile else ""
     thinned = f" Curves go through {vega.QUANTILES + 1} quantiles." if count > vega.QUANTILES else ""
     caption = (
@@ -155,13 +155,13 @@ def _ranked(content: Content) -> Chart:
     return Chart("ranked", "All clients, ranked", caption, _finish({"layer": [*decile, lines, dot]}))
 
 
-def _cost(content: Content) -> Chart | None:
-    """Return what each method gains and sends; None where fewer than two methods have a gain."""
-    scale = 100 if content.metric.percent else 1
+def _draw_cost(comparison: Comparison) -> Chart | None:
+    """Return the gain of each method against its communication; None if fewer than two methods have a gain."""
+    scale = 100 if comparison.metric.percent else 1
     rows: list[Row] = []
-    for row in content.rows:
+    for row in comparison.rows:
         gain = row["metrics"].get("gain", {})
-        megabytes = value(row, "megabytes")
+        megabytes = metric_value(row, "megabytes")
         if gain.get("value") is None or math.isnan(megabytes):
             continue
         low, high = gain.get("interval") or (gain["value"], gain["value"])
@@ -172,23 +172,23 @@ def _cost(content: Content) -> Chart | None:
                 "gain": scale * gain["value"],
                 "low": scale * low,
                 "high": scale * high,
-                "seconds": value(row, "seconds"),
+                "seconds": metric_value(row, "seconds"),
             }
         )
     if len(rows) < 2:
         return None
-    unit = " (points)" if content.metric.percent else ""
+    unit = " (points)" if comparison.metric.percent else ""
     ends = [0.0, *(row[key] for row in rows for key in ("low", "high"))]
     room = 0.05 * (max(ends) - min(ends)) or 1.0
     scale_y: Spec = {"domain": [float(f"{min(ends) - room:.4g}"), float(f"{max(ends) + room:.4g}")], "nice": False}
-    y: Spec = {"title": f"gain over {over(content)}{unit}, 95 % interval", "scale": scale_y}
+    y: Spec = {"title": f"gain over {over(comparison)}{unit}, 95 % interval", "scale": scale_y}
     constant = 10 ** math.floor(math.log10(min((row["MB"] for row in rows if row["MB"] > 0), default=1.0)))
     scale_x, ticks = _logarithmic([row["MB"] for row in rows], constant)
     form = ",.0f" if ticks[1] >= 1 else ",.4~f"
     axis = {"values": ticks, "format": form, "grid": False, "labelOverlap": "greedy"}
     base: Spec = {
         "x": channel("drawn", title="MB sent, all rounds and links", scale=scale_x, axis=axis),
-        "color": vega.method_colour(content.methods, content.baseline),
+        "color": vega.method_colour(comparison.methods, comparison.baseline),
         "opacity": _opacity(),
         "tooltip": [
             _tip("method"),
@@ -197,7 +197,7 @@ def _cost(content: Content) -> Chart | None:
         ],
     }
     few = len(rows) <= _FEW_METHODS
-    zero = {**vega.level(0, "y", strokeDash=[3, 3], opacity=0.6)}
+    zero = {**vega.level_line(0, "y", strokeDash=[3, 3], opacity=0.6)}
     zero["encoding"] = {"y": channel("level", **y)}
     names: list[Spec] = [
         {
@@ -213,7 +213,7 @@ def _cost(content: Content) -> Chart | None:
         for side, align, dx in (("right", "left", 9), ("left", "right", -9))
     ]
     points = {
-        **vega.data(_labelled(_dodged(rows, constant))),
+        **vega.data(_place_labels(_dodge(rows, constant))),
         "layer": [
             {
                 "mark": {"type": "rule"},
@@ -232,17 +232,17 @@ def _cost(content: Content) -> Chart | None:
         ],
     }
     caption = (
-        f"What each method gains over {over(content)}, and what it sends for it. Upper left is best. Bars are 95 % "
-        "intervals; the horizontal axis is logarithmic, with nothing sent at its left end, and methods "
-        "that send the same stand side by side." + ("" if few else " Highlight a method to see its name.")
+        f"Gain of each method over {over(comparison)} against the data it sends. Upper left is best. Bars are 95 % "
+        "intervals. The horizontal axis is logarithmic, with 0 at its left end; methods that send the same amount are "
+        "drawn side by side." + ("" if few else " Highlight a method to see its name.")
     )
     return Chart("cost", "Gain against bytes", caption, _finish({"layer": [zero, points]}))
 
 
 def _logarithmic(numbers: Sequence[float], constant: float) -> tuple[Spec, list[float]]:
-    """Return a scale that is logarithmic beyond a ``constant`` and begins at 0, with room at both ends, and its ticks.
+    """Return a scale that is logarithmic above ``constant`` and includes 0, with margins at both ends, and its ticks.
 
-    Ticks are 0, 1, 2, 5, 10 and so on.
+    The ticks are 0, 1, 2, 5, 10 and so on.
     """
     width = math.log1p(max(numbers) / constant) or 1.0
     ticks = [factor * 10.0**power for power in range(-6, 10) for factor in (1, 2, 5)]
@@ -256,8 +256,8 @@ def _logarithmic(numbers: Sequence[float], constant: float) -> tuple[Spec, list[
     return scale, [0, *(tick for tick in ticks if constant <= tick <= domain[1])]
 
 
-def _dodged(rows: list[Row], constant: float) -> list[Row]:
-    """Give every method the place at which it is drawn: those that send the same stand side by side, as a group."""
+def _dodge(rows: list[Row], constant: float) -> list[Row]:
+    """Return the rows with horizontal positions, where methods that send the same amount are side by side."""
     width = math.log1p(max(row["MB"] for row in rows) / constant) or 1.0
     drawn: list[Row] = []
     for row in rows:
@@ -269,8 +269,8 @@ def _dodged(rows: list[Row], constant: float) -> list[Row]:
     return drawn
 
 
-def _labelled(rows: list[Row]) -> list[Row]:
-    """Say where a method's name stands: right of its group, or left of it where a near neighbour's stands right."""
+def _place_labels(rows: list[Row]) -> list[Row]:
+    """Return the rows with the position of each label: right of its group, or left if a close label is right."""
     near = 0.05 * (max(row["high"] for row in rows) - min(row["low"] for row in rows))
     labelled: list[Row] = []
     for row in sorted(rows, key=lambda row: -row["gain"]):
@@ -286,12 +286,12 @@ def _labelled(rows: list[Row]) -> list[Row]:
     return labelled
 
 
-def _dumbbell(content: Content) -> Chart | None:
-    clients, baseline, sign = content.clients, content.clients.baseline, client_charts.sign(content.metric)
+def _draw_dumbbell(comparison: Comparison) -> Chart | None:
+    clients, baseline, sign = comparison.clients, comparison.clients.baseline, client_charts.sign(comparison.metric)
     assert baseline is not None
     rows: list[Row] = []
-    for label in content.methods:
-        if label == content.baseline:
+    for label in comparison.methods:
+        if label == comparison.baseline:
             continue
         scores = clients.scores[label]
         rows += [
@@ -309,31 +309,29 @@ def _dumbbell(content: Content) -> Chart | None:
         ]
     if not rows:
         return None
-    few = len(clients.drawn) <= ROW_PER_CLIENT
-    shown = (
-        f"{len(clients.drawn)} of {len(clients.names)} clients, at even distances in that order" * clients.is_thinned
-    )
+    few = len(clients.drawn) <= MAX_NAMED_CLIENTS
+    shown = f"{len(clients.drawn)} of {len(clients.names)} clients, evenly spaced in this order" * clients.is_thinned
     caption = (
-        f"One {'row' if few else 'column'} per client, the worst served by {over(content)} first. The grey mark is "
-        f"{over(content)}; the line leads to the method, blue where it gains and orange where it loses. Highlight "
+        f"One {'row' if few else 'column'} per client, the worst served by {over(comparison)} first. The grey mark is "
+        f"{over(comparison)}; the line leads to the method, blue where it gains and orange where it loses. Highlight "
         f"another method to see its gains.{f' Shown: {shown}.' if shown else ''}"
     )
     height = _ROW * len(clients.drawn) + 60 if few else _HEIGHT
     spec = _finish(
-        _dumbbell_layers(rows, content, few), height, fallback=content.chosen, reference=content.baseline or ""
+        _dumbbell_layers(rows, comparison, few), height, fallback=comparison.chosen, reference=comparison.baseline or ""
     )
     return Chart("dumbbell", "Each client, before and after", caption, spec, is_wide=True)
 
 
-def _dumbbell_layers(rows: list[Row], content: Content, few: bool) -> Spec:
-    """Return a line per client from the baseline's score to the method's; ``few`` clients are rows, many columns."""
+def _dumbbell_layers(rows: list[Row], comparison: Comparison, few: bool) -> Spec:
+    """Return a line per client from the baseline's score to the method's; rows for ``few`` clients, else columns."""
     numbers = [row[key] for row in rows for key in ("score", "baseline")]
     score = {
-        "title": f"{content.metric.heading}: {over(content)} (grey) and the method",
-        "axis": vega.axis_of(content.metric),
-        "scale": vega.scale_of(numbers, content.metric),
+        "title": f"{comparison.metric.heading}: {over(comparison)} (grey) and the method",
+        "axis": vega.score_axis(comparison.metric),
+        "scale": vega.score_scale(numbers, comparison.metric),
     }
-    count = len(content.clients.drawn)
+    count = len(comparison.clients.drawn)
     if few:
         order = {"field": "place", "order": "ascending"}
         client = {"y": channel("client", "nominal", sort=order, title=None, axis={"labelLimit": 140})}
@@ -351,7 +349,7 @@ def _dumbbell_layers(rows: list[Row], content: Content, few: bool) -> Spec:
         ],
     }
     colour = {"color": {"condition": {"test": "datum.gain >= 0", "value": _BETTER}, "value": _WORSE}}
-    column = f"width / {count}"  # pixels of a client
+    column = f"width / {count}"  # width of a client in pixels
     tick = {
         "type": "tick",
         "thickness": 3,
@@ -385,7 +383,7 @@ def _dumbbell_layers(rows: list[Row], content: Content, few: bool) -> Spec:
     }
 
 
-def _learning(content: Content, runs: Runs) -> Chart:
+def _draw_learning(comparison: Comparison, runs: Runs) -> Chart:
     rows: list[Row] = [
         {"method": label, "round": number, "accuracy": accuracy}
         for label, points in runs.curves.items()
@@ -397,43 +395,43 @@ def _learning(content: Content, runs: Runs) -> Chart:
         "encoding": {
             "x": channel("round", title="round"),
             "y": channel("accuracy", title="validation accuracy", axis={"format": ".0%"}, scale={"zero": False}),
-            "color": vega.method_colour(content.methods, content.baseline),
-            "strokeDash": vega.method_dash(content.methods, content.baseline),
+            "color": vega.method_colour(comparison.methods, comparison.baseline),
+            "strokeDash": vega.method_dash(comparison.methods, comparison.baseline),
             "strokeWidth": _thickness(),
             "opacity": _opacity(),
             "tooltip": [_tip("method"), _tip("round", "d"), _tip("accuracy", ".3f")],
         },
     }
-    absent = [label for label in content.methods if label not in runs.curves]
+    absent = [label for label in comparison.methods if label not in runs.curves]
     without_rounds = f" Without rounds of their own: {', '.join(absent)}." if absent else ""
     caption = (
-        "Validation accuracy after each measured round: of the clients' own models where a method has them, otherwise "
-        f"of the global model. Means over seeds.{without_rounds}"
+        "Validation accuracy after each measured round: that of personal models if the method measured it, otherwise "
+        f"that of the global model. Means over seeds.{without_rounds}"
     )
     return Chart("curves", "Learning curves", caption, _finish(spec))
 
 
-def _tuned(content: Content) -> list[Chart]:
-    """Return a chart for each value that clients chose by validation samples, such as lambda."""
-    clients, sign = content.clients, client_charts.sign(content.metric)
+def _draw_tuned(comparison: Comparison) -> list[Chart]:
+    """Return a chart for each option that clients tuned on validation samples, such as lambda."""
+    clients, sign = comparison.clients, client_charts.sign(comparison.metric)
     charts: list[Chart] = []
     for name in dict.fromkeys(name for _, name in clients.tuned):
         rows: list[Row] = []
         for (label, other), values in clients.tuned.items():
             if other == name:
-                rows += _tuned_rows(label, values, clients.drawn, content, sign)
+                rows += _tuned_rows(label, values, clients.drawn, comparison, sign)
         if not rows:
             continue
         is_gain = clients.baseline is not None
-        unit = " (points)" if content.metric.percent else ""
-        title = f"gain over {over(content)}{unit}" if is_gain else content.metric.heading
+        unit = " (points)" if comparison.metric.percent else ""
+        title = f"gain over {over(comparison)}{unit}" if is_gain else comparison.metric.heading
         spec = {
             **vega.data(rows),
             "mark": {"type": "point", "filled": True, "size": 60},
             "encoding": {
                 "x": channel("value", title=name),
                 "y": channel("outcome", title=title),
-                "color": vega.method_colour(content.methods, content.baseline),
+                "color": vega.method_colour(comparison.methods, comparison.baseline),
                 "opacity": _opacity(f"({_FADED}) && ({_CLIENT_FADED})", 0.12),
                 "tooltip": [
                     *(_tip("client"), _tip("method")),
@@ -442,18 +440,18 @@ def _tuned(content: Content) -> list[Chart]:
             },
         }
         methods = ", ".join(label for label, other in clients.tuned if other == name)
-        over_seeds = "; means over seeds" if len(content.seeds) > 1 else ""
+        over_seeds = "; means over seeds" if len(comparison.seeds) > 1 else ""
         caption = (
-            f"Each client's {name}, chosen by its validation samples under {methods}, and what came of it{over_seeds}."
+            f"Each client's {name}, tuned on its validation samples by {methods}, and the resulting score{over_seeds}."
         )
-        charts.append(Chart(f"tuned-{len(charts)}", f"What clients chose: {name}", caption, _finish(spec, 260)))
+        charts.append(Chart(f"tuned-{len(charts)}", f"Tuned by clients: {name}", caption, _finish(spec, 260)))
     return charts
 
 
 def _tuned_rows(
-    label: str, values: NDArray[np.float64], drawn: NDArray[np.intp], content: Content, sign: int
+    label: str, values: NDArray[np.float64], drawn: NDArray[np.intp], comparison: Comparison, sign: int
 ) -> list[Row]:
-    clients, scale = content.clients, 100 if content.metric.percent else 1
+    clients, scale = comparison.clients, 100 if comparison.metric.percent else 1
     base = clients.baseline
     outcome = clients.scores[label] if base is None else sign * scale * (clients.scores[label] - base)
     return [
@@ -463,14 +461,14 @@ def _tuned_rows(
     ]
 
 
-def _holdings(holdings: Holdings) -> Chart:
+def _draw_holdings(holdings: Holdings) -> Chart:
     rows: list[Row] = [
         {"client": client, "class": name, "samples": int(count)}
         for client, counts in zip(holdings.clients, holdings.counts, strict=True)
         for name, count in zip(holdings.classes, counts, strict=True)
         if count
     ]
-    few = len(holdings.clients) <= ROW_PER_CLIENT
+    few = len(holdings.clients) <= MAX_NAMED_CLIENTS
     title = None if few else "clients, in the order of the pictures above"
     axis = {"labelLimit": 140, "labels": few, "ticks": few}
     classes = channel("class", "nominal", sort=holdings.classes, title="class")
@@ -489,20 +487,20 @@ def _holdings(holdings: Holdings) -> Chart:
     thinned = len(holdings.clients) < holdings.total
     thinning = f" Shown: {len(holdings.clients)} of {holdings.total} clients." if thinned else ""
     caption = (
-        f"How many samples of each class every client holds; empty fields are classes that it does not have.{thinning}"
+        f"Number of samples of each class by client; empty fields are classes that a client does not have.{thinning}"
     )
     rows_down = len(holdings.clients if few else holdings.classes)
     height = min(_ROW * rows_down, 420) + 60
     return Chart("holdings", "Samples of each client by class", caption, _finish(spec, height), is_wide=True)
 
 
-def _relation(relation: Relation, place: int) -> Chart:
+def _draw_relation(relation: Relation, place: int) -> Chart:
     names, weights = relation.clients, relation.weights
     rows: list[Row] = [
         {"method": relation.method, "client": names[i], "other": names[j], "weight": float(weights[i, j])}
         for i, j in np.argwhere(weights > 0).tolist()
     ]
-    few = len(names) <= ROW_PER_CLIENT
+    few = len(names) <= MAX_NAMED_CLIENTS
     axis: Spec = {"labelLimit": 90} if few else {"labels": False, "ticks": False}
     is_graph = bool(np.isin(weights, (0, 1)).all())
     shared = {"sort": names, "axis": axis, "scale": {"domain": names}}
@@ -519,12 +517,12 @@ def _relation(relation: Relation, place: int) -> Chart:
         },
     }
     words = {
-        "attention": "How much attention each client (row) pays to each other (column) in its last round",
+        "attention": "Attention of each client (row) to the others (columns) in its last round",
         "neighbours": "The neighbours (columns) of each client (row) after the last round",
-        "cluster": "Clients that are given the same model",
+        "cluster": "Clients that receive the same model",
     }
     thinning = f" Shown: {len(names)} of {relation.total} clients." if len(names) < relation.total else ""
-    caption = f"{words[relation.title]}, under {relation.method}, of the first seed.{thinning}"
+    caption = f"{words[relation.title]}, by {relation.method}, for the first seed.{thinning}"
     title = {"attention": "Attention", "neighbours": "Neighbours", "cluster": "Clusters"}[relation.title]
     height = max(_HEIGHT, min(480, 14 * len(names)))
     return Chart(f"relation-{place}", f"{title}: {relation.method}", caption, _finish(spec, height))

@@ -1,4 +1,4 @@
-"""``report_data/``: every number of a page as CSV and JSON."""
+"""The folder ``report_data/``: all numbers of a page as CSV and JSON."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from pflcli.evaluation.presentation import audits, tables
 
 INDEX = "report.json"
 MARK = '{\n "generator": "pfl report'
-"""How ``report.json`` begins."""
+"""The first characters of every ``report.json``."""
 
 
-def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Sequence[Audit] = ()) -> dict[str, bytes]:
-    """Return the files by name, for the comparison N ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``.
+def build_files(
+    sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Sequence[Audit] = ()
+) -> dict[str, bytes]:
+    """Return the files by name: ``report.json``, and CSV files of each comparison and audit.
 
-    With prediction sets there are ``N-sets.csv`` and ``N-sets_clients.csv`` too.
-
-    For the audit N these are ``audit-N-table.csv`` and ``audit-N-clients.csv``.
+    Comparison N has ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``; audit N has ``audit-N-table.csv`` and
+    ``audit-N-clients.csv``. With prediction sets, comparison N also has ``N-sets.csv`` and
+    ``N-sets_clients.csv``.
     """
     content: dict[str, bytes] = {}
     for number, (section, run) in enumerate(zip(sections, runs, strict=True), 1):
-        artifact = section.content.artifact
-        content[f"{number}-methods.csv"] = csv_file.rounded(*tables.numbers(section.content.metrics))
+        artifact = section.comparison.artifact
+        content[f"{number}-methods.csv"] = csv_file.rounded(*tables.list_numbers(section.comparison.metrics))
         content[f"{number}-clients.csv"] = artifact.read("clients.csv")
-        if "sets" in section.content.metrics:
+        if "sets" in section.comparison.metrics:
             for name in (coverage.TABLE, coverage.CLIENTS):
                 content[f"{number}-{name}"] = artifact.read(name)
         if run.curves:
@@ -41,26 +43,27 @@ def files(sections: Sequence[Section], runs: Sequence[Runs], shown_audits: Seque
             content[f"{number}-rounds.csv"] = csv_file.content(["method", "round", "validation_accuracy"], rows)
     for number, item in enumerate(shown_audits, 1):
         content |= {f"audit-{number}-{name}": text for name, text in item.files.items()}
-    content = {name: csv_file.without_formulas(text) for name, text in content.items()}  # all of them are CSV
+    content = {name: csv_file.without_formulas(text) for name, text in content.items()}  # all files so far are CSV
     index = {
         "generator": f"pfl report {__version__}",
         "files": sorted(content),
         "comparisons": [_entry(section) for section in sections],
         "audits": [
-            {"title": item.title, "answer": audits.answer(item.results), **item.results} for item in shown_audits
+            {"title": item.title, "answer": audits.describe_strongest(item.results), **item.results}
+            for item in shown_audits
         ],
     }
-    content[INDEX] = (json.dumps(_finite(index), indent=1, allow_nan=False) + "\n").encode()
+    content[INDEX] = (json.dumps(_replace_infinite(index), indent=1, allow_nan=False) + "\n").encode()
     return content
 
 
 def _entry(section: Section) -> dict[str, Any]:
-    content, lineage = section.content, section.lineage
+    comparison, lineage = section.comparison, section.lineage
     return {
-        "title": content.title,
-        "answer": sentences.answer(content),
-        "notes": [*sentences.small_print(content), *section.remarks],
-        "metrics": dict(content.metrics),
+        "title": comparison.title,
+        "answer": sentences.answer(comparison),
+        "notes": [*sentences.small_print(comparison), *section.remarks],
+        "metrics": dict(comparison.metrics),
         "commands": list(section.commands),
         "artifacts": [
             {
@@ -75,10 +78,10 @@ def _entry(section: Section) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    """Return a value with null in place of numbers that JSON does not have."""
+def _replace_infinite(value: Any) -> Any:
+    """Return ``value`` with nan and infinity replaced by null, as JSON has neither."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_infinite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [_replace_infinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

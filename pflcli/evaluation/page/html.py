@@ -1,4 +1,4 @@
-"""The page: HTML around the answer, the table and the charts. Whatever comes from data is escaped here."""
+"""Render the page as HTML: the answer, the table and the charts. All text from data is escaped here."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.page import audits, sentences
 from pflcli.evaluation.page.audits import Audit
 from pflcli.evaluation.page.charts import Chart
-from pflcli.evaluation.page.content import Content
+from pflcli.evaluation.page.comparison import Comparison
 from pflcli.evaluation.page.lineage import HEADINGS, Lineage
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.wording import counted
 
 GENERATOR = '<meta name="generator" content="pfl report'
-"""What stands at the beginning of every page, so that it is known as one that pfl wrote."""
+"""The mark at the beginning of every page by which pfl recognizes its own pages."""
 
 _FOLDER = Path(__file__).parent
 _LEFT_OUT = {
     *("accuracy_mean", "macro_precision", "macro_precision_mean"),
     *("megabytes_per_client", "exchanges", "processor_seconds"),
 }
-"""Metrics that the page's table lacks, so that the others fit."""
-_STACK = "Stack: the answers of other methods pooled into one, by exponents learned on validation samples."
-_FOLDED = 12
-"""More artifacts than this are folded away."""
+"""Metrics that are not in the page's table, to save width."""
+_STACK = "Stack: the predictions of other methods pooled into one, with exponents learned on validation samples."
+_MAX_OPEN = 12
+"""The list of artifacts is collapsed if it is longer."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """All that the page shows of one comparison; ``stills`` are URLs of pictures that stand in for its charts."""
+    """One comparison on the page; ``stills`` are data URLs of pictures shown until its charts are drawn."""
 
-    content: Content
+    comparison: Comparison
     charts: Sequence[Chart]
     stills: Sequence[str]
     lineage: Lineage
@@ -51,23 +51,23 @@ class Section:
 
     @property
     def dataset(self) -> str:
-        """The name of the dataset, or that of the comparison where the partition is gone."""
-        return self.lineage.dataset or self.content.title
+        """The name of the dataset, or of the comparison if the partition no longer exists."""
+        return self.lineage.dataset or self.comparison.title
 
     @property
     def title(self) -> str:
         """The name of the dataset and of the comparison's folder."""
-        return f"{self.dataset} ({self.content.title})" if self.lineage.dataset else self.content.title
+        return f"{self.dataset} ({self.comparison.title})" if self.lineage.dataset else self.comparison.title
 
 
-def page(sections: Sequence[Section], shown_audits: Sequence[Audit], javascript: str, data_folder: str) -> str:
-    """Return the HTML; ``javascript`` draws the charts, ``data_folder`` is the folder of CSV and JSON beside it."""
+def render_page(sections: Sequence[Section], shown_audits: Sequence[Audit], javascript: str, data_folder: str) -> str:
+    """Return the HTML; ``javascript`` draws the charts, ``data_folder`` has the numbers as CSV and JSON."""
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    data = {"dark": vega.on_dark(), "sections": [_data(section) for section in sections]}
+    data = {"dark": vega.dark_colours(), "sections": [_chart_data(section) for section in sections]}
     several = len(sections) > 1
     titles = [section.title if several else section.dataset for section in sections]
     body = "".join(_section(section, number, several) for number, section in enumerate(sections))
-    body += audits.section(shown_audits)
+    body += audits.render_section(shown_audits)
     parts = {f"c{number}": title for number, title in enumerate(titles)} | (
         {audits.ID: audits.TITLE} if shown_audits else {}
     )
@@ -80,19 +80,19 @@ def page(sections: Sequence[Section], shown_audits: Sequence[Audit], javascript:
         f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"<header><h1>{escape(title)}</h1>{_contents(parts)}</header>\n<main>\n{body}</main>\n"
         f"{_footer(data_folder)}"
-        f'<script type="application/json" id="data">{embedded(data)}</script>\n'
+        f'<script type="application/json" id="data">{embed_json(data)}</script>\n'
         f"<script>{javascript}</script>\n<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
-def embedded(value: Any) -> str:
-    """Return JSON that may stand in a script element: no ``<`` can end it, no separator of lines breaks it."""
+def embed_json(value: Any) -> str:
+    """Return JSON that is safe in a script element: ``<`` and Unicode line separators are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _policy(style: str, *scripts: str) -> str:
-    """Return the content security policy: nothing is fetched, and nothing runs but these scripts."""
+    """Return the content security policy: no network access, and no scripts other than these."""
     hashes = " ".join(_hash(script) for script in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src {_hash(style)}; img-src data:; "
@@ -104,20 +104,20 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _data(section: Section) -> dict[str, Any]:
-    content = section.content
+def _chart_data(section: Section) -> dict[str, Any]:
+    comparison = section.comparison
     specs = {chart.key: chart.spec for chart in section.charts}
-    baseline = None if content.baseline is None else vega.text(content.baseline)
-    return {"baseline": baseline, "chosen": vega.text(content.chosen), "specs": specs}
+    baseline = None if comparison.baseline is None else vega.escape_name(comparison.baseline)
+    return {"baseline": baseline, "chosen": vega.escape_name(comparison.chosen), "specs": specs}
 
 
 def _key(label: str) -> str:
-    """Return the label of a method as its charts have it, as the value of an attribute."""
-    return escape(vega.text(label))
+    """Return the label of a method as in its charts, escaped as an attribute."""
+    return escape(vega.escape_name(label))
 
 
 def _contents(parts: Mapping[str, str]) -> str:
-    """Return links to the parts of the page, titles by id; nothing if there is one part."""
+    """Return links to the ``parts`` of the page (titles by id); empty for a single part."""
     if len(parts) < 2:
         return ""
     items = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in parts.items())
@@ -125,63 +125,63 @@ def _contents(parts: Mapping[str, str]) -> str:
 
 
 def _section(section: Section, number: int, several: bool) -> str:
-    content = section.content
+    comparison = section.comparison
     mark = "" if several else ' class="unseen"'
     heading = f"<h2{mark}>{escape(section.title)}</h2>"
-    lead, *facts = sentences.answer(content)
+    lead, *facts = sentences.answer(comparison)
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    notes = "".join(f"<li>{_marked(note)}</li>" for note in [*sentences.small_print(content), *section.remarks])
+    notes = "".join(f"<li>{_format_note(note)}</li>" for note in [*sentences.small_print(comparison), *section.remarks])
     return (
         f'<section class="comparison" id="c{number}">{heading}\n'
         f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_facts(section)}'
-        f"<h3>All methods</h3>\n{_tools(content, number)}{_table(content, number)}"
-        f'<ul class="notes">{notes}</ul>\n{_sets(content)}'
+        f"<h3>All methods</h3>\n{_tools(comparison, number)}{_table(comparison, number)}"
+        f'<ul class="notes">{notes}</ul>\n{_sets(comparison)}'
         f'<h3>Pictures</h3>\n<div class="pictures">{"".join(_figures(section))}</div>\n'
-        f"{_explained(content)}{_repeat(section)}{_lineage(section.lineage)}</section>\n"
+        f"{_descriptions(comparison)}{_repeat(section)}{_lineage(section.lineage)}</section>\n"
     )
 
 
-def _marked(note: str) -> str:
-    """Return a remark as HTML; what stands between backticks is code."""
+def _format_note(note: str) -> str:
+    """Return a note as HTML; text between backticks becomes code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(note))
 
 
 def _facts(section: Section) -> str:
-    content = section.content
-    tune = content.metrics.get("tune")
+    comparison = section.comparison
+    tune = comparison.metrics.get("tune")
     budget = f"at most {counted(tune['trials'], 'trial')} per method" if tune else "none"
     facts = [
         ("data", section.dataset),
-        ("clients", str(max(map(tables.clients, content.rows)))),
-        ("methods", str(len(content.rows))),
-        ("seeds", ", ".join(map(str, content.seeds))),
-        ("scored on", f"{content.metrics['split']} samples"),
-        ("ranked by", content.metric.heading),
-        ("baseline", sentences.over(content) if content.baseline else "none"),
-        ("learned from", _learned(content)),
+        ("clients", str(max(map(tables.count_clients, comparison.rows)))),
+        ("methods", str(len(comparison.rows))),
+        ("seeds", ", ".join(map(str, comparison.seeds))),
+        ("scored on", f"{comparison.metrics['split']} samples"),
+        ("ranked by", comparison.metric.heading),
+        ("baseline", sentences.over(comparison) if comparison.baseline else "none"),
+        ("learned from", _describe_splits(comparison)),
         ("tuning", budget),
     ]
     items = "".join(f"<li>{escape(name)} <b>{escape(fact)}</b></li>" for name, fact in facts)
     return f'<ul class="facts">{items}</ul>\n'
 
 
-def _learned(content: Content) -> str:
-    """Return which samples the methods learned from."""
-    splits = {tuple(row.get("learned_from", ())) for row in content.rows}
+def _describe_splits(comparison: Comparison) -> str:
+    """Return the splits that the methods learned from, in words."""
+    splits = {tuple(row.get("learned_from", ())) for row in comparison.rows}
     if len(splits) > 1:
-        return "not the same samples"
+        return "different samples"
     names = [name.replace("train", "training") for name in splits.pop()]
     return f"{' and '.join(names)} samples" if names else "not recorded"
 
 
-def _tools(content: Content, number: int) -> str:
-    """Return the legend, whose entries highlight a method, and the choice of a client to highlight."""
+def _tools(comparison: Comparison, number: int) -> str:
+    """Return the legend, whose entries highlight a method, and the list of clients to highlight."""
     chips = "".join(
         f'<button type="button" class="chip" aria-pressed="false" data-method="{_key(label)}">'
         f"{_swatch(colour, dash)}{escape(label)}</button>"
-        for label, (colour, dash) in vega.styles(content.methods, content.baseline).items()
+        for label, (colour, dash) in vega.method_styles(comparison.methods, comparison.baseline).items()
     )
-    clients = content.clients
+    clients = comparison.clients
     names = [escape(clients.names[client]) for client in clients.drawn]
     options = "".join(f'<option value="{name}">{name}</option>' for name in ["", *names])
     options = options.replace("></option>", ">none</option>", 1)
@@ -200,49 +200,49 @@ def _swatch(colour: str, dash: Sequence[int]) -> str:
     )
 
 
-def _table(content: Content, number: int) -> str:
-    table = tables.of({**content.metrics, "methods": content.rows}, columns=_columns(content))
+def _table(comparison: Comparison, number: int) -> str:
+    table = tables.build({**comparison.metrics, "methods": comparison.rows}, columns=_columns(comparison))
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(title)}</button></th>'
         for title in table.heading
     )
-    best = content.metrics.get("conclusion", {}).get("best")
+    best = comparison.metrics.get("conclusion", {}).get("best")
     lines = []
     for row in table.rows:
         label, *cells = row
         mark = ' class="best"' if label == best else ""
         name = f'<button type="button" data-method="{_key(label)}">{escape(label)}</button>'
-        name += " (baseline)" if label == content.baseline else ""
+        name += " (baseline)" if label == comparison.baseline else ""
         numbers = "".join(f'<td data-value="{_number(cell)}">{escape(cell)}</td>' for cell in cells)
         first = f'<th scope="row" data-value="{escape(label)}">{name}</th>'
         lines.append(f'<tr{mark} data-method="{_key(label)}">{first}{numbers}</tr>\n')
-    region = f'<div class="scroll" role="region" aria-label="All methods: {escape(content.title)}" tabindex="0">'
+    region = f'<div class="scroll" role="region" aria-label="All methods: {escape(comparison.title)}" tabindex="0">'
     body = f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody>"
     return f'{region}<table class="sortable">{body}</table></div>\n'
 
 
-def _sets(content: Content) -> str:
+def _sets(comparison: Comparison) -> str:
     """Return the table of prediction sets; nothing without ``--coverage``."""
-    if "sets" not in content.metrics:
+    if "sets" not in comparison.metrics:
         return ""
-    table = prediction_sets.table({**content.metrics, "methods": content.rows})
+    table = prediction_sets.table({**comparison.metrics, "methods": comparison.rows})
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in table.heading)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
-    title = escape(prediction_sets.title(content.metrics))
+    title = escape(prediction_sets.title(comparison.metrics))
     region = f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">'
     body = f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody>"
     return f'<h3>{title}</h3>\n{region}<table class="plain">{body}</table></div>\n'
 
 
-def _columns(content: Content) -> list[str]:
-    """Return the metrics that the page's table shows; ``N-methods.csv`` has all."""
-    ranked_by = tuple(content.metrics.get("metric", catalogue.DEFAULT))
+def _columns(comparison: Comparison) -> list[str]:
+    """Return the metrics in the page's table; ``N-methods.csv`` has all metrics."""
+    ranked_by = tuple(comparison.metrics.get("metric", catalogue.DEFAULT))
     left_out = _LEFT_OUT | {catalogue.part(ranked_by[0], "mean")}
     return [name for name in catalogue.columns("comparison", ranked_by) if name in ranked_by or name not in left_out]
 
 
 def _number(cell: str) -> str:
-    """Return the number with which a cell begins, by which rows are sorted."""
+    """Return the number at the beginning of a cell, the sort key of its row; empty without one."""
     match = re.match(r"[+-]?\d+(\.\d+)?", cell)
     return match[0] if match else ""
 
@@ -254,7 +254,7 @@ def _figures(section: Section) -> list[str]:
         words = escape(f"{chart.title}. {chart.caption}")
         chosen = ""
         if chart.key == "dumbbell":
-            chosen = f"<b>Shown: <span data-shown>{escape(section.content.chosen)}</span>.</b> "
+            chosen = f"<b>Shown: <span data-shown>{escape(section.comparison.chosen)}</span>.</b> "
         figures.append(
             f'<figure{wide} data-chart="{escape(chart.key)}"><h4>{escape(chart.title)}</h4>\n'
             f'<div class="chart" role="img" aria-label="{words}"></div>'
@@ -264,14 +264,14 @@ def _figures(section: Section) -> list[str]:
     return figures
 
 
-def _explained(content: Content) -> str:
-    """Return the first sentence of each method's own description."""
+def _descriptions(comparison: Comparison) -> str:
+    """Return the first sentence of each method's documentation."""
     entries = []
-    for row in content.rows:
+    for row in comparison.rows:
         method = str(row.get("method", row["label"]))
         try:
             words = _STACK if method == "stack" else registry.card("methods", method).doc.partition("\n")[0]
-        except PflError:  # a method that this version does not have
+        except PflError:  # unknown to this version
             continue
         entries.append(f"<dt>{escape(row['label'])}</dt><dd>{escape(words)}</dd>")
     return f"<h3>What the methods do</h3>\n<dl>{''.join(entries)}</dl>\n" if entries else ""
@@ -280,7 +280,7 @@ def _explained(content: Content) -> str:
 def _repeat(section: Section) -> str:
     commands = escape("\n".join(section.commands))
     return (
-        "<h3>Repeat it</h3>\n<p>These commands make the same numbers again, with the versions below on a processor of "
+        "<h3>Repeat it</h3>\n<p>These commands reproduce the numbers, given the versions below and a processor of "
         f"the same kind.</p>\n<pre><code>{commands}</code></pre>\n"
     )
 
@@ -293,15 +293,15 @@ def _lineage(lineage: Lineage) -> str:
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
     count = len(lineage.artifacts)
-    is_open = "" if count > _FOLDED else " open"
+    is_open = "" if count > _MAX_OPEN else " open"
     return (
-        f"<h3>What it was made from</h3>\n<details{is_open}><summary>{counted(count, 'artifact')}, the first ones "
+        f"<h3>What it was made from</h3>\n<details{is_open}><summary>{counted(count, 'artifact')}, inputs "
         f"first</summary>{table}</details>\n"
     )
 
 
 def _footer(data_folder: str) -> str:
     return (
-        f"<footer><p>Written by pfl {escape(__version__)}. Every number of this page as CSV and JSON: "
-        f"{escape(data_folder)}/. The page fetches nothing.</p></footer>\n"
+        f"<footer><p>Written by pfl {escape(__version__)}. All numbers of this page are in "
+        f"{escape(data_folder)}/ as CSV and JSON. The page loads nothing from the network.</p></footer>\n"
     )

@@ -1,8 +1,9 @@
-"""From what a comparison was made: each artifact once, the first ones first, and which of them are missing."""
+"""The artifacts that a comparison was made from, inputs first, and the commands that make it again."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from pflcli.errors import InputError
 
 @dataclass(frozen=True)
 class Lineage:
-    """The artifacts behind a comparison, itself included; those that are gone are known by their references alone."""
+    """The artifacts behind a comparison, including itself; missing ones are known by their references only."""
 
     artifacts: tuple[Artifact, ...]
-    """each once, after all that it was made from"""
+    """each artifact once, after all its inputs"""
     missing: tuple[Input, ...]
     base: Path
-    """the folder to which paths are relative on the page, so that it tells nothing of the machine"""
+    """the folder that paths on the page are relative to, so that the page reveals nothing about the machine"""
 
     @property
     def dataset(self) -> str:
@@ -41,11 +42,11 @@ class Lineage:
         return [by_fingerprint[item.fingerprint] for item in references if item.fingerprint in by_fingerprint]
 
     def rows(self) -> list[list[str]]:
-        """Return path, kind, facts, versions, seconds and fingerprint of each."""
-        return [[self.name(artifact), *_facts(artifact)] for artifact in self.artifacts]
+        """Return path, kind, description, versions, seconds and fingerprint of each artifact."""
+        return [[self.name(artifact), *_describe(artifact)] for artifact in self.artifacts]
 
     def nearest(self, artifact: Artifact, kind: str) -> Artifact | None:
-        """Return the nearest artifact of a kind that an artifact was made from, itself included, or None."""
+        """Return the nearest artifact of a kind in the lineage of an artifact, including itself, or None."""
         if artifact.kind == kind:
             return artifact
         for item in self.inputs(artifact):
@@ -55,10 +56,13 @@ class Lineage:
         return None
 
 
+_MADE_BY_COMPARE = {"backbone", "embeddings", "datastore", "predictions", "tuning"}
+"""Kinds of artifacts that ``pfl compare`` makes itself."""
+
 HEADINGS = ["artifact", "kind", "what it is", "pfl", "Python", "seconds", "fingerprint"]
 
 
-def _facts(artifact: Artifact) -> list[str]:
+def _describe(artifact: Artifact) -> list[str]:
     manifest = artifact.manifest
     words = ", ".join(filter(None, kinds.load(artifact.kind).describe(manifest)))
     seconds = manifest.made.get("seconds")
@@ -73,7 +77,7 @@ def _facts(artifact: Artifact) -> list[str]:
 
 
 def trace(artifact: Artifact) -> Lineage:
-    """Return the lineage of an artifact; raises InputError if an artifact in it is damaged, not if one is missing."""
+    """Return the lineage of an artifact; raises InputError if one in it is damaged, but not if one is missing."""
     ordered: dict[str, Artifact] = {}
     missing: dict[str, Input] = {}
 
@@ -90,3 +94,27 @@ def trace(artifact: Artifact) -> Lineage:
     walk(artifact)
     folders = [str(item.path.resolve().parent) for item in ordered.values()]
     return Lineage(tuple(ordered.values()), tuple(missing.values()), Path(os.path.commonpath(folders)).parent)
+
+
+def list_commands(lineage: Lineage) -> list[str]:
+    """Return the command lines that make the artifacts again, in order, with paths as on the page.
+
+    An artifact of an earlier version of pfl may not record its command; its line then ends with ``...``.
+    """
+    left_out = _MADE_BY_COMPARE if lineage.artifacts[-1].kind == "comparison" else set()
+    return [_format_command(item, lineage) for item in lineage.artifacts if item.kind not in left_out]
+
+
+def _format_command(artifact: Artifact, lineage: Lineage) -> str:
+    recorded = artifact.manifest.made.get("command")
+    if not isinstance(recorded, str):
+        words = [*kinds.made_by(artifact.kind).split()[:2], *map(lineage.name, lineage.inputs(artifact))]
+        return f"{shlex.join(words)} -o {shlex.quote(lineage.name(artifact))} ..."
+    folder = artifact.path.resolve().parent
+    # Paths begin with a dot and are relative to this folder.
+    return shlex.join(
+        Path(os.path.relpath(os.path.normpath(folder / word), lineage.base)).as_posix()
+        if word.startswith(".")
+        else word
+        for word in shlex.split(recorded)
+    )

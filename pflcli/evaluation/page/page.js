@@ -1,4 +1,4 @@
-// Draws the charts, links them, and sorts tables. Names of methods and clients are only ever text here.
+// Draws the charts, links them, and sorts tables. Names of methods and clients are always treated as text.
 (() => {
   "use strict";
   const root = document.documentElement;
@@ -6,7 +6,7 @@
   const page = JSON.parse(document.getElementById("data").textContent);
   root.classList.add("js");
 
-  // The text beside the pointer.
+  // The tooltip.
   const tip = document.body.appendChild(document.createElement("div"));
   tip.id = "tip";
   tip.hidden = true;
@@ -26,7 +26,7 @@
     const legend = { labelColor: soft, titleColor: ink };
     return { background: null, font: "system-ui, sans-serif", axis, legend, text: { color: ink }, rule: { color: soft } };
   };
-  // Colours stand in these places of a specification; names of clients may look like colours, and stay.
+  // Colours are replaced in these properties only, because names of clients may look like colours.
   const coloured = (node, key) => {
     if (typeof node === "string") return ["value", "range", "color"].includes(key) ? page.dark[node] ?? node : node;
     if (Array.isArray(node)) return key === "values" ? node : node.map((item) => coloured(item, key));
@@ -67,7 +67,7 @@
       views.get(figure)?.finalize();
       // The interpreter (ast) evaluates expressions without eval, which the page's security policy forbids.
       const options = { mode: "vega-lite", actions: false, ast: true, defaultStyle: false, renderer: "canvas", config: theme(), tooltip: showTip };
-      const spec = structuredClone(content.specs[figure.dataset.chart]); // Vega marks the rows that it reads
+      const spec = structuredClone(content.specs[figure.dataset.chart]); // Vega modifies the rows that it reads
       const { view } = await vegaEmbed(place, dark.matches ? coloured(spec) : spec, options);
       views.set(figure, view);
       view.addEventListener("click", (event, item) => {
@@ -80,7 +80,7 @@
     };
     const figures = [...section.querySelectorAll("figure[data-chart]")];
     const attempt = (figure) => draw(figure).catch((error) => {
-      root.classList.remove("js"); // the pictures that stand in for charts stay
+      root.classList.remove("js"); // the still pictures remain visible
       console.error(error);
     });
     const near = new IntersectionObserver((entries) => entries.forEach((entry) => {

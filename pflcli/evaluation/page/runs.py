@@ -1,4 +1,4 @@
-"""What the runs of a comparison add to its page, where they still exist: curves, partition, who learns from whom."""
+"""The parts of a page that need the runs themselves: learning curves, the partition, and relations of clients."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import neighbourhood
-from pflcli.evaluation.metrics.attention import of_last_round
-from pflcli.evaluation.page.content import MOST, Content
+from pflcli.evaluation.metrics.attention import select_last_round
+from pflcli.evaluation.page.comparison import MAX_DRAWN, Comparison
 from pflcli.evaluation.page.lineage import Lineage
 
-_POINTS = 100
-"""Measured rounds that are drawn of a curve."""
-_FIELDS = 6000
-"""Fields that are drawn of a partition's clients and classes."""
-_RELATED = 100
-"""Clients that are drawn of a matrix."""
+_MAX_POINTS = 100
+"""Greatest number of points of a curve."""
+_MAX_FIELDS = 6000
+"""Greatest number of fields (clients times classes) in the chart of a partition."""
+_MAX_RELATED = 100
+"""Greatest number of clients in a matrix."""
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """The samples of some clients by class, of one partition."""
+    """Numbers of samples of some clients of a partition, by class."""
 
     clients: list[str]
     classes: list[str]
     counts: NDArray[np.int64]
     total: int
-    """how many clients there are in all"""
+    """number of all clients"""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """From whom each client learns, by one method: a weight for each pair of ``clients``, 0 where there is none."""
+    """The clients that each client learns from under a method: ``weights`` (k, k) of pairs, 0 without a relation."""
 
     method: str
     title: str
@@ -49,79 +49,79 @@ class Relation:
 
 @dataclass(frozen=True)
 class Runs:
-    """What runs add; empty where they are gone."""
+    """The comparison from runs; empty if they no longer exist."""
 
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    """by method, rounds and the mean validation accuracy over seeds after each"""
+    """by method, measured rounds and their mean validation accuracy over seeds"""
     holdings: Holdings | None = None
     relations: tuple[Relation, ...] = ()
     remarks: tuple[str, ...] = ()
-    """what is missing, and why"""
+    """sentences on missing comparison"""
 
 
-def read(content: Content, lineage: Lineage) -> Runs:
-    """Return what the runs in the lineage add; raises InputError if a file of one that exists is damaged."""
-    labelled = _labelled(content, lineage)
+def read(comparison: Comparison, lineage: Lineage) -> Runs:
+    """Read the comparison from the runs in the lineage; raises InputError if a file of an existing run is damaged."""
+    labelled = _label_runs(comparison, lineage)
     curves: dict[str, dict[int, list[float]]] = {}
     for label, _, run in labelled:
-        for number, accuracy in _curve(run, lineage):
+        for number, accuracy in _read_curve(run, lineage):
             curves.setdefault(label, {}).setdefault(number, []).append(accuracy)
     means = {
-        label: _thinned([(n, float(np.mean(values))) for n, values in sorted(rounds.items())])
+        label: _thin([(n, float(np.mean(values))) for n, values in sorted(rounds.items())])
         for label, rounds in curves.items()
     }
     first = {label: run for label, seed, run in reversed(labelled)}
     relations = [
         relation
-        for label in content.methods
-        if label in first and (relation := _relation(label, first[label], content)) is not None
+        for label in comparison.methods
+        if label in first and (relation := _read_relation(label, first[label], comparison)) is not None
     ]
     partition = next((item for item in lineage.artifacts if item.kind == "partition"), None)
     remarks = []
-    # A partition has a copy of its dataset.
+    # The dataset is not needed: the partition has a copy of its samples.
     kinds = sorted({item.kind for item in lineage.missing} - {"dataset"})
     if kinds:
         remarks.append(
-            f"{' and '.join(kinds)} of this comparison do not exist any more where they were: what only they hold "
-            "(learning curves, the partition, neighbours) is not drawn"
+            f"artifacts of this comparison no longer exist ({', '.join(kinds)}): charts that need them (learning "
+            "curves, the partition, neighbours) are missing"
         )
     return Runs(
-        {label: means[label] for label in content.methods if label in means},
-        None if partition is None else _holdings(partition, content),
+        {label: means[label] for label in comparison.methods if label in means},
+        None if partition is None else _read_holdings(partition, comparison),
         tuple(relations),
         tuple(remarks),
     )
 
 
-def _labelled(content: Content, lineage: Lineage) -> list[tuple[str, int, Artifact]]:
-    """Return label, seed and predictions of each run that exists."""
+def _label_runs(comparison: Comparison, lineage: Lineage) -> list[tuple[str, int, Artifact]]:
+    """Return label, seed and predictions of each existing run."""
     existing = {item.manifest.fingerprint: item for item in lineage.artifacts}
     labelled = []
-    for reference in content.artifact.manifest.inputs:
+    for reference in comparison.artifact.manifest.inputs:
         run = existing.get(reference.fingerprint)
         if run is None or run.kind != "predictions":
             continue
         seed = int(run.manifest.request["seed"])
-        label = _label(reference.role, str(run.manifest.request["method"]), content)
+        label = _label(reference.role, str(run.manifest.request["method"]), comparison)
         if label is not None:
             labelled.append((label, seed, run))
     return labelled
 
 
-def _label(role: str, method: str, content: Content) -> str | None:
-    """Return the row of the table that a run belongs to: a comparison says it, otherwise the only row of its method."""
+def _label(role: str, method: str, comparison: Comparison) -> str | None:
+    """Return the row of the table that a run belongs to: recorded by a comparison, else the only row of its method."""
     label = role.rpartition(", seed ")[0]
-    if label in content.methods:
+    if label in comparison.methods:
         return label
-    rows = [row["label"] for row in content.rows if row.get("method", row["label"]) == method]
+    rows = [row["label"] for row in comparison.rows if row.get("method", row["label"]) == method]
     return rows[0] if len(rows) == 1 else None
 
 
-def _curve(run: Artifact, lineage: Lineage) -> list[tuple[int, float]]:
-    """Return the measured rounds of a run: of clients' own models if it has them, otherwise of the global model."""
+def _read_curve(run: Artifact, lineage: Lineage) -> list[tuple[int, float]]:
+    """Return the measured rounds of a run: accuracies of personal models if measured, otherwise of the global model."""
     source: Artifact | None = run
     if "rounds.csv" not in run.manifest.files:
-        # FedAvg's rounds are those of its backbone; whoever adapts after them has none of its own.
+        # FedAvg's rounds are those of its backbone. A method that adapts after the rounds has no curve.
         source = lineage.nearest(run, "backbone") if run.manifest.request["method"] == "fedavg" else None
     if source is None or "rounds.csv" not in source.manifest.files:
         return []
@@ -134,33 +134,35 @@ def _curve(run: Artifact, lineage: Lineage) -> list[tuple[int, float]]:
     return []
 
 
-def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    places = np.linspace(0, len(points) - 1, min(len(points), _POINTS)).round().astype(int)
+def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    places = np.linspace(0, len(points) - 1, min(len(points), _MAX_POINTS)).round().astype(int)
     return [points[place] for place in dict.fromkeys(places.tolist())]
 
 
-def _holdings(artifact: Artifact, content: Content) -> Holdings:
+def _read_holdings(artifact: Artifact, comparison: Comparison) -> Holdings:
     """Return the classes of a partition's clients, in the order of the other pictures where they are known there."""
     partition, book = partitions.read(artifact), codebook.read(artifact)
-    counts, clients = partition.label_counts, content.clients
-    place = _by_number(content, content.seeds[0])
-    if any(number >= len(counts) for number in place):  # the clients drawn are of another partition
+    counts, clients = partition.label_counts, comparison.clients
+    place = _by_number(comparison, comparison.seeds[0])
+    if any(number >= len(counts) for number in place):  # the comparison has clients of another partition
         place = {}
     order = [*place, *(number for number in range(len(counts)) if number not in place)]
-    most = max(1, min(MOST, _FIELDS // max(counts.shape[1], 1)))
+    most = max(1, min(MAX_DRAWN, _MAX_FIELDS // max(counts.shape[1], 1)))
     drawn = [order[i] for i in np.linspace(0, len(order) - 1, min(len(order), most)).round().astype(int)]
     all_names = book.client_names(len(counts))
-    names = [clients.names[place[number]] if number in place else vega.text(all_names[number]) for number in drawn]
-    classes = [vega.text(name) for name in book.class_names(counts.shape[1])]
+    names = [
+        clients.names[place[number]] if number in place else vega.escape_name(all_names[number]) for number in drawn
+    ]
+    classes = [vega.escape_name(name) for name in book.class_names(counts.shape[1])]
     return Holdings(names, classes, counts[drawn], len(counts))
 
 
 _STATES = {"attention/first": "attention", "graph": "neighbours", "cluster": "cluster"}
-"""What a state holds of relations, and how it is called; the first that is there is drawn."""
+"""Arrays of a state that describe relations, and their names here; the first that is stored is drawn."""
 
 
-def _relation(label: str, run: Artifact, content: Content) -> Relation | None:
-    """Return from whom clients learned by a method, as its last state says, or None if it keeps nothing of it."""
+def _read_relation(label: str, run: Artifact, comparison: Comparison) -> Relation | None:
+    """Return the relation of clients in the last state of a run, or None if the state has none."""
     clients = int(run.manifest.summary["clients"] or 0)
     if "state.safetensors" not in run.manifest.files:
         return None
@@ -168,26 +170,26 @@ def _relation(label: str, run: Artifact, content: Content) -> Relation | None:
     if not len(state):
         return None
     if key == "attention/first":
-        weights = np.nan_to_num(of_last_round(state, state.sum(axis=2) > 0))
+        weights = np.nan_to_num(select_last_round(state, state.sum(axis=2) > 0))
     elif key == "graph":
-        weights = neighbourhood.adjacency(state[-1], clients).astype(np.float64)
+        weights = neighbourhood.unpack_graph(state[-1], clients).astype(np.float64)
     else:
-        weights = (neighbourhood.together(state) & (state >= 0)).astype(np.float64)
+        weights = (neighbourhood.share_cluster(state) & (state >= 0)).astype(np.float64)
     if weights.shape != (clients, clients):
         return None
-    place = _by_number(content, int(run.manifest.request["seed"]))
+    place = _by_number(comparison, int(run.manifest.request["seed"]))
     order = [number for number in place if number < clients]
     order += [number for number in range(clients) if number not in place]
-    drawn = [order[i] for i in np.linspace(0, clients - 1, min(clients, _RELATED)).round().astype(int)]
-    names = [content.clients.names[place[n]] if n in place else f"client {n}" for n in drawn]
+    drawn = [order[i] for i in np.linspace(0, clients - 1, min(clients, _MAX_RELATED)).round().astype(int)]
+    names = [comparison.clients.names[place[n]] if n in place else f"client {n}" for n in drawn]
     return Relation(label, _STATES[key], names, weights[np.ix_(drawn, drawn)], clients)
 
 
-def _by_number(content: Content, seed: int) -> dict[int, int]:
-    """Return the client of each number under a ``seed``, in the order of the pictures.
+def _by_number(comparison: Comparison, seed: int) -> dict[int, int]:
+    """Return the client by its number under ``seed``, in the order of the charts.
 
-    Clients that are the same under every seed have their numbers from the first.
+    Clients that are the same under every seed have the numbers of the first seed.
     """
-    keys, order = content.clients.keys, content.clients.order.tolist()
+    keys, order = comparison.clients.keys, comparison.clients.order.tolist()
     numbers = {keys[client][1]: client for client in order if keys[client][0] == seed}
-    return numbers or {keys[client][1]: client for client in order if keys[client][0] == content.seeds[0]}
+    return numbers or {keys[client][1]: client for client in order if keys[client][0] == comparison.seeds[0]}

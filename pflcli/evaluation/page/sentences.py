@@ -1,4 +1,4 @@
-"""What a comparison comes to, in words: the answer first, each number with its uncertainty."""
+"""State the result of a comparison in sentences: the answer first, each number with its uncertainty."""
 
 from __future__ import annotations
 
@@ -8,45 +8,50 @@ from typing import Any
 
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.metric import Metric
-from pflcli.evaluation.page.content import Content, value
+from pflcli.evaluation.page.comparison import Comparison, metric_value
 from pflcli.evaluation.presentation import conclusion, tables
 from pflcli.wording import counted, listed
 
 _FEW = 10
-"""Up to so many clients the bottom decile is the worst client."""
+"""Up to this number of clients the bottom decile is the worst client."""
 
 
-def answer(content: Content) -> list[str]:
-    """Return the answer, one sentence per fact: the gain, the worst served, who is better off, the cost, the others."""
-    label = content.chosen
-    if content.baseline is None or label == content.baseline or "gain" not in content.row(label)["metrics"]:
-        return [_without_baseline(content), *_cost(content, label)]
-    facts = [_gain(content, label), *_worst_served(content, label), *_shares(content, label), *_cost(content, label)]
-    return [*facts, *_harmful(content), *_caution(content)]
+def answer(comparison: Comparison) -> list[str]:
+    """Return the answer, a sentence per fact: gain, worst-served clients, clients better off, cost, harmful methods."""
+    label = comparison.chosen
+    if comparison.baseline is None or label == comparison.baseline or "gain" not in comparison.row(label)["metrics"]:
+        return [_describe_best(comparison), *_describe_cost(comparison, label)]
+    facts = [
+        _describe_gain(comparison, label),
+        *_describe_worst_served(comparison, label),
+        *_describe_shares(comparison, label),
+        *_describe_cost(comparison, label),
+    ]
+    return [*facts, *_list_harmful(comparison), *_caution_selection(comparison)]
 
 
-def small_print(content: Content) -> list[str]:
-    """Return the remarks below the table, without the sentence that the answer replaces."""
-    lines = conclusion.notes(content.metrics)
-    if "conclusion" in content.metrics:
+def small_print(comparison: Comparison) -> list[str]:
+    """Return the notes below the table, without the conclusion, which the answer replaces."""
+    lines = conclusion.list_notes(comparison.metrics)
+    if "conclusion" in comparison.metrics:
         lines = lines[1:]
-    failed: Mapping[str, Any] = content.metrics.get("failed", {})
+    failed: Mapping[str, Any] = comparison.metrics.get("failed", {})
     return lines + [f"{name} failed under seed {', '.join(map(str, seeds))}" for name, seeds in failed.items()]
 
 
-def over(content: Content) -> str:
-    """Return the baseline in words."""
-    return "the global model" if content.baseline == "global" else str(content.baseline)
+def over(comparison: Comparison) -> str:
+    """Return the name of the baseline in a sentence."""
+    return "the global model" if comparison.baseline == "global" else str(comparison.baseline)
 
 
-def amount(number: float, metric: Metric) -> str:
+def format_difference(number: float, metric: Metric) -> str:
     """Return a difference of scores in points, or in the unit of the metric, without a sign."""
     if metric.percent:
         return f"{100 * abs(number):.1f} points"
     return f"{abs(number):.{metric.digits}f}"
 
 
-def score(number: float, metric: Metric) -> str:
+def format_score(number: float, metric: Metric) -> str:
     """Return a score, in percent where the metric is a fraction."""
     return f"{100 * number:.1f} %" if metric.percent else f"{number:.{metric.digits}f}"
 
@@ -59,61 +64,61 @@ def _interval(gain: Mapping[str, Any], metric: Metric) -> str:
     return f" (95 % interval {low:.{digits}f} to {high:.{digits}f})"
 
 
-def _gain(content: Content, label: str) -> str:
-    gain, metric = content.row(label)["metrics"]["gain"], content.metric
+def _describe_gain(comparison: Comparison, label: str) -> str:
+    gain, metric = comparison.row(label)["metrics"]["gain"], comparison.metric
     measure = "" if metric.name == "accuracy" else f" by {metric.heading}"
-    people = counted(tables.clients(content.row(label)), "client")
-    if math.isnan(value(content.row(label), "gain")):
-        return _without_baseline(content)
+    people = counted(tables.count_clients(comparison.row(label)), "client")
+    if math.isnan(metric_value(comparison.row(label), "gain")):
+        return _describe_best(comparison)
     word = "better" if gain["value"] >= 0 else "worse"
-    if content.metrics.get("conclusion", {}).get("best") == label:
+    if comparison.metrics.get("conclusion", {}).get("best") == label:
         return (
-            f"{label} serves {people} {amount(gain['value'], metric)} better than {over(content)}{measure}"
-            f"{_interval(gain, metric)}."
+            f"{label} serves {people} {format_difference(gain['value'], metric)} better than "
+            f"{over(comparison)}{measure}{_interval(gain, metric)}."
         )
-    compared = content.metrics.get("conclusion", {}).get("compared", 1)
+    compared = comparison.metrics.get("conclusion", {}).get("compared", 1)
     known = {"interval", "p_corrected"} <= gain.keys()  # tables of old versions lack them
-    doubt = conclusion.doubt(gain, compared) if known else "no method is shown to be better"
+    doubt = conclusion.describe_doubt(gain, compared) if known else "no method is shown to be better"
     if gain["value"] < 0 and compared > 1:
         first = f"{label} has the best score of the methods compared, but it is"
     else:
         first = f"{label} is"
     return (
-        f"{first} {amount(gain['value'], metric)} {word} than {over(content)}{measure}"
+        f"{first} {format_difference(gain['value'], metric)} {word} than {over(comparison)}{measure}"
         f"{_interval(gain, metric)}; {doubt}."
     )
 
 
-def _without_baseline(content: Content) -> str:
-    best, metric = content.rows[0], content.metric
-    number = value(best, metric.name)
-    people = counted(tables.clients(best), "client")
-    result = "an unknown" if math.isnan(number) else f"{metric.heading} {score(number, metric)} for"
-    alone = "" if content.baseline else "; no gain is known, as the baseline was not compared"
-    return f"{best['label']} has {result} {people}, the best of {counted(len(content.rows), 'method')}{alone}."
+def _describe_best(comparison: Comparison) -> str:
+    best, metric = comparison.rows[0], comparison.metric
+    number = metric_value(best, metric.name)
+    people = counted(tables.count_clients(best), "client")
+    result = "an unknown" if math.isnan(number) else f"{metric.heading} {format_score(number, metric)} for"
+    alone = "" if comparison.baseline else "; the gain is unknown because the baseline was not compared"
+    return f"{best['label']} has {result} {people}, the best of {counted(len(comparison.rows), 'method')}{alone}."
 
 
-def _worst_served(content: Content, label: str) -> list[str]:
-    row, metric = content.row(label), content.metric
-    few = tables.clients(row) <= _FEW
+def _describe_worst_served(comparison: Comparison, label: str) -> list[str]:
+    row, metric = comparison.row(label), comparison.metric
+    few = tables.count_clients(row) <= _FEW
     part = "worst" if few else "bottom_decile"
-    before, after = row["metrics"]["gain"].get(f"baseline_{part}"), value(row, catalogue.part(metric.name, part))
+    before, after = row["metrics"]["gain"].get(f"baseline_{part}"), metric_value(row, catalogue.part(metric.name, part))
     if before is None or math.isnan(after):
         return []
     words = "The worst-served client" if few else "The worst-served tenth (bottom decile)"
     change = (before - after) if metric.lower_is_better else (after - before)
     verdict = "is served as well" if abs(change) < 5e-4 else f"{'gains' if change > 0 else 'loses'} "
-    size = "" if abs(change) < 5e-4 else amount(change, metric)
-    return [f"{words} {verdict}{size}: {score(after, metric)} instead of {score(before, metric)}."]
+    size = "" if abs(change) < 5e-4 else format_difference(change, metric)
+    return [f"{words} {verdict}{size}: {format_score(after, metric)} instead of {format_score(before, metric)}."]
 
 
-def _shares(content: Content, label: str) -> list[str]:
-    metrics = content.row(label)["metrics"]
+def _describe_shares(comparison: Comparison, label: str) -> list[str]:
+    metrics = comparison.row(label)["metrics"]
     if not {"better_off", "worse_off"} <= {*metrics}:
         return []
-    count = tables.clients(content.row(label))
-    if content.metric.optional:
-        count = round(metrics["gain"]["n"] / len(content.row(label)["seeds"]))
+    count = tables.count_clients(comparison.row(label))
+    if comparison.metric.optional:
+        count = round(metrics["gain"]["n"] / len(comparison.row(label)["seeds"]))
     better, worse = (metrics[name] for name in ("better_off", "worse_off"))
     line = f"{round(better['value'] * count)} of {counted(count, 'client')} are better off, "
     line += f"{round(worse['value'] * count)} worse off"
@@ -123,19 +128,19 @@ def _shares(content: Content, label: str) -> list[str]:
     return [f"{line}."]
 
 
-def _cost(content: Content, label: str) -> list[str]:
-    row = content.row(label)
-    megabytes = value(row, "megabytes")
+def _describe_cost(comparison: Comparison, label: str) -> list[str]:
+    row = comparison.row(label)
+    megabytes = metric_value(row, "megabytes")
     if math.isnan(megabytes):
         return []
     line = f"{label} sends {_megabytes(megabytes)}"
-    if content.baseline in content.methods and label != content.baseline:
-        base = value(content.row(str(content.baseline)), "megabytes")
+    if comparison.baseline in comparison.methods and label != comparison.baseline:
+        base = metric_value(comparison.row(str(comparison.baseline)), "megabytes")
         if math.isclose(base, megabytes, rel_tol=0.005):
-            line = f"It costs no further communication: {_megabytes(megabytes)}, as much as {over(content)}"
+            line = f"It needs no additional communication: {_megabytes(megabytes)}, the same as {over(comparison)}"
         elif base > 0:
-            line += f", {_short(megabytes / base)} times as much as {over(content)}"
-    seconds = value(row, "seconds")
+            line += f", {_short(megabytes / base)} times as much as {over(comparison)}"
+    seconds = metric_value(row, "seconds")
     if not math.isnan(seconds):
         line += f"; a run took {_short(seconds)} s"
     return [f"{line}."]
@@ -148,31 +153,31 @@ def _megabytes(number: float) -> str:
 
 
 def _short(number: float) -> str:
-    """Return a number with about three figures, never as a power of ten."""
+    """Return a number with about three digits, without an exponent."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _harmful(content: Content) -> list[str]:
-    """Name the methods that are shown to be worse, and how many clients each would harm."""
-    labels = content.metrics.get("conclusion", {}).get("worse", ())
+def _list_harmful(comparison: Comparison) -> list[str]:
+    """Return sentences on the methods shown to be worse, with the number of clients that each would harm."""
+    labels = comparison.metrics.get("conclusion", {}).get("worse", ())
     harms = []
     for label in labels:
-        row = content.row(label)
-        worse = value(row, "worse_off")
-        count = tables.clients(row)
+        row = comparison.row(label)
+        worse = metric_value(row, "worse_off")
+        count = tables.count_clients(row)
         harms.append(f"{label} ({round(worse * count)} of {count} worse off)" if not math.isnan(worse) else label)
-    local = [row for row in content.rows if row.get("method") == "local" and row["label"] not in labels]
-    lines = [f"Shown to be worse than {over(content)}: {listed(harms)}."] if harms else []
+    local = [row for row in comparison.rows if row.get("method") == "local" and row["label"] not in labels]
+    lines = [f"Shown to be worse than {over(comparison)}: {listed(harms)}."] if harms else []
     for row in local:
-        worse = value(row, "worse_off")
-        if row["label"] != content.chosen and not math.isnan(worse):
-            count = tables.clients(row)
+        worse = metric_value(row, "worse_off")
+        if row["label"] != comparison.chosen and not math.isnan(worse):
+            count = tables.count_clients(row)
             lines.append(f"Training alone ({row['label']}) would leave {round(worse * count)} of {count} worse off.")
     return lines
 
 
-def _caution(content: Content) -> list[str]:
-    result: Mapping[str, Any] = content.metrics.get("conclusion", {})
+def _caution_selection(comparison: Comparison) -> list[str]:
+    result: Mapping[str, Any] = comparison.metrics.get("conclusion", {})
     if result.get("compared", 0) < 2 or not result.get("better"):
         return []
     count = len(result["better"])

@@ -1,1 +1,1 @@
-"""Pictures and tables for people."""
+"""Tables and sentences for people, from stored metrics and audits."""

@@ -1,4 +1,4 @@
-"""What an audit shows, as a table and in sentences."""
+"""Present the results of an audit as a table and in sentences."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pflcli.evaluation.presentation.tables import Table
 from pflcli.wording import counted
 
 
-def table(results: Mapping[str, Any]) -> Table:
-    """Return a row for each attack of stored results."""
+def build_table(results: Mapping[str, Any]) -> Table:
+    """Return a table with a row per attack."""
     heading = ["attack", "AUC [95 %]", "TPR at 1 % FPR", "at 0.1 %", "worst client", "clients above chance", "sees"]
     rows = [
         [
@@ -27,28 +27,28 @@ def table(results: Mapping[str, Any]) -> Table:
     return Table(heading, rows, ["sees", "worst client"])
 
 
-def answer(results: Mapping[str, Any]) -> str:
-    """Return what the strongest attack learns."""
+def describe_strongest(results: Mapping[str, Any]) -> str:
+    """Return a sentence on the strongest attack."""
     row = max(results["attacks"], key=lambda row: row["auc"])
     above = f"{row['above_chance']} of {counted(row['clients'], 'client')}"
     return (
-        f"{results['method']}: an attacker who sees {row['sees']} tells training samples from others with AUC "
-        f"{_area(row)}, 0.5 being a guess, and above chance for {above}."
+        f"{results['method']}: an attacker who sees {row['sees']} recognizes training samples with AUC "
+        f"{_area(row)} (0.5 is chance), and better than chance for {above}."
     )
 
 
-def facts(results: Mapping[str, Any]) -> list[str]:
-    """Return what canaries and noisy votes add, a sentence each; canaries that contradict are among the warnings."""
+def list_facts(results: Mapping[str, Any]) -> list[str]:
+    """Return sentences on canaries and noisy votes; a contradiction by canaries is among the warnings instead."""
     lines = []
     if "canaries" in results and not results["canaries"]["contradicts"]:
-        lines.append(canaries(results["canaries"]))
+        lines.append(describe_canaries(results["canaries"]))
     if "noisy_votes" in results:
-        lines.append(noisy_votes(results["noisy_votes"]))
+        lines.append(describe_noisy_votes(results["noisy_votes"]))
     return lines
 
 
-def canaries(results: Mapping[str, Any]) -> str:
-    """Return the bound that canaries give, beside the accounted epsilon."""
+def describe_canaries(results: Mapping[str, Any]) -> str:
+    """Return a sentence with the lower bound on epsilon and the accounted epsilon."""
     accounted = "infinite" if results["accounted_epsilon"] is None else f"{results['accounted_epsilon']:.2f}"
     verdict = "which contradicts the accounted" if results["contradicts"] else "below the accounted"
     return (
@@ -57,8 +57,8 @@ def canaries(results: Mapping[str, Any]) -> str:
     )
 
 
-def noisy_votes(votes: Mapping[str, Any]) -> str:
-    """Return the epsilon that the queries of an audit spend."""
+def describe_noisy_votes(votes: Mapping[str, Any]) -> str:
+    """Return a sentence on the epsilon that the queries of an audit spend."""
     return (
         f"votes with noise spend epsilon {votes['epsilon_per_query']:g} per query: {votes['queries']} queries to one "
         f"client spend {votes['epsilon']:g} together, or {votes['epsilon_at_delta']:.3g} at delta {votes['delta']:g}"

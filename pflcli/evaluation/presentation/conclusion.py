@@ -1,4 +1,4 @@
-"""The conclusion of a table in one sentence: the best method's gain over the baseline, and whether it is shown."""
+"""Conclude from a table: the best method's gain over the baseline, whether it is significant, and further notes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pflcli.evaluation.metrics.metric import Metric
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.wording import as_typed, counted
 
-_RISK = 0.05
-"""How probable it may be that any method is wrongly said to be better."""
-_MANY = 10
-"""With more clients than this the bottom decile says more of the worst served than the worst client."""
+_ALPHA = 0.05
+"""Family-wise error rate: the probability of wrongly calling any method better."""
+_MAX_FEW_CLIENTS = 10
+"""Up to this number of clients the bottom decile is the worst client."""
 
 
-def conclusion(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric: str = "accuracy") -> dict[str, Any]:
-    """Return the sentence and the facts that it states, from the rows of stored metrics.
+def conclude(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric: str = "accuracy") -> dict[str, Any]:
+    """Return the conclusion, a sentence and its facts, from the rows of stored metrics.
 
     A method is shown to be better if its mean gain is above 0 with p < 5 % after Holm's correction for the number of
-    methods compared with the baseline, and its own 95 % interval excludes 0. The best of these is the one with the best
-    value of ``metric``; all gains are in that metric. Because it was selected, its gain is likely a little lower than
-    its estimate.
+    methods compared with the baseline, and its own 95 % interval excludes 0. The best of these has the best value of
+    ``metric``; all gains are in that metric. Because the best method was selected, its gain is likely a little lower
+    than estimated.
     """
     known = {m["label"]: m for m in methods if m["label"] != baseline and "p_corrected" in m["metrics"].get("gain", {})}
     by_sign = {sign: [label for label, method in known.items() if _is_shown(method, sign)] for sign in (1, -1)}
@@ -40,21 +40,21 @@ def conclusion(methods: Sequence[Mapping[str, Any]], baseline: str | None, metri
     if over is None:
         result["sentence"] = "no gain is known: the baseline was not compared"
     elif not by_sign[1]:
-        result["sentence"] = _without_better(known, over, by, entry)
+        result["sentence"] = _describe_no_better(known, over, by, entry)
     else:
         sign = -1 if entry.lower_is_better else 1
         best = max(by_sign[1], key=lambda label: sign * known[label]["metrics"][metric]["value"])
         result["best"] = best
-        result["sentence"] = f"best{by}: " + _best(known[best], over, len(known), len(by_sign[1]), entry)
+        result["sentence"] = f"best{by}: " + _describe_best(known[best], over, len(known), len(by_sign[1]), entry)
     return result
 
 
 def _is_shown(method: Mapping[str, Any], sign: int) -> bool:
     gain = method["metrics"]["gain"]
-    return gain["p_corrected"] < _RISK and all(sign * bound > 0 for bound in gain["interval"])
+    return gain["p_corrected"] < _ALPHA and all(sign * bound > 0 for bound in gain["interval"])
 
 
-def _points(gain: Mapping[str, Any], entry: Metric) -> str:
+def _format_gain(gain: Mapping[str, Any], entry: Metric) -> str:
     if not entry.percent:
         low, high = gain["interval"]
         return f"{gain['value']:+.{entry.digits}f} [{low:.{entry.digits}f}, {high:.{entry.digits}f}]"
@@ -62,12 +62,12 @@ def _points(gain: Mapping[str, Any], entry: Metric) -> str:
     return f"{100 * gain['value']:+.1f} points [{low:.1f}, {high:.1f}]"
 
 
-def _without_better(known: Mapping[str, Mapping[str, Any]], over: str, by: str, entry: Metric) -> str:
-    """Return the sentence for a table in which no method is shown to be better: first the estimate, then the doubt."""
+def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: str, entry: Metric) -> str:
+    """Return the sentence if no method is shown to be better: the highest gain, and why it is not significant."""
     if not known:
         return f"no method was compared with {over}{by}"
     label = max(known, key=lambda label: known[label]["metrics"]["gain"]["value"])
-    gain, points = known[label]["metrics"]["gain"], _points(known[label]["metrics"]["gain"], entry)
+    gain, points = known[label]["metrics"]["gain"], _format_gain(known[label]["metrics"]["gain"], entry)
     if gain["value"] > 0:
         first = f"{label} has the highest gain over {over}{by}, {points}"
     elif gain["value"] == 0:
@@ -76,76 +76,73 @@ def _without_better(known: Mapping[str, Mapping[str, Any]], over: str, by: str, 
         first = f"{label} scores worse than {over}{by}, {points}"
     else:
         first = f"all {len(known)} methods score worse than {over}{by}; {label} loses least, {points}"
-    return f"{first}; {doubt(gain, len(known))}"
+    return f"{first}; {describe_doubt(gain, len(known))}"
 
 
-def doubt(gain: Mapping[str, Any], compared: int) -> str:
-    """Return why a gain is not shown to be above 0, or that it is shown to be below: a clause without a full stop."""
+def describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
+    """Return a clause on why a gain is not significantly above 0, or that it is significantly below."""
     low, high = gain["interval"]
     p = gain["p_corrected"]
     if math.isnan(low) or math.isnan(high):
         return "too few observations for an interval, so this is not a significant difference"
     if low <= 0 <= high:
         return "the interval includes 0, so this is not a significant difference"
-    if p < _RISK:
+    if p < _ALPHA:
         return f"this difference is significant (p = {p:.2g})"
     correction = f" after Holm's correction for {compared} methods" if compared > 1 else ""
     return f"the interval excludes 0, but the difference is not significant{correction} (p = {p:.2g})"
 
 
-def _best(method: Mapping[str, Any], baseline: str, compared: int, better: int, entry: Metric) -> str:
-    metrics, count = method["metrics"], tables.clients(method)
-    if entry.optional:  # clients for which it is not defined do not count
+def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, better: int, entry: Metric) -> str:
+    metrics, count = method["metrics"], tables.count_clients(method)
+    if entry.optional:  # clients for which it is undefined do not count
         count = round(metrics["gain"]["n"] / len(method["seeds"]))
     shares = {name: round(metrics[name]["value"] * count) for name in ("better_off", "worse_off")}
-    few = count <= _MANY
+    few = count <= _MAX_FEW_CLIENTS
     name, words = ("worst", "worst client") if few else ("bottom_decile", "bottom decile")
+    before, after = metrics["gain"][f"baseline_{name}"], metrics[catalogue.part(entry.name, name)]["value"]
+    change = f"{100 * before:.0f} to {100 * after:.0f} %" if entry.percent else f"{before:.3f} to {after:.3f}"
     parts = [
-        f"{method['label']}, {_points(metrics['gain'], entry)} over {baseline}",
+        f"{method['label']}, {_format_gain(metrics['gain'], entry)} over {baseline}",
         f"{shares['better_off']} of {counted(count, 'client')} better off, {shares['worse_off']} worse",
-        f"{words} {_change(metrics['gain'][f'baseline_{name}'], metrics[catalogue.part(entry.name, name)], entry)}",
+        f"{words} {change}",
     ]
     if compared > 1:
         parts.append(f"{better} of {compared} methods shown to be better; the best of several looks a little too good")
     return "; ".join(parts)
 
 
-def _change(before: float, after: Mapping[str, Any], entry: Metric) -> str:
-    value = after["value"]
-    return f"{100 * before:.0f} to {100 * value:.0f} %" if entry.percent else f"{before:.3f} to {value:.3f}"
-
-
-def _learned(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence on the samples that the methods learned from; older rows do not say it."""
+def _describe_splits(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the samples that the methods learned from; empty for older rows."""
     splits = {method["label"]: method["learned_from"] for method in methods if "learned_from" in method}
     more = [label for label, names in splits.items() if "validation" in names]
     if not splits:
         return []
     if not more:
-        return ["methods learned from training samples; validation samples only chose"]
+        return ["methods learned from training samples; validation samples were used only to select rounds and options"]
     if len(more) == len(splits):
         return ["methods learned from training and validation samples (--refit)"]
     return [
-        f"not a fair comparison: {', '.join(more)} learned from validation samples too, the others from training "
-        "samples alone; run all with --refit, or none"
+        f"not a fair comparison: {', '.join(more)} also learned from validation samples, the others only from "
+        "training samples; run all with --refit, or none"
     ]
 
 
-def _private(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each differential privacy that the models of some methods have; nothing without any."""
+def _describe_privacy(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence per guarantee of differential privacy; empty without any."""
     labels: dict[tuple[float, float], list[str]] = {}
     for method in methods:
         if "privacy" in method:
             labels.setdefault((method["privacy"]["epsilon"], method["privacy"]["delta"]), []).append(method["label"])
     return [
-        f"{', '.join(names)}: differential privacy of clients (user level), epsilon {epsilon:.2f} at delta {delta:g} "
-        "per run, for the models that the server sent; not for what clients keep and answer, this table, or tuning"
+        f"{', '.join(names)}: user-level differential privacy, epsilon {epsilon:.2f} at delta {delta:g} per run, for "
+        "the models that the server sent; it does not cover personal models and predictions, this table, or tuning"
         for (epsilon, delta), names in labels.items()
     ]
 
 
-def _tuned(metrics: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the trials with which each method was tuned, and the values chosen; nothing if none was."""
+def _describe_tuning(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the trials of each method and the chosen options; empty if no method was tuned."""
     if "tune" not in metrics:
         return []
     tune, lines = metrics["tune"], []
@@ -161,12 +158,12 @@ def _tuned(metrics: Mapping[str, Any]) -> list[str]:
     metric = catalogue.METRICS[name].heading if name in catalogue.METRICS else name
     return [
         f"each method tuned with at most {counted(tune['trials'], 'trial')} by {metric} on validation samples, under "
-        f"seed {tune['seed']}: {'; '.join(lines)}; in brackets how many points of the grid were tried"
+        f"seed {tune['seed']}: {'; '.join(lines)}; in brackets: grid points tried of all"
     ]
 
 
-def _stacks(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each stack on the single method that validation samples choose, and on a bound."""
+def _describe_stacks(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a note per stack: its score, that of the best single method on validation samples, and the upper bound."""
     entry = catalogue.METRICS.get(metrics.get("metric", catalogue.DEFAULT)[0])
     rows = {method["label"]: method["metrics"] for method in metrics["methods"]}
     lines = []
@@ -175,33 +172,35 @@ def _stacks(metrics: Mapping[str, Any]) -> list[str]:
             values.get(entry.name) if entry else None
             for values in (rows.get(label, {}), beside["single"], beside["bound"])
         ]
-        if entry is None or None in records:  # of a newer pfl
+        if entry is None or None in records:  # written by a newer version of pfl
             continue
-        stack, single, bound = (_value(record["value"], entry) for record in records if record)
+        stack, single, bound = (_format_value(record["value"], entry) for record in records if record)
         best = ", ".join(dict.fromkeys(beside["best_by_validation"].values()))
         lines.append(
-            f"`{label}` pools {', '.join(beside['pool'])}: {entry.heading} {stack}. Of these, validation samples "
-            f"choose {best}: {single}. If each client had the one that is best on its own test samples: {bound}, "
-            "a bound, as nobody can choose so"
+            f"`{label}` pools {', '.join(beside['pool'])}: {entry.heading} {stack}. The best of these on validation "
+            f"samples is {best}: {single}. With the best method on each client's own test samples: {bound}, an upper "
+            "bound, because it uses test labels"
         )
     return lines
 
 
-def _value(value: float | None, entry: Metric) -> str:
+def _format_value(value: float | None, entry: Metric) -> str:
     if value is None or math.isnan(value):
         return "-"
     return f"{100 * value:.1f} %" if entry.percent else f"{value:.{entry.digits}f}"
 
 
-def notes(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the sentences below the table of stored ``metrics``; older metrics have none."""
+def list_notes(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the notes below the table of stored ``metrics``."""
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
-    lines += [*metrics.get("definitions", ()), *_stacks(metrics), *_tuned(metrics)]
-    lines += [*_learned(rows), *_private(rows), *prediction_sets.notes(metrics)]
+    lines += [*metrics.get("definitions", ()), *_describe_stacks(metrics), *_describe_tuning(metrics)]
+    lines += [*_describe_splits(rows), *_describe_privacy(rows), *prediction_sets.notes(metrics)]
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:
-        lines.append(f"{tables.MARK} more clients than chance alone gives (in brackets: what chance gives)")
+        lines.append(f"{tables.MARK} more clients than expected by chance (in brackets: the share expected by chance)")
     if any("interval" in m["metrics"].get("gain", {}) for m in rows) and max(len(m["seeds"]) for m in rows) == 1:
-        lines.append("one seed: intervals say how clients vary, not how another training would (--seeds 0,1,2)")
+        lines.append(
+            "one seed: intervals cover the variation between clients, not between training runs (--seeds 0,1,2)"
+        )
     return [*lines, *metrics.get("warnings", ())]

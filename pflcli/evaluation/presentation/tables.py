@@ -1,4 +1,4 @@
-"""Tables of an evaluation, as rows for a terminal and as Markdown."""
+"""Build the tables of an evaluation or a comparison, for a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.metric import Metric
 
 MARK = "*"
-"""What marks a share of clients that is more than chance gives."""
+"""Mark of a share of clients that exceeds chance."""
 
-_FEW = 10
-"""With so many clients the bottom decile is the worst client; only one of them is shown."""
+_MAX_FEW_CLIENTS = 10
+"""Up to this number of clients the bottom decile is the worst client, and only one of the two is shown."""
 
 KINDS = ("evaluation", "comparison")
 """The kinds of artifacts that have a table."""
 
 
 class Table(NamedTuple):
-    """Headings, rows of cells, and the headings of columns that a narrow terminal leaves out, first to go first."""
+    """Headings, rows of cells, and the headings of columns that a narrow terminal leaves out, in this order."""
 
     heading: list[str]
     rows: list[list[str]]
     gives_way: list[str]
 
     def markdown(self) -> str:
-        """Return the table as Markdown; the first column is left-aligned, numbers to the right."""
+        """Return the table as Markdown, with the first column left-aligned and the others right-aligned."""
         align = ["---", *["---:"] * (len(self.heading) - 1)]
         return "".join("| " + " | ".join(line) + " |\n" for line in [self.heading, align, *self.rows])
 
 
-def of(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequence[str] | None = None) -> Table:
-    """Return the table of the stored ``metrics``, a row per method, with ``columns``, or else those of the ``kind``."""
+def build(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequence[str] | None = None) -> Table:
+    """Return the table of the stored ``metrics``, a row per method; ``columns`` default to those of the ``kind``."""
     methods = metrics["methods"]
     metric_names = _metric_names(metrics)
     used = shown(metrics, catalogue.columns(kind, metric_names) if columns is None else columns)
     worst = catalogue.part(metric_names[0], "worst")
     target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
     link = metrics.get("link", "")
-    entries = {name: _form(name, metric_names) for name in used}
+    entries = {name: _column_entry(name, metric_names) for name in used}
     titles = {
         name: entry.heading.format(target=target, link=link) + (" %" if entry.percent else "")
         for name, entry in entries.items()
@@ -54,8 +54,9 @@ def of(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequence[s
         ]
         for method in methods
     ]
-    spare = [name for name in catalogue.giving_way(metric_names) if name in titles]
-    if _is_decile_worst(metrics):  # the worst client is then the only column on the clients that do worst
+    spare = [name for name in catalogue.dispensable(metric_names) if name in titles]
+    if _is_decile_worst(metrics):
+        # The worst client is then the only column on poorly served clients, so it is left out last.
         spare.sort(key=lambda name: name == worst)
     gives_way = ["seeds", *(titles[name] for name in spare)]
     return Table(["method", "seeds", *titles.values()], body, gives_way)
@@ -71,31 +72,31 @@ def shown(metrics: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
 
 def _is_decile_worst(metrics: Mapping[str, Any]) -> bool:
     """Return whether clients are so few that the bottom decile is the worst client."""
-    return max(map(clients, metrics["methods"])) <= _FEW
+    return max(map(count_clients, metrics["methods"])) <= _MAX_FEW_CLIENTS
 
 
 def _metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the metrics that ``--metric`` named; those of a newer pfl are left out."""
+    """Return the metrics of ``--metric``, without those that only a newer version of pfl knows."""
     ranking = {metric.name for metric in catalogue.METRICS.values() if metric.ranks}
     return tuple(name for name in metrics.get("metric", ()) if name in ranking) or catalogue.DEFAULT
 
 
-def _form(name: str, metric_names: Sequence[str]) -> Metric:
-    """Return the entry of a column; a gain has the form of the metric that methods are ranked by."""
+def _column_entry(name: str, metric_names: Sequence[str]) -> Metric:
+    """Return the catalogue entry of a column; a gain is formatted like the ranking metric."""
     entry, first = catalogue.METRICS[name], catalogue.METRICS[metric_names[0]]
     return (
         replace(entry, percent=first.percent, digits=first.digits, optional=first.optional) if name == "gain" else entry
     )
 
 
-def clients(method: Mapping[str, Any]) -> int:
+def count_clients(method: Mapping[str, Any]) -> int:
     """Return the number of clients with samples per seed, from a method's row in the stored metrics."""
     count: int = method["metrics"].get("accuracy", {"n": 0})["n"]
     return round(count / len(method["seeds"]))
 
 
-def numbers(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Return heading and rows of ``table.csv``: every number of the stored ``metrics``, one row per method."""
+def list_numbers(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Return headings and rows of ``table.csv``: all numbers of the stored ``metrics``, a row per method."""
     names = list(dict.fromkeys(name for method in metrics["methods"] for name in method["metrics"]))
     body: list[dict[str, Any]] = []
     for method in metrics["methods"]:
@@ -130,7 +131,7 @@ def _cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
         return f"{text} [{low:+.{digits}f}, {high:+.{digits}f}]"
     if "by_chance" in metric:
         return f"{text}{MARK if metric['exceeds_chance'] else ''} ({scale * metric['by_chance']:.1f})"
-    # How many clients are left out stands below the table, how many seeds did not reach a target beside the number.
+    # The number of seeds that reached a target is shown here; clients that are left out are counted below the table.
     seeds = "of" in metric and metric["n"] < metric["of"] and not entry.optional
     reached = f" ({metric['n']} of {metric['of']})" if seeds else ""
     return (f"{text} ± {spread * scale:.{digits}f}" if spread else text) + reached

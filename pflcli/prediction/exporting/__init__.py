@@ -1,1 +1,1 @@
-"""What ``export`` consists of: a client's network as ONNX, what stands beside it, and the script that reads both."""
+"""Export one client's model: its networks as ONNX, its description, and a script that predicts with both."""

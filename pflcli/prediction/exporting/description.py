@@ -1,4 +1,4 @@
-"""``model.json``: everything beside the network that a reader needs to answer as a client does."""
+"""``model.json``: everything besides the network that a reader needs to predict like the client."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pflcli.prediction.standalone_model import StandaloneModel
 from pflcli.wording import counted
 
 FORMAT = 1
-"""Version of the folder's format: it grows when a reader of the former one would answer wrongly."""
+"""Version of the folder's format; increased when a reader of the previous one would predict wrongly."""
 NAME, NETWORK, STORE, INDEX, READER = "model.json", "network.onnx", "store.npz", "store.faiss", "reader.py"
-"""The files of the folder; INDEX is there only if the store is compressed."""
+"""The files of the folder; INDEX exists only if the store is compressed."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the probabilities of the folder and of pfl differ for test samples; ``beyond`` is by more than 1e-5."""
+    """How far probabilities of the folder and of pfl differ on test samples; ``beyond`` samples by more than 1e-5."""
 
     samples: int
     beyond: int
     largest_difference: float
 
 
-def description(model: StandaloneModel, version: str, agreement: Agreement | None = None) -> dict[str, Any]:
+def describe(model: StandaloneModel, version: str, agreement: Agreement | None = None) -> dict[str, Any]:
     """Return the fields of ``model.json``; docs/commands.md explains them."""
     prepared, nearby = model.preprocessing, model.neighbours
     return {
@@ -36,7 +36,7 @@ def description(model: StandaloneModel, version: str, agreement: Agreement | Non
         "client": model.client,
         "classes": list(model.classes),
         "contains_client_data": nearby is not None,
-        "privacy": privacy(model),
+        "privacy": describe_privacy(model),
         "input": {
             "dtype": onnx_network.input_dtype(prepared),
             "shape": list(onnx_network.input_shape(prepared)),
@@ -60,13 +60,13 @@ def description(model: StandaloneModel, version: str, agreement: Agreement | Non
             "decay": nearby.decay,
             "kernel": nearby.kernel,
         },
-        "rule": rule(model),
+        "rule": describe_rule(model),
         "agreement": agreement and asdict(agreement),
     }
 
 
-def privacy(model: StandaloneModel) -> str:
-    """Return what of the client's data is in the folder, in words."""
+def describe_privacy(model: StandaloneModel) -> str:
+    """Return a sentence on the client's data that the folder contains."""
     if model.neighbours is None:
         return "The folder contains no sample of the client; its network may have learned from them."
     store = model.neighbours.store
@@ -78,8 +78,8 @@ def privacy(model: StandaloneModel) -> str:
     )
 
 
-def rule(model: StandaloneModel) -> str:
-    """Return how probabilities are computed, as formulas."""
+def describe_rule(model: StandaloneModel) -> str:
+    """Return the formulas by which probabilities are computed."""
     p = "softmax of the logits" if len(model.shares) == 1 else "sum of networks[m] * softmax of the logits of network m"
     lines = f"network.onnx: {', then '.join([*_steps(model), f'p = {p}'])}."
     if model.neighbours is None:
@@ -93,7 +93,7 @@ def rule(model: StandaloneModel) -> str:
 
 
 def _steps(model: StandaloneModel) -> list[str]:
-    """Return what the graph does before its networks, in words."""
+    """Return the preprocessing steps that are part of the graph, in words."""
     prepared = model.preprocessing
     if prepared.is_images:
         return ["x / 255", *(["(x - mean) / deviation of each channel"] if model.pixels else [])]
@@ -105,6 +105,6 @@ def _steps(model: StandaloneModel) -> list[str]:
     return steps + ([] if prepared.scale is None else ["(x - mean) / sd, or 0 where sd is 0"])
 
 
-def content(fields: dict[str, Any]) -> bytes:
-    """Return the bytes of ``model.json``."""
+def encode(fields: dict[str, Any]) -> bytes:
+    """Return ``model.json`` as bytes."""
     return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,4 +1,4 @@
-"""The networks of a client as one ONNX graph, from samples as they stand in a file to probabilities."""
+"""Export the networks of a client as one ONNX graph, from samples as read from a file to probabilities."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pflcli.models import Net
 from pflcli.prediction.standalone_model import StandaloneModel
 
 _OPSET = 17
-"""Version of the operators: every onnxruntime from 1.12 has it."""
+"""Operator set version; onnxruntime 1.12 and later support it."""
 _PACKAGES = ("onnx", "onnxruntime")
 
 
 def require_packages() -> None:
-    """Raise UsageError if what ONNX needs is not installed."""
+    """Raise UsageError if a package that ONNX needs is not installed."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -32,17 +32,18 @@ def require_packages() -> None:
         )
 
 
-def network(model: StandaloneModel) -> bytes:
+def export_network(model: StandaloneModel) -> bytes:
     """Return the graph: input ``x`` (n, ...), outputs ``p`` (n, C) and, with neighbours, representations ``z`` (n, d).
 
-    Missing values, scale, pixels and normalization are part of it; words are not. The exporter is that of TorchScript,
-    which needs ``onnx`` alone; PyTorch's newer one needs onnxscript too, and takes seconds.
+    The graph includes the treatment of missing values, scaling and normalization, but not the encoding of words. It is
+    exported with TorchScript, which needs ``onnx`` only; PyTorch's newer exporter also needs onnxscript and takes
+    seconds.
     """
     sample = torch.zeros(2, *input_shape(model.preprocessing), dtype=_DTYPES[model.preprocessing.form.dtype])
     outputs = ["p", "z"] if model.neighbours else ["p"]
     content: Any = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is to be replaced, and that the number of samples varies
+        warnings.simplefilter("ignore")  # the exporter is deprecated; the number of samples varies
         torch.onnx.export(
             _Graph(model).eval(),
             (sample,),
@@ -57,23 +58,23 @@ def network(model: StandaloneModel) -> bytes:
 
 
 _DTYPES = {"uint8": torch.uint8, "int16": torch.int64, "float32": torch.float64}
-"""What the graph takes, by the type of the partition's samples: features in the digits that a file has."""
+"""Input type of the graph by type of the partition's samples: features have the precision of a file."""
 
 
 def input_dtype(preprocessing: Preprocessing) -> str:
-    """Return the type of the graph's input."""
+    """Return the type of the graph's input, such as ``float64``."""
     return str(_DTYPES[preprocessing.form.dtype]).removeprefix("torch.")
 
 
 def input_shape(preprocessing: Preprocessing) -> tuple[int, ...]:
-    """Return the shape of a sample as it stands in a file: without the features that say where a value is missing."""
+    """Return the shape of a sample as read from a file, without the features that mark missing values."""
     shape = preprocessing.form.shape
     gaps = sum(column.gaps for column in preprocessing.columns) if preprocessing.median else 0
     return (*shape[:-1], shape[-1] - gaps)
 
 
 class _Graph(nn.Module):
-    """Samples as they stand in a file to probabilities, in the operations that the engine uses."""
+    """Map samples as read from a file to probabilities, by the same operations as the engine."""
 
     def __init__(self, model: StandaloneModel) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class _Graph(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """Return the probabilities (n, C) and, with a store, the representations (n, d)."""
-        ready, z, p = self._ready(x), [], []
+        ready, z, p = self._preprocess(x), [], []
         for network, share in zip(self.networks, self.shares, strict=True):
             assert isinstance(network, Net)
             z.append(network.body(ready))
@@ -91,8 +92,8 @@ class _Graph(nn.Module):
         mixed = torch.stack(p).sum(dim=0).float()
         return (mixed, z[0]) if self.has_store else mixed
 
-    def _ready(self, x: Tensor) -> Tensor:
-        """Return samples as a network takes them; see ``Preprocessing`` and ``Federation.inputs``."""
+    def _preprocess(self, x: Tensor) -> Tensor:
+        """Return samples as inputs of a network; see ``Preprocessing`` and ``Federation.inputs``."""
         if self.preprocessing.is_images:
             x = (x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)).float() / 255
             if self.pixels is None:
@@ -102,25 +103,25 @@ class _Graph(nn.Module):
         if self.preprocessing.is_tokens:
             return x
         if self.preprocessing.median:
-            x = self._with_gaps(x)
+            x = self._mark_gaps(x)
             x = torch.where(torch.isnan(x), _constant(self.preprocessing.median), x)
         scale = self.preprocessing.scale
         if scale is not None:
-            # A constant has no deviation and becomes 0.
+            # A constant feature has standard deviation 0 and becomes 0.
             factor = np.divide(1, scale.sd, out=np.zeros_like(scale.sd), where=scale.sd != 0)
             x = (x - _constant(scale.mean)) * _constant(factor)
         return x.float()
 
-    def _with_gaps(self, x: Tensor) -> Tensor:
-        """Return features (n, ..., d): behind each column that has gaps, one that is 1 where its value is missing."""
-        model, at = [], 0
+    def _mark_gaps(self, x: Tensor) -> Tensor:
+        """Return features (n, ..., d) with one more after each column that has gaps: 1 where its value is missing."""
+        features, at = [], 0
         for column in self.preprocessing.columns:
             width = len(column.features)
-            model.append(x[..., at : at + width])
+            features.append(x[..., at : at + width])
             if column.gaps:
-                model.append(torch.isnan(x[..., at : at + 1]).double())
+                features.append(torch.isnan(x[..., at : at + 1]).double())
             at += width
-        return torch.cat(model, dim=-1) if model else x
+        return torch.cat(features, dim=-1) if features else x
 
 
 def _constant(values: tuple[float, ...] | NDArray[np.float64]) -> Tensor:

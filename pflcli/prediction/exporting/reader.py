@@ -1,6 +1,7 @@
-"""Answer samples as a client does: python reader.py FOLDER DATA, a table (.csv, .tsv) or an array (.npy, .npz).
+"""Predict samples with an exported model: python reader.py FOLDER DATA.
 
-Needs NumPy and onnxruntime, and faiss-cpu where FOLDER has a store.faiss. model.json says what is computed.
+DATA is a table (.csv, .tsv) or an array (.npy, .npz). The script needs NumPy and onnxruntime, and faiss-cpu if FOLDER
+contains store.faiss. model.json describes the computation.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ import numpy as np
 import onnxruntime
 
 
-def plain(cell: str) -> float | str:
-    """Return what stands in a cell, as a number if it is one."""
+def parse_cell(cell: str) -> float | str:
+    """Return the content of a cell, as a number if it is one."""
     try:
         return float({"true": "1", "false": "0"}.get(cell.lower(), cell))
     except ValueError:
         return cell
 
 
-def samples(path: Path, model: dict[str, Any]) -> Any:
-    """Return the samples (n, ...) of a file; a feature is nan where its value is missing."""
+def read_samples(path: Path, model: dict[str, Any]) -> Any:
+    """Return the samples (n, ...) of a file; missing values are nan."""
     if path.suffix in (".npy", ".npz"):
         arrays: Any = np.load(path)
         return arrays if path.suffix == ".npy" else arrays["x" if "x" in arrays else arrays.files[0]]
     with path.open(newline="", encoding="utf-8-sig") as file:
         lines = list(filter(None, csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")))
     if len(lines) < 2:
-        sys.exit(f"{path} has no samples below names of columns")
+        sys.exit(f"{path} has no samples below a row of column names")
     names, rows = [name.strip() for name in lines[0]], lines[1:]
     for number, row in enumerate(rows):
         if len(row) != len(names):
@@ -41,8 +42,8 @@ def samples(path: Path, model: dict[str, Any]) -> Any:
         if names.count(column["name"]) != 1:
             sys.exit(f"{path} has {'two columns' if column['name'] in names else 'no column'} '{column['name']}'")
         cells = [row[names.index(column["name"])].strip() for row in rows]
-        values = [None if cell in model["missing"] else plain(cell) for cell in cells]
-        words = [plain(word) for word in column["words"]]
+        values = [None if cell in model["missing"] else parse_cell(cell) for cell in cells]
+        words = [parse_cell(word) for word in column["words"]]
         for cell, value in zip(cells, values, strict=True):
             if value is not None and (value not in words if words else isinstance(value, str)):
                 sys.exit(f"{path}, column '{column['name']}': '{cell}' is no {'known word' if words else 'number'}")
@@ -50,8 +51,8 @@ def samples(path: Path, model: dict[str, Any]) -> Any:
     return np.asarray(features, dtype=np.float64).T
 
 
-def nearest(folder: Path, z: Any, k: int) -> tuple[Any, Any]:
-    """Return squared distances (n, k) of representations z (n, d) to the nearest stored samples, and their classes."""
+def search_store(folder: Path, z: Any, k: int) -> tuple[Any, Any]:
+    """Return the squared distances (n, k) from representations z (n, d) to the nearest stored samples, and classes."""
     store = np.load(folder / "store.npz")
     if "z" in store:
         stored = store["z"].astype(np.float64)
@@ -67,8 +68,8 @@ def nearest(folder: Path, z: Any, k: int) -> tuple[Any, Any]:
     return squared, np.where(np.isfinite(squared), store["y"][row % len(store["y"])], -1)
 
 
-def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
-    """Return the probabilities (n, C) of samples (n, ...) as they stand in a file."""
+def predict(folder: Path, model: dict[str, Any], x: Any) -> Any:
+    """Return the probabilities (n, C) of samples (n, ...) as read from a file."""
     session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
     if list(x.shape[1:]) != model["input"]["shape"]:
         sys.exit(f"each sample has the shape {list(x.shape[1:])}; the network takes {model['input']['shape']}")
@@ -79,9 +80,9 @@ def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
     x = x.astype(model["input"]["dtype"])
     p, *z = session.run(None, {"x": x})
     if not np.isfinite(p).all():
-        sys.exit(f"sample {np.argwhere(~np.isfinite(p))[0][0]} has a value that is missing, or too large")
+        sys.exit(f"sample {np.argwhere(~np.isfinite(p))[0][0]} has a value that is missing or too large")
     if rule := model["neighbours"]:  # kNN-Per, Eq. 6 and 7
-        squared, label = nearest(folder, z[0], rule["k"])
+        squared, label = search_store(folder, z[0], rule["k"])
         distance = np.sqrt(squared) if rule["kernel"] == "euclidean" else squared / z[0].shape[1]
         first = np.where(np.isfinite(distance[:, :1]), distance[:, :1], 0)
         vote = np.exp((first - distance) / rule["sigma"])
@@ -93,16 +94,16 @@ def answer(folder: Path, model: dict[str, Any], x: Any) -> Any:
 
 
 def main(folder: Path, path: Path) -> None:
-    """Print the answers for the samples of a file."""
+    """Print the predictions for the samples of a file as CSV."""
     try:
         model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        x = samples(path, model)
+        x = read_samples(path, model)
     except (OSError, EOFError, ValueError) as error:
         sys.exit(f"{folder} or {path} cannot be read: {error}")
-    names, answers = model["classes"], answer(folder, model, x).tolist()
+    names, predictions = model["classes"], predict(folder, model, x).tolist()
     lines = csv.writer(sys.stdout, lineterminator="\n")
     lines.writerow(["sample", "class", "probability", *(f"p({name})" for name in names)])
-    for number, p in enumerate(answers):
+    for number, p in enumerate(predictions):
         lines.writerow([number, names[p.index(max(p))], max(p), *p])
 
 

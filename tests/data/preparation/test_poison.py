@@ -17,7 +17,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.data.preparation.poison import Poison
 from pflcli.errors import InputError, UnsuitedError, UsageError
-from pflcli.evaluation.page import lineage, repeat
+from pflcli.evaluation.page import lineage
 from pflcli.federation.attack import Attack
 
 
@@ -111,7 +111,7 @@ def test_nobody_or_all_poisoned_is_refused(tmp_path):
 
 
 def test_the_page_repeats_it(partitioned):
-    (line,) = repeat.lines(lineage.trace(open_artifact(partitioned["scale"])))
+    (line,) = lineage.list_commands(lineage.trace(open_artifact(partitioned["scale"])))
     assert "--poison 0.3:scale" in line
 
 

@@ -45,5 +45,5 @@ def test_canaries_that_left_no_trace_show_nothing():
     draw = np.random.default_rng(1)
     shows = canaries.estimate(draw.normal(size=100), draw.normal(0.5, 1, 100), 1e-5)
     assert (shows.mu_low, shows.epsilon_low) == (0, 0)
-    with pytest.raises(ValueError, match="19 canaries"):
+    with pytest.raises(ValueError, match="got 19"):
         canaries.estimate(np.zeros(19), np.zeros(50), 1e-5)

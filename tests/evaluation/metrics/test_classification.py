@@ -69,7 +69,7 @@ def test_every_score_is_that_of_scikit_learn(classes):
         p, y = drawn(classes, seed)
         p = (p + 0.01) / (p + 0.01).sum(axis=1, keepdims=True)  # a log-loss of 0 depends on where it is cut
         for name, reference in {**REFERENCES, **(OF_TWO if classes == 2 else {})}.items():
-            actual = catalogue.METRICS[name].by_client(p, y, np.asarray([0, len(y)]))
+            actual = catalogue.METRICS[name].score_clients(p, y, np.asarray([0, len(y)]))
             assert actual == pytest.approx([reference(p, y)], abs=1e-6), name
 
 
@@ -96,9 +96,9 @@ def test_nothing_is_0_for_want_of_a_class(label):
 def test_scores_over_clients_by_hand():
     values, n = np.asarray([0.2, np.nan, 0.6, 0.1]), np.asarray([1, 5, 3, 0])
     parts = {part: catalogue.METRICS[f"brier_score_{part}"] for part in ("mean", "bottom_decile", "worst")}
-    actual = {part: entry.of_run({"brier_score": values}, n, P, Y) for part, entry in parts.items()}
+    actual = {part: entry.score_run({"brier_score": values}, n, P, Y) for part, entry in parts.items()}
     assert actual == {"mean": pytest.approx(0.3), "bottom_decile": 0.6, "worst": 0.6}  # the highest error is the worst
-    assert catalogue.METRICS["brier_score"].of_run({"brier_score": values}, n, P, Y) == pytest.approx(0.5)
-    assert catalogue.METRICS["auroc_worst"].of_run({"auroc": values}, n, P, Y) == 0.1
-    assert math.isnan(catalogue.METRICS["auroc_mean"].of_run({"auroc": values * np.nan}, n, P, Y))
+    assert catalogue.METRICS["brier_score"].score_run({"brier_score": values}, n, P, Y) == pytest.approx(0.5)
+    assert catalogue.METRICS["auroc_worst"].score_run({"auroc": values}, n, P, Y) == 0.1
+    assert math.isnan(catalogue.METRICS["auroc_mean"].score_run({"auroc": values * np.nan}, n, P, Y))
     assert scores.weighted_mean(values, n) == pytest.approx(0.5)

@@ -128,7 +128,7 @@ def swapped(differing):
 def test_chance_is_every_swap_of_two_methods_answers():
     differing = [3, 0, 2, 4, 1, 1]
     every = swapped(differing)
-    mean, high = gains.chance([np.asarray(differing)], np.random.default_rng(0), repeated=False)
+    mean, high = gains.estimate_chance([np.asarray(differing)], np.random.default_rng(0), repeated=False)
     assert mean == pytest.approx(every.mean())
     assert high == pytest.approx(np.quantile(every, 0.95, method="higher"))
 
@@ -141,7 +141,7 @@ def test_two_methods_that_are_equally_good_seldom_exceed_chance(repeated):
         right = draw.random((2, 2, 1 if repeated else 3, 60, 20)) < 0.9
         gain, differing = right[0, 0].sum(-1) - right[0, 1].sum(-1), (right[0, 0] != right[0, 1]).sum(-1)
         gain, differing = (np.broadcast_to(values, (3, 60)) for values in (gain, differing))
-        mean, high = gains.chance(list(differing), draw, repeated=repeated)
+        mean, high = gains.estimate_chance(list(differing), draw, repeated=repeated)
         assert 0.3 < mean < 0.45
         exceeded += (gain > 0).mean() > high
     assert 0 < exceeded / 150 <= 0.08
@@ -152,7 +152,7 @@ def test_ten_thousand_clients_cost_a_moment():
     gain, weight, identities = draw.normal(size=(3, 10_000)), np.ones((3, 10_000)), np.arange(10_000)
     began = time.process_time()
     gains.mean_gain(list(gain), list(weight), [identities] * 3)
-    gains.chance(list(draw.integers(0, 30, (3, 10_000))), draw, repeated=True)
+    gains.estimate_chance(list(draw.integers(0, 30, (3, 10_000))), draw, repeated=True)
     assert time.process_time() - began < 0.5
 
 
@@ -206,7 +206,7 @@ def test_who_comes_again_under_another_seed(tmp_path, scheme, seeds, shared):
         artifacts[run] = empty_predictions(tmp_path / f"answers{run}", tmp_path / f"p{seed}", seed)
     offsets = np.arange(scheme.get("clients", 60) + 1)
     samples = {run: (np.zeros(0, dtype=np.int64), offsets) for run in artifacts}
-    identities = client_identity.identities(artifacts, samples)
+    identities = client_identity.identify_clients(artifacts, samples)
     again = np.intersect1d(identities[0], identities[1])
     assert len(again) == shared if shared is not None else 20 <= len(again) < 40
 
@@ -217,7 +217,7 @@ def test_without_the_partition_equal_samples_are_the_same_clients(tmp_path):
     (tmp_path / "p").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
     offsets = np.arange(61)
     samples = {run: (np.arange(60) + (run == 2), offsets) for run in artifacts}
-    identities = client_identity.identities(artifacts, samples)
+    identities = client_identity.identify_clients(artifacts, samples)
     assert np.array_equal(identities[0], identities[1])
     assert not np.intersect1d(identities[0], identities[2]).size
 

@@ -23,7 +23,7 @@ def test_area_and_curve_are_those_of_scikit_learn():
     draw = np.random.default_rng(0)
     scores, member = draw.integers(0, 20, 300).astype(float), draw.random(300) < 0.3
     assert membership.area(scores, member).value == pytest.approx(roc_auc_score(member, scores))
-    false, true = membership.curve(scores, member)
+    false, true = membership.roc_curve(scores, member)
     for values, expected in zip((false, true), roc_curve(member, scores, drop_intermediate=False), strict=False):
         np.testing.assert_allclose(values, expected)
 
@@ -88,12 +88,12 @@ def test_true_positives_by_hand():
     """Of 100 non-members one may be above the threshold: members above the second highest of them are recognized."""
     others = np.arange(100.0)
     scores, member = np.concatenate([others, [98.5, 98.0, 200.0, 97.5]]), np.arange(104) >= 100
-    rate = membership.true_positives(scores, member, 0.01)
+    rate = membership.true_positive_rate(scores, member, 0.01)
     assert rate.value == 0.5  # 98.5 and 200 exceed 98; a tie does not
     assert rate.low < 0.5 < rate.high
-    assert membership.true_positives(scores, member, 0.001) is None
-    assert membership.true_positives(scores[:50], member[:50], 0.01) is None
-    most = membership.true_positives(scores, member, 1.0)
+    assert membership.true_positive_rate(scores, member, 0.001) is None
+    assert membership.true_positive_rate(scores[:50], member[:50], 0.01) is None
+    most = membership.true_positive_rate(scores, member, 1.0)
     assert (most.value, most.high) == (1, 1)
 
 
@@ -133,7 +133,7 @@ def test_clients_are_balanced_so_that_knowing_the_client_does_not_help():
     client = np.repeat([0, 1, 2], [12, 8, 5])
     member = np.concatenate([np.arange(12) < 9, np.arange(8) < 2, np.zeros(5, bool)])
     draws = [(np.flatnonzero(client == number), np.random.default_rng(number)) for number in range(3)]
-    rows = membership.balanced(member, draws)
+    rows = membership.balance_members(member, draws)
     assert [int((client[rows] == number).sum()) for number in range(3)] == [6, 4, 0]
     assert member[rows].sum() == 5
     assert membership.area(client[rows].astype(float), member[rows]).value == 0.5

@@ -17,7 +17,7 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
 from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.metrics import heterogeneity, scores
-from pflcli.evaluation.metrics.attention import by_round, pairs
+from pflcli.evaluation.metrics.attention import list_weights, summarize_rounds
 
 
 def test_mean_by_client_with_empty_clients_anywhere():
@@ -78,20 +78,22 @@ def test_label_divergence_by_hand():
     # About the middles (7/8, 1/8) and (3/8, 5/8) of each client's distribution and that of all samples.
     to_first = (math.log2(8 / 7) + 3 / 4 * math.log2(6 / 7) + 1 / 4 * math.log2(2)) / 2
     to_second = (math.log2(8 / 5) + 3 / 4 * math.log2(2) + 1 / 4 * math.log2(2 / 5)) / 2
-    assert heterogeneity.from_overall(counts) == pytest.approx((2 * to_first + to_second) / 3)
+    assert heterogeneity.divergence_from_overall(counts) == pytest.approx((2 * to_first + to_second) / 3)
     # Three pairs of clients with samples; two of them share no label, one has the same.
-    assert heterogeneity.between_clients(counts, np.random.default_rng(0)) == pytest.approx(2 / 3)
-    assert math.isnan(heterogeneity.from_overall(counts[1:2]))
-    assert math.isnan(heterogeneity.between_clients(counts[:2], np.random.default_rng(0)))
+    assert heterogeneity.divergence_between_clients(counts, np.random.default_rng(0)) == pytest.approx(2 / 3)
+    assert math.isnan(heterogeneity.divergence_from_overall(counts[1:2]))
+    assert math.isnan(heterogeneity.divergence_between_clients(counts[:2], np.random.default_rng(0)))
 
 
 def test_label_divergence_of_a_sample_of_pairs():
     counts = np.random.default_rng(0).integers(0, 20, (150, 4))
-    exact, sampled = (heterogeneity.between_clients(counts, np.random.default_rng(1), pairs=n) for n in (20_000, 2_000))
+    exact, sampled = (
+        heterogeneity.divergence_between_clients(counts, np.random.default_rng(1), pairs=n) for n in (20_000, 2_000)
+    )
     assert sampled == pytest.approx(exact, rel=0.1)
     assert sampled != exact
     # No client is paired with itself: among clients with a label each, no pair shares one.
-    assert heterogeneity.between_clients(np.eye(50, dtype=int), np.random.default_rng(0), pairs=1000) == 1
+    assert heterogeneity.divergence_between_clients(np.eye(50, dtype=int), np.random.default_rng(0), pairs=1000) == 1
 
 
 @pytest.mark.parametrize(("pairs", "draws"), [(9, True), (10, False)])
@@ -99,7 +101,7 @@ def test_pairs_are_drawn_only_where_there_are_more(pairs, draws):
     """Five clients make ten pairs."""
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
-    heterogeneity.between_clients(np.eye(5, dtype=int), rng, pairs=pairs)
+    heterogeneity.divergence_between_clients(np.eye(5, dtype=int), rng, pairs=pairs)
     assert (rng.bit_generator.state != before) == draws
 
 
@@ -211,7 +213,7 @@ def test_what_attention_comes_to_by_hand():
     first[0, 1, [0, 2]] = [0.9, 0.1]  # was not sent the fourth
     second = np.zeros((2, 4, 3))
     second[0, :3] = [[0.2, 0.3, 0.5], [0.4, 0.6, 0.0], [0.6, 0.0, 0.4]]  # the third was sent no other's
-    one, empty = by_round(first, second, [7, 8], np.asarray([0, 0, 1, 1]))
+    one, empty = summarize_rounds(first, second, [7, 8], np.asarray([0, 0, 1, 1]))
     assert (one["round"], one["clients"], empty["clients"]) == (7, 3, 0)
     assert [one[name] for name in ("own", "attended", "global")] == pytest.approx([0.4, 0.3, 0.3])
     assert one["largest"] == pytest.approx(0.7)
@@ -222,8 +224,8 @@ def test_what_attention_comes_to_by_hand():
     assert one["own_group_if_even"] == pytest.approx((1 / 3 + 1 / 2) / 2)
     assert math.isnan(empty["own"])
     assert math.isnan(empty["entropy"])
-    assert "own_group" not in by_round(first, second, [7, 8], None)[0]
-    rows = pairs(first, second, [7, 8], ["a", "b", "c", "d"])
+    assert "own_group" not in summarize_rounds(first, second, [7, 8], None)[0]
+    rows = list_weights(first, second, [7, 8], ["a", "b", "c", "d"])
     assert [7, "b", 1, "c", 0.1] in rows
     assert [7, "c", 2, "global", 0.4] in rows
     assert len(rows) == 5 + 7
@@ -237,8 +239,8 @@ def drawn(monkeypatch):
         drawn_pictures.append((names, {label: values.tolist() for label, values in accuracy.items()}, baseline, title))
         return draw(names, accuracy, baseline, title, metric)
 
-    draw = pictures.by_client
-    monkeypatch.setattr(pictures, "by_client", by_client)
+    draw = pictures.draw_clients
+    monkeypatch.setattr(pictures, "draw_clients", by_client)
     return drawn_pictures
 
 

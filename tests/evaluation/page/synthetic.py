@@ -36,7 +36,7 @@ def comparison(at, methods, names, seed=0):
     p = {row["label"]: row["metrics"]["gain"]["p"] for row in rows[1:]}
     for row in rows[1:]:
         row["metrics"]["gain"]["p_corrected"] = gains.holm(p)[row["label"]]
-    metrics["conclusion"] = conclusion.conclusion(rows, methods[0])
+    metrics["conclusion"] = conclusion.conclude(rows, methods[0])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", "seed", "client", "name", "n_test", "accuracy", "baseline_accuracy", "gain", "lambda"])

@@ -17,7 +17,7 @@ COLUMN = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) =>
 
 def test_it_draws_links_and_sorts_without_a_request_or_an_error(hostile, tmp_path, monkeypatch):
     page = tmp_path / "report.html"
-    monkeypatch.setattr(charts, "still", lambda chart: "data:image/png;base64,AA==")  # they take seconds
+    monkeypatch.setattr(charts, "render_still", lambda chart: "data:image/png;base64,AA==")  # they take seconds
     report([hostile.path], page)
     with browser.browser() as tab:
         tab.open(page, 1280, 3000)

@@ -12,11 +12,12 @@ import synthetic
 from helpers import chart_rows as rows
 from pflcli.artifacts.reader import open_artifact
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.page import charts, content, lineage, runs
+from pflcli.evaluation.page import charts, lineage, runs
+from pflcli.evaluation.page.comparison import metric_value, read_comparison
 
 
 def drawn(artifact):
-    comparison = content.read(artifact)
+    comparison = read_comparison(artifact)
     charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
     return comparison, {chart.key: chart for chart in charted}
 
@@ -47,7 +48,7 @@ def test_the_charts_of_a_comparison(compared):
     assert {row["client"]: row["score"] for row in gains} == pytest.approx(scores, abs=1e-4)
     assert [row["place"] for row in gains] == sorted(row["place"] for row in gains)
     megabytes = {row["method"]: row["MB"] for row in rows(charted["cost"].spec) if "MB" in row}
-    assert megabytes["knn-per"] == pytest.approx(content.value(comparison.row("knn-per"), "megabytes"), rel=1e-4)
+    assert megabytes["knn-per"] == pytest.approx(metric_value(comparison.row("knn-per"), "megabytes"), rel=1e-4)
 
 
 def test_no_name_is_part_of_an_expression(hostile):
@@ -74,7 +75,7 @@ def test_a_specification_is_json_and_the_same_again(compared):
 
 def test_a_picture_that_stands_in_is_an_svg_without_foreign_addresses(hostile):
     _, charted = drawn(hostile)
-    url = charts.still(charted["cost"])
+    url = charts.render_still(charted["cost"])
     assert url.startswith("data:image/svg+xml;base64,")
     svg = base64.b64decode(url.partition(",")[2]).decode()
     assert "&lt;b&gt;knn&lt;/b&gt;" in svg
@@ -90,12 +91,12 @@ def luminance(colour):
 
 def test_colours_stand_out_from_their_background():
     """Graphics need a contrast of 3 to 1 (WCAG 2.2, 1.4.11)."""
-    for background, names in ((vega.PAPER, vega.on_dark()), (vega.NIGHT, vega.on_dark().values())):
+    for background, names in ((vega.PAPER, vega.dark_colours()), (vega.NIGHT, vega.dark_colours().values())):
         for colour in names:
             light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= 3, colour
 
 
 def test_each_of_40_methods_has_a_style_of_its_own():
-    styles = vega.styles([f"m{number}" for number in range(40)], None)
+    styles = vega.method_styles([f"m{number}" for number in range(40)], None)
     assert len({*styles.values()}) == 40

@@ -59,7 +59,7 @@ def test_hostile_names_are_text(written, hostile):
     assert "<" not in page.inside["script"][0]
     specs = data["sections"][0]["specs"]
     names = {row["client"] for spec in specs.values() for row in chart_rows(spec) if "client" in row}
-    hostile_names = {vega.text(name) for name in synthetic.HOSTILE}
+    hostile_names = {vega.escape_name(name) for name in synthetic.HOSTILE}
     assert names == hostile_names
     options = [attributes["value"] for attributes in page.all("option")]
     assert {*options} == {"", *hostile_names}
@@ -108,7 +108,7 @@ def test_a_page_is_the_same_when_it_is_written_again(compared, tmp_path, without
 
 
 def test_json_in_a_page_cannot_end_its_script():
-    text = html.embedded({"a": "</script><!--\u2028"})
+    text = html.embed_json({"a": "</script><!--\u2028"})
     assert "<" not in text
     assert "\u2028" not in text
     assert json.loads(text) == {"a": "</script><!--\u2028"}

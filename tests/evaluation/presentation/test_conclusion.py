@@ -15,13 +15,13 @@ from pflcli.commands.train_global import train_global
 from pflcli.evaluation import convergence, summary
 from pflcli.evaluation.presentation import conclusion as words
 from pflcli.evaluation.presentation import tables
-from pflcli.evaluation.presentation.conclusion import notes
+from pflcli.evaluation.presentation.conclusion import list_notes
 from pflcli.execution import Execution
 
 
 def conclusion(methods, baseline):
-    summary.correct(methods, baseline)
-    return words.conclusion(methods, baseline)
+    summary.correct_p_values(methods, baseline)
+    return words.conclude(methods, baseline)
 
 
 def row(label, accuracy, gain, interval, p, *, clients=6, seeds=(0,), worst=0.9):
@@ -125,14 +125,14 @@ def test_without_a_better_method_the_estimate_comes_first(rows, expected):
 def test_notes_explain_marks_and_one_seed():
     metrics = {"methods": [BASE, row("a", 0.9, 0.1, [0.05, 0.15], 0.001)], "warnings": ["a: may rise"]}
     metrics["conclusion"] = conclusion(metrics["methods"], "fedavg")
-    assert [note.split(":")[0] for note in notes(metrics)] == [
-        "best", "* more clients than chance alone gives (in brackets", "one seed", "a",
+    assert [note.split(":")[0] for note in list_notes(metrics)] == [
+        "best", "* more clients than expected by chance (in brackets", "one seed", "a",
     ]  # fmt: skip
-    assert notes({"methods": [BASE]}) == []  # a table from before there were such
+    assert list_notes({"methods": [BASE]}) == []  # a table from before there were such
 
 
 def test_few_clients_have_a_worst_and_no_decile():
-    heading = {n: tables.of({"methods": [row("a", 0.9, 0.1, [0.0, 0.2], 0.1, clients=n)]}).heading for n in (10, 11)}
+    heading = {n: tables.build({"methods": [row("a", 0.9, 0.1, [0.0, 0.2], 0.1, clients=n)]}).heading for n in (10, 11)}
     assert "bottom decile %" not in heading[10]
     assert "worst %" in heading[10]
     assert "bottom decile %" in heading[11]
@@ -154,13 +154,13 @@ def test_few_clients_have_a_worst_and_no_decile():
 )
 def test_a_rise_over_the_last_third(accuracy, expected):
     rounds = 5 * np.arange(1, len(accuracy) + 1)
-    actual = convergence.rise(rounds, accuracy)
+    actual = convergence.measure_rise(rounds, accuracy)
     assert actual == (None if expected is None else (pytest.approx(expected), 30))
 
 
 def test_scatter_is_no_rise():
     draw = np.random.default_rng(0)
-    rises = sum(convergence.rise(range(30), 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
+    rises = sum(convergence.measure_rise(range(30), 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
     assert rises / 300 < 0.06
 
 
@@ -214,10 +214,10 @@ def rows_of(**learned):
 
 def test_a_table_says_what_its_methods_learned_from():
     train, both = ["train"], ["train", "validation"]
-    (line,) = notes({"methods": rows_of(local=train, fedavg=train)})
+    (line,) = list_notes({"methods": rows_of(local=train, fedavg=train)})
     assert "learned from training samples" in line
     assert "--refit" not in line
-    (line,) = notes({"methods": rows_of(local=both, fedavg=both)})
+    (line,) = list_notes({"methods": rows_of(local=both, fedavg=both)})
     assert "training and validation samples (--refit)" in line
-    (line,) = notes({"methods": rows_of(local=both, fedavg=train)})
-    assert line.startswith("not a fair comparison: local learned from validation samples too")
+    (line,) = list_notes({"methods": rows_of(local=both, fedavg=train)})
+    assert line.startswith("not a fair comparison: local also learned from validation samples")

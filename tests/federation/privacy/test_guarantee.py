@@ -37,7 +37,7 @@ def test_epsilon_finds_the_noise_and_the_manifest_says_all(pfl, small, tmp_path)
     again = open_artifact(tmp_path / "f").manifest.summary["privacy"]
     table = pfl("evaluate", tmp_path / "f", tmp_path / "plus", "-o", tmp_path / "e")
     assert "fedavg, fedavg-plus: differential privacy of clients" in " ".join(table.err.split())
-    assert "not for what clients keep and answer" in " ".join(table.err.split())
+    assert "does not cover personal models and predictions" in " ".join(table.err.split())
     measured = ("share_clipped", "last_clip")  # which depend on the noise
     assert {k: v for k, v in again.items() if k not in measured} == {
         k: v for k, v in facts.items() if k not in measured

@@ -1,4 +1,4 @@
-"""How a page takes its place: files of its folder first, the page last, each in one step; foreign files stay."""
+"""Write a page: first the files in its data folder, then the page, each atomically; other files stay."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from pflcli.artifacts import disk, plain_output
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation.page import data, html
 
-_BEGINNING = 400
-"""Bytes in which the mark of a page lies."""
+_MARK_BYTES = 400
+"""Number of leading bytes that contain the mark of a page."""
 
 
 def data_folder(out: Path) -> Path:
-    """Return the folder of CSV and JSON beside a page: ``report_data`` beside ``report.html``."""
+    """Return the data folder beside a page, such as ``report_data`` beside ``report.html``."""
     return out.with_name(f"{out.stem}_data")
 
 
-def require_place(out: Path, *, force: bool) -> None:
-    """Raise UsageError for a name that is not one of a page, ConflictError where a file stands that pfl did not write.
+def require_writable(out: Path, *, force: bool) -> None:
+    """Raise UsageError if ``out`` is not an HTML file name, ConflictError if it would replace a foreign file.
 
-    A page that ``pfl report`` wrote is replaced, as it can be made again; another file only with ``force``.
+    A page that ``pfl report`` wrote may be replaced, other files only with ``force``.
     """
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{out} is not the name of a page", f"--out {shlex.quote(str(out))}.html")
+        raise UsageError(f"{out} does not end in .html", f"--out {shlex.quote(str(out))}.html")
     folder = data_folder(out)
     if out.is_dir() or (os.path.lexists(out) and not out.is_file()):
         raise ConflictError(f"{out} is not a file", "choose another name for --out")
     if os.path.lexists(folder) and not folder.is_dir():
-        raise ConflictError(f"{folder} is not a folder, and the page's data go there", "choose another name for --out")
+        raise ConflictError(
+            f"{folder} is not a folder, but the page's data must go there", "choose another name for --out"
+        )
     if force:
         return
-    if out.exists() and html.GENERATOR not in _beginning(out):
+    if out.exists() and html.GENERATOR not in _read_beginning(out):
         raise ConflictError(
             f"{out} exists, and pfl report did not write it", "--force replaces it, or choose another name for --out"
         )
-    if folder.is_dir() and any(folder.iterdir()) and not _beginning(folder / data.INDEX).startswith(data.MARK):
+    if folder.is_dir() and any(folder.iterdir()) and not _read_beginning(folder / data.INDEX).startswith(data.MARK):
         raise ConflictError(
             f"{folder} exists, and pfl report did not write it",
             "--force writes the page's data into it, or choose another name for --out",
@@ -47,23 +49,25 @@ def require_place(out: Path, *, force: bool) -> None:
 
 
 def write(out: Path, page: str, files: Mapping[str, bytes]) -> None:
-    """Write the page and its data; raises InputError if that fails. What an earlier page left over is removed."""
+    """Write the page and its data, and remove leftover data of an earlier page; raises InputError on failure."""
     folder = data_folder(out)
-    earlier = _listed(folder)
+    earlier = _list_earlier(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in sorted(files, key=lambda name: name != data.INDEX):  # first what says that the folder is pfl's
+        for name in sorted(
+            files, key=lambda name: name != data.INDEX
+        ):  # first the index, which marks the folder as pfl's
             plain_output.replace(folder / name, files[name])
         for name in earlier - {*files}:
             (folder / name).unlink(missing_ok=True)
-        plain_output.replace(out, page.encode(errors="replace"))  # names of folders may be no UTF-8
+        plain_output.replace(out, page.encode(errors="replace"))  # names of folders may be invalid UTF-8
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(page)) from None
 
 
-def _listed(folder: Path) -> set[str]:
-    """Return the files that the last page wrote into its folder."""
-    if not _beginning(folder / data.INDEX).startswith(data.MARK):
+def _list_earlier(folder: Path) -> set[str]:
+    """Return the names of the data files of the earlier page."""
+    if not _read_beginning(folder / data.INDEX).startswith(data.MARK):
         return set()
     try:
         names = json.loads((folder / data.INDEX).read_text(encoding="utf-8"))["files"]
@@ -72,11 +76,11 @@ def _listed(folder: Path) -> set[str]:
         return set()
 
 
-def _beginning(path: Path) -> str:
+def _read_beginning(path: Path) -> str:
     if not path.is_file():  # opening a pipe would block
         return ""
     try:
         with path.open("rb") as file:
-            return file.read(_BEGINNING).decode(errors="replace")
+            return file.read(_MARK_BYTES).decode(errors="replace")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None

@@ -11,13 +11,14 @@ import synthetic
 
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import InputError
-from pflcli.evaluation.page import content, lineage, runs, sentences
+from pflcli.evaluation.page import lineage, runs, sentences
+from pflcli.evaluation.page.comparison import MAX_DRAWN, Clients, Comparison, _ranking, _read_clients, read_comparison
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def test_scores_of_clients_are_means_over_seeds(compared):
-    comparison = content.read(open_artifact(compared.path))
+    comparison = read_comparison(open_artifact(compared.path))
     table = pd.read_csv(compared.path / "clients.csv")
     assert comparison.seeds == [0, 1]
     assert {*comparison.methods} == {"fedavg", "knn-per", "panm"}
@@ -33,18 +34,18 @@ def test_the_same_number_under_two_partitions_is_another_client():
     rows = [("fedavg", seed, client, 5, 0.5 + 0.1 * seed, 0.5, 0.0) for seed in (0, 1) for client in (0, 1)]
     table = pd.DataFrame(rows, columns=["method", "seed", "client", "n_test", "accuracy", "baseline_accuracy", "gain"])
     metrics = {"split": "test", "baseline": "fedavg", "methods": [{"label": "fedavg", "seeds": [0, 1]}]}
-    apart = content._clients(table, metrics, "accuracy", is_one_partition=False)
+    apart = _read_clients(table, metrics, "accuracy", is_one_partition=False)
     assert apart.names == ["client 0, seed 0", "client 1, seed 0", "client 0, seed 1", "client 1, seed 1"]
-    together = content._clients(table, metrics, "accuracy", is_one_partition=True)
+    together = _read_clients(table, metrics, "accuracy", is_one_partition=True)
     assert together.names == ["client 0", "client 1"]
     np.testing.assert_allclose(together.scores["fedavg"], 0.55)
 
 
 def test_many_clients_are_thinned_at_even_distances_with_the_worst_and_the_best(tmp_path):
     names = [f"c{number}" for number in range(1000)]
-    clients = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], names)).clients
+    clients = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], names)).clients
     assert clients.is_thinned
-    assert len(clients.drawn) == content.MOST
+    assert len(clients.drawn) == MAX_DRAWN
     assert {clients.order[0], clients.order[-1]} <= {*clients.drawn}
     steps = np.diff(np.flatnonzero(np.isin(clients.order, clients.drawn)))
     assert set(steps) <= {5, 6, 4}
@@ -53,30 +54,32 @@ def test_many_clients_are_thinned_at_even_distances_with_the_worst_and_the_best(
 @pytest.mark.parametrize(("lower_is_better", "order"), [(False, [1, 0, 2]), (True, [2, 0, 1])])
 def test_the_worst_served_clients_come_first(lower_is_better, order):
     baseline = np.asarray([0.5, 0.1, 0.9])
-    clients = content.Clients([*"abc"], [(0, 0), (0, 1), (0, 2)], np.ones(3), {}, baseline, lower_is_better, {})
+    clients = Clients([*"abc"], [(0, 0), (0, 1), (0, 2)], np.ones(3), {}, baseline, lower_is_better, {})
     assert clients.order.tolist() == order
 
 
 def test_namesakes_are_two_clients(tmp_path):
-    clients = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["A", "A", "B"])).clients
+    clients = read_comparison(
+        synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["A", "A", "B"])
+    ).clients
     assert clients.names == ["A (client 0)", "A (client 1)", "B"]
 
 
 @pytest.mark.parametrize("kind", ["comparison", "evaluation"])
 @pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
 def test_old_artifacts_are_shown(at, kind):
-    comparison = content.read(open_artifact(at / kind))
+    comparison = read_comparison(open_artifact(at / kind))
     assert sentences.answer(comparison)[0].endswith(".")
     runs.read(comparison, lineage.trace(comparison.artifact))
 
 
 def test_a_metric_of_a_newer_pfl_is_named():
     with pytest.raises(InputError, match="newer pfl"):
-        content._ranking({"metric": ["fairness"]})
+        _ranking({"metric": ["fairness"]})
 
 
 def test_what_runs_add(compared):
-    comparison = content.read(open_artifact(compared.path))
+    comparison = read_comparison(open_artifact(compared.path))
     added = runs.read(comparison, lineage.trace(comparison.artifact))
     assert {*added.curves} >= {"fedavg", "panm"}
     assert [number for number, _ in added.curves["fedavg"]] == [1, 2, 3]
@@ -88,7 +91,7 @@ def test_what_runs_add(compared):
 
 def test_the_answer_gives_gain_interval_worst_served_shares_and_cost(tmp_path):
     names = [f"c{number}" for number in range(50)]
-    comparison = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names))
+    comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names))
     lead, *facts = sentences.answer(comparison)
     gain = comparison.row("knn-per")["metrics"]["gain"]
     low, high = (100 * bound for bound in gain["interval"])
@@ -104,9 +107,9 @@ def test_the_answer_gives_gain_interval_worst_served_shares_and_cost(tmp_path):
 def test_numbers_of_clients_are_those_of_their_seed():
     keys = [(0, 0), (0, 1), (1, 0), (1, 1)]
     baseline = np.asarray([0.4, 0.3, 0.2, 0.1])
-    clients = content.Clients([*"abcd"], keys, np.ones(4), {}, baseline, lower_is_better=False, tuned={})
+    clients = Clients([*"abcd"], keys, np.ones(4), {}, baseline, lower_is_better=False, tuned={})
     metrics = {"methods": [{"label": "fedavg", "seeds": [0, 1]}]}
-    comparison = content.Content(None, metrics, clients)
+    comparison = Comparison(None, metrics, clients)
     assert list(runs._by_number(comparison, 0).items()) == [(1, 1), (0, 0)]
     assert list(runs._by_number(comparison, 1).items()) == [(1, 3), (0, 2)]
     assert runs._by_number(comparison, 7) == runs._by_number(comparison, 0)
@@ -118,7 +121,7 @@ def test_numbers_are_short(number, text):
 
 
 def test_no_method_is_called_better_that_is_not_shown_to_be(tmp_path):
-    comparison = content.read(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
+    comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
     comparison.metrics["conclusion"].update(best=None, better=[], compared=1)
     gain = comparison.row("local")["metrics"]["gain"]
     gain.update(value=0.246, interval=[0.112, 0.379], p_corrected=0.08)

@@ -1,4 +1,4 @@
-"""Charts of a partition, and of what the last state of a method records of its rounds."""
+"""Charts of a partition, and of the attention, neighbours or collapse recorded in the last state of a method."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.errors import UsageError
-from pflcli.evaluation.charts.curves import collapse
-from pflcli.evaluation.charts.matrices import attention, holdings, neighbours
+from pflcli.evaluation.charts.curves import draw_collapse
+from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, draw_neighbours
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import neighbourhood
-from pflcli.evaluation.metrics.attention import pairs
+from pflcli.evaluation.metrics.attention import list_weights
 from pflcli.methods.parts import ham_records
 
 
-def partition(artifact: Artifact) -> Spec:
-    """Return a chart of the samples that each client has, by class."""
+def draw_partition(artifact: Artifact) -> Spec:
+    """Return a chart of each client's samples by class."""
     data, request = partitions.read(artifact), artifact.manifest.request
     options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
     known, clients = codebook.read(artifact), len(data.names)
     dataset, count = known.dataset or request["dataset"], f"{clients} client{'s' * (clients != 1)}"
     title = f"{dataset}, {request['scheme']}{f' ({options})' if options else ''}, {count}"
-    return holdings(data.label_counts, title, data.cluster, data.new, _names(known, clients), known.classes)
+    return draw_holdings(data.label_counts, title, data.cluster, data.new, _names(known, clients), known.classes)
 
 
-def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
-    """Return a chart of the attention, the collapse or the neighbours that the state of a method holds.
+def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
+    """Return a chart of the attention, the collapse or the neighbours in the state of a method.
 
-    The attention is each client's last, or that of the rounds ``chosen``. Raises UsageError if the state has none of
-    these or lacks such a round, InputError if it is damaged or the partition does not exist any more.
+    Attention is that of each client's last round, or of the rounds ``chosen``. Raises UsageError if the state has none
+    of these, or not that round; InputError if it is damaged or the partition no longer exists.
     """
     summary, state = artifact.manifest.summary, predictions_kind.state(artifact, _DRAWABLE)
     method, clients = summary["method"], summary["clients"]
@@ -46,47 +46,47 @@ def predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
     title = f"{dataset}{method}, {clients} client{'s' * (clients != 1)}, after {rounds} round{'s' * (rounds != 1)}"
     if not state:
         raise UsageError(
-            f"{artifact.path} holds nothing to draw: {method} keeps no attention, neighbours or history of its rounds",
-            f"pfl evaluate {artifact.path} -o DIR draws how well all clients do",
+            f"{artifact.path} has nothing to draw: {method} stores no attention, neighbours or history of its rounds",
+            f"pfl evaluate {artifact.path} -o DIR draws the accuracy of all clients",
         )
     if not len(next(iter(state.values()))):
-        too_many = f"{method} keeps no attention of {clients} clients, which are more than {ham_records.MOST}"
+        too_many = f"{method} stores attention for at most {ham_records.MOST} clients, and there are {clients}"
         why = too_many if clients > ham_records.MOST else f"no round of {method} went beyond its warm-up"
-        raise UsageError(f"{artifact.path} holds nothing to draw: {why}")
+        raise UsageError(f"{artifact.path} has nothing to draw: {why}")
     if chosen and "attention/first" not in state:
-        raise UsageError(f"{artifact.path} holds no attention, and rounds can be chosen of attention only")
+        raise UsageError(f"{artifact.path} has no attention, and rounds can only be chosen for attention")
     if "history/rho" in state:
         history = {name.removeprefix("history/"): values for name, values in state.items()}
-        return collapse(history, _numbers(rounds, len(history["rho"])), title)
+        return draw_collapse(history, _numbers(rounds, len(history["rho"])), title)
     source = ancestor(artifact, "partition")
     cluster, able = (None, None) if source is None else (partitions.cluster(source), partitions.able(source))
     if "attention/first" in state:
         numbers = _numbers(rounds, len(state["attention/first"]))
         places = _places(artifact, numbers, chosen)
         first, second = state["attention/first"][places], state["attention/second"][places]
-        return attention(first, second, numbers[places], title, cluster, names, apart=bool(chosen))
+        return draw_attention(first, second, numbers[places], title, cluster, names, separate=bool(chosen))
     if "graph" in state:
-        graphs = [neighbourhood.adjacency(packed, clients) for packed in state["graph"]]
+        graphs = [neighbourhood.unpack_graph(packed, clients) for packed in state["graph"]]
     else:  # neighbours are the clients that get the same model
         assigned = state["cluster"]
-        graphs = [neighbourhood.together(assigned) & (assigned >= 0)]
-    rows = neighbourhood.by_round(graphs, cluster, able, rounds - len(graphs) + 1)
-    return neighbours(graphs[-1], rows, title, cluster, names)
+        graphs = [neighbourhood.share_cluster(assigned) & (assigned >= 0)]
+    rows = neighbourhood.summarize_rounds(graphs, cluster, able, rounds - len(graphs) + 1)
+    return draw_neighbours(graphs[-1], rows, title, cluster, names)
 
 
 def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
-    """Return every weight of the attention that a method has stored, of all rounds or of those ``chosen``, as CSV.
+    """Return the stored attention weights of all rounds, or of the rounds ``chosen``, as CSV.
 
-    Raises UsageError if there is none, or none of such a round.
+    Raises UsageError if there are none, or none of a chosen round.
     """
     summary, state = artifact.manifest.summary, predictions_kind.state(artifact, _DRAWABLE)
     if "attention/first" not in state or not len(state["attention/first"]):
-        raise UsageError(f"{artifact.path} holds no attention: {summary['method']} keeps none, or none of these rounds")
+        raise UsageError(f"{artifact.path} has no attention: {summary['method']} stores none, or none for these rounds")
     first, second = state["attention/first"], state["attention/second"]
     numbers = _numbers(summary.get("reported_round", summary["rounds"]), len(first))
     places = _places(artifact, numbers, chosen)
     names = codebook.read(artifact).client_names(summary["clients"])
-    rows = pairs(first[places], second[places], numbers[places].tolist(), names)
+    rows = list_weights(first[places], second[places], numbers[places].tolist(), names)
     return csv_file.content(["round", "client", "layer", "attends_to", "weight"], rows)
 
 
@@ -95,12 +95,12 @@ def _places(artifact: Artifact, numbers: NDArray[np.int64], chosen: Sequence[int
     for number in chosen:
         if number not in numbers:
             stored = f"rounds {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"round {numbers[0]}"
-            raise UsageError(f"{artifact.path} holds no attention of round {number}", f"it holds that of {stored}")
+            raise UsageError(f"{artifact.path} has no attention of round {number}", f"it has that of {stored}")
     return np.searchsorted(numbers, sorted(set(chosen))) if chosen else np.arange(len(numbers))
 
 
 def _names(known: Codebook, clients: int) -> list[str]:
-    """Return the names of clients for a picture; none if they are only numbers that a partition scheme gave them."""
+    """Return the names of clients for a chart; empty if they are only numbers from a partition scheme."""
     names = known.client_names(clients)
     return [] if all(re.fullmatch(r"(client-)?\d+", name) for name in names) else names
 
@@ -111,9 +111,9 @@ _DRAWABLE = (
     ("graph",),
     ("cluster",),
 )
-"""Names of the arrays of each picture; the first picture whose arrays are all stored is drawn."""
+"""The arrays that each chart needs; the first chart whose arrays are all stored is drawn."""
 
 
 def _numbers(rounds: int, count: int) -> NDArray[np.int64]:
-    """Return the numbers of the last ``count`` of the rounds."""
+    """Return the numbers of the last ``count`` rounds."""
     return np.arange(rounds - count + 1, rounds + 1)

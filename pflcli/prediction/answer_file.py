@@ -1,4 +1,4 @@
-"""Answers as a file: CSV, JSON lines or NPZ, written in one step."""
+"""Write the predictions of ``pfl predict`` as CSV, JSON lines or NPZ."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pflcli.evaluation.coverage import PredictionSets
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """What ``predict`` answers for n samples.
+class PredictedSamples:
+    """The result of ``predict`` for n samples.
 
-    ``samples`` (n,) are their numbers from 0, or the paths of images; ``classes`` (C,) the names of the classes;
-    ``labels`` (n,) the class of each sample, 0..C-1; ``parts`` (n, C) the probabilities ``p`` and those that explain
-    them, nothing where the class alone leaves; ``tuned`` what the client chose by its validation samples; ``sets`` the
-    classes that contain the true one with a given probability, None if they were not asked for. ``is_known`` is false
-    for a client that the predictions do not have.
+    ``samples`` (n,) are numbers from 0, or paths of images; ``classes`` (C,) the names of the classes; ``labels`` (n,)
+    the predicted class of each sample, 0..C-1; ``parts`` (n, C) the probabilities ``p`` and the parts they are computed
+    from, empty if only the class is disclosed; ``tuned`` the options that the client tuned on validation samples;
+    ``sets`` the classes that contain the true one with a given probability, None if they were not requested.
+    ``is_known`` is false if the predictions have no such client, and the global model predicted.
     """
 
     method: str
@@ -41,11 +41,11 @@ class Predicted:
 
     @property
     def p(self) -> NDArray[np.float32]:
-        """The probabilities of classes (n, C)."""
+        """The class probabilities (n, C)."""
         return self.parts["p"]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return each sample's answer by name; probabilities have the digits that tell a float32 from others."""
+        """Return a dictionary per sample; probabilities have as many digits as identify a float32."""
         rows: list[dict[str, Any]] = []
         for place, (sample, label) in enumerate(zip(self.samples, self.labels.tolist(), strict=True)):
             row: dict[str, Any] = {"sample": sample, "class": self.classes[label]}
@@ -59,7 +59,7 @@ class Predicted:
         return rows
 
 
-def as_csv(predicted: Predicted) -> bytes:
+def encode_csv(predicted: PredictedSamples) -> bytes:
     """Return a row per sample: ``sample``, ``class``, and with probabilities ``probability`` and each ``p(NAME)``.
 
     With sets, ``set`` and ``set_size`` follow the class. A set is its classes with ``|`` between them; a ``|`` or a
@@ -77,7 +77,7 @@ def as_csv(predicted: Predicted) -> bytes:
     return csv_file.content(heading, rows)
 
 
-def as_json_lines(predicted: Predicted) -> bytes:
+def encode_json_lines(predicted: PredictedSamples) -> bytes:
     """Return a JSON object per sample, a line each: ``sample``, ``class``, ``probability`` and ``p`` by class.
 
     With sets, ``set`` is an array of classes and ``set_size`` their number.
@@ -85,7 +85,7 @@ def as_json_lines(predicted: Predicted) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in predicted.rows()).encode()
 
 
-def as_npz(predicted: Predicted) -> bytes:
+def encode_npz(predicted: PredictedSamples) -> bytes:
     """Return arrays: ``sample``, ``class`` (n,), ``classes`` (C,), ``p`` and further parts (n, C).
 
     With sets, ``set`` (n, C) says which classes are in each, and ``set_size`` (n,) how many.
@@ -104,16 +104,20 @@ def as_npz(predicted: Predicted) -> bytes:
     return memory.getvalue()
 
 
-FORMS: dict[str, Callable[[Predicted], bytes]] = {"csv": as_csv, "jsonl": as_json_lines, "npz": as_npz}
-"""How answers are written, by the suffix of the file."""
+FORMS: dict[str, Callable[[PredictedSamples], bytes]] = {
+    "csv": encode_csv,
+    "jsonl": encode_json_lines,
+    "npz": encode_npz,
+}
+"""Writers by suffix of the file."""
 TEXTS = ("csv", "jsonl")
-"""Those of ``FORMS`` that can be printed."""
+"""The entries of ``FORMS`` that can be printed."""
 
 
-def form_of(out: Path | None, form: str | None) -> str:
-    """Return the form of ``FORMS`` of the file ``out``, or of what is printed where that is None.
+def choose_form(out: Path | None, form: str | None) -> str:
+    """Return the entry of ``FORMS`` for the file ``out``, or for printing if that is None.
 
-    Raises UsageError for another suffix, or a ``form`` that is not known or contradicts it.
+    Raises UsageError for an unknown suffix, or a ``form`` that is unknown or contradicts the suffix.
     """
     if form is not None and form not in TEXTS:
         raise UsageError(f"unknown --format '{form}'", f"choose from: {', '.join(TEXTS)}")
@@ -121,31 +125,31 @@ def form_of(out: Path | None, form: str | None) -> str:
         return form or "csv"
     suffix = out.suffix.lower().removeprefix(".")
     if suffix not in FORMS:
-        raise UsageError(f"{out} is of no form that answers are written in", "-o FILE.csv, FILE.jsonl or FILE.npz")
+        raise UsageError(f"{out} has an unknown suffix for predictions", "-o FILE.csv, FILE.jsonl or FILE.npz")
     if form not in (None, suffix):
         raise UsageError(f"--format {form} contradicts --out {out}", "leave out --format")
     return suffix
 
 
 def require_writable(out: Path, *, force: bool, inputs: Sequence[Path | str] = ()) -> None:
-    """Raise ConflictError if a file may not be written to ``out``, InputError if there is no folder for it.
+    """Raise ConflictError if the file ``out`` must not be written, InputError if its folder does not exist.
 
-    ``out`` may be none of the ``inputs``: files that are read.
+    ``inputs`` are files that are read; ``out`` must not be one of them.
     """
     if any(out.exists() and Path(item).exists() and out.samefile(item) for item in inputs):
-        raise ConflictError(f"{out} is an input, which the answers would replace", "choose another --out")
+        raise ConflictError(f"{out} is an input file and would be overwritten", "choose another --out")
     if out.is_dir():
         raise ConflictError(f"{out} is a folder", f"-o {out / 'answers.csv'}")
     if not out.parent.is_dir():
         raise InputError(f"{out.parent} does not exist", f"mkdir -p {out.parent}")
     if manifests.is_artifact(out.parent):
-        raise ConflictError(f"{out.parent} is an artifact, whose files nothing else may change", "choose another --out")
+        raise ConflictError(f"{out.parent} is an artifact, and its files must not change", "choose another --out")
     if out.exists() and not force:
         raise ConflictError(f"{out} exists", "--force replaces it")
 
 
 def write(out: Path, content: bytes, *, force: bool) -> None:
-    """Write a file in one step, so that nobody reads a part of it; raises as ``require_writable`` and if that fails."""
+    """Write a file atomically; raises whatever ``require_writable`` raises, and InputError if writing fails."""
     require_writable(out, force=force)
     try:
         plain_output.replace(out, content)

@@ -14,7 +14,8 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.import_data import import_data
 from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
-from pflcli.evaluation.page import content, lineage, repeat, runs
+from pflcli.evaluation.page import lineage, runs
+from pflcli.evaluation.page.comparison import read_comparison
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def typed(pfl, monkeypatch):
 
     def run(path):
         history = lineage.trace(open_artifact(path))
-        lines = repeat.lines(history)
+        lines = lineage.list_commands(history)
         monkeypatch.chdir(history.base)
         for line in lines:
             result = pfl(*shlex.split(line)[1:], "--dry-run")
@@ -69,8 +70,8 @@ def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
     assert lines[0] == ("pfl import visits.csv -o runs/data --client hospital --label outcome --standardize federation")
     shutil.rmtree(at / "data")
     history = lineage.trace(open_artifact(comparison))
-    assert repeat.lines(history)[0].startswith("pfl partition runs/data -o runs/p ")
-    assert not runs.read(content.read(open_artifact(comparison)), history).remarks
+    assert lineage.list_commands(history)[0].startswith("pfl partition runs/data -o runs/p ")
+    assert not runs.read(read_comparison(open_artifact(comparison)), history).remarks
 
 
 def test_of_a_client_that_came_later(small, tmp_path):
@@ -78,7 +79,7 @@ def test_of_a_client_that_came_later(small, tmp_path):
     np.savez(tmp_path / "late.npz", x=rng.integers(0, 256, (12, 28, 28), dtype=np.uint8), y=np.arange(12) % 10)
     new_client(small.knn, tmp_path / "late.npz", tmp_path / "late", client="late")
     evaluate([tmp_path / "late"], tmp_path / "ev")
-    lines = repeat.lines(lineage.trace(open_artifact(tmp_path / "ev")))
+    lines = lineage.list_commands(lineage.trace(open_artifact(tmp_path / "ev")))
     assert lines[-2].split()[1] == "new-client"
     assert lines[-2].endswith("late --client late")
 
@@ -88,7 +89,7 @@ def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
     history = lineage.trace(open_artifact(tmp_path / "comparison"))
     assert len(history.artifacts) == 1
     assert {item.kind for item in history.missing} == {"predictions"}
-    assert "--methods fedavg,knn-per,panm --seeds 0,1" in repeat.lines(history)[0]
+    assert "--methods fedavg,knn-per,panm --seeds 0,1" in lineage.list_commands(history)[0]
 
 
 def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
@@ -141,6 +142,6 @@ def test_artifacts_that_record_no_command_are_named(small, monkeypatch):
     history = lineage.trace(open_artifact(small.ev))
     for artifact in history.artifacts:
         artifact.manifest.made.pop("command", None)
-    lines = repeat.lines(history)
+    lines = lineage.list_commands(history)
     assert all(line.startswith("pfl ") and line.endswith(" ...") for line in lines)
     assert lines[0].split()[:2] == ["pfl", "partition"]

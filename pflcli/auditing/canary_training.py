@@ -1,15 +1,15 @@
-"""Canary clients in a run with differential privacy, which is trained again with them to bound epsilon from below.
+"""Canary clients: train the rounds of a differentially private run again to bound its epsilon from below.
 
-Andrew et al. (2023), https://arxiv.org/abs/2302.03098, with all released models. Each canary takes part in a round with
-the probability of the other clients, and sends an update along a random direction of its own that is longer than the
-clip, so that clipping is audited as well. The attacker sees every model that the server releases. It measures how far
-their changes, in units of the clip over the expected cohort, lie along the directions of the canaries, and along as
-many that nobody sent.
+Andrew et al. (2023), https://arxiv.org/abs/2302.03098, the variant in which all models are released. Each canary takes
+part in a round with the same probability as the other clients. It uploads an update along its own random direction,
+longer than the clip, so that clipping is audited as well. The attacker sees every model that the server releases. It
+projects the changes of these models, in units of clip / expected cohort, on the directions of the canaries and on
+equally many directions that were not used.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -27,28 +27,29 @@ from pflcli.federation.private_mean import PrivateMean, Release
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked
-from pflcli.prediction.answerer import Answerer
+from pflcli.prediction.stored_predictor import StoredPredictor
 from pflcli.training import loop, run_request
 from pflcli.training.build_run import build_run
 
-_LONGER = 10.0
-"""By what factor a canary's update is longer than the clip, where that is fixed."""
-_SHORTER = 0.999
-"""The same for half of the canaries where the clip adapts to the median: then canaries leave it where it is."""
+_LENGTH = 10.0
+"""Length of a canary's update, in clips."""
+_SHORT_LENGTH = 0.999
+"""The same for half of the canaries if the clip adapts to the median, so that canaries do not move the median."""
 _CHUNK = 64
+"""Canaries whose directions are in memory at a time."""
 
 
 class CanaryMean(PrivateMean):
-    """The differentially private mean of a run, in whose rounds ``count`` canaries take part."""
+    """The differentially private mean of a run with ``count`` additional canaries."""
 
     def __init__(self, mean: PrivateMean, count: int) -> None:
         super().__init__(mean.noise, mean.clip, mean.adapts, mean.rate, mean.clients + count, mean.rng)
         self.count = count
         self.moved: dict[str, torch.Tensor] = {}
-        """the changes of released models, summed, in units of the clip over the expected cohort"""
+        """summed changes of the released models, in units of clip / expected cohort"""
 
     def begin(self, downloaded: Params) -> Release:
-        """Return the mean of this round, to which the canaries that take part have sent their updates."""
+        """Return the mean of this round with the uploads of the participating canaries."""
         release = super().begin(downloaded)
         draw = self.rng("privacy", "canary cohort", self._round)
         present = np.flatnonzero(draw.random(self.count) < self.rate)
@@ -58,7 +59,7 @@ class CanaryMean(PrivateMean):
         return release
 
     def end_round(self) -> dict[str, Any]:
-        """Measure what was released, then end the round."""
+        """Record the change of the released model, then end the round."""
         release = self.release
         if release is not None and release.is_released:
             released, start = release.value(), release._downloaded
@@ -67,8 +68,8 @@ class CanaryMean(PrivateMean):
                 self.moved[name] = self.moved[name] + change if name in self.moved else change
         return super().end_round()
 
-    def measured(self, first: int, count: int) -> NDArray[np.float64]:
-        """Return how far released models moved along the directions of ``count`` canaries from number ``first``."""
+    def project(self, first: int, count: int) -> NDArray[np.float64]:
+        """Return the projections (count,) of the summed changes on the directions of canaries ``first`` and up."""
         like = {name: value.float() for name, value in self.moved.items()}
         parts = []
         for numbers in np.split(np.arange(first, first + count), range(_CHUNK, count, _CHUNK)):
@@ -80,7 +81,7 @@ class CanaryMean(PrivateMean):
 
     def _uploads(self, downloaded: Params, numbers: NDArray[np.int64]) -> Stacked:
         unit = self._directions(downloaded, numbers)
-        lengths = self.clip * np.where(self.adapts & (numbers % 2 == 1), _SHORTER, _LONGER)
+        lengths = self.clip * np.where(self.adapts & (numbers % 2 == 1), _SHORT_LENGTH, _LENGTH)
         factor = torch.from_numpy(lengths.astype(np.float32))
         return {
             name: start[None] + (factor.reshape(-1, *[1] * start.dim()) * unit[name]).to(start)
@@ -88,7 +89,7 @@ class CanaryMean(PrivateMean):
         }
 
     def _directions(self, like: Params, numbers: NDArray[np.int64]) -> Stacked:
-        """Return unit vectors of the numbered canaries over all tensors together, (k, ...) each."""
+        """Return the directions of k canaries as tensors (k, ...); each has norm 1 over all tensors together."""
         rows = [self._direction(like, int(number)) for number in numbers]
         return {name: torch.stack([row[name] for row in rows]) for name in like}
 
@@ -99,56 +100,42 @@ class CanaryMean(PrivateMean):
         return {name: torch.from_numpy(value / np.float32(norm)) for name, value in values.items()}
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """A run with differential privacy before its rounds, and its guarantee."""
+def audit_epsilon(predictor: StoredPredictor, count: int, execution: Execution) -> dict[str, Any]:
+    """Train the rounds again with ``count`` canaries and return the bounds on epsilon, for ``audit.json``.
 
-    run: Run
-    name: str
-    method: Method
-
-
-def audited(answerer: Answerer, count: int, execution: Execution) -> dict[str, Any]:
-    """Return what ``count`` canaries show of the epsilon of the rounds behind predictions: facts for ``audit.json``.
-
-    The rounds are trained again, with canaries beside the clients. Raises InputError for predictions without rounds of
-    differential privacy, or with no delta to bound epsilon at.
+    Raises InputError if the rounds had no differential privacy, or no delta.
     """
-    trained = _prepared(answerer, execution)
-    settings, mean = trained.run.settings, trained.run.privacy
+    run, name, method = _build_run(predictor, execution)
+    settings, mean = run.settings, run.privacy
     if mean is None or settings.dp_delta is None:
         raise InputError(
-            f"the rounds behind {answerer.artifact.path} had no differential privacy that canaries could audit",
+            f"canaries audit differential privacy, but {predictor.artifact.path} was trained with no differential "
+            "privacy, or without dp_delta",
             "pfl personalize fedavg PARTITION -o DIR --dp-epsilon 2 --dp-delta 1e-5",
         )
-    # The models of these rounds are not released, so that a seed may determine the noise: audits can be repeated.
-    mean.rng = partial(rng.generator, rng.integer(trained.run.seed, "privacy", "audit"))
+    # These models are never released, so their noise may come from the seed: an audit can be repeated.
+    mean.rng = partial(rng.generator, rng.integer(run.seed, "privacy", "audit"))
     canary_mean = CanaryMean(mean, count)
-    trained.run.privacy = canary_mean
-    play(trained.run, trained.name, trained.method, execution)
-    trained.run.engine.close()
-    _, epsilon = guarantee.plan(settings)
-    return facts(canary_mean, settings.dp_delta, epsilon)
-
-
-def check(count: int) -> None:
-    """Raise UsageError for a number of canaries from which no bound follows; 0 is none."""
-    if count < 0 or 0 < count < canaries.FEWEST:
-        raise UsageError(f"{count} canaries say too little; give {canaries.FEWEST} at least", "--canaries 200")
-
-
-def play(run: Run, name: str, method: Method, execution: Execution) -> None:
-    """Play all rounds of a run, of which nothing is kept but what its mean has released."""
+    run.privacy = canary_mean
     state, *_ = loop.set_up(run, method)
-    with execution.reporter.progress(f"{name} with canaries", run.settings.rounds) as advance:
-        for t in range(run.settings.rounds):
+    with execution.reporter.progress(f"{name} with canaries", settings.rounds) as advance:
+        for t in range(settings.rounds):
             state, _row = loop.play_round(run, name, method, state, t)
             advance(1, "")
+    run.engine.close()
+    _, epsilon = guarantee.plan(settings)
+    return summarize(canary_mean, settings.dp_delta, epsilon)
 
 
-def facts(mean: CanaryMean, delta: float, epsilon: float) -> dict[str, Any]:
-    """Return what the canaries of a finished run show, beside its accounted ``epsilon`` at ``delta``."""
-    estimate = canaries.estimate(mean.measured(0, mean.count), mean.measured(mean.count, mean.count), delta)
+def require_count(count: int) -> None:
+    """Raise UsageError for too few canaries to bound epsilon; 0 (no canaries) is allowed."""
+    if count < 0 or 0 < count < canaries.MIN_CANARIES:
+        raise UsageError(f"got {count} canaries; need at least {canaries.MIN_CANARIES}", "--canaries 200")
+
+
+def summarize(mean: CanaryMean, delta: float, epsilon: float) -> dict[str, Any]:
+    """Return the estimated epsilon of a finished run beside its accounted ``epsilon``, both at ``delta``."""
+    estimate = canaries.estimate(mean.project(0, mean.count), mean.project(mean.count, mean.count), delta)
     return {
         "canaries": mean.count,
         **asdict(estimate),
@@ -159,17 +146,18 @@ def facts(mean: CanaryMean, delta: float, epsilon: float) -> dict[str, Any]:
     }
 
 
-def _prepared(answerer: Answerer, execution: Execution) -> _Trained:
-    """Return the run whose rounds trained the models behind predictions: that of the backbone, if they have one."""
-    model = answerer.run
+def _build_run(predictor: StoredPredictor, execution: Execution) -> tuple[Run, str, Method]:
+    """Return the run whose rounds are audited, with its method; that of the backbone if the predictions have one."""
+    model = predictor.run
     if model is None:
-        raise InputError("a stack has no rounds of its own", "pfl audit one of the predictions that it pools")
+        raise InputError(
+            "a stack has no rounds to train with canaries", "pfl audit one of the predictions that it pools"
+        )
     data, backbone = partitions.read(model.partition), model.lineage["backbone"]
     if backbone is None:
-        return _Trained(model.run(data, model.execution(execution)), model.name, model.method)
+        return model.run(data, model.execution(execution)), model.name, model.method
     request = backbone.manifest.request
     method = run_request.method_of(backbone)
     settings = run_request.resolve_settings(request["settings"], {})
     cfg = config.build(method.Config, request["options"], request["method"])
-    run = build_run(data, method, cfg, settings, int(request["seed"]), execution)
-    return _Trained(run, request["method"], method)
+    return build_run(data, method, cfg, settings, int(request["seed"]), execution), request["method"], method

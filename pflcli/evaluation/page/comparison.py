@@ -1,4 +1,4 @@
-"""What a page shows of one comparison: rows of its table and scores of its clients, from the artifact alone."""
+"""Read a comparison for a page: rows of its table and scores of its clients, from its own files only."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pflcli.evaluation.metrics.metric import Metric
 Scores = NDArray[np.float64]
 
 KINDS = ("comparison", "evaluation")
-"""The kinds of artifacts that a page compares methods by."""
+"""The kinds of artifacts that compare methods on a page."""
 
-MOST = 200
-"""Up to so many clients each is drawn; of more, so many at even distances, and curves go through as many quantiles."""
+MAX_DRAWN = 200
+"""Greatest number of clients that are drawn; of more, this number at even distances."""
 
 _FIXED = {"method", "seed", "client", "name", "unseen", "gain"}
 
@@ -41,20 +41,20 @@ class Clients:
 
     names: list[str]
     keys: list[tuple[int, int]]
-    """seed and number of each client, (m,): the first seed under which it occurs"""
+    """the first seed under which each client occurs, and its number there, (m,)"""
     samples: Scores
-    """scored samples, (m,)"""
+    """numbers of scored samples, (m,)"""
     scores: dict[str, Scores]
-    """by method, (m,); nan where not known"""
+    """scores by method, (m,); nan where unknown"""
     baseline: Scores | None
-    """the baseline's, (m,)"""
+    """scores of the baseline, (m,)"""
     lower_is_better: bool
     tuned: dict[tuple[str, str], Scores]
-    """what clients chose by validation samples, (m,) by method and name of the value"""
+    """options that clients tuned on validation samples, (m,) by method and name of the option"""
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
-        """The clients as pictures show them, (m,): the worst served first, by the baseline or the mean over methods."""
+        """The order of clients in charts, (m,): the worst served first, by the baseline or the mean over methods."""
         with np.errstate(all="ignore"):
             reference = self.baseline
             if reference is None or np.isnan(reference).all():
@@ -64,21 +64,21 @@ class Clients:
 
     @property
     def drawn(self) -> NDArray[np.intp]:
-        """The clients that are drawn, in their order: all, or ``MOST`` at even distances with the first and last."""
+        """The clients that are drawn, in order: all, or ``MAX_DRAWN`` evenly spaced ones including both ends."""
         count = len(self.order)
-        if count <= MOST:
+        if count <= MAX_DRAWN:
             return self.order
-        return self.order[np.linspace(0, count - 1, MOST).round().astype(np.intp)]
+        return self.order[np.linspace(0, count - 1, MAX_DRAWN).round().astype(np.intp)]
 
     @property
     def is_thinned(self) -> bool:
-        """Whether not all clients are drawn."""
-        return len(self.names) > MOST
+        """Whether some clients are not drawn."""
+        return len(self.names) > MAX_DRAWN
 
 
 @dataclass(frozen=True)
-class Content:
-    """One comparison or evaluation, as far as its own files tell."""
+class Comparison:
+    """A comparison or evaluation with its table and its clients."""
 
     artifact: Artifact
     metrics: Mapping[str, Any]
@@ -88,7 +88,10 @@ class Content:
     def rows(self) -> list[Mapping[str, Any]]:
         """The rows of the table, best method first."""
         sign = -1 if self.metric.lower_is_better else 1
-        return sorted(self.metrics["methods"], key=lambda row: -_or(sign * value(row, self.metric.name), -math.inf))
+        return sorted(
+            self.metrics["methods"],
+            key=lambda row: -_replace_nan(sign * metric_value(row, self.metric.name), -math.inf),
+        )
 
     @property
     def methods(self) -> list[str]:
@@ -97,12 +100,12 @@ class Content:
 
     @property
     def metric(self) -> Metric:
-        """The metric that methods are ranked by."""
+        """The metric that ranks methods."""
         return catalogue.METRICS[_ranking(self.metrics)]
 
     @property
     def baseline(self) -> str | None:
-        """What gains are measured against: a method, ``global`` (the model that all share), or None."""
+        """The reference of gains: a method, ``global`` (the global model), or None."""
         name: str | None = self.metrics["baseline"]
         return name
 
@@ -113,14 +116,14 @@ class Content:
 
     @property
     def chosen(self) -> str:
-        """The method whose gains are drawn first: the best that is shown to be better, or the highest other one."""
+        """The method whose gains are drawn first: the best one shown to be better, else the best method."""
         best = self.metrics.get("conclusion", {}).get("best")
         compared = [label for label in self.methods if label != self.baseline]
         return str(best) if best in compared else (compared or self.methods)[0]
 
     @property
     def title(self) -> str:
-        """The name of the comparison: that of its folder."""
+        """The name of the comparison's folder."""
         path = self.artifact.path.resolve()
         return path.parent.name if path.name == self.artifact.kind else path.name
 
@@ -129,26 +132,26 @@ class Content:
         return next(row for row in self.metrics["methods"] if row["label"] == label)
 
 
-def value(row: Mapping[str, Any], name: str) -> float:
-    """Return a number of a method's row, nan where it is not known."""
+def metric_value(row: Mapping[str, Any], name: str) -> float:
+    """Return the value of a metric in a method's row, nan if unknown."""
     number = row["metrics"].get(name, {}).get("value")
     return math.nan if number is None else float(number)
 
 
-def _or(number: float, otherwise: float) -> float:
+def _replace_nan(number: float, otherwise: float) -> float:
     return otherwise if math.isnan(number) else number
 
 
 def _ranking(metrics: Mapping[str, Any]) -> str:
-    """Return the metric that methods are ranked by; raises InputError for one that this version does not know."""
+    """Return the metric that ranks methods; raises InputError if this version does not know it."""
     name: str = next(iter(metrics.get("metric", ())), catalogue.DEFAULT[0])
     if name not in catalogue.METRICS:
-        raise InputError(f"methods are ranked by '{name}', which a newer pfl knows", "pip install --upgrade pflcli")
+        raise InputError(f"methods are ranked by '{name}', which needs a newer pfl", "pip install --upgrade pflcli")
     return name
 
 
-def read(artifact: Artifact) -> Content:
-    """Return what a page shows of a comparison or an evaluation; raises InputError if a file of it is damaged."""
+def read_comparison(artifact: Artifact) -> Comparison:
+    """Read a comparison or an evaluation; raises InputError if a file is damaged."""
     metrics = evaluation.read(artifact)
     ranking = _ranking(metrics)
     text = artifact.read("clients.csv")
@@ -156,20 +159,20 @@ def read(artifact: Artifact) -> Content:
         words = {"method": str, "name": str}
         table = pd.read_csv(io.BytesIO(text), dtype=words, keep_default_na=False, na_values=[""], encoding="utf-8")
         table = table.astype({column: np.float64 for column in table.columns if column not in words})
-        clients = _clients(table, metrics, ranking, client_identity.is_one_partition(artifact))
-    return Content(artifact, metrics, clients)
+        clients = _read_clients(table, metrics, ranking, client_identity.is_one_partition(artifact))
+    return Comparison(artifact, metrics, clients)
 
 
-def _clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str, is_one_partition: bool) -> Clients:
-    """Return the clients of ``clients.csv``; one with a name in the data is the same under every seed."""
+def _read_clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str, is_one_partition: bool) -> Clients:
+    """Return the clients in ``clients.csv``; a client with a name in the data is the same under every seed."""
     seeds = table["seed"].nunique()
     number = table["client"].astype(int)
     words = "client " + number.astype(str)
     if seeds > 1 and not is_one_partition:
         words += ", seed " + table["seed"].astype(int).astype(str)
     name = table["name"].fillna("") if "name" in table else pd.Series("", table.index)
-    table = table.assign(who=name.where(name != "", words).map(vega.text))
-    # Numbers tell clients of the same name apart.
+    table = table.assign(who=name.where(name != "", words).map(vega.escape_name))
+    # Clients with the same name are distinguished by their numbers.
     unclear = table.duplicated(["method", "seed", "who"], keep=False)
     table["who"] = table["who"].where(~unclear, table["who"] + " (" + words + ")")
     table = table[table[f"n_{metrics['split']}"] > 0]
