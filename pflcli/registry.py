@@ -97,7 +97,8 @@ _USED = "PFL_USED_FILES"
 
 def used_files() -> dict[str, Path]:
     """Return the users' files that this command uses, by ``group/name``, such as ``methods/mine``."""
-    return {key: Path(file) for key, file in json.loads(os.environ.get(_USED, "{}")).items()}
+    used = os.environ.get(_USED)
+    return {key: Path(file) for key, file in json.loads(used).items()} if used else {}
 
 
 def is_file(word: str) -> bool:

@@ -70,7 +70,6 @@ def command(
     Examples:
         pfl show runs/knn-per --lineage --verify
         pfl show runs/c/comparison --plot accuracy.pdf
-        pfl show runs/c/comparison --latex
     """
     from pflcli.artifacts.open_by_path import open_one
     from pflcli.commands import show

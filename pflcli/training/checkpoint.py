@@ -100,7 +100,9 @@ def unpack(content: bytes, work: ArtifactWriter, run: Run) -> tuple[Progress, di
         if facts.pop("seal") != _seal(facts, flat):
             raise ValueError
     except Exception:  # a parser raises anything on a damaged file
-        raise InputError(f"the checkpoint {path} is damaged", f"rm -r {work.folder}, and start again") from None
+        raise InputError(
+            f"the checkpoint {path} is damaged", f"remove it (rm -r {work.folder}), and start again"
+        ) from None
     flat, known = {name: flat[name] for name in json.loads(facts["names"])}, dict[int, ModelTable]()
     # The tables of the last round come first, because those of the best round are snapshots of them.
     state, best, joined = (

@@ -38,5 +38,5 @@ def noise_seed(settings: Settings, spec: ArtifactSpec, partition: Artifact, writ
     content = writer.keep(FILE, f"{_TEXT}{secrets.token_hex(32)}\n".encode)
     match = re.fullmatch(rf"{re.escape(_TEXT)}([0-9a-f]{{64}})\n", content.decode("utf-8", "replace"))
     if match is None:
-        raise InputError(f"{writer.folder / FILE} is damaged", f"rm -r {writer.folder}, and start again")
+        raise InputError(f"{writer.folder / FILE} is damaged", f"remove it (rm -r {writer.folder}), and start again")
     return int(match[1], 16)

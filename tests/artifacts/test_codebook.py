@@ -146,8 +146,8 @@ def test_pictures_name_clients_and_classes(monkeypatch, artifacts, tmp_path):
     from pflcli.evaluation import artifact_charts
 
     drawn = {}
-    monkeypatch.setattr(artifact_charts, "holdings", lambda *args: drawn.update(holdings=args) or b"")
-    monkeypatch.setattr(artifact_charts, "neighbours", lambda *args: drawn.update(neighbours=args) or b"")
+    monkeypatch.setattr(artifact_charts, "draw_holdings", lambda *args: drawn.update(holdings=args) or b"")
+    monkeypatch.setattr(artifact_charts, "draw_neighbours", lambda *args: drawn.update(neighbours=args) or b"")
     artifact_charts.draw_partition(open_artifact(artifacts / "p"))
     _, title, _, _, names, classes = drawn["holdings"]
     assert title == "visits.csv, natural, 3 clients"

@@ -123,7 +123,7 @@ def test_the_best_single_method_and_the_bound_stand_beside_it(stacked):
     assert beside["bound"]["bottom_decile"]["value"] == pytest.approx(np.mean([table[seed].min() for seed in (0, 1)]))
     accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in metrics(stacked)["methods"]}
     assert beside["bound"]["accuracy"]["value"] >= max(accuracy[name] for name in METHODS)
-    (line,) = (line for line in (stacked / "comparison" / "table.md").read_text().splitlines() if "a bound" in line)
+    (line,) = (line for line in (stacked / "comparison" / "table.md").read_text().splitlines() if "upper bound" in line)
     assert line.startswith(f"`stack` pools fedavg, fedavg-plus, local: accuracy {100 * accuracy['stack']:.1f} %")
     assert f"{100 * np.mean(single):.1f} %" in line
     assert f"{100 * np.mean(bound):.1f} %" in line

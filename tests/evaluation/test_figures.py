@@ -116,7 +116,7 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
     for words, message in [
         ((tmp_path / "m", *x, "--plot-rounds", "2"), "has no attention of round 2"),
         ((tmp_path / "m", *y, "--plot-rounds", "5"), "it has that of rounds 3 to 4"),
-        ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last are not whole numbers"),
+        ((tmp_path / "m", *x, "--plot-rounds", "last"), "--plot-rounds last is not"),
         ((tmp_path / "m", "--plot-rounds", "3"), "--plot-rounds needs --plot or --attention"),
         ((tmp_path / "g", *x, "--plot-rounds", "3"), "has no attention"),
         ((tmp_path / "g", *y), "has no attention"),

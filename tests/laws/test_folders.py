@@ -91,7 +91,7 @@ def test_the_folder_is_accepted_or_choices_are_listed(pfl, small, folders, tmp_p
 
     ran = run(folders / made_by)
     assert "is not a pfl artifact" not in ran.err
-    if ran.code and "choose one of" not in ran.err and "it holds" not in ran.err:
+    if ran.code and "choose one of" not in ran.err and "it contains" not in ran.err:
         # What is wrong then is wrong with the predictions in the folder: with their own path it is the same.
         predictions, *others = open_by_path.open_all(folders / made_by, "predictions")
         assert not others

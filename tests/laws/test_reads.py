@@ -81,7 +81,7 @@ def test_what_a_source_was_made_from_is_read_too(small_copy, pfl, tree, line):
     before = tree(small_copy.root)
     ran = pfl(*line.format(**vars(small_copy)).split(), "-o", small_copy.p, "--force")
     assert ran.code == ConflictError.exit_code
-    assert f"{small_copy.p} is an input" in ran.err
+    assert f"{small_copy.p} is in the lineage" in ran.err
     assert tree(small_copy.root) == before
 
 

@@ -294,4 +294,4 @@ def test_a_damaged_table(small, tmp_path):
     path.write_bytes(flipped(0.5)(path.read_bytes()))
     with pytest.raises(InputError, match=r"table-0\.rows is damaged: row \d+ differs from what was written") as error:
         step(Stop())
-    assert error.value.fix == (f"rm -r {tmp_path / 'out.partial'}, and start again",)
+    assert error.value.fix == (f"remove it (rm -r {tmp_path / 'out.partial'}), and start again",)
