@@ -232,6 +232,7 @@ def test_queries_that_are_no_numbers_have_no_neighbours(compiled):
     assert (np.delete(result.label, [4, 7], axis=0) >= 0).all()
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("clients", "size", "own", "pays"),
     [
