@@ -64,6 +64,7 @@ def test_a_link_to_itself_is_an_error(pfl, small, tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="macOS does not limit the address space")
+@pytest.mark.compiled  # without compiled loops the run fits into so little
 def test_too_little_address_space_is_an_error(small, tmp_path):
     done = shell(f"ulimit -v 700000; {PFL} personalize local {small.p} -o {tmp_path / 'l'} --model mlp --rounds 1")
     assert done.returncode in (3, 5), done.stderr
