@@ -15,6 +15,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
+from pflcli.engine import backend
 from pflcli.execution import Execution
 
 FORCE = Execution(force=True)
@@ -109,3 +110,10 @@ def chart_rows(node):
         return []
     own = node["data"]["values"] if "data" in node else []
     return own + [row for key, item in node.items() if key != "data" for row in chart_rows(item)]
+
+
+def set_own_products(monkeypatch, own):
+    """Set whether pfl computes matrix products itself; without effect where acceleration is off."""
+    products = backend.part("products")
+    if products is not None:
+        monkeypatch.setattr(products, "OWN", own)

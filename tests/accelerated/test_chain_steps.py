@@ -22,8 +22,6 @@ from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.worker_net import WorkerNet
 from pflcli.methods import feddbe, fedproto, fedrod, pfedme
 
-pytestmark = pytest.mark.compiled
-
 CHAINS = {
     "two layers": ((12, 7, True), (7, 3, False)),
     "three layers": ((12, 7, True), (7, 5, True), (5, 3, False)),

@@ -14,8 +14,6 @@ import pytest
 
 from pflcli.accelerated import compiler
 
-pytestmark = pytest.mark.compiled
-
 INNER = """
 from pflcli.accelerated.compiler import compiled
 

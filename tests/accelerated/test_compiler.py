@@ -11,13 +11,10 @@ from pathlib import Path
 
 import numba
 import numpy as np
-import pytest
 from numba.core import event
 
 import pflcli
 from pflcli.accelerated import compiler
-
-pytestmark = pytest.mark.compiled
 
 LOOPS = """
 import sys

@@ -6,12 +6,9 @@ import math
 from statistics import NormalDist
 
 import numpy as np
-import pytest
 
 from pflcli.accelerated import elementary
 from pflcli.accelerated.compiler import compiled
-
-pytestmark = pytest.mark.compiled
 
 KEY = np.asarray([0xA4093822, 0x299F31D0], dtype=np.uint32)
 

@@ -6,8 +6,6 @@ import pytest
 from pflcli.accelerated import instructions
 from pflcli.accelerated.compiler import compiled
 
-pytestmark = pytest.mark.compiled
-
 
 @compiled
 def subtract(count, a, b, c, rows, width, step):

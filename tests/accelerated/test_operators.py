@@ -14,8 +14,6 @@ from pflcli import models
 from pflcli.accelerated import operators
 from pflcli.accelerated.operators import ChannelsLast, PixelLinear, RectifiedPool, SmallDepthwise
 
-pytestmark = pytest.mark.compiled
-
 
 def formed(conv, form):
     other = copy.deepcopy(conv)

@@ -8,8 +8,6 @@ import torch
 from pflcli.accelerated import instructions, products
 from pflcli.accelerated.compiler import compiled
 
-pytestmark = pytest.mark.compiled
-
 SHAPES = [
     *((m, n, k) for m in (1, 2, 5, 7, 13) for n in (1, 4, 6, 10) for k in (1, 7, 16, 37)),
     (3, 5, 1025),

@@ -20,8 +20,6 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.worker_net import WorkerNet
 
-pytestmark = pytest.mark.compiled
-
 
 def depthwise(channels, stride=1, **how):
     return nn.Conv2d(channels, channels, 3, stride=stride, padding=1, groups=channels, bias=False, **how)

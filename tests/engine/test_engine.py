@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
+from helpers import set_own_products
 from pflcli import models, parameters, registry, rng
-from pflcli.accelerated import products
 from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain, numerics, stacked, strategy
 from pflcli.engine.engine import Engine
@@ -88,7 +88,7 @@ def one_stack(monkeypatch, request):
     """Few clients in one stack: a stack of one would be the loop, which it is compared with."""
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
     if "callspec" in dir(request.node) and request.node.callspec.params.get("kind") == "compiled chain":
-        monkeypatch.setattr(products, "OWN", True)
+        set_own_products(monkeypatch, True)
         monkeypatch.setattr(linear_chain, "LARGE", 0)
 
 
@@ -164,7 +164,7 @@ def test_local_sgd_is_sgd(name, mode, kind):
 
 
 def test_compiled_loops_train_a_single_layer(monkeypatch):
-    monkeypatch.setattr(products, "OWN", True)
+    set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     data = worlds.federation()
     net = models.create("logistic", data.in_shape, worlds.CLASSES, 0)
@@ -585,7 +585,7 @@ def test_a_chain_answers_as_its_network_does_to_the_bit(model):
 
 @pytest.mark.compiled
 def test_compiled_predictions_of_a_chain_agree_with_its_network_and_do_not_depend_on_threads(monkeypatch):
-    monkeypatch.setattr(products, "OWN", True)
+    set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     data, predictions = worlds.federation(), []
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
@@ -885,7 +885,7 @@ def test_the_engine_says_how_clients_train_and_why():
 
 @pytest.mark.compiled
 def test_compiled_chains_may_lack_biases(monkeypatch):
-    monkeypatch.setattr(products, "OWN", True)
+    set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     data = worlds.federation()
     torch.manual_seed(0)
@@ -908,7 +908,7 @@ def test_compiled_chains_may_lack_biases(monkeypatch):
 @pytest.mark.parametrize("most", [1, 64])
 def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most, monkeypatch):
     """In stacks of two, where no client has more than a few samples; a client without samples predicts none."""
-    monkeypatch.setattr(products, "OWN", True)
+    set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     monkeypatch.setattr(thread_executor, "_STACK", 2)
     monkeypatch.setitem(thread_executor.BATCH, "cpu", 1)

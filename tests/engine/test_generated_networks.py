@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters
-from pflcli.accelerated import operators
 from pflcli.engine import backend
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, batches
@@ -260,7 +259,8 @@ def agree(draw, kind):
     # Where a norm meets one or two values the gradient is ill-conditioned: nothing can be told from it.
     if not all(value.abs().max() < 1e3 for _, params in expected for value in params.values()):
         return None
-    form = operators.tuned(net.float(), shape).double()
+    operators = backend.part("operators")
+    form = (operators.tuned(net.float(), shape) if operators else net).double()
     net.double()
     with torch.no_grad():
         for into, value in zip(form.parameters(), [start[name] for name, _ in form.named_parameters()], strict=True):

@@ -13,10 +13,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import worlds
+from helpers import set_own_products
 from pflcli import models, parameters, rng
-from pflcli.accelerated import chains, products
-from pflcli.accelerated.chains import CompiledChainNetwork
-from pflcli.accelerated.program import CompiledNetwork
 from pflcli.engine import backend, gradients, linear_chain, networks, strategy
 from pflcli.engine import engine as engines
 from pflcli.engine.engine import Engine
@@ -60,10 +58,11 @@ def forms(kind, net, shape, trained):
     if kind == "mlp":
         yield networks.VmappedNetwork(copy.deepcopy(net), trained, "float32"), 2
         yield linear_chain.ChainNetwork(linear_chain.layers(net), trained), 2
-        yield CompiledChainNetwork(linear_chain.layers(net), trained), 2
+        if backend.why_off() is None:
+            yield backend.chain_network(linear_chain.layers(net), trained), 2
     elif backend.why_off() is None:
         own = copy.deepcopy(net)
-        yield CompiledNetwork(own, trained, backend.program(own, shape)), 1
+        yield backend.network(own, trained, backend.program(own, shape)), 1
 
 
 @pytest.mark.parametrize("kind", ["mlp", "mobile", "cnn"])
@@ -271,7 +270,8 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
 @pytest.mark.parametrize("rows", [None, 2])
 def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
     """In every form, whole layers or two rows of the first at a time; bit by bit those of each client alone."""
-    if rows:
+    chains = backend.part("chains")
+    if rows and chains:
         monkeypatch.setattr(chains, "_ROWS", rows * 4 * 12)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(12, 7, bias=bias), nn.ReLU()), nn.Linear(7, 3, bias=bias))
     names = [name for name, _ in net.named_parameters()]
@@ -302,7 +302,7 @@ def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
 @pytest.mark.compiled
 def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
     """Each client's are those by autograd in double precision, and with pfl's own products do not depend on others."""
-    monkeypatch.setattr(products, "OWN", own)
+    set_own_products(monkeypatch, own)
     net, shape = cnn()
     net, draw = net.float(), torch.Generator().manual_seed(1)
     reference, names = copy.deepcopy(net).double(), [name for name, _ in net.named_parameters()]
@@ -313,7 +313,7 @@ def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
     shares = torch.rand(3, 5, generator=draw) / 5
     x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    network = CompiledNetwork(net, [], backend.program(net, shape))
+    network = backend.network(net, [], backend.program(net, shape))
     before = {name: value.clone() for name, value in basis.items()}
     with torch.no_grad():
         batches = [
@@ -347,7 +347,7 @@ def test_bits_are_independent_of_a_stack_by_own_products_alone(monkeypatch):
         net, shape = make()
         worker_net = WorkerNet.compile(net.float(), shape)
         for own in (False, True):
-            monkeypatch.setattr(products, "OWN", own)
+            set_own_products(monkeypatch, own)
             assert strategy.is_independent(worker_net, plan, "loop") == (own and compiles)
             assert not strategy.is_independent(worker_net, replace(plan, lockstep=False), "loop")
             assert not strategy.is_independent(worker_net, replace(plan, precision="bfloat16"), "loop")
@@ -361,7 +361,7 @@ def test_padding_changes_no_bit_of_what_mixtures_give():
     shares, y = torch.rand(30, 5, generator=draw), torch.randint(3, (30, 112), generator=draw)
     x, weight = torch.rand(30, 112, *shape, generator=draw), torch.rand(30, 112, generator=draw)
     weight[:, 100:] = 0
-    network = CompiledChainNetwork(linear_chain.layers(net), [*basis])
+    network = backend.chain_network(linear_chain.layers(net), [*basis])
     batches = [gradients.StackedBatch(x[:, :n], y[:, :n], weight[:, :n], {}, {}) for n in (100, 112)]
     results = [network.mixture_gradient(shares, basis, batch) for batch in batches]
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
@@ -380,7 +380,7 @@ def by_representations(network, params, batch):
 @pytest.mark.parametrize("compiles", [False, True])
 def test_rules_train_alike_whoever_takes_the_step(momentum, compiles, monkeypatch):
     if compiles:
-        monkeypatch.setattr(products, "OWN", True)
+        set_own_products(monkeypatch, True)
         monkeypatch.setattr(linear_chain, "LARGE", 0)
     data = worlds.federation()
     torch.manual_seed(0)
@@ -405,7 +405,7 @@ def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):
         engines, "_MIN_STACKS", 1
     )  # so that clients of a stack stand in another order than they are asked
     if kind == "compiled mlp":
-        monkeypatch.setattr(products, "OWN", True)
+        set_own_products(monkeypatch, True)
         monkeypatch.setattr(linear_chain, "LARGE", 0)
     data = worlds.federation()
     torch.manual_seed(0)

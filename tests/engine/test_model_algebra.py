@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli.accelerated import products
+from helpers import set_own_products
 from pflcli.engine import model_algebra
 from pflcli.parameters.model_table import ModelTable, rows_apart
 from pflcli.parameters.row_storage import InMemoryRows
@@ -72,7 +72,7 @@ def test_means_of_most_models_are_one_product(monkeypatch):
 @pytest.mark.compiled
 @pytest.mark.parametrize("stride", [4096, 4097])
 def test_independent_mixtures_are_the_same_alone_and_far_from_each_other(stride, monkeypatch):
-    monkeypatch.setattr(products, "OWN", True)
+    set_own_products(monkeypatch, True)
     shares = torch.rand(5, 3)
     models = {"w": torch.randn(3, stride)[:, :4095].view(3, 15, 273), "b": torch.randn(3, 2), "one": torch.randn(3)}
     models |= {"none": torch.randn(3, 0), "count": torch.tensor([1, 2, 3])}

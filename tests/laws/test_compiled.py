@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import worlds
+from helpers import set_own_products
 from pflcli import registry
-from pflcli.accelerated import products
 from pflcli.engine import linear_chain
 
 OPTIONS = {"apfl": {"adaptive": True, "alpha_lr": 5.0}, "fedham": {"warmup": 1, "sketch": 16}}
@@ -21,7 +21,7 @@ def test_compiled_loops_train_as_operators_do(method, options, monkeypatch):
     """After three rounds: in the first, personal models do not differ from the global one yet."""
     answers = []
     for compiles in (False, True):
-        monkeypatch.setattr(products, "OWN", compiles)
+        set_own_products(monkeypatch, compiles)
         monkeypatch.setattr(linear_chain, "LARGE", 0)
         run = worlds.run(method, options=options, rounds=3, participation=1.0)
         answers.append(worlds.answers(method, run, worlds.play(method, run))["test"])
