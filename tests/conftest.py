@@ -20,6 +20,11 @@ from pflcli.__main__ import main
 # As the command line sets it, and before torch is imported: idle threads that spin take the cores of other workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from pflcli.engine import backend
+
+collect_ignore = ["accelerated"] if backend.why_off() else []
+"""The tests of compiled code import it."""
+
 NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "au", "sw", "ud", "nc")
 
 # A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and a child of theirs would too.
@@ -39,8 +44,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long tests out unless they are asked for, and those of compiled loops where there are none."""
-    from pflcli.engine import backend
-
     if not config.getoption("--long"):
         long = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if item not in long]

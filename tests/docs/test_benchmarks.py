@@ -92,6 +92,7 @@ def test_the_published_setting_runs_and_says_that_it_extrapolates(gpu, capsys):
     assert "extrapolated from 2 rounds, not measured" in capsys.readouterr().out
 
 
+@pytest.mark.compiled
 def test_the_ceiling_counts_convolutions_directly(monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
     ceiling = importlib.import_module("subjects.ceiling")

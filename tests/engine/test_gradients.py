@@ -295,7 +295,7 @@ def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
                 torch.testing.assert_close(by_share[row], torch.autograd.grad(loss, leaf)[0], rtol=1e-4, atol=1e-5)
                 if network.compiled:
                     compiled.add((client, *by_share[row].tolist()))
-    assert len(compiled) == 2
+    assert len(compiled) == (0 if backend.why_off() else 2)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -354,6 +354,7 @@ def test_bits_are_independent_of_a_stack_by_own_products_alone(monkeypatch):
             assert not strategy.is_independent(worker_net, plan, "stacked")
 
 
+@pytest.mark.compiled
 def test_padding_changes_no_bit_of_what_mixtures_give():
     net, shape = mlp()
     draw = torch.Generator().manual_seed(1)

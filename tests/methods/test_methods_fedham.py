@@ -16,11 +16,10 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import worlds
+from helpers import set_own_products
 from pflcli import config, models, parameters, rng
-from pflcli.accelerated import products
-from pflcli.accelerated.chains import CompiledChainNetwork
+from pflcli.engine import backend, linear_chain
 from pflcli.engine import engine as engines
-from pflcli.engine import linear_chain
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, dense
@@ -246,13 +245,14 @@ def stack_of_two():
     return net, theta, StackedBatch(x, y, torch.full((2, 6), 1 / 6), own, shared)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (0, 1, 0), (1, 0, 1)])
 def test_compiled_vectors_are_those_by_autograd_and_of_each_client_alone(slots):
     net, theta, batch = stack_of_two()
     batch.shared["slots"] = torch.tensor(slots).float()
     chain, results = linear_chain.layers(net), []
     with torch.no_grad():
-        for network in (linear_chain.ChainNetwork(chain, ()), CompiledChainNetwork(chain, ())):
+        for network in (linear_chain.ChainNetwork(chain, ()), backend.chain_network(chain, ())):
             results.append(ham.gradients(network, theta, batch))
         (expected_losses, expected), (losses, grads) = results
         torch.testing.assert_close(losses, expected_losses)
@@ -830,7 +830,7 @@ def test_processes_train_ham_as_threads_do(lam):
 @pytest.mark.compiled
 def test_each_worker_trains_one_stack_of_ham_with_the_same_bytes(monkeypatch):
     """Compiled loops serve the network, and clients share more than a stack may have."""
-    monkeypatch.setattr(products, "OWN", True)
+    set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     monkeypatch.setattr(engines, "_STACK_BYTES", {"cpu": 1})
     states, stacks = [], []
@@ -864,7 +864,7 @@ def image_run(threads):
 
 def test_each_worker_trains_one_stack_of_ham_by_a_program_with_the_same_bytes(monkeypatch):
     """What clients share is read once per step for all clients of a worker."""
-    monkeypatch.setattr(products, "OWN", True)
+    set_own_products(monkeypatch, True)
     monkeypatch.setattr(engines, "_STACK_BYTES", {"cpu": 1})
     states = [worlds.play("fedham", image_run(threads)) for threads in (1, 2, 5)]
     assert worlds.same(*states[:2])

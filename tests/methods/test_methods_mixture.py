@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 import worlds
+from helpers import set_own_products
 from pflcli import parameters, rng
-from pflcli.accelerated import products
 from pflcli.engine import gradients, linear_chain
 from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.methods import fedhealth, per_fedavg, pfedme
@@ -20,7 +20,7 @@ from pflcli.methods import fedhealth, per_fedavg, pfedme
 @pytest.fixture(params=["loop", "stacked", "compiled"])
 def mode(request, monkeypatch):
     """A mode of the engine, or the compiled loops, which otherwise only networks of 100,000 weights use."""
-    monkeypatch.setattr(products, "OWN", request.param == "compiled")
+    set_own_products(monkeypatch, request.param == "compiled")
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     return "auto" if request.param == "compiled" else request.param
 

@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 
 import worlds
 from pflcli import parameters, rng
-from pflcli.accelerated import pfedgp as compiled
 from pflcli.engine import backend
 from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.networks import AutogradNetwork
@@ -20,6 +19,8 @@ from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
 from pflcli.methods.parts import class_tree, tree_likelihood
 from pflcli.methods.parts import gaussian_process as gp
+
+compiled = pytest.importorskip("pflcli.accelerated.pfedgp", exc_type=ImportError)
 
 PRIOR = gp.Prior()
 

@@ -9,8 +9,8 @@ from scipy import special
 from torch.nn import functional
 
 import worlds
+from helpers import set_own_products
 from pflcli import parameters, rng
-from pflcli.accelerated import products
 from pflcli.engine import linear_chain
 from pflcli.federation.attendance import Diverged
 from pflcli.methods import pfedfda
@@ -44,7 +44,7 @@ def plain(params):
 
 
 def use_compiled_loops(monkeypatch):
-    monkeypatch.setattr(products, "OWN", True)
+    set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters, registry, sources
-from pflcli.accelerated import operators
+from pflcli.engine import backend
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
@@ -279,8 +279,8 @@ def test_a_torchvision_network_in_two_parts_is_the_same_network(member):
     x = torch.rand(2, *COLOUR)
     with torch.no_grad():
         torch.testing.assert_close(net.eval()(x), original(x))
-        # The engine's forms of convolutions compute the same.
-        torch.testing.assert_close(operators.tuned(net, COLOUR)(x), original(x), rtol=1e-4, atol=1e-4)
+        if operators := backend.part("operators"):  # the engine's forms of convolutions compute the same
+            torch.testing.assert_close(operators.tuned(net, COLOUR)(x), original(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("member", ["alexnet", "efficientnet_b0", "convnext_tiny"])

@@ -1,0 +1,126 @@
+"""Laws: properties of every method, model, scheme, upload step, aggregator and dataset, each tested by a function.
+
+``pfl check`` judges a file by the laws of its group, and the tests of the package do so for the built-in files. Each
+group has a module here. Its laws run on a small federation in memory (``small_federation``) and need no artifact.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pflcli import registry
+from pflcli.errors import PflError
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is judged: a file of the registry, with its options."""
+
+    group: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class BrokenLawError(Exception):
+    """A law does not hold; the message says what was seen."""
+
+
+class NotApplicable(Exception):
+    """A law says nothing about this subject; the message says why."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """A property of every file of a group.
+
+    ``test(subject)`` raises BrokenLawError if it does not hold. The docstring of ``test`` begins with the property;
+    its second paragraph says why it matters.
+    """
+
+    group: str
+    test: Callable[[Subject], None]
+
+    @property
+    def name(self) -> str:
+        """The name by which ``pfl check --only`` selects the law."""
+        return self.test.__name__.replace("_", "-")
+
+    @property
+    def statement(self) -> str:
+        """The property in one sentence."""
+        return " ".join(self._paragraphs[0].split())
+
+    @property
+    def reason(self) -> str:
+        """Why the property matters."""
+        return " ".join(self._paragraphs[1].split())
+
+    @property
+    def _paragraphs(self) -> list[str]:
+        return (self.test.__doc__ or "").strip().split("\n\n")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of judging a subject by a law, with the reason unless it passed."""
+
+    law: Law
+    result: Literal["passed", "failed", "not applicable"]
+    reason: str
+    seconds: float
+
+
+_LAWS: dict[str, list[Law]] = {}
+
+
+def law(group: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    """Return a decorator that makes a function a law of a group."""
+
+    def declare(test: Callable[[Subject], None]) -> Callable[[Subject], None]:
+        _LAWS.setdefault(group, []).append(Law(group, test))
+        return test
+
+    return declare
+
+
+def list_laws(group: str) -> list[Law]:
+    """Return the laws of a group, in the order of its module."""
+    importlib.import_module(f"pflcli.laws.{group}")
+    return _LAWS[group]
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise BrokenLawError with the message ``otherwise`` unless the law ``holds``."""
+    if not holds:
+        raise BrokenLawError(otherwise)
+
+
+def judge(law: Law, subject: Subject) -> Verdict:
+    """Judge a subject by a law. Any error in the subject breaks the law; the reason then names its file and line."""
+    began = time.monotonic()
+
+    def verdict(result: Literal["passed", "failed", "not applicable"], reason: str = "") -> Verdict:
+        return Verdict(law, result, reason, time.monotonic() - began)
+
+    try:
+        law.test(subject)
+    except NotApplicable as reason:
+        return verdict("not applicable", str(reason))
+    except BrokenLawError as broken:
+        return verdict("failed", str(broken))
+    except PflError as error:
+        return verdict("failed", error.message)
+    except Exception as error:
+        place = registry.place_of_failure(error)
+        return verdict("failed", f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}")
+    return verdict("passed")
+
+
+def judge_all(subject: Subject) -> Iterator[Verdict]:
+    """Judge a subject by all laws of its group, one after the other."""
+    for each in list_laws(subject.group):
+        yield judge(each, subject)

@@ -1,0 +1,506 @@
+"""The laws of methods."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load, save
+
+from pflcli import config, methods, registry
+from pflcli.engine.federation import SPLITS, Federation
+from pflcli.errors import ComputationError, UsageError
+from pflcli.federation.channel import LINKS
+from pflcli.federation.run import Run
+from pflcli.laws import BrokenLawError, NotApplicable, Subject, law, require
+from pflcli.laws import small_federation as small
+from pflcli.methods import Method, State
+from pflcli.parameters import TrainedClients
+from pflcli.parameters.model_table import ModelTable
+from pflcli.training import absences, loop, state_files
+
+_DIVERGING = 6
+"""The client whose training diverges: it is drawn for the first and the last of three rounds."""
+
+
+def _run(subject: Subject, **changes: Any) -> Run:
+    return small.make_run(subject.name, options=subject.options, **changes)
+
+
+def _play(subject: Subject, **changes: Any) -> tuple[Run, State]:
+    """Return a run of the method and the state after its rounds."""
+    run = _run(subject, **changes)
+    return run, small.play_rounds(subject.name, run)
+
+
+def _predict(
+    subject: Subject, run: Run, state: State, clients: NDArray[np.int64] | None = None
+) -> dict[str, NDArray[np.float32]]:
+    return small.predict(subject.name, run, state, clients)
+
+
+def _choices(subject: Subject, run: Run, state: State) -> dict[str, NDArray[np.float64]]:
+    """Return what clients chose on validation samples; empty if the method has nothing to choose."""
+    if not methods.load(subject.name).choices(run.cfg):
+        return {}
+    return small.choose(subject.name, run, state)
+
+
+def _require_rounds(subject: Subject) -> Method:
+    code = methods.load(subject.name)
+    if not code.has_rounds:
+        raise NotApplicable("the method has no rounds")
+    return code
+
+
+def _are_equal(a: State, b: State) -> bool:
+    """Return whether two states are equal, except for what was measured for charts."""
+    return small.are_equal(small.drop_measurements(a), small.drop_measurements(b))
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    return registry.card("methods", subject.name).facts
+
+
+@law("methods")
+def predictions_are_probabilities(subject: Subject) -> None:
+    """Every client's predictions are rows of probabilities, also those of clients without samples.
+
+    Metrics, calibration and prediction sets are defined for probabilities only.
+    """
+    run, state = _play(subject)
+    answers = _predict(subject, run, state)
+    require("test" in answers, "personalize predicts no test samples")
+    for split, p in answers.items():
+        shape = (int(run.federation.sizes(split).sum()), small.CLASSES)
+        require(p.shape == shape, f"predictions of the {split} samples are {p.shape} instead of {shape}")
+        require(p.dtype == np.float32, f"predictions are {p.dtype} instead of float32")
+        require(bool(np.isfinite(p).all() and (p >= 0).all()), f"a {split} prediction is negative or not finite")
+        worst = float(np.abs(p.sum(axis=1) - 1).max(initial=0))
+        require(worst <= 1e-6, f"a row of probabilities differs from a sum of 1 by {worst:.1e}")
+
+
+@law("methods")
+def the_same_seed_gives_the_same_bytes(subject: Subject) -> None:
+    """The same seed gives the same state and predictions, bit for bit, with any number of threads.
+
+    A result that nobody can repeat cannot be checked. Draw random numbers by ``run.rng``, never by a global generator.
+    """
+    for mode in ("loop", "stacked"):
+        (one, first), (three, second) = (_play(subject, seed=3, threads=threads, mode=mode) for threads in (1, 3))
+        require(small.are_equal(first, second), f"the state with 3 threads differs from that with 1 (engine {mode})")
+        a, b = _predict(subject, one, first), _predict(subject, three, second)
+        same = all(a[split].tobytes() == b[split].tobytes() for split in a)
+        require(same, f"predictions with 3 threads differ from those with 1 (engine {mode})")
+
+
+@law("methods")
+def another_seed_gives_other_predictions(subject: Subject) -> None:
+    """Another seed gives other predictions.
+
+    Otherwise the standard deviation over seeds says nothing.
+    """
+    first, second = (_predict(subject, *_play(subject, seed=seed))["test"] for seed in (0, 1))
+    require(not np.array_equal(first, second), "seeds 0 and 1 give the same predictions")
+
+
+@law("methods")
+def validation_samples_only_choose(subject: Subject) -> None:
+    """Nothing is trained on validation samples; clients only choose by them, and the method names its choices.
+
+    Validation accuracy and early stopping mean nothing for a model that was trained on these samples.
+    """
+    run, first = _play(subject)
+    run.choices = chosen = _choices(subject, run, first)
+    runs = [run, _run(subject, data=small.replace_samples(small.make_federation(), "validation"))]
+    for each in runs:
+        each.choices = chosen
+    states = [first, small.play_rounds(subject.name, runs[1])]
+    require(_are_equal(*states), "the state depends on validation samples, although all choices are given")
+    a, b = (_predict(subject, run, state)["test"] for run, state in zip(runs, states, strict=True))
+    require(a.tobytes() == b.tobytes(), "predictions depend on validation samples, although all choices are given")
+
+
+@law("methods")
+def refit_trains_on_validation_samples(subject: Subject) -> None:
+    """With ``--refit``, validation samples are used exactly like training samples.
+
+    The final model may then use all samples except those for testing.
+    """
+    chosen = _choices(subject, *_play(subject))
+    moved = small.move_validation_to_training(small.make_federation())
+    runs = [_run(subject, refit=True), _run(subject, data=moved)]
+    for run in runs:
+        run.choices = chosen
+    states = [small.play_rounds(subject.name, run) for run in runs]
+    require(small.are_equal(*states), "the state differs from that with validation samples moved to training")
+    a, b = (_predict(subject, run, state)["test"] for run, state in zip(runs, states, strict=True))
+    require(a.tobytes() == b.tobytes(), "predictions differ from those with validation samples moved to training")
+    if not methods.load(subject.name).NEEDS:
+        without = _predict(subject, *_play(subject))["test"]
+        require(not np.array_equal(a, without), "predictions do not depend on the added validation samples")
+
+
+@law("methods")
+def nothing_is_learned_from_test_samples(subject: Subject) -> None:
+    """The state does not depend on test samples, nor on any sample of clients that join after training.
+
+    Test accuracy would otherwise be an optimistic estimate.
+    """
+    data = small.add_new_clients(small.make_federation(), ((11, 3, 4), *((3, 1, 2),) * 15))
+    new = data.clients[data.clients >= len(small.SIZES)]
+    _, expected = _play(subject, data=data, rounds=4)
+    for other, what in (
+        (small.replace_samples(data, "test"), "test samples"),
+        (small.replace_samples(data, *SPLITS, clients=new), "samples of new clients"),
+    ):
+        _, state = _play(subject, data=other, rounds=4)
+        require(small.are_equal(expected, state), f"the state depends on {what}")
+
+
+@law("methods")
+def clients_use_only_their_own_samples(subject: Subject) -> None:
+    """What a client trains, uploads and predicts depends on its own samples and on what it received, nothing else.
+
+    The law of locality: with the same state, a round and the predictions of a client are the same, bit for bit, if the
+    samples of all others are replaced. In a simulation it is easy to read other clients' samples by mistake; in a real
+    federation it is impossible.
+    """
+    data, code = small.make_federation(), methods.load(subject.name)
+    _, state = _play(subject, data=data, participation=1.0, mode="loop")
+    for client in (0, _DIVERGING):
+        others = np.setdiff1d(data.clients, [client])
+        replaced = small.replace_samples(data, *SPLITS, clients=others)
+        seen: list[tuple[Any, Any]] = []
+        for samples in (data, replaced):
+            run = _run(subject, data=samples, participation=1.0, mode="loop")
+            trained = _record_training(run, client)
+            if code.has_rounds:
+                code.train_round(run, copy.deepcopy(state), run.settings.rounds)
+            # Peers exchange models within a round: what follows the first training depends on what they sent.
+            sent = trained[:1] if code.KIND == "peer" else [*trained]
+            answers = _predict(subject, run, copy.deepcopy(state), np.asarray([client]))
+            seen.append((sent, answers))
+        (sent, answers), (other_sent, other_answers) = seen
+        same = len(sent) == len(other_sent) and all(map(small.are_equal, sent, other_sent))
+        require(same, f"what client {client} trains in a round depends on other clients' samples")
+        same = all(answers[split].tobytes() == other_answers[split].tobytes() for split in answers)
+        require(same, f"what client {client} predicts depends on other clients' samples")
+
+
+def _record_training(run: Run, client: int) -> list[dict[str, torch.Tensor]]:
+    """Return a list that gets the parameters of a client each time that it has trained."""
+    recorded: list[dict[str, torch.Tensor]] = []
+    train = run.engine.local_sgd
+
+    def watched(*args: Any, **kwargs: Any) -> Iterator[TrainedClients]:
+        for part in train(*args, **kwargs):
+            for place in np.flatnonzero(part.clients == client).tolist():
+                recorded.append({name: value[place].clone() for name, value in part.params.items()})
+            yield part
+
+    run.engine.local_sgd = watched  # type: ignore[method-assign]
+    return recorded
+
+
+@law("methods")
+def a_resumed_run_gives_the_same_bytes(subject: Subject) -> None:
+    """A run that is stopped after a round, stored and resumed ends with the same state and predictions.
+
+    The state must contain all that later rounds read, as tensors. A run of hours then survives a crash.
+    """
+    run, expected = _play(subject, rounds=4)
+    stopped = small.play_rounds(subject.name, _run(subject, rounds=4), last=2)
+    resumed_run = _run(subject, rounds=4)
+    stored = state_files.nest(load(save(state_files.flatten(stopped))), resumed_run)
+    resumed = small.play_rounds(subject.name, resumed_run, first=2, state=stored)
+    require(small.are_equal(expected, resumed), "the state after resuming differs")
+    a, b = _predict(subject, run, expected), _predict(subject, resumed_run, resumed)
+    require(all(np.array_equal(a[split], b[split]) for split in a), "predictions after resuming differ")
+
+
+@law("methods")
+def zero_rounds_are_enough_to_predict(subject: Subject) -> None:
+    """With zero rounds, the state can be stored and clients predict.
+
+    The start of a learning curve is a run without rounds.
+    """
+    run, state = _play(subject, rounds=0)
+    save(state_files.flatten(state))
+    require("test" in _predict(subject, run, state), "personalize predicts no test samples")
+
+
+@law("methods")
+def the_order_of_clients_does_not_matter(subject: Subject) -> None:
+    """``personalize`` gives a client the same predictions in any order of the clients that it is called with.
+
+    Clients are personalized in batches that fit into memory.
+    """
+    run, state = _play(subject)
+    forward = _predict(subject, run, state)
+    backward = _predict(subject, run, state, run.clients[::-1].copy())
+    for split in forward:
+        sizes = run.federation.sizes(split)
+        ends = np.cumsum(sizes)[:-1], np.cumsum(sizes[::-1])[:-1]
+        parts = np.split(forward[split], ends[0]), np.split(backward[split], ends[1])[::-1]
+        same = all(map(np.array_equal, *parts))
+        require(same, f"{split} predictions change when clients are passed in reverse order")
+
+
+@law("methods")
+def a_client_predicts_the_same_alone(subject: Subject) -> None:
+    """``personalize`` gives a client the same predictions alone and together with others, up to rounding.
+
+    ``pfl predict`` and ``pfl export`` personalize one client.
+    """
+    run, state = _play(subject)
+    together = _predict(subject, run, state)["test"]
+    ends = np.concatenate([[0], np.cumsum(run.federation.sizes("test"))])
+    for client in run.clients:
+        alone = _predict(subject, run, state, np.asarray([client]))["test"]
+        difference = float(np.abs(alone - together[ends[client] : ends[client + 1]]).max(initial=0))
+        require(
+            difference <= 2e-7, f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}"
+        )
+
+
+@law("methods")
+def only_links_of_its_kind_carry_bytes(subject: Subject) -> None:
+    """Only the links of the method's KIND carry bytes, and none while clients personalize.
+
+    The byte columns of tables are counted where models are sent: ``run.download``, ``run.average``, ``run.send``.
+    """
+    run, state = _play(subject)
+    before = dict(run.traffic)
+    _predict(subject, run, state)
+    require(run.traffic == before, "bytes were sent while clients personalized")
+    kind = _facts(subject)["KIND"]
+    used = {link for link, sent_bytes in run.traffic.items() if sent_bytes}
+    require(used <= set(LINKS[kind]), f"a method of kind {kind} sent over {', '.join(sorted(used))}")
+    if methods.load(subject.name).has_rounds and kind == "server":
+        require(used == {"up", "down"}, f"bytes were sent {' and '.join(sorted(used)) or 'nowhere'}, not up and down")
+
+
+@law("methods")
+def personalize_does_not_change_the_state(subject: Subject) -> None:
+    """``personalize`` changes neither the state nor the backbone.
+
+    It is called during training to measure accuracy, and again for each batch of clients.
+    """
+    run, state = _play(subject)
+    before, backbone = copy.deepcopy(state), copy.deepcopy(run.backbone)
+    _predict(subject, run, state)
+    require(small.are_equal(before, state), "personalize changed the state")
+    require(small.are_equal(backbone, run.backbone), "personalize changed the backbone")
+
+
+@law("methods")
+def clients_predict_with_the_global_model_unless_declared(subject: Subject) -> None:
+    """Clients predict with ``state["global"]``, unless the file has ``PERSONAL_MODELS`` or ``ADAPTS`` (not both).
+
+    The accuracies in ``rounds.csv`` are measured with the models that these declare.
+    """
+    facts = _facts(subject)
+    declared = {"PERSONAL_MODELS", "ADAPTS"} & set(facts)
+    require(len(declared) < 2, "the file has both PERSONAL_MODELS and ADAPTS")
+    if declared or facts["KIND"] in ("posthoc", "local"):
+        return
+    run, state = _play(subject)
+    require("global" in state, 'the state has no "global" model, and the file no PERSONAL_MODELS or ADAPTS')
+    expected = run.predictor(run.clients, state["global"]).answer("validation")["p"]
+    same = np.array_equal(_predict(subject, run, state)["validation"], expected)
+    require(same, 'clients do not predict with state["global"]: the file must have PERSONAL_MODELS or ADAPTS')
+
+
+@law("methods")
+def steps_of_an_epoch_are_an_epoch(subject: Subject) -> None:
+    """For clients of equal size, as many ``--steps`` as an epoch has give the same bytes as ``--epochs``.
+
+    Methods are compared at equal local work; one that counts its steps itself works more or less than asked for.
+    """
+    data = small.make_equal_clients()
+    run, expected = _play(subject, data=data, epochs=2)
+    answers = _predict(subject, run, expected)["test"]
+    for steps in (4, 2):  # 2 for methods whose minibatches are twice as large, such as Per-FedAvg's
+        other, state = _play(subject, data=data, steps=steps)
+        equal = _are_equal(expected, state)
+        if equal and answers.tobytes() == _predict(subject, other, state)["test"].tobytes():
+            return
+    raise BrokenLawError("neither 4 steps nor 2 of double size equal 2 epochs of 2 minibatches")
+
+
+@law("methods")
+def absent_clients_change_no_other_draw(subject: Subject) -> None:
+    """With ``--dropout``, the clients that complete the first round train as they do without dropout.
+
+    Random numbers depend on the client and the round, not on who else takes part.
+    """
+    code = _require_rounds(subject)
+    trained: list[dict[int, dict[str, torch.Tensor]]] = []
+    for rate in (0.0, 0.4):
+        run = _run(subject, rounds=1, mode="loop", participation=1.0, dropout=rate)
+        recorded = {client: _record_training(run, client) for client in small.PARTICIPANTS}
+        state, _ = loop.set_up(run, code)
+        for calls in recorded.values():
+            calls.clear()  # clients do not drop out of the setup
+        loop.play_round(run, subject.name, code, state, 0)
+        trained.append({client: calls[0] for client, calls in recorded.items() if calls})
+    missing = set(run.attendance.dropped.tolist())
+    require(bool(missing), "no client dropped out of the round")
+    require(trained[1].keys() == trained[0].keys() - missing, "clients trained that had dropped out, or others did not")
+    for client, params in trained[1].items():
+        require(small.are_equal(trained[0][client], params), f"client {client} trains otherwise if others drop out")
+
+
+@law("methods")
+def a_round_without_uploads_changes_nothing(subject: Subject) -> None:
+    """A round that no client completes leaves the state as it was and sends nothing up.
+
+    In real federations all clients may be offline for a while.
+    """
+    code = _require_rounds(subject)
+    run = _run(subject, rounds=2, dropout=1 - 1e-9)
+    begun = code.setup(_run(subject, rounds=2))
+    state, rows = _play_recorded(code, subject.name, run)
+    require(small.are_equal(begun, state), "the state changed")
+    written = [name for name, table in state.items() if isinstance(table, ModelTable) and len(table.written)]
+    require(not written, f"the table {', '.join(written)} was written")
+    for row in rows[-2:]:
+        sent = row["bytes_up"] + row["bytes_peer"]
+        require(row["clients"] == sent == 0, f"round {row['round']} has {row['clients']} clients and {sent} bytes sent")
+    require(bool(np.isfinite(_predict(subject, run, state)["test"]).all()), "predictions are not finite")
+
+
+def _play_recorded(
+    code: Method, name: str, run: Run, before_round: Callable[[int], None] = lambda t: None
+) -> tuple[State, list[dict[str, Any]]]:
+    """Return the state after all rounds and the rows of ``rounds.csv``, as ``pfl personalize`` runs them."""
+    state, rows = loop.set_up(run, code)
+    for t in range(run.settings.rounds if code.has_rounds else 0):
+        before_round(t)
+        state, row = loop.play_round(run, name, code, state, t)
+        rows.append(row)
+    return state, rows
+
+
+@law("methods")
+def a_client_that_diverges_is_left_out(subject: Subject) -> None:
+    """If a client's training diverges, the others go on as if it had dropped out, and it is counted.
+
+    One client with damaged samples must not end everyone's run.
+    """
+    code = _require_rounds(subject)
+    run = _run(subject)
+
+    def damage(t: int) -> None:
+        if t == 1:
+            run.federation.x[run.federation.rows(_DIVERGING, "train")] = 3e38
+
+    state, rows = _play_recorded(code, subject.name, run, damage)
+    left_out = {client for row in rows for client in row["diverged"]}
+    require(left_out <= {_DIVERGING}, f"clients {sorted(left_out - {_DIVERGING})} were left out too")
+    with run.personalizing():
+        predictor = code.personalize(run, state, run.clients)
+        parts = {split: predictor.answer(split) for split in predictor.splits}
+        answers, _ = absences.replace_nonfinite(run, run.clients, parts)
+    require(all(np.isfinite(each["p"]).all() for each in answers.values()), "predictions are not finite")
+    other = _run(subject)
+    _drop_out(other, _DIVERGING, first=1)
+    expected, _ = _play_recorded(code, subject.name, other)
+    if left_out:
+        require(_are_equal(state, expected), "the state differs from that of a run in which the client dropped out")
+
+
+def _drop_out(run: Run, client: int, first: int) -> None:
+    """Let a client drop out of all rounds from ``first``."""
+    select = run.cohort
+
+    def cohort(t: int) -> NDArray[np.int64]:
+        selected = select(t)
+        if t < first:
+            return selected
+        run.attendance.dropped = run.attendance.selected[run.attendance.selected == client]
+        return run.attendance.answering
+
+    run.cohort = cohort  # type: ignore[method-assign]
+
+
+@law("methods")
+def a_run_that_diverges_says_so(subject: Subject) -> None:
+    """If the training of all clients diverges, the run ends with one error that suggests a smaller ``--lr``.
+
+    Predictions of models that are not finite look like chance, and hide the cause.
+    """
+    code = _require_rounds(subject)
+    try:
+        _play_recorded(code, subject.name, _run(subject, lr=1e37))
+    except ComputationError as error:
+        require("non-finite" in error.message, f"the error is: {error.message}")
+        require(any("--lr" in line for line in error.fix), "the error does not suggest a smaller --lr")
+    else:
+        raise BrokenLawError("a run at a learning rate of 1e37 ends without an error")
+
+
+@law("methods")
+def extreme_options_end_in_words(subject: Subject) -> None:
+    """With any number as an option, the run works or ends with an error that names the cause.
+
+    Tuning tries extreme values, and users mistype numbers.
+    """
+    fields = {option.name: option.type for option in registry.card("methods", subject.name).options}
+    numeric = [name for name, kind in fields.items() if "float" in kind]
+    for changes in ({"lr": 1e38}, *({"options": {**subject.options, name: 1e30}} for name in numeric)):
+        with suppress(UsageError, ComputationError):
+            plan: dict[str, Any] = {"options": subject.options, **changes}
+            run = small.make_run(subject.name, rounds=1, **plan)
+            answers = _predict(subject, run, small.play_rounds(subject.name, run))
+            require("test" in answers, f"no predictions with {changes}")
+
+
+@law("methods")
+def the_grid_has_valid_values(subject: Subject) -> None:
+    """``GRID`` names options of the method, with values that they accept.
+
+    ``pfl tune`` tries them when nothing else is asked for.
+    """
+    code = methods.load(subject.name)
+    known = config.plain(code.Config())
+    for name, values in code.GRID.items():
+        require(name in known, f"GRID names '{name}', which is not an option")
+        for value in values:
+            config.build(code.Config, {name: value}, subject.name)
+
+
+@law("methods")
+def costs_that_grow_with_pairs_are_declared(subject: Subject) -> None:
+    """What grows with the square of the number of clients is declared by ``PAIRS_SENT`` and ``PAIRS_KEPT``.
+
+    ``pfl`` says beforehand how many bytes 10,000 clients would send and keep.
+    """
+    _require_rounds(subject)
+    sent_bytes, kept_bytes = list[int](), list[int]()
+    for clients in (8, 16, 32):
+        run, state = _play(subject, data=_many(clients), participation=1.0, rounds=2, epochs=1)
+        sent_bytes.append(sum(run.traffic.values()))
+        kept_bytes.append(state_files.size_without_tables(state))
+    facts = _facts(subject)
+    if _is_quadratic(sent_bytes):
+        require("PAIRS_SENT" in facts, f"8, 16 and 32 clients send {sent_bytes} bytes; the file has no PAIRS_SENT")
+    if _is_quadratic(kept_bytes):
+        declared = {"PAIRS_SENT", "PAIRS_KEPT"} & set(facts)
+        require(bool(declared), f"the state of 8, 16 and 32 clients has {kept_bytes} bytes; there is no PAIRS_KEPT")
+
+
+def _many(clients: int) -> Federation:
+    return small.make_tiny_clients(clients, samples=20)
+
+
+def _is_quadratic(values: list[int]) -> bool:
+    """Return whether a quadratic through the values at 8, 16 and 32 has a square term that matters."""
+    first, second = np.diff(values)
+    return bool(second - 2 * first > 0.1 * second)

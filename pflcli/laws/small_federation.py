@@ -1,0 +1,194 @@
+"""A small federation in memory, with the odd clients that real data has, and runs of methods on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pflcli import config, methods, models, parameters
+from pflcli.engine.engine import Engine
+from pflcli.engine.federation import SPLITS, Federation
+from pflcli.federation.predictor import Predictor
+from pflcli.federation.run import Run
+from pflcli.knn.embedded import Embedded
+from pflcli.knn.indexes import flat_indexes
+from pflcli.knn.stores import Stores
+from pflcli.methods import State
+from pflcli.parameters.model_table import ModelTable
+from pflcli.settings import Settings
+
+SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))
+"""Training, validation and test samples of each client. In this order: ordinary, with one sample, without test samples,
+without validation samples, of one class, empty, ordinary."""
+ONE_CLASS = 4
+"""The client with samples of a single class."""
+PARTICIPANTS = [0, 1, 2, 3, 4, 6]
+"""The clients with training samples."""
+CLUSTER = np.asarray([0, 1, 0, 1, 0, 1, 1])
+CLASSES = 3
+FEATURES = 5
+
+
+def make_federation(seed: int = 0) -> Federation:
+    """Return clients with three noisy classes; each client's features are shifted by an offset of its own."""
+    draw = np.random.default_rng(seed)
+    sizes = np.asarray(SIZES)
+    offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
+    client = np.repeat(np.arange(len(sizes)), sizes.sum(axis=1))
+    y = draw.integers(0, CLASSES, offsets[-1])
+    y[client == ONE_CLASS] = 1
+    x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y] + 0.3 * client[:, None]
+    return Federation.of(x.astype(np.float32), y, offsets, CLASSES, cluster=CLUSTER)
+
+
+def make_tiny_clients(clients: int, samples: int = 2, features: int = FEATURES) -> Federation:
+    """Return clients with a few training samples and one sample of each other split."""
+    draw = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(np.tile((samples, 1, 1), clients))])
+    x = draw.normal(size=(offsets[-1], features)).astype(np.float32)
+    return Federation.of(x, draw.integers(0, 3, len(x)), offsets, CLASSES, cluster=np.arange(clients) % 2)
+
+
+def make_equal_clients() -> Federation:
+    """Return five clients with seven training samples each: an epoch is two minibatches, of four and three."""
+    data, sizes = make_federation(), np.tile([7, 1, 1], (5, 1))
+    offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
+    return replace(data, x=data.x[: offsets[-1]], y=data.y[: offsets[-1]], offsets=offsets, cluster=CLUSTER[:5])
+
+
+def add_new_clients(base: Federation, sizes: tuple[tuple[int, ...], ...]) -> Federation:
+    """Return the same clients, followed by new ones with ``sizes`` samples of their own."""
+    draw = np.random.default_rng(7)
+    samples = sum(map(sum, sizes))
+    y = draw.integers(0, CLASSES, samples)
+    x = draw.normal(size=(samples, FEATURES)).astype(np.float32) + 3
+    offsets = np.concatenate([base.offsets, base.offsets[-1] + np.cumsum(np.ravel(sizes))])
+    clusters = [] if base.cluster is None else [base.cluster, np.zeros(len(sizes), np.int64)]
+    return Federation(
+        torch.cat([base.x, torch.from_numpy(x)]),
+        torch.cat([base.y, torch.from_numpy(y)]),
+        offsets,
+        base.classes,
+        np.arange(len(offsets) // len(SPLITS)) >= len(base.clients),
+        np.concatenate(clusters) if clusters else None,
+    )
+
+
+def replace_samples(data: Federation, *splits: str, clients: NDArray[np.int64] | None = None) -> Federation:
+    """Return the federation with other features and labels in these splits of ``clients`` (default: all)."""
+    x, y = data.x.clone(), data.y.clone()
+    for client in data.clients if clients is None else clients:
+        rows = data.rows(int(client), *splits)
+        x[rows], y[rows] = 3 - 2 * x[rows], (y[rows] + 1) % data.classes
+    return replace(data, x=x, y=y)
+
+
+def move_validation_to_training(data: Federation) -> Federation:
+    """Return the same samples, with those for validation among those for training."""
+    sizes = [(data.sizes("train", "validation")[c], 0, data.sizes("test")[c]) for c in data.clients]
+    return replace(data, offsets=np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def make_run(
+    method: str | None = None,
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    mode: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    data: Federation | None = None,
+    **settings: object,
+) -> Run:
+    """Return a run of ``method`` with all that it may need: a backbone, embeddings and stores.
+
+    The backbone differs from the initial model. ``settings`` change the training settings: three rounds in which half
+    of the clients train an MLP on minibatches of four.
+    """
+    data = make_federation() if data is None else data
+    plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
+    data = data.refitted() if plan.refit else data
+    net = models.create("mlp", data.in_shape, CLASSES, seed)
+    engine = Engine(net, data, seed=seed, threads=threads, mode=mode)
+    code = methods.load(method) if method else None
+    cfg = config.build(code.Config, options or {}, str(method)) if code else None
+    run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.copy_params(net))
+    run.draw_model = lambda number: parameters.copy_params(
+        models.create("mlp", data.in_shape, CLASSES, seed + 100 * number)
+    )
+    run.backbone = parameters.copy_params(models.create("mlp", data.in_shape, CLASSES, seed + 1))
+    run.embeddings = embed_samples(run)
+    run.stores = build_stores(run)
+    return run
+
+
+def embed_samples(run: Run) -> dict[str, Embedded]:
+    """Return the embeddings of every split by the backbone of a run."""
+    assert run.backbone is not None
+    embedded = {}
+    for split in SPLITS:
+        rows = np.concatenate([run.federation.rows(int(c), split) for c in run.clients])
+        logits, z = run.engine.infer(run.backbone, rows, features=True)
+        bounds = np.concatenate([[0], np.cumsum(run.federation.sizes(split))])
+        embedded[split] = Embedded(z.numpy(), logits.numpy(), run.federation.y[rows].numpy(), bounds)
+    return embedded
+
+
+def build_stores(run: Run) -> Stores:
+    """Return every client's store of its training samples."""
+    assert run.embeddings is not None
+    parts = [run.embeddings["train"].take(np.asarray([client])) for client in run.clients]
+    sizes = [len(part.y) for part in parts]
+    labels = np.concatenate([part.y for part in parts])
+    return Stores(*flat_indexes([part.z for part in parts]), labels, np.cumsum([0, *sizes]), np.asarray(sizes))
+
+
+def play_rounds(method: str, run: Run, first: int = 0, last: int | None = None, state: State | None = None) -> State:
+    """Run the rounds from ``first`` to before ``last``, by default all, and return the state after them."""
+    code = methods.load(method)
+    if state is None:
+        state = code.setup(run)
+    if code.has_rounds:
+        for t in range(first, run.settings.rounds if last is None else last):
+            state = code.train_round(run, state, t)
+    return state
+
+
+def personalize(method: str, run: Run, state: State, clients: NDArray[np.int64] | None = None) -> Predictor:
+    """Return the predictor of clients (n,), by default all."""
+    return methods.load(method).personalize(run, state, run.clients if clients is None else clients)
+
+
+def predict(
+    method: str, run: Run, state: State, clients: NDArray[np.int64] | None = None
+) -> dict[str, NDArray[np.float32]]:
+    """Return the probabilities (n, C) of each split as ``personalize`` stores them."""
+    with run.personalizing():
+        predictor = personalize(method, run, state, clients)
+        return {split: predictor.answer(split)["p"] for split in predictor.splits}
+
+
+def choose(method: str, run: Run, state: State) -> dict[str, NDArray[np.float64]]:
+    """Return what each client chose on its validation samples (m,), by name."""
+    with run.personalizing():
+        return dict(personalize(method, run, state).tuned)
+
+
+def are_equal(a: object, b: object) -> bool:
+    """Return whether two nested states are equal, bit for bit."""
+    if isinstance(a, ModelTable) and isinstance(b, ModelTable):
+        return are_equal({"all": a[range(len(a))]}, {"all": b[range(len(b))]})
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(are_equal(a[key], b[key]) for key in a)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    return bool(a == b)
+
+
+def drop_measurements(state: State) -> State:
+    """Return a state without what its method measured for charts, on which nothing depends."""
+    return {name: value for name, value in state.items() if name != "history"}
