@@ -122,6 +122,11 @@ def _without_tables(state: State) -> dict[str, Any]:
     return {key: _without_tables(value) if isinstance(value, Mapping) else value for key, value in inner.items()}
 
 
+def size_without_tables(state: State) -> int:
+    """Return the bytes of a state without its tables, which have one row for each client."""
+    return sum(value.numel() * value.element_size() for value in flatten(_without_tables(state)).values())
+
+
 def load_state(artifact: Artifact, run: Run, method: Method) -> dict[str, Any]:
     """Return the state with which the clients of the predictions predicted, for the clients of ``run``.
 
