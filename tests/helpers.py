@@ -62,11 +62,6 @@ def same(actual, expected):
     assert not actual.with_name(actual.name + ".partial").exists()
 
 
-def unmeasured(state):
-    """A state without what its method measured on the way, from which nothing follows."""
-    return {name: value for name, value in state.items() if name != "history"}
-
-
 ROOT = Path(pflcli.__file__).parent
 
 

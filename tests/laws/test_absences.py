@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import worlds
-from helpers import unmeasured
 from pflcli import methods, registry
-from pflcli.engine.engine import Engine
 from pflcli.errors import ComputationError
 from pflcli.federation.run import Run
+from pflcli.laws.small_federation import drop_measurements
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
 from pflcli.training import absences, loop, run_request
@@ -92,7 +91,7 @@ def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
     if method not in TRAINED:
         return
     assert {row["round"]: [BAD] for row in dropped if row["dropped"]} == {r: c for r, c in left_out.items() if r > 0}
-    assert worlds.same(*(unmeasured(one) for one in (state, expected)))
+    assert worlds.same(*(drop_measurements(one) for one in (state, expected)))
     for row, other in zip(rows, dropped, strict=True):
         assert (row["bytes_up"], row["bytes_peer"]) == (other["bytes_up"], other["bytes_peer"])
         assert row["bytes_down"] == other["bytes_down"] or method in ("fedattn", "fedham")
@@ -108,34 +107,6 @@ def test_when_all_diverge_the_run_ends_with_the_reason(method):
     assert "--lr" in error.value.fix[0]
     if method != "fedhealth":
         assert error.value.message.startswith(f"{method}, round 1: the parameters of all clients that trained")
-
-
-@pytest.mark.parametrize("method", TRAINED)
-def test_dropout_changes_no_other_draw(method, monkeypatch):
-    """Those that answer a round train as they do without dropout."""
-    trained = []
-    local_sgd = Engine.local_sgd
-
-    def watched(*args, **kwargs):
-        for part in local_sgd(*args, **kwargs):
-            # What is trained before the rounds, nobody drops out of.
-            in_round = len(run.attendance.selected) > 0
-            for place, client in enumerate(part.clients.tolist() if in_round else ()):
-                trained[-1].setdefault(client, {name: value[place].clone() for name, value in part.params.items()})
-            yield part
-
-    monkeypatch.setattr(Engine, "local_sgd", watched)
-    dropped = []
-    for rate in (0.0, 0.4):
-        run = worlds.run(method, rounds=1, mode="loop", participation=1.0, dropout=rate)
-        trained.append({})
-        _, rows = play(method, run)
-        dropped.append(rows[-1]["dropped"])
-    assert dropped[0] == 0
-    assert 0 < dropped[1] < len(worlds.ABLE)
-    missing = set(run.attendance.dropped.tolist())
-    assert trained[1].keys() == trained[0].keys() - missing
-    assert all(worlds.same(trained[0][client], params) for client, params in trained[1].items())
 
 
 @pytest.mark.parametrize("method", TRAINED)

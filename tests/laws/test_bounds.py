@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from contextlib import suppress
 
 import pytest
 
@@ -60,17 +59,6 @@ def test_more_than_there_are_mean_all_or_are_refused_in_words(method, option):
 def test_all_others_are_as_many_as_there_are(method):
     answers = [played(method, options={"k": k}, rounds=2)["test"] for k in (len(worlds.SIZES), 10**6)]
     assert answers[0].tobytes() == answers[1].tobytes()
-
-
-@pytest.mark.parametrize(
-    ("method", "value"),
-    [*((name, {"lr": 1e38}) for name in METHODS)]
-    + [(name, {"options": {option: 1e30}}) for name, option in options(float, *OWNERS)],
-    ids=str,
-)
-def test_numbers_that_nothing_can_hold_end_in_words(method, value):
-    with suppress(UsageError, ComputationError):
-        assert "test" in played(method, rounds=1, **value)
 
 
 def test_a_rate_beyond_float32_diverges(small, tmp_path, pfl):

@@ -17,8 +17,8 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.engine.federation import Federation
 from pflcli.execution import Execution
+from pflcli.laws.small_federation import make_tiny_clients
 from pflcli.reporter import NullReporter
 from pflcli.training import pair_costs, state_files
 
@@ -33,20 +33,12 @@ OPTIONS = {"fedhealth": {"public": 1.0}, "panm": {"k": 3, "l": 3}, "pens": {"n":
 """Numbers of others that do not depend on the number of clients, and many samples."""
 
 
-def tiny(clients, samples=2, features=worlds.FEATURES):
-    """Clients of a few training samples and one of each other split."""
-    draw = np.random.default_rng(0)
-    offsets = np.concatenate([[0], np.cumsum(np.tile((samples, 1, 1), clients))])
-    x = draw.normal(size=(offsets[-1], features)).astype(np.float32)
-    return Federation.of(x, draw.integers(0, 3, len(x)), offsets, worlds.CLASSES, cluster=np.arange(clients) % 2)
-
-
 @pytest.mark.parametrize("method", TRAINED)
 def test_what_grows_with_the_square_of_the_clients_is_declared(method):
     """Of a n^2 + b n + c, for 8, 16 and 32 clients, what is not of b and c: of bytes sent, and of tables kept."""
     sent_bytes, kept_bytes = [], []
     for clients in (8, 16, 32):
-        data = tiny(clients, **WIDE.get(method, {}))
+        data = make_tiny_clients(clients, **WIDE.get(method, {}))
         options = OPTIONS.get(method, {})
         run = worlds.run(method, data=data, participation=1.0, rounds=2, epochs=1, options=options)
         state = worlds.play(method, run)

@@ -19,15 +19,18 @@ from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.engine.federation import SPLITS, Federation
+from pflcli.engine.federation import SPLITS
 from pflcli.errors import UnsuitedError
 from pflcli.evaluation.metrics import neighbourhood
 from pflcli.federation.run import Run
+from pflcli.laws.small_federation import add_new_clients
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import state_files
 from pflcli.training.state_files import load_state
 
 METHODS = registry.names("methods")
+SIZES = ((11, 3, 4), *((3, 1, 2),) * 15)
+"""Samples of new clients."""
 FEW = {"model": "mlp", "rounds": 3, "participation": 1.0}
 
 
@@ -74,23 +77,6 @@ def test_new_clients_never_train_in_a_round_and_are_answered(method, world, tmp_
     assert np.isfinite(answers.parts["p"]).all()
 
 
-def with_new(base: Federation, sizes=((11, 3, 4), *((3, 1, 2),) * 15)) -> Federation:
-    """The same clients and, behind them, new ones with samples of their own: their ids change no draw of the others."""
-    draw = np.random.default_rng(7)
-    samples = sum(map(sum, sizes))
-    y = draw.integers(0, worlds.CLASSES, samples)
-    x = draw.normal(size=(samples, worlds.FEATURES)).astype(np.float32) + 3
-    offsets = np.concatenate([base.offsets, base.offsets[-1] + np.cumsum(np.ravel(sizes))])
-    return Federation(
-        torch.cat([base.x, torch.from_numpy(x)]),
-        torch.cat([base.y, torch.from_numpy(y)]),
-        offsets,
-        base.classes,
-        np.arange(len(offsets) // len(SPLITS)) >= len(base.clients),
-        np.concatenate([base.cluster, np.zeros(len(sizes), np.int64)]),
-    )
-
-
 def restricted(state: object, like: object, clients: int) -> object:
     """The part of a state that is of the first ``clients``: rows of tables, and the head of every longer axis."""
     if isinstance(like, ModelTable):
@@ -107,7 +93,10 @@ def restricted(state: object, like: object, clients: int) -> object:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_with_new_clients_is_to_the_bit_the_run_without_them(method):
     base = worlds.federation()
-    without, beside = worlds.run(method, data=base, rounds=4), worlds.run(method, data=with_new(base), rounds=4)
+    without, beside = (
+        worlds.run(method, data=base, rounds=4),
+        worlds.run(method, data=add_new_clients(base, SIZES), rounds=4),
+    )
     expected, actual = worlds.play(method, without), worlds.play(method, beside)
     tables_read = restricted(expected, expected, len(base.clients))
     assert worlds.same(restricted(actual, expected, len(base.clients)), tables_read)
@@ -139,7 +128,7 @@ class StateFiles:
 def test_a_client_that_comes_after_the_rounds_is_served_as_one_that_they_left_out(method):
     """To the bit: its samples, and a state that was kept before it came, are all that its predictions need."""
     base = worlds.federation()
-    data, code, late = with_new(base, ((11, 3, 4),)), methods.load(method), np.asarray([len(base.clients)])
+    data, code, late = add_new_clients(base, ((11, 3, 4),)), methods.load(method), np.asarray([len(base.clients)])
     beside, without, afterwards = (worlds.run(method, data=of, rounds=2) for of in (data, base, data))
     expected = worlds.answers(method, beside, worlds.play(method, beside), late)
     files = StateFiles(len(base.clients))
@@ -158,22 +147,6 @@ def test_a_stored_table_keeps_its_default(method):
     for name, table in state_files.tables(state).items():
         assert worlds.same(loaded[name].default, table.default), name
         assert np.array_equal(loaded[name].written, table.written), name
-
-
-@pytest.mark.parametrize("changed", ["test samples", "new clients"])
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_is_learned_from_test_samples_or_new_clients(method, changed):
-    """Whatever they hold, the trained state is the same to the bit."""
-    data = with_new(worlds.federation())
-    changed_splits = [(client, "test") for client in data.clients]
-    if changed == "new clients":
-        changed_splits = [(client, split) for client in np.flatnonzero(data.new) for split in SPLITS]
-    rows = np.concatenate([data.rows(int(client), split) for client, split in changed_splits])
-    x, y = data.x.clone(), data.y.clone()
-    x[rows], y[rows] = -5 * x[rows] + 1, (y[rows] + 1) % data.classes
-    other = Federation(x, y, data.offsets, data.classes, data.new, data.cluster)
-    states = [worlds.play(method, worlds.run(method, data=data, rounds=4)) for data in (data, other)]
-    assert worlds.same(*states)
 
 
 def test_perfect_neighbours_are_perfect_however_many_clients_are_new():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,23 +36,29 @@ def require_packages() -> None:
 def export_network(model: StandaloneModel) -> bytes:
     """Return the graph: input ``x`` (n, ...), outputs ``p`` (n, C) and, with neighbours, representations ``z`` (n, d).
 
-    The graph includes the treatment of missing values, scaling and normalization, but not the encoding of words. It is
-    exported with TorchScript, which needs ``onnx`` only; PyTorch's newer exporter also needs onnxscript and takes
-    seconds.
+    The graph includes the treatment of missing values, scaling and normalization, but not the encoding of words.
     """
     sample = torch.zeros(2, *input_shape(model.preprocessing), dtype=_DTYPES[model.preprocessing.form.dtype])
-    outputs = ["p", "z"] if model.neighbours else ["p"]
+    return trace(_Graph(model).eval(), sample, ["p", "z"] if model.neighbours else ["p"])
+
+
+def trace(graph: nn.Module, sample: Tensor, outputs: Sequence[str]) -> bytes:
+    """Return a module as an ONNX graph with input ``x``, like ``sample`` (2, ...), and the named outputs.
+
+    It is exported with TorchScript, which needs ``onnx`` only; PyTorch's newer exporter also needs onnxscript and takes
+    seconds.
+    """
     content: Any = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter is deprecated; the number of samples varies
         torch.onnx.export(
-            _Graph(model).eval(),
+            graph,
             (sample,),
             content,
             dynamo=False,
             opset_version=_OPSET,
             input_names=["x"],
-            output_names=outputs,
+            output_names=list(outputs),
             dynamic_axes={name: {0: "n"} for name in ("x", *outputs)},
         )
     return bytes(content.getvalue())

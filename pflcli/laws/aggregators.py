@@ -1,0 +1,140 @@
+"""The laws of aggregators."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pflcli.federation import aggregators
+from pflcli.laws import BrokenLawError, Subject, law, require
+from pflcli.laws import small_federation as small
+from pflcli.parameters import Params, Stacked, pick, repeat
+
+_CLIENTS = 9
+_WEIGHTS = np.asarray([3.0, 1.0, 5.0, 2.0, 8.0, 4.0, 1.0, 6.0, 2.0])
+
+
+def _models() -> tuple[Stacked, Params]:
+    """Return the uploads of nine clients (9, ...), and the model that they received."""
+    draw = torch.Generator().manual_seed(0)
+    start: Params = {"weight": torch.randn(6, 5, generator=draw), "bias": torch.randn(6, generator=draw)}
+    uploads = {
+        name: value + 0.1 * torch.randn(value.shape, generator=draw) for name, value in repeat(start, _CLIENTS).items()
+    }
+    return uploads, start
+
+
+def _combine(subject: Subject, start: Params, *parts: tuple[Stacked, NDArray[np.float64]]) -> Params:
+    """Return the model that the aggregator makes of parts of uploads."""
+    text = ":".join([subject.name, *map(str, subject.options.values())])
+    collection = aggregators.load(text).begin(start)
+    for stacked, weights in parts:
+        collection.add(stacked, weights)
+    return collection.value()
+
+
+def _rows(stacked: Stacked, rows: NDArray[np.int64]) -> Stacked:
+    return {name: value[torch.from_numpy(rows)] for name, value in stacked.items()}
+
+
+def _require_close(actual: Params, expected: Params, otherwise: str) -> None:
+    close = actual.keys() == expected.keys() and all(
+        torch.allclose(value, expected[name], rtol=1e-4, atol=1e-5) for name, value in actual.items()
+    )
+    require(close, otherwise)
+
+
+@law("aggregators")
+def the_model_has_the_form_of_uploads(subject: Subject) -> None:
+    """The model has the names, shapes and types of an upload, and is finite.
+
+    It is sent to clients in the next round.
+    """
+    uploads, start = _models()
+    model = _combine(subject, start, (uploads, _WEIGHTS))
+    require(model.keys() == start.keys(), f"names change to {', '.join(model)}")
+    for name, value in model.items():
+        require(value.shape == start[name].shape, f"{name} is {tuple(value.shape)}")
+        require(value.dtype == start[name].dtype, f"{name} is {value.dtype}")
+        require(bool(torch.isfinite(value).all()), f"{name} is not finite")
+
+
+@law("aggregators")
+def equal_uploads_are_their_own_aggregate(subject: Subject) -> None:
+    """If all clients upload the same model, it is the result.
+
+    An aggregator that moves a model that everyone agrees on never converges.
+    """
+    uploads, start = _models()
+    one = pick(uploads, 0)
+    model = _combine(subject, start, (repeat(one, _CLIENTS), _WEIGHTS))
+    _require_close(model, one, "nine equal uploads give another model")
+
+
+@law("aggregators")
+def the_order_of_uploads_does_not_matter(subject: Subject) -> None:
+    """The order in which uploads arrive does not change the result, up to rounding.
+
+    Clients answer in any order.
+    """
+    uploads, start = _models()
+    order = np.random.default_rng(0).permutation(_CLIENTS)
+    expected = _combine(subject, start, (uploads, _WEIGHTS))
+    _require_close(
+        _combine(subject, start, (_rows(uploads, order), _WEIGHTS[order])),
+        expected,
+        "another order gives another model",
+    )
+
+
+@law("aggregators")
+def uploads_may_arrive_in_parts(subject: Subject) -> None:
+    """Uploads that are added in several parts give the model of those that are added at once.
+
+    The clients of a round are trained in groups that fit into memory.
+    """
+    uploads, start = _models()
+    first, second = np.arange(4), np.arange(4, _CLIENTS)
+    parts = [(_rows(uploads, rows), _WEIGHTS[rows]) for rows in (first, second)]
+    expected = _combine(subject, start, (uploads, _WEIGHTS))
+    _require_close(_combine(subject, start, *parts), expected, "two parts give another model")
+
+
+@law("aggregators")
+def uploads_of_weight_zero_are_ignored(subject: Subject) -> None:
+    """An upload of weight 0 does not change the model.
+
+    Clients without samples have weight 0.
+    """
+    uploads, start = _models()
+    wrong = {name: torch.cat([value, 1e3 + value[:1]]) for name, value in uploads.items()}
+    expected = _combine(subject, start, (uploads, _WEIGHTS))
+    model = _combine(subject, start, (wrong, np.append(_WEIGHTS, 0.0)))
+    _require_close(model, expected, "an upload of weight 0 changes the model")
+
+
+@law("aggregators")
+def arguments_are_not_changed(subject: Subject) -> None:
+    """Aggregating does not change uploads or the downloaded model in place.
+
+    Methods go on using both.
+    """
+    uploads, start = _models()
+    before = [{name: value.clone() for name, value in model.items()} for model in (uploads, start)]
+    _combine(subject, start, (uploads, _WEIGHTS))
+    require(small.are_equal(before[0], uploads) and small.are_equal(before[1], start), "an argument was changed")
+
+
+@law("aggregators")
+def nothing_cannot_be_aggregated(subject: Subject) -> None:
+    """Without any upload, ``value`` raises ValueError.
+
+    The channel then keeps the model of the round before.
+    """
+    _, start = _models()
+    try:
+        _combine(subject, start)
+    except ValueError:
+        return
+    raise BrokenLawError("no uploads give a model")
