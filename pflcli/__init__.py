@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pflcli.commands.audit import audit
     from pflcli.commands.build_datastore import build_datastore
+    from pflcli.commands.check import check
     from pflcli.commands.compare import compare
     from pflcli.commands.demo import demo
     from pflcli.commands.evaluate import evaluate
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "audit",
     "build_datastore",
+    "check",
     "compare",
     "demo",
     "evaluate",

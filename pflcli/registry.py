@@ -1,4 +1,4 @@
-"""The registry: every file in a folder is a method, scheme, model or dataset; a method may also be a user's file.
+"""The registry: every file in a folder is a method, model, scheme and so on; others come from users and packages.
 
 Cards are read from the syntax tree, so that ``pfl list`` and ``pfl --help`` never import torch. The contract of a
 folder defines what a file must contain, and the defaults: ``methods.Method``, ``schemes.Scheme``, ``datasets.Dataset``,
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -19,6 +21,7 @@ import traceback
 from collections.abc import Iterator, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -35,6 +38,15 @@ GROUPS = {
 }
 ROOT = Path(__file__).parent
 """The folder of the package."""
+_FUNCTIONS = {
+    "methods": "personalize",
+    "models": "build",
+    "datasets": "load",
+    "schemes": "split",
+    "uploads": "apply",
+    "aggregators": "begin",
+}
+"""The function that every file of a group has, and no file of another group."""
 _PARENTS = {
     "datasets": "data",
     "schemes": "data",
@@ -86,9 +98,30 @@ def package(group: str) -> str:
 
 
 def names(group: str) -> list[str]:
-    """Return the sorted names in ``group``, as typed on the command line (kebab case)."""
+    """Return the sorted names in ``group``, as typed on the command line: built-in files and installed packages'."""
+    return sorted({*_built_in(group), *_installed(group)})
+
+
+@functools.cache
+def _built_in(group: str) -> frozenset[str]:
+    """Return the names of the files of ``group`` in this package, in kebab case."""
     stems = (file.stem for file in folder(group).glob("*.py") if not file.stem.startswith("_"))
-    return sorted(stem.replace("_", "-") for stem in stems)
+    return frozenset(stem.replace("_", "-") for stem in stems)
+
+
+@functools.cache
+def _installed(group: str) -> dict[str, EntryPoint]:
+    """Return what installed packages offer by entry points ``pflcli.methods`` and so on: modules by name."""
+    return {each.name: each for each in entry_points(group=f"pflcli.{group}") if each.name not in _built_in(group)}
+
+
+def origin(group: str, name: str) -> str:
+    """Return where a name comes from: ``pfl``, an installed package, or a user's file."""
+    used = used_files().get(f"{group}/{name}")
+    if used is not None:
+        return str(used)
+    point = None if name in _built_in(group) else _installed(group).get(name)
+    return "pfl" if point is None or point.dist is None else point.dist.name
 
 
 _USED = "PFL_USED_FILES"
@@ -101,9 +134,45 @@ def used_files() -> dict[str, Path]:
     return {key: Path(file) for key, file in json.loads(used).items()} if used else {}
 
 
+def group_of(file: Path) -> str:
+    """Return the group of a user's file, by the functions and classes in it; raises InputError if it fits no group."""
+    if not file.is_file():
+        raise InputError(f"{file} does not exist")
+    try:
+        body = ast.parse(file.read_text(encoding="utf-8"), str(file)).body
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {file}: {error}") from None
+    except SyntaxError as error:
+        raise InputError(f"{file}, line {error.lineno}: SyntaxError: {error.msg}") from None
+    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    for group, needed in _FUNCTIONS.items():
+        if needed in functions:
+            return group
+    listed = ", ".join(f"{needed} ({GROUPS[group]})" for group, needed in _FUNCTIONS.items())
+    raise InputError(f"{file} has none of the functions {listed}", "pfl new method my_method.py writes an example")
+
+
 def is_file(word: str) -> bool:
-    """Return whether a word stands for a Python file, not for a name: it ends in .py, and has a folder or exists."""
-    return word.endswith(".py") and ("/" in word or os.sep in word or Path(word).is_file())
+    """Return whether a word stands for a Python file, not for a name: it ends in .py.
+
+    The variant of a method or the option of an upload step may follow: ``./mine.py@strong``, ``./top.py:0.1``.
+    """
+    return _file_and_rest(word)[0].endswith(".py")
+
+
+def locate(group: str, word: str) -> tuple[Path | None, str]:
+    """Return the user's file that a path or name stands for, None for other names, and what follows it in ``word``."""
+    if is_file(word):
+        file, rest = _file_and_rest(word)
+        return Path(file), rest
+    name = re.split("[@:]", word, maxsplit=1)[0]
+    return used_files().get(f"{group}/{name}"), word.removeprefix(name)
+
+
+def _file_and_rest(word: str) -> tuple[str, str]:
+    """Split ``./mine.py@strong`` into the file and ``@strong``."""
+    match = re.fullmatch(r"(.*?\.py)([@:].*)?", word)
+    return (match[1], match[2] or "") if match else (word, "")
 
 
 def use(group: str, word: str) -> str:
@@ -112,18 +181,12 @@ def use(group: str, word: str) -> str:
     The name of a file is its stem in kebab case, and ``./mine.py@strong`` becomes ``mine@strong``. Raises InputError if
     the file does not exist, UsageError if its name is invalid or taken.
     """
-    file_name, at, variant = word.partition(".py@")
-    if at:
-        return f"{use(group, f'{file_name}.py')}@{variant}"
     if not is_file(word):
         return word
-    file, name = Path(word).absolute(), Path(word).stem.replace("_", "-")
+    word, rest = _file_and_rest(word)
+    file, name = Path(word).absolute(), name_of_file(group, Path(word))
     if not file.is_file():
         raise InputError(f"{word} does not exist")
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise UsageError(f"{word}: the name of a file consists of lower-case letters, digits and _", "./my_method.py")
-    if name in names(group):
-        raise UsageError(f"{word}: '{name}' is a built-in {GROUPS[group]}", f"rename {file.name}")
     used = used_files()
     if used.get(f"{group}/{name}", file) != file:
         raise UsageError(f"{word} has the same name as {used[f'{group}/{name}']}", "rename one of them")
@@ -132,6 +195,19 @@ def use(group: str, word: str) -> str:
     if module is not None:
         search_used_folders(group, module.__path__)
     importlib.invalidate_caches()
+    return name + rest
+
+
+def name_of_file(group: str, file: Path) -> str:
+    """Return the name of a user's file in a group: its stem in kebab case.
+
+    Raises UsageError if it is not a valid name, or that of a built-in file.
+    """
+    name = file.stem.replace("_", "-")
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        raise UsageError(f"{file}: the name of a file consists of lower-case letters, digits and _", "./my_method.py")
+    if name in names(group):
+        raise UsageError(f"{file}: '{name}' is a built-in {GROUPS[group]}", f"rename {file.name}")
     return name
 
 
@@ -145,7 +221,7 @@ def search_used_folders(group: str, folders: MutableSequence[str]) -> None:
 
 def place_of_failure(error: BaseException) -> str:
     """Return in which line of a user's file an error was raised; an empty string if in none."""
-    files = used_files().values()
+    files = [*used_files().values(), *(path(group, name) for group in GROUPS for name in _installed(group))]
     if isinstance(error, SyntaxError) and Path(error.filename or "") in files:
         return f"{error.filename}, line {error.lineno}"
     folders = {file.parent for file in files}
@@ -155,7 +231,7 @@ def place_of_failure(error: BaseException) -> str:
 
 def exists(group: str, name: str) -> bool:
     """Return whether there is a file of this name, built in or used."""
-    return name in names(group) or f"{group}/{name}" in used_files()
+    return name in _built_in(group) or f"{group}/{name}" in used_files() or name in _installed(group)
 
 
 def path(group: str, name: str) -> Path:
@@ -166,9 +242,27 @@ def path(group: str, name: str) -> Path:
     if used is not None:
         return used
     file = name.partition(":")[0]  # `torchvision:resnet50` is one of many that a file builds
-    if file not in names(group):
-        raise UsageError(f"unknown {GROUPS[group]} '{name}'", closest(name, names(group)), f"pfl list {group}")
+    if file not in _built_in(group) and file in _installed(group):
+        return _path_of_module(_installed(group)[file])
+    if file not in _built_in(group):
+        raise UsageError(
+            f"unknown {GROUPS[group]} '{name}'",
+            closest(name, names(group)),
+            f"pfl list {group}",
+            f"a file of your own: ./{name.replace('-', '_')}.py, or pfl --use FILE",
+        )
     return folder(group) / f"{file.replace('-', '_')}.py"
+
+
+def _path_of_module(point: EntryPoint) -> Path:
+    """Return the file of an installed module; raises InputError if there is none."""
+    try:
+        spec = importlib.util.find_spec(point.module)
+    except Exception as error:  # whatever the package raises when it is imported
+        raise InputError(f"{point.group} '{point.name}': {point.module}: {type(error).__name__}: {error}") from error
+    if spec is None or spec.origin is None:
+        raise InputError(f"{point.group} '{point.name}': there is no module {point.module}")
+    return Path(spec.origin)
 
 
 def load(group: str, name: str, contract: type[Any]) -> Any:
@@ -180,7 +274,9 @@ def load(group: str, name: str, contract: type[Any]) -> Any:
     """
     file = path(group, name)
     try:
-        module = importlib.import_module(f"pflcli.{package(group)}.{file.stem}")
+        is_foreign = name not in _built_in(group) and name in _installed(group)
+        place = _installed(group)[name].module if is_foreign else f"pflcli.{package(group)}.{file.stem}"
+        module = importlib.import_module(place)
     except Exception as error:
         place = place_of_failure(error)
         if not place:
@@ -256,8 +352,9 @@ def constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def cards(group: str) -> list[Card]:
-    """Read the cards of all files of ``group``."""
-    return [card(group, name) for name in names(group)]
+    """Read the cards of all files of ``group``: built-in ones, those of installed packages, and users' files."""
+    used = (key.partition("/")[2] for key in used_files() if key.startswith(f"{group}/"))
+    return [card(group, name) for name in sorted({*names(group), *used})]
 
 
 def options(config: type) -> tuple[Option, ...]:

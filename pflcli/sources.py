@@ -84,10 +84,19 @@ def _file(module: str) -> Path | None:
 
 
 def _beside(path: Path, code: str) -> list[Path]:
-    """Return the modules in the folder of a user's file that it imports."""
-    names = [alias.name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom) and node.module]
-    files = [path.parent / f"{name.partition('.')[0]}.py" for name in names]
+    """Return the modules that a user's file or an installed module imports from beside it, or from its own package."""
+    base = path.parent
+    while (base / "__init__.py").is_file():
+        base = base.parent
+    modules = list[Path]()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            modules += [base.joinpath(*alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = path.parents[node.level - 1] if node.level else base
+            module = origin.joinpath(*(node.module or "").split("."))
+            modules += [module, *(module / alias.name for alias in node.names)]
+    files = [file for module in modules for file in (module.with_suffix(".py"), module / "__init__.py")]
     return [file for file in files if file.is_file()]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -32,6 +34,25 @@ def duration(seconds: float) -> str:
 
 
 class PathWord(str):
-    """A word of a command line that names a file or folder."""
+    """A word of a command line that is a path, or contains some: ``fedavg,./mine.py@long``."""
 
-    __slots__ = ()
+    parts: tuple[str | Path, ...] = ()
+    """the paths in the word and the text between them; empty if the whole word is a path"""
+
+    @classmethod
+    def of_parts(cls, *parts: str | Path) -> PathWord:
+        """Return the word that consists of ``parts``."""
+        word = cls("".join(map(str, parts)))
+        word.parts = parts
+        return word
+
+    def relative_to(self, folder: Path) -> str:
+        """Return the word with its paths relative to ``folder``; each begins with a dot."""
+        return "".join(
+            _relative(part, folder) if isinstance(part, Path) else part for part in self.parts or (Path(self),)
+        )
+
+
+def _relative(path: Path, folder: Path) -> str:
+    relative = os.path.relpath(path.absolute(), folder)
+    return relative if relative.startswith(".") else f"./{relative}"

@@ -74,11 +74,15 @@ ALLOWED = {
         "methods",
     }
     | {"knn", "training", "evaluation", "evaluation.metrics", "prediction"},
+    "laws": BASE
+    | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
+    | {"federation.aggregators", "federation.uploads", "methods", "training", "prediction"},
+    "templates": {"data.datasets", "data.schemes", "federation", "models", "parameters"},
     "options": BASE | {"config", "execution", "artifacts", "training"},  # the last three for types alone
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "training", "jobs", "options", "prediction", "auditing"}
-    | {"federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
+    | {"laws", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"},
     "cli": BASE
     | {"execution", "config", "commands", "options", "artifacts", "jobs", "prediction"}

@@ -159,16 +159,9 @@ def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, fo
 
 
 def _line(words: Iterable[str], out: Path) -> str:
-    """Return a command line for the parent folder of the artifact ``out``; each path begins with a dot."""
+    """Return a command line for the parent folder of the artifact ``out``."""
     folder = out.absolute().parent
-
-    def word(text: str) -> str:
-        if not isinstance(text, PathWord):
-            return text
-        relative = os.path.relpath(Path(text).absolute(), folder)
-        return relative if relative.startswith(".") else f"./{relative}"
-
-    return shlex.join(map(word, words))
+    return shlex.join(word.relative_to(folder) if isinstance(word, PathWord) else word for word in words)
 
 
 def _touch(out: Path) -> None:

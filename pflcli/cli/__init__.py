@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pflcli import __version__, registry
-from pflcli.cli import doctor, listing, report, results, show
+from pflcli.cli import check, doctor, listing, new, report, results, show
 from pflcli.cli.from_options import Command, Show, command, show_outcome
 from pflcli.options.audit import Audit
 from pflcli.options.build_datastore import BuildDatastore
@@ -39,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_CHAIN, _USE, _LOOK = "Make artifacts", "Use them", "Look at them"
+_CHAIN, _USE, _LOOK, _OWN = "Make artifacts", "Use them", "Look at them", "Write your own"
 
 
 def _add(cls: type[Options], panel: str, show: Show = show_outcome, words: type[Command] = Command) -> None:
@@ -68,6 +69,8 @@ _add(Export, _USE, results.show_export)
 app.command("report", cls=Command, rich_help_panel=_LOOK)(report.command)
 app.command("show", cls=Command, rich_help_panel=_LOOK)(show.command)
 app.command("list", cls=Command, rich_help_panel=_LOOK)(listing.command)
+app.command("new", cls=Command, rich_help_panel=_OWN)(new.command)
+app.command("check", cls=Command, rich_help_panel=_OWN)(check.command)
 app.command("doctor", cls=Command, rich_help_panel=_LOOK)(doctor.command)
 
 
@@ -87,10 +90,13 @@ def _main(
     ] = True,
     use: Annotated[
         list[str] | None,
-        typer.Option(help="Also use the method in this Python file; repeat the option for more.", metavar="FILE"),
+        typer.Option(
+            help="Also use the method, model, scheme or the like in this Python file; repeat the option for more.",
+            metavar="FILE",
+        ),
     ] = None,
 ) -> None:
     for file in use or ():
-        registry.use("methods", file if "/" in file else f"./{file}")
+        registry.use(registry.group_of(Path(file)), file if "/" in file else f"./{file}")
     if not accelerated:
         os.environ["PFL_ACCELERATED"] = "0"  # worker processes inherit it; see pflcli/engine/backend.py

@@ -12,7 +12,7 @@ from pflcli.cli import console
 from pflcli.cli.from_options import Json
 from pflcli.options import completion
 
-_GIVES_WAY = ("options", "licence", "year", "needs", "representation", "paper")
+_GIVES_WAY = ("options", "from", "licence", "year", "needs", "representation", "paper")
 """Columns in the order in which they are omitted if the terminal is too narrow."""
 
 

@@ -54,7 +54,7 @@ def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
         fields = {"takes": ", ".join(facts.get("TAKES", ())), "representation": facts.get("REPRESENTATION", "")}
     else:
         fields = {"options": ", ".join(f"{o.name}={o.default}" for o in card.options)}
-    return {"name": card.name, **fields, "summary": card.summary}
+    return {"name": card.name, **fields, "from": registry.origin(card.group, card.name), "summary": card.summary}
 
 
 def _places(card: registry.Card, root: Path | None) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import config, foreign, rng, sources
+from pflcli import config, foreign, registry, rng, sources
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as artifact
@@ -79,7 +79,7 @@ def partition(asked: Partition) -> Outcome:
         {"dataset": dataset if source is None else "imported"}
         | deal.request(samples, cfg, dataset_cfg, fractions, keep_test=keep_test),
         () if source is None else (source.as_input("dataset", Path(asked.out)),),
-        code={f"schemes/{asked.scheme}": sources.code_hash("schemes", asked.scheme)},
+        code={name: sources.code_hash(*name.split("/")) for name in _code_files(asked.scheme, dataset, source)},
     )
 
     def build(writer: ArtifactWriter) -> Built:
@@ -93,6 +93,12 @@ def partition(asked: Partition) -> Outcome:
         return Built(summary, {})
 
     return make(asked.out, spec, execution, build, needs=len(samples.y) // asked.part[1] * _width(samples))
+
+
+def _code_files(scheme: str, dataset: str, source: Artifact | None) -> list[str]:
+    """Return the files whose code the partition depends on; of a dataset in pfl, the content is hashed instead."""
+    is_own = source is None and registry.origin("datasets", dataset) != "pfl"
+    return [f"schemes/{scheme}", *([f"datasets/{dataset}"] if is_own else [])]
 
 
 def _width(samples: Samples) -> int:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from pflcli import registry, rng
 from pflcli.errors import UsageError, closest
 
+registry.search_used_folders("models", __path__)
+
 KINDS = {"images": 3, "series": 2, "features": 1, "tokens": 1}
 """Kinds of samples with their dimensions: images (C, H, W), series (L, d), features (d,), tokens (L,) of integers."""
 

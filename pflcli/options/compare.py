@@ -12,6 +12,7 @@ import typer
 from pflcli import config
 from pflcli.options import completion
 from pflcli.options.declaration import (
+    METHODS,
     PATH,
     PATHS,
     RAY,
@@ -73,10 +74,10 @@ class Compare(Options):
     settings: Mapping[str, Any] | None = None
     methods: Annotated[
         Sequence[str],
-        WORDS,
+        METHODS,
         typer.Option(
-            help="Run these methods, separated by commas, or all; stack pools the others' predictions. METHOD@NAME is "
-            "a variant with its own --set options.",
+            help="Run these methods or files of methods, separated by commas, or all; stack pools the others'"
+            " predictions. METHOD@NAME is a variant with its own --set options.",
             metavar="NAME,NAME",
             autocompletion=completion.comma_separated(completion.names("methods", "all", "stack")),
         ),

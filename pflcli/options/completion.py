@@ -60,6 +60,11 @@ def names_in_group(ctx: typer.Context) -> list[str]:
     return registry.names(str(_typed(ctx)["kind"]))
 
 
+def names_in_any_group() -> list[str]:
+    """Complete a name in any group of the registry."""
+    return [name for group in registry.GROUPS for name in registry.names(group)]
+
+
 def artifacts(*kinds: str) -> Callable[[str], Offers]:
     """Return a completer for paths of artifacts of these kinds (of any kind if none is given) and their folders."""
     return lambda incomplete: _paths(incomplete, kinds)

@@ -63,6 +63,21 @@ def as_path(value: Any) -> str:
     return PathWord(getattr(value, "path", value))
 
 
+def as_file(group: str, word: Any) -> str:
+    """Return a name as a user types it: a user's file by its path, with the variant or option that follows."""
+    file, rest = registry.locate(group, str(word))
+    return str(word) if file is None else PathWord.of_parts(file, rest)
+
+
+def as_files(group: str, words: Sequence[str]) -> str:
+    """Return names, separated by commas, as a user types them."""
+    parts: list[str | Path] = []
+    for word in words:
+        file, rest = registry.locate(group, word)
+        parts += [",", *([word] if file is None else [file, rest])]
+    return PathWord.of_parts(*parts[1:])
+
+
 def as_pairs(values: Mapping[str, Any], owner: str = "") -> list[str]:
     """Return a table as ``key=value`` pairs, and a nested one (``{"ditto": {"lam": 0.5}}``) as ``ditto.lam=0.5``."""
     typed: list[str] = []
@@ -99,7 +114,8 @@ def merge_with_file(ctx: typer.Context, param: typer.CallbackParam, value: list[
 
 
 PATH = Typed(Path, text=as_path)
-METHOD = Typed(str, text=lambda word: as_path(word) if registry.is_file(word) else str(word))
+METHOD = Typed(str, text=functools.partial(as_file, "methods"))
+METHODS = Typed(str, split_words, functools.partial(as_files, "methods"))
 PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
 WORDS = Typed(str, split_words, as_word)
 ASSIGNMENTS = Typed(list[str], config.assignments, as_pairs)
@@ -353,17 +369,41 @@ def _setting_words(settings: Mapping[str, Any]) -> list[str]:
         if isinstance(default, bool):
             line.append(flag if as_word(value) == "true" else f"--no-{flag.removeprefix('--')}")
         elif name == "upload":
-            line += [word for step in ([value] if isinstance(value, str) else value) for word in (flag, step)]
+            steps = [value] if isinstance(value, str) else value
+            line += [word for step in steps for word in (flag, as_file("uploads", step))]
+        elif name == "aggregator":
+            line += [flag, as_file("aggregators", value)]
         else:
             line += [flag, as_word(value)]
     return line
 
 
+_GROUPS = {"method": "methods", "methods": "methods", "dataset": "datasets", "scheme": "schemes"}
+"""The options whose values may be users' files, with the groups of these files."""
+_GROUPS_OF_SETTINGS = {"upload": "uploads", "aggregator": "aggregators"}
+"""The same for training settings."""
+
+
+def _use_files(values: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
+    """Return those ``values`` that name files of ``groups``, with the names of users' files in place of their paths."""
+    used: dict[str, Any] = {}
+    for option, group in groups.items():
+        value = values.get(option)
+        if isinstance(value, str | Path):
+            used[option] = registry.use(group, str(value)) if registry.is_file(str(value)) else value
+        elif isinstance(value, Sequence):
+            used[option] = [registry.use(group, word) for word in value]
+    return used
+
+
 def _names_of_files(asked: Options) -> dict[str, Any]:
-    """Return the options that name methods, with the names of users' files in place of their paths."""
-    method, methods = getattr(asked, "method", None), getattr(asked, "methods", None)
-    one = {"method": registry.use("methods", method)} if isinstance(method, str) else {}
-    return one if methods is None else {**one, "methods": [registry.use("methods", word) for word in methods]}
+    """Return the options that may name users' files, with the names of the files in place of their paths."""
+    named = _use_files(vars(asked), _GROUPS)
+    settings = getattr(asked, "settings", None)
+    return {
+        **named,
+        **({} if not settings else {"settings": {**settings, **_use_files(settings, _GROUPS_OF_SETTINGS)}}),
+    }
 
 
 def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]], Callable[P, Result]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -10,12 +11,12 @@ import typer
 
 from pflcli.errors import UsageError
 from pflcli.options import completion
-from pflcli.options.declaration import FRACTIONS, PATH, Options, Out, Set, Typed, as_path
+from pflcli.options.declaration import FRACTIONS, PATH, Options, Out, Set, Typed, as_file, as_path
 
 
 def _dataset_word(value: str | Path) -> str:
     """Return a dataset as it is typed: a name, or the path of an imported one."""
-    return as_path(value) if Path(value).is_dir() else str(value)
+    return as_path(value) if Path(value).is_dir() else as_file("datasets", value)
 
 
 def _parse_part(text: str) -> tuple[int, int]:
@@ -51,6 +52,7 @@ class Partition(Options):
     _: KW_ONLY
     scheme: Annotated[
         str,
+        Typed(str, text=partial(as_file, "schemes")),
         typer.Option(
             help="Assign samples to clients by this scheme (`pfl list schemes`).",
             autocompletion=completion.names("schemes"),

@@ -17,6 +17,8 @@ from pflcli.data.formats import idx
 from pflcli.errors import InputError, PflError, UsageError
 from pflcli.foreign import parsing, read_npz
 
+registry.search_used_folders("datasets", __path__)
+
 _PIECE = 1 << 16
 """Samples per check."""
 

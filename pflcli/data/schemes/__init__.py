@@ -13,6 +13,8 @@ from pflcli import registry
 from pflcli.data.datasets import Samples
 from pflcli.errors import UsageError
 
+registry.search_used_folders("schemes", __path__)
+
 Indices = NDArray[np.int64]
 
 

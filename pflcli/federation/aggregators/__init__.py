@@ -16,6 +16,8 @@ from pflcli.errors import UsageError
 from pflcli.federation.channel import Uploads
 from pflcli.parameters import Params
 
+registry.search_used_folders("aggregators", __path__)
+
 
 class Aggregation(Protocol):
     """A file of this folder. ``Config`` and ``begin`` are required; options are typed in their order."""

@@ -18,6 +18,8 @@ from pflcli import config, registry
 from pflcli.errors import UsageError
 from pflcli.parameters import Params, Stacked
 
+registry.search_used_folders("uploads", __path__)
+
 Draw = Callable[[int], np.random.Generator]
 
 

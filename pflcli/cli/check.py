@@ -1,0 +1,82 @@
+"""``pfl check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli import config
+from pflcli.cli import console
+from pflcli.cli.from_options import Json, Quiet
+from pflcli.errors import ComputationError
+from pflcli.options import completion
+from pflcli.options.declaration import split_words
+
+
+def command(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="Check this Python file, or the built-in method, model, dataset, scheme, upload step or aggregator of"
+            " this name.",
+            metavar="FILE|NAME",
+            autocompletion=completion.names_in_any_group,
+        ),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Set an option of the file; repeat it for more.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    only: Annotated[
+        str,
+        typer.Option(help="Check only these laws.", metavar="LAW,LAW", show_default="all"),
+    ] = "",
+    root: Annotated[
+        Path | None,
+        typer.Option(help="Read the files of a dataset from this folder.", metavar="DIR", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check a file by the laws of its kind: one line for each law, and what was seen where it does not hold.
+
+    The laws of methods run on seven small clients in memory, in seconds. The exit code is 5 if a law does not hold.
+
+    Examples:
+        pfl check ./my_method.py --set lam=0.5
+        pfl check ./net.py
+        pfl check ditto --json
+    """
+    from pflcli.commands.check import check
+
+    verdicts = []
+    for verdict in check(file, options=config.assignments(options or []), only=split_words(only), root=root):
+        verdicts.append(verdict)
+        reasons = {"failed": [verdict.reason, verdict.law.statement, verdict.law.reason]}
+        lines = reasons.get(verdict.result, [verdict.reason] if verdict.reason else [])
+        if not as_json and not (quiet and verdict.result != "failed"):
+            console.lines([f"{verdict.result:<14}  {verdict.law.name}", *(f"{'':<16}{line}" for line in lines)])
+    if as_json:
+        console.data(
+            [
+                {
+                    "law": verdict.law.name,
+                    "result": verdict.result,
+                    "reason": verdict.reason,
+                    "statement": verdict.law.statement,
+                    "seconds": round(verdict.seconds, 3),
+                }
+                for verdict in verdicts
+            ]
+        )
+    broken = [verdict.law.name for verdict in verdicts if verdict.result == "failed"]
+    if broken:
+        raise ComputationError(f"{file} breaks {len(broken)} of {len(verdicts)} laws: {', '.join(broken)}")
+    if not quiet and not as_json:
+        console.Console().say(f"{sum(v.result == 'passed' for v in verdicts)} laws passed, none failed")

@@ -1,0 +1,56 @@
+"""``pfl check``: judge a file, the user's own or a built-in one, by the laws of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pflcli import laws, registry
+from pflcli.errors import UsageError, closest
+from pflcli.laws import Subject, Verdict
+
+
+def check(
+    word: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    only: Collection[str] = (),
+    root: Path | str | None = None,
+) -> Iterator[Verdict]:
+    """Judge a file by the laws of its kind, and yield one verdict for each law.
+
+    ``word`` is the path of a Python file, or the name of a built-in method, model, dataset, scheme, upload step or
+    aggregator; ``schemes/clusters`` is the name of a scheme. ``options`` are those of the file. ``only`` names the
+    laws, by default all. ``root`` is the folder with the files of a dataset. Raises UsageError for unknown names,
+    InputError for an invalid file.
+    """
+    subject = _subject(word, {**(options or {}), **({} if root is None else {"root": root})})
+    known = {law.name: law for law in laws.list_laws(subject.group)}
+    unknown = [name for name in only if name not in known]
+    if unknown:
+        raise UsageError(f"there is no law '{unknown[0]}' of {subject.group}", closest(unknown[0], known))
+    return (laws.judge(law, subject) for name, law in known.items() if not only or name in only)
+
+
+def _subject(word: str, options: Mapping[str, Any]) -> Subject:
+    """Return what a word stands for: a file, a name, or a group and a name."""
+    if registry.is_file(word):
+        group = registry.group_of(Path(word))
+        subject = Subject(group, registry.use(group, word), options)
+    else:
+        group, slash, name = word.partition("/")
+        groups = [each for each in registry.GROUPS if registry.exists(each, word.partition(":")[0])]
+        if slash:
+            subject = Subject(group, name, options)
+        elif len(groups) == 1:
+            subject = Subject(groups[0], word, options)
+        elif groups:
+            raise UsageError(f"there are several '{word}'", *(f"pfl check {each}/{word}" for each in groups))
+        else:
+            names = [name for each in registry.GROUPS for name in registry.names(each)]
+            raise UsageError(
+                f"there is no '{word}'", closest(word, names), "a file of your own: pfl check ./my_method.py"
+            )
+    registry.card(subject.group, subject.name)  # raises an error for an unknown name
+    return subject

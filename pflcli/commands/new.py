@@ -1,0 +1,37 @@
+"""``pfl new``: write a commented example of a method, model, dataset, scheme, upload step or aggregator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pflcli import registry
+from pflcli.errors import ConflictError, InputError, UsageError, closest
+
+KINDS = {"method": "methods", "model": "models", "dataset": "datasets"} | {
+    "scheme": "schemes",
+    "upload": "uploads",
+    "aggregator": "aggregators",
+}
+"""The groups of the registry by what one file of them is called on the command line."""
+
+
+def new(kind: str, path: Path) -> Path:
+    """Write an example of a ``kind`` to a new Python file, and return its path.
+
+    Raises UsageError for an unknown kind or a name that is taken, ConflictError if the file exists, InputError if it
+    cannot be written.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"unknown kind '{kind}'", closest(kind, KINDS))
+    if path.suffix != ".py":
+        raise UsageError(f"{path} is not the name of a Python file", f"pfl new {kind} {path.with_suffix('.py')}")
+    name = registry.name_of_file(KINDS[kind], path)
+    template = (registry.ROOT / "templates" / f"{kind}.py").read_text(encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template.replace("TITLE", name))
+    except FileExistsError:
+        raise ConflictError(f"{path} exists", "choose another name") from None
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    return path
