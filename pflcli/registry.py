@@ -102,7 +102,6 @@ def names(group: str) -> list[str]:
     return sorted({*_built_in(group), *_installed(group)})
 
 
-@functools.cache
 def _built_in(group: str) -> frozenset[str]:
     """Return the names of the files of ``group`` in this package, in kebab case."""
     stems = (file.stem for file in folder(group).glob("*.py") if not file.stem.startswith("_"))
@@ -221,7 +220,10 @@ def search_used_folders(group: str, folders: MutableSequence[str]) -> None:
 
 def place_of_failure(error: BaseException) -> str:
     """Return in which line of a user's file an error was raised; an empty string if in none."""
-    files = [*used_files().values(), *(path(group, name) for group in GROUPS for name in _installed(group))]
+    files = [*used_files().values()]
+    for point in (point for group in GROUPS for point in _installed(group).values()):
+        with suppress(InputError):
+            files.append(_path_of_module(point))
     if isinstance(error, SyntaxError) and Path(error.filename or "") in files:
         return f"{error.filename}, line {error.lineno}"
     folders = {file.parent for file in files}

@@ -161,3 +161,76 @@ def test_a_name_that_is_taken_or_invalid_is_refused(mine, tmp_path):
     with pytest.raises(UsageError, match="same name"):
         registry.use("methods", "other/my_method.py")
     assert registry.use("methods", "ditto") == "ditto"
+
+
+def test_other_kinds_of_files_run_like_built_in_ones(mine, pfl):
+    for kind in ("dataset", "scheme", "upload", "aggregator"):
+        assert pfl("new", kind, f"own_{kind}.py").code == 0
+    ran = pfl("partition", "./own_dataset.py", "--scheme", "./own_scheme.py", "--clients", 6, "-o", "p", "-q")
+    assert ran.code == 0, ran.err
+    manifest = open_artifact("p").manifest
+    assert (manifest.request["dataset"], manifest.request["scheme"]) == ("own-dataset", "own-scheme")
+    assert {*manifest.made["files"]} == {*manifest.code} == {"datasets/own-dataset", "schemes/own-scheme"}
+    assert manifest.made["command"] == "pfl partition ./own_dataset.py -o ./p --scheme ./own_scheme.py --clients 6"
+    steps = ("--upload", "./own_upload.py:0.2", "--aggregator", "./own_aggregator.py")
+    ran = pfl("compare", "p", "-o", "c", "--methods", "fedavg,./my_method.py", *SETTINGS, *steps, "--jobs", 2, "-q")
+    assert ran.code == 0, ran.err
+    manifest = open_artifact("c/seed-0/my-method").manifest
+    assert manifest.request["settings"]["upload"] == ["own-upload:0.2"]
+    assert manifest.request["settings"]["aggregator"] == "own-aggregator"
+    assert "pfl personalize ../../my_method.py ../../p" in manifest.made["command"]
+    assert "--upload ../../own_upload.py:0.2 --aggregator ../../own_aggregator.py" in manifest.made["command"]
+    assert "--methods fedavg,../my_method.py" in open_artifact("c/comparison").manifest.made["command"]
+    assert "own-upload" in pfl("--use", "own_upload.py", "list", "uploads").out
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that offers a method and a scheme."""
+    (tmp_path / "offers").mkdir()
+    (tmp_path / "offers" / "__init__.py").touch()
+    (tmp_path / "offers" / "method.py").write_text(METHOD.replace("from beside import", "from offers.beside import"))
+    (tmp_path / "offers" / "beside.py").write_text("SCALE = 1.0")
+    scheme = (registry.ROOT / "data" / "schemes" / "iid.py").read_text()
+    (tmp_path / "offers" / "scheme.py").write_text(scheme)
+    facts = tmp_path / "offers-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: offers\nVersion: 1.0\n")
+    points = (
+        "[pflcli.methods]",
+        "offered = offers.method",
+        "lost = offers.lost",
+        "[pflcli.schemes]",
+        "dealt = offers.scheme",
+    )
+    (facts / "entry_points.txt").write_text("\n".join(points))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._installed.cache_clear()
+    yield tmp_path / "offers"
+    registry._installed.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "offers"]:
+        del sys.modules[name]
+
+
+def test_an_installed_package_offers_methods_and_schemes(package, small, pfl):
+    assert pfl("partition", "writers", "--scheme", "dealt", "--clients", 4, "-o", package / "p", "-q").code == 0
+    ran = pfl("personalize", "offered", small.p, "-o", package / "m", *SETTINGS, "-q")
+    assert ran.code == 0, ran.err
+    manifest = open_artifact(package / "m").manifest
+    assert manifest.made["command"].startswith("pfl personalize offered ")
+    assert "files" not in manifest.made
+    offered = {entry["name"]: entry["from"] for entry in json.loads(pfl("list", "schemes", "--json").out)}
+    assert (offered["dealt"], offered["iid"]) == ("offers", "pfl")
+    before = sources.code_hash("methods", "offered")
+    (package / "beside.py").write_text("SCALE = 2.0")
+    assert sources.code_hash("methods", "offered") != before
+
+
+def test_a_broken_package_is_named(package, small, pfl):
+    ran = pfl("personalize", "lost", small.p, "-o", package / "m", *SETTINGS)
+    assert ran.code == InputError.exit_code
+    assert "pflcli.methods 'lost': there is no module offers.lost" in ran.err
+    (package / "method.py").write_text(METHOD.replace("def setup(run):", "def setup(run:"))
+    ran = pfl("personalize", "offered", small.p, "-o", package / "m", *SETTINGS)
+    assert ran.code == InputError.exit_code
+    assert "method.py, line" in ran.err

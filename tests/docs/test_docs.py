@@ -6,17 +6,19 @@ import dataclasses
 import importlib.util
 import inspect
 import re
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import typer.main
 
-import worlds
 from pflcli import methods, registry
 from pflcli.cli import app
+from pflcli.commands.new import new
+from pflcli.data.datasets import Dataset
 from pflcli.federation.run import Run
+from pflcli.federation.uploads import Upload
+from pflcli.laws import list_laws
+from pflcli.models import Model
 from pflcli.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -87,29 +89,9 @@ def test_every_command_line_that_is_shown_can_be_typed(path):
             assert option in options(COMMANDS[name]), f"{path}: pfl {name} has no {option}"
 
 
-def test_the_example_method_is_true(tmp_path, monkeypatch):
-    """A stranger's file works: listed, configured, run, and under the laws of links."""
+def test_the_template_on_the_page_is_what_pfl_new_writes(tmp_path):
     code = re.search(r"```python\n(.*?)```", PAGES["docs/methods.md"], flags=re.S)[1]
-    path = tmp_path / "two_step_fedavg.py"
-    path.write_text(code)
-    with monkeypatch.context() as patch:
-        patch.setattr(registry, "folder", lambda group: tmp_path)
-        assert registry.names("methods") == ["two-step-fedavg"]
-        card = registry.card("methods", "two-step-fedavg")
-    assert card.options[0].doc == "local epochs of fine-tuning"
-    spec = importlib.util.spec_from_file_location("two_step_fedavg", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "two_step_fedavg", module)
-    spec.loader.exec_module(module)
-    run = worlds.run()
-    run.kind, run.cfg = module.KIND, module.Config()
-    complete = registry.complete(module, "docs/methods.md", methods.Method)
-    monkeypatch.setattr(methods, "load", lambda name: complete)
-    state = worlds.play("two-step-fedavg", run)
-    answers = worlds.answers("two-step-fedavg", run, state)
-    assert set(answers) == {"validation", "test"}
-    np.testing.assert_allclose(answers["test"].sum(axis=1), 1, atol=1e-6)
-    assert run.traffic["up"] == run.traffic["down"] > 0
+    assert code == new("method", tmp_path / "my_method.py").read_text()
 
 
 def test_what_a_method_may_call_exists():
@@ -122,7 +104,8 @@ def test_what_a_method_may_call_exists():
 def test_the_constants_of_a_method_that_the_page_names_exist():
     names = {*re.findall(r"`([A-Z_]{3,})\b", PAGES["docs/methods.md"])}
     assert names
-    assert names <= {*methods.Method.__annotations__}
+    contracts = (methods.Method, Model, Dataset, Upload)
+    assert names <= {name for contract in contracts for name in contract.__annotations__}
 
 
 def test_the_script_of_the_api_runs(tmp_path, monkeypatch, capsys):
@@ -155,9 +138,11 @@ def test_every_option_that_is_named_exists(page):
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGES[page])) <= known
 
 
-def test_every_law_is_on_the_page_and_no_other():
-    laws = re.findall(r"^def (test_\w+)", (ROOT / "tests" / "laws" / "test_laws.py").read_text(), flags=re.M)
-    assert sorted(re.findall(r"`(test_\w+)` \|$", PAGES["docs/methods.md"], flags=re.M)) == sorted(laws)
+@pytest.mark.parametrize("group", registry.GROUPS)
+def test_every_law_is_on_the_page(group):
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", PAGES["docs/methods.md"], flags=re.M))
+    for law in list_laws(group):
+        assert rows[law.name] == re.sub(r"``(.+?)``", r"`\1`", law.statement)
 
 
 def anchors(page):

@@ -1,0 +1,240 @@
+"""``pfl new`` writes files that satisfy the laws, and ``pfl check`` finds each law broken in a file that breaks it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+
+import pytest
+
+from pflcli import registry
+from pflcli.commands.check import check
+from pflcli.commands.new import KINDS, new
+from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.laws import list_laws
+
+TEMPLATES = {kind: (registry.ROOT / "templates" / f"{kind}.py").read_text() for kind in KINDS}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder to work in; what using its files changed is undone."""
+    packages = [importlib.import_module(f"pflcli.{registry.package(group)}") for group in registry.GROUPS]
+    before, paths, path = set(sys.modules), [[*package.__path__] for package in packages], [*sys.path]
+    monkeypatch.delenv(registry._USED, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    os.environ.pop(registry._USED, None)
+    sys.path[:] = path
+    for package, known in zip(packages, paths, strict=True):
+        package.__path__[:] = known
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            parent, _, stem = sys.modules.pop(name).__name__.rpartition(".")
+            if parent:
+                vars(sys.modules[parent]).pop(stem, None)
+
+
+def failed(file, **kwargs):
+    return {verdict.law.name: verdict.reason for verdict in check(str(file), **kwargs) if verdict.result == "failed"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "model"])
+def test_a_template_satisfies_all_laws(kind, folder):
+    assert failed(new(kind, folder / f"my_{kind}.py")) == {}
+
+
+AVERAGE = 'return {"global": run.average(trained, downloaded)}'
+TUNED = "run.predictor(clients, tuned)"
+BROKEN = {
+    "predictions-are-probabilities": (
+        "return " + TUNED,
+        f"made = {TUNED}\n    return type(made)(lambda split: {{'p': 2 * made.answer(split)['p']}})",
+    ),
+    "the-same-seed-gives-the-same-bytes": (
+        AVERAGE,
+        AVERAGE.replace("}", ', "noise": __import__("torch").rand(3)}'),
+    ),
+    "another-seed-gives-other-predictions": (
+        "return " + TUNED,
+        "same = {n: v.sin() for n, v in run.table(start).default.items()}\n"
+        "    same = {n: v * 0 + 0.1 for n, v in same.items()}\n    return run.predictor(clients, same)",
+    ),
+    "validation-samples-only-choose": ("t=t)  # trains", 't=t, splits=("train", "validation"))  # trains'),
+    "refit-trains-on-validation-samples": ("epochs=run.cfg.epochs,", "epochs=run.cfg.epochs + run.settings.refit,"),
+    "nothing-is-learned-from-test-samples": ("t=t)  # trains", 't=t, splits=("train", "test"))  # trains'),
+    "clients-use-only-their-own-samples": (
+        "    downloaded = run.download",
+        "    state = {'global': {n: v + 1e-3 * run.federation.x.mean() for n, v in state['global'].items()}}\n"
+        "    downloaded = run.download",
+    ),
+    "a-resumed-run-gives-the-same-bytes": (
+        "    cohort = run.cohort(t)\n",
+        "    cohort = run.cohort(t)\n    run.count = getattr(run, 'count', 0) + 1\n"
+        "    state = {'global': {n: v + 0.01 * run.count for n, v in state['global'].items()}}\n",
+    ),
+    "zero-rounds-are-enough-to-predict": ('state["global"]\n    tuned', 'state["trained"]\n    tuned'),
+    "the-order-of-clients-does-not-matter": (
+        "return " + TUNED,
+        "first = int(clients[0])\n    return run.predictor(clients, {n: v + first for n, v in start.items()})",
+    ),
+    "a-client-predicts-the-same-alone": (
+        "return " + TUNED,
+        "return run.predictor(clients, {n: v + len(clients) for n, v in start.items()})",
+    ),
+    "only-links-of-its-kind-carry-bytes": ('run.download(state["global"], cohort)', 'state["global"]'),
+    "personalize-does-not-change-the-state": (
+        '    start = state["global"]\n',
+        '    start = state["global"]\n    for value in start.values():\n        value.add_(0.01)\n',
+    ),
+    "clients-predict-with-the-global-model-unless-declared": ("ADAPTS = True\n", ""),
+    "steps-of-an-epoch-are-an-epoch": ("downloaded, t=t)", "downloaded, t=t, epochs=run.settings.epochs, steps=None)"),
+    "absent-clients-change-no-other-draw": ("downloaded, t=t)", "downloaded, t=t, lr=0.01 * len(cohort))"),
+    "a-round-without-uploads-changes-nothing": (
+        "    cohort = run.cohort(t)\n",
+        "    cohort = run.cohort(t)\n    state['global']['head.bias'].add_(1)\n",
+    ),
+    "a-client-that-diverges-is-left-out": (
+        "    cohort = run.cohort(t)\n",
+        "    cohort = run.cohort(t)\n    assert not run.attendance.diverged\n",
+    ),
+    "a-run-that-diverges-says-so": ("downloaded, t=t)", "downloaded, t=t, lr=min(run.settings.lr, 0.1))"),
+    "extreme-options-end-in-words": (
+        '    start = state["global"]\n',
+        '    start = state["global"]\n    if run.cfg.lam > 1e9:\n        raise IndexError\n',
+    ),
+    "the-grid-has-valid-values": ("(0.0, 0.1, 1.0)", "(-1.0, 0.1, 1.0)"),
+    "costs-that-grow-with-pairs-are-declared": (
+        "    downloaded = run.download",
+        '    run.send("down", state["global"], copies=len(cohort) ** 2)\n    downloaded = run.download',
+    ),
+}
+"""A change of the template by which a law does not hold any more."""
+
+
+@pytest.mark.parametrize("law", [law.name for law in list_laws("methods")])
+def test_every_law_of_methods_can_fail(law, folder):
+    old, other = BROKEN[law]
+    assert old in TEMPLATES["method"]
+    (folder / "broken.py").write_text(TEMPLATES["method"].replace(old, other))
+    assert law in failed("./broken.py", only=[law])
+
+
+OTHERS = {
+    "no-sample-has-two-clients": ("scheme", "np.sort(part) for part", "np.sort(part) // 2 for part"),
+    "there-are-as-many-clients-as-asked-for": ("scheme", "np.linspace(1, cfg.ratio, count)", "np.ones(5)"),
+    "the-same-seed-gives-the-same-split": ("scheme", "rng.permutation", "np.random.default_rng().permutation"),
+    "impossible-requests-are-refused": ("scheme", 'needs_clients("TITLE", clients, len(samples.y))', "clients"),
+    "transforms-keep-samples-valid": (
+        "scheme",
+        "def split(",
+        "def cluster(clients, cfg):\n    return np.arange(clients) % 2\n\n\n"
+        "def transform(x, y, group, classes, cfg, rng):\n    return x, y + group\n\n\ndef split(",
+    ),
+    "uploads-keep-their-form": ("upload", "return received\n", "return {n: v.double() for n, v in received.items()}\n"),
+    "models-are-not-changed-in-place": (
+        "upload",
+        "received = dict(params)",
+        "params['bias'] += 1\n    received = dict(params)",
+    ),
+    "each-upload-stands-alone": (
+        "upload",
+        "kept.view_as(value)",
+        "kept.mean(dim=0).view_as(value[0])",
+    ),
+    "random-steps-say-so": ("upload", "received = dict(params)", "draw(0).random()\n    received = dict(params)"),
+    "bytes-are-whole-numbers": ("upload", "min(size, 8 * sent)", "size / 2"),
+    "the-model-has-the-form-of-uploads": (
+        "aggregator",
+        "return self._mean.value()",
+        "return {n: v.double() for n, v in self._mean.value().items()}",
+    ),
+    "equal-uploads-are-their-own-aggregate": (
+        "aggregator",
+        "return self._mean.value()",
+        "return {n: 0.9 * v for n, v in self._mean.value().items()}",
+    ),
+    "the-order-of-uploads-does-not-matter": (
+        "aggregator",
+        "(weights > 0).astype(np.float64)",
+        "np.arange(len(weights)) + 1.0",
+    ),
+    "uploads-may-arrive-in-parts": ("aggregator", "self._mean.add(", "self._mean = Mean()\n        self._mean.add("),
+    "uploads-of-weight-zero-are-ignored": ("aggregator", "(weights > 0)", "(weights > -1)"),
+    "arguments-are-not-changed": ("aggregator", "self._mean.add(", "stacked['bias'].add_(1)\n        self._mean.add("),
+    "nothing-cannot-be-aggregated": (
+        "aggregator",
+        "return self._mean.value()",
+        "try:\n            return self._mean.value()\n        except ValueError:\n            return {}",
+    ),
+    "samples-are-valid": ("dataset", "x = np.stack", "y = y + 1\n    x = np.stack"),
+    "the-description-fits-the-samples": ("dataset", "CLASSES = 2", "CLASSES = 3"),
+    "loading-again-gives-the-same-samples": ("dataset", "default_rng(0)", "default_rng()"),
+}
+
+
+@pytest.mark.parametrize("law", OTHERS)
+def test_every_other_law_can_fail(law, folder):
+    kind, old, other = OTHERS[law]
+    assert old in TEMPLATES[kind]
+    (folder / "broken.py").write_text(TEMPLATES[kind].replace(old, other))
+    assert law in failed("./broken.py", only=[law])
+
+
+def test_every_law_is_broken_by_a_file():
+    groups = [group for group in KINDS.values() if group != "models"]
+    assert {law.name for group in groups for law in list_laws(group)} == BROKEN.keys() | OTHERS.keys()
+
+
+def test_a_verdict_names_the_line_of_an_error(folder):
+    (folder / "mine.py").write_text(TEMPLATES["method"].replace("cohort = run.cohort(t)", "cohort = run.cohrt(t)"))
+    reason = failed("./mine.py", only=["predictions-are-probabilities"])["predictions-are-probabilities"]
+    assert "mine.py, line " in reason
+    assert "AttributeError" in reason
+
+
+def test_the_command_prints_a_line_for_each_law(folder, pfl):
+    assert pfl("new", "scheme", "mine.py").out == "mine.py\n"
+    ran = pfl("check", "./mine.py", "--set", "ratio=2")
+    assert (ran.code, ran.err) == (0, "5 laws passed, none failed\n")
+    assert ran.out.splitlines()[0] == "passed          no-sample-has-two-clients"
+    verdicts = json.loads(pfl("check", "schemes/shards", "--json").out)
+    assert {verdict["result"] for verdict in verdicts} == {"passed"}
+    (folder / "other.py").write_text((folder / "mine.py").read_text().replace("np.sort(part) for", "part // 2 for"))
+    ran = pfl("check", "./other.py", "--quiet")
+    assert ran.code == ComputationError.exit_code
+    assert ran.out.startswith("failed          no-sample-has-two-clients\n")
+    assert "rows are given twice" in ran.out
+    assert "./other.py breaks 1 of 5 laws" in ran.err
+
+
+def test_a_law_that_says_nothing_about_a_file_is_not_applicable():
+    (verdict,) = check("prior", only=["a-run-that-diverges-says-so"])
+    assert (verdict.result, verdict.reason) == ("not applicable", "the method has no rounds")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (("check", "absent.py"), InputError, "absent.py does not exist"),
+        (("check", "dito"), UsageError, "there is no 'dito'"),
+        (("check", "schemes/idd"), UsageError, "unknown scheme 'idd'"),
+        (("check", "ditto", "--only", "nothing"), UsageError, "there is no law 'nothing'"),
+        (("check", "./empty.py"), InputError, "has none of the functions"),
+        (("check", "./syntax.py"), InputError, "syntax.py, line 1: SyntaxError"),
+        (("new", "metod", "mine.py"), UsageError, "unknown kind 'metod'"),
+        (("new", "method", "mine.txt"), UsageError, "not the name of a Python file"),
+        (("new", "method", "ditto.py"), UsageError, "built-in method"),
+        (("new", "method", "empty.py"), ConflictError, "empty.py exists"),
+        (("new", "method", "no/mine.py"), InputError, "cannot write no/mine.py"),
+    ],
+)
+def test_wrong_words_end_in_one_error(words, error, message, folder, pfl):
+    (folder / "empty.py").touch()
+    (folder / "syntax.py").write_text("def f(:\n")
+    ran = pfl(*words)
+    assert ran.code == error.exit_code
+    assert message in ran.err
+    assert "Traceback" not in ran.err
