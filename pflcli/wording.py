@@ -32,6 +32,12 @@ def duration(seconds: float) -> str:
 
 
 class PathWord(str):
-    """A word of a command line that names a file or folder."""
+    """A word of a command line that names a file or folder, after a ``prefix`` such as ``pfllib:``, if any."""
 
-    __slots__ = ()
+    prefix: str
+
+    def __new__(cls, path: object, prefix: str = "") -> PathWord:
+        """Return the word for a path."""
+        word = super().__new__(cls, f"{prefix}{path}")
+        word.prefix = prefix
+        return word

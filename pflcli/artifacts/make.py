@@ -165,8 +165,8 @@ def _line(words: Iterable[str], out: Path) -> str:
     def word(text: str) -> str:
         if not isinstance(text, PathWord):
             return text
-        relative = os.path.relpath(Path(text).absolute(), folder)
-        return relative if relative.startswith(".") else f"./{relative}"
+        relative = os.path.relpath(Path(text.removeprefix(text.prefix)).absolute(), folder)
+        return text.prefix + (relative if relative.startswith(".") else f"./{relative}")
 
     return shlex.join(map(word, words))
 

@@ -10,13 +10,19 @@ from pathlib import Path
 from pflcli import registry
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.reader import open_artifact
-from pflcli.data.formats import ABSENT, Like, Raw, Roles, arrays, images, option, tables, unprintable
+from pflcli.data.formats import ABSENT, Like, Raw, Roles, arrays, images, option, pfllib, tables, unprintable
 from pflcli.data.formats.table import Table
+from pflcli.data.preparation import flbench
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
 from pflcli.reporter import Reporter
 
-_TITLES = {"images": "images", "csv": "CSV", "parquet": "Parquet", "npz": "NPZ", "hdf5": "HDF5"}
+_TITLES = {"images": "images", "csv": "CSV", "parquet": "Parquet", "npz": "NPZ", "hdf5": "HDF5"} | {
+    "pfllib": "a folder of PFLlib",
+    "flbench": "a folder of FL-bench",
+}
+DEALT = ("pfllib", "flbench")
+"""The forms whose folders give clients, labels and splits; a user names them before the folder: ``pfllib:FOLDER``."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,16 @@ class UserData:
             raise UsageError(f"--categorical is for tables; {self.path} is none", "leave it out")
         if self.layout is not None and self.form not in ("npz", "hdf5"):
             raise UsageError(f"--layout is for NPZ and HDF5; {self.path} is neither", "leave it out")
+        names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
+        if self.form in DEALT:
+            for role, value in (names | self.roles.beside).items():
+                if value is not None:
+                    raise UsageError(
+                        f"{option(role)} is for tables and arrays; {self.form}:{self.path} gives clients, labels and"
+                        " splits",
+                        "leave it out",
+                    )
         if self.form == "images":
-            names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
             for role, value in (names | self.roles.beside).items():
                 if value is not None and (role, value) != ("client", ABSENT):
                     raise UsageError(
@@ -60,7 +74,11 @@ class UserData:
                     )
 
     def sha256(self) -> str:
-        """Return a hash of the file, or of all images."""
+        """Return a hash of the file, or of all files of a folder that are read."""
+        if self.form == "pfllib":
+            return pfllib.find(self.path).sha256()
+        if self.form == "flbench":
+            return flbench.open_folder(self.path).sha256()
         if self.form == "images":
             return images.find(self.path, self.roles.client).sha256()
         with self.path.open("rb") as file:
@@ -72,6 +90,12 @@ class UserData:
             return self._read(reporter)
 
     def _read(self, reporter: Reporter) -> Raw:
+        if self.form == "pfllib":
+            dealt = pfllib.find(self.path)
+            with reporter.progress("read", len(dealt.clients)) as advance:
+                return pfllib.read(dealt, advance)
+        if self.form == "flbench":
+            return flbench.read(flbench.open_folder(self.path))
         if self.form == "images":
             folder = images.find(self.path, self.roles.client)
             with reporter.progress("read", len(folder.paths)) as advance:
@@ -103,6 +127,20 @@ _REMEDIES = {
     ".npy": "np.savez('data.npz', x=x, y=y, owner=owner)",
     ".txt": "rename it to .csv or .tsv, and give --delimiter if it is neither comma nor tab",
 }
+
+
+def locate(data: Path | str) -> tuple[str, Path]:
+    """Return the form and the path of ``data``, which may begin with the name of a form, as in ``pfllib:FOLDER``.
+
+    Raises InputError or UsageError if pfl does not read it.
+    """
+    prefix, colon, rest = str(data).partition(":")
+    if colon and prefix in DEALT and not Path(data).exists():
+        if not rest:
+            raise UsageError(f"{data} names no folder", f"{prefix}:FOLDER")
+        unprintable(Path(rest))
+        return prefix, Path(rest).expanduser()
+    return form(Path(data)), Path(data)
 
 
 def form(path: Path) -> str:
