@@ -21,7 +21,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.datasets import Samples
-from pflcli.data.formats import Roles, arrays, cleaning
+from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
 from pflcli.data.preparation import earlier_dataset, scaling
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.user_data import DEALT, UserData, locate
@@ -51,7 +51,8 @@ def import_data(asked: ImportData) -> Outcome:
     ``classes`` (names), or the arrays named by these options; ``layout`` is the position of channels in series and
     images. Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels.
     "pfllib:FOLDER" and "flbench:FOLDER" are folders dealt by these libraries: each client keeps its training and test
-    samples.
+    samples. "hf:FOLDER" is a Hugging Face dataset on disk, or one such dataset per client: its splits are kept, unless
+    ``split_column`` is "none", and ``label`` is by default its only column of classes.
 
     ``missing`` is "error", "drop" (drop samples with missing values) or "median" (fill in medians and add a feature
     that marks missing values). ``standardize`` scales every feature to mean 0 and standard deviation 1: over all
@@ -161,8 +162,10 @@ class Conversion:
             "resize": source.resize,
             "delimiter": source.delimiter,
             # Unused options are omitted, so that older requests, made before these options existed, still match.
-            **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet") else {}),
+            **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet", "hf") else {}),
             **({} if source.layout is None else {"layout": source.layout}),
+            # Only the splits of a Hugging Face dataset have names of their own, which "none" joins.
+            **({"split_column": ABSENT} if source.form == "hf" and source.roles.split == ABSENT else {}),
             **{"split_column" if role == "split" else role: name for role, name in source.roles.beside.items()},
             **({} if self.earlier is None else {"like": self.earlier.digest}),
             **({"classes": True} if self.integers_are_classes else {}),
