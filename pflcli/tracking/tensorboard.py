@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class TensorBoard:
     def contains(self, record: Record) -> bool:
         """Return whether this run was written completely, with the same content."""
         mark = self._folder(record) / _MARK
-        return mark.is_file() and mark.read_text(encoding="utf-8") == _mark(record.digest)
+        return mark.is_file() and mark.read_text(encoding="utf-8") == _mark(record, record.digest)
 
     def write(self, record: Record) -> None:
         """Write a run, in place of an earlier one; raises ConflictError for a folder that pfl track did not write."""
@@ -42,12 +43,17 @@ class TensorBoard:
         if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).is_file():
             raise ConflictError(f"{folder} exists, and pfl track did not write it", "choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _MARK).write_text(_mark(""), encoding="utf-8")
-        for old in folder.glob("events.out.tfevents.*"):
-            old.unlink()
+        (folder / _MARK).write_text(_mark(record, ""), encoding="utf-8")
+        for old in self._find(record):
+            for file in old.glob("events.out.tfevents.*"):
+                file.unlink()
+            if old != folder:  # the same run, written before as part of another group
+                (old / _MARK).unlink()
+                with suppress(OSError):  # it has other files
+                    old.rmdir()
         with self.summary_writer(str(folder)) as writer:
             _write_run(writer, record)
-        (folder / _MARK).write_text(_mark(record.digest), encoding="utf-8")
+        (folder / _MARK).write_text(_mark(record, record.digest), encoding="utf-8")
 
     def close(self) -> None:
         """Do nothing: each run closes its files."""
@@ -59,9 +65,14 @@ class TensorBoard:
     def _folder(self, record: Record) -> Path:
         return self.out / file_name(record.group) / record.folder
 
+    def _find(self, record: Record) -> list[Path]:
+        """Return the folders of the same run in all groups."""
+        marks = self.out.glob(f"*/*-{record.key[:8]}/{_MARK}")
+        return [mark.parent for mark in marks if record.key in mark.read_text(encoding="utf-8")]
 
-def _mark(digest: str) -> str:
-    return json.dumps({"generator": "pfl track", "content": digest}) + "\n"
+
+def _mark(record: Record, digest: str) -> str:
+    return json.dumps({"generator": "pfl track", "run": record.key, "content": digest}) + "\n"
 
 
 def _write_run(writer: Any, record: Record) -> None:

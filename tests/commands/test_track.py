@@ -209,13 +209,33 @@ def test_an_interrupted_run_of_tensorboard_is_written_again(compared, tmp_path):
     out = tmp_path / "out"
     track([compared], out, to="tensorboard")
     run = next((out / "writers").glob("ditto*"))
-    (run / "pfl.json").write_text('{"generator": "pfl track", "content": ""}\n')
+    mark = json.loads((run / "pfl.json").read_text())
+    (run / "pfl.json").write_text(json.dumps({**mark, "content": ""}))
     files = len(list(run.iterdir()))
     result = track([compared], out, to="tensorboard")
     assert (result.written, len(list(run.iterdir()))) == (1, files)
     (run / "pfl.json").unlink()
     with pytest.raises(ConflictError, match="pfl track did not write it"):
         track([compared], out, to="tensorboard")
+
+
+@pytest.mark.parametrize("tool", ["tensorboard", "mlflow", "wandb"])
+def test_a_run_is_in_one_group_only(compared, tmp_path, tool):
+    pytest.importorskip(tool, reason=f"{tool} is not installed")
+    out = tmp_path / "out"
+    track([compared / "seed-0" / "ditto", compared / "seed-0" / "backbone"], out, to=tool)
+    assert track([compared], out, to=tool).written == 5
+    if tool == "tensorboard":
+        assert len(list(out.glob("*/ditto*-seed-0-*"))) == 1
+        assert not list(out.glob("seed-0/ditto*"))
+    elif tool == "wandb":
+        assert len(list((out / "wandb").glob("offline-run-*"))) == 6
+    else:
+        import mlflow
+
+        client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
+        experiments = [each.experiment_id for each in client.search_experiments()]
+        assert len(client.search_runs(experiments)) == 6
 
 
 def test_mlflow_shows_every_run_once(compared, tmp_path):
