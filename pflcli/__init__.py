@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pflcli.commands.report import report
     from pflcli.commands.stack import stack
     from pflcli.commands.sweep import sweep
+    from pflcli.commands.track import track
     from pflcli.commands.train_global import train_global
     from pflcli.commands.tune import tune
     from pflcli.commands.update_datastore import update_datastore
@@ -48,6 +49,7 @@ __all__ = [
     "report",
     "stack",
     "sweep",
+    "track",
     "train_global",
     "tune",
     "update_datastore",

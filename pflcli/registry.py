@@ -147,8 +147,14 @@ def group_of(file: Path) -> str:
     for group, needed in _FUNCTIONS.items():
         if needed in functions:
             return group
+    bases = [ast.unparse(base) for node in body if isinstance(node, ast.ClassDef) for base in node.bases]
+    if any(base.rpartition(".")[2] == "Module" for base in bases):
+        return "models"
     listed = ", ".join(f"{needed} ({GROUPS[group]})" for group, needed in _FUNCTIONS.items())
-    raise InputError(f"{file} has none of the functions {listed}", "pfl new method my_method.py writes an example")
+    raise InputError(
+        f"{file} has no subclass of torch.nn.Module and none of the functions {listed}",
+        "pfl new method my_method.py writes an example",
+    )
 
 
 def is_file(word: str) -> bool:
@@ -221,9 +227,9 @@ def search_used_folders(group: str, folders: MutableSequence[str]) -> None:
 def place_of_failure(error: BaseException) -> str:
     """Return in which line of a user's file an error was raised; an empty string if in none."""
     files = [*used_files().values()]
-    for point in (point for group in GROUPS for point in _installed(group).values()):
+    for module in (point.module for group in GROUPS for point in _installed(group).values()):
         with suppress(InputError):
-            files.append(_path_of_module(point))
+            files.append(_path_of_module(module, ""))
     if isinstance(error, SyntaxError) and Path(error.filename or "") in files:
         return f"{error.filename}, line {error.lineno}"
     folders = {file.parent for file in files}
@@ -233,19 +239,34 @@ def place_of_failure(error: BaseException) -> str:
 
 def exists(group: str, name: str) -> bool:
     """Return whether there is a file of this name, built in or used."""
-    return name in _built_in(group) or f"{group}/{name}" in used_files() or name in _installed(group)
+    return name in _built_in(group) or is_foreign(group, name)
+
+
+def is_foreign(group: str, name: str) -> bool:
+    """Return whether a name is that of a user's file, or of a module of an installed package."""
+    return f"{group}/{name}" in used_files() or _installed_module(group, name) is not None
+
+
+def _installed_module(group: str, name: str) -> str | None:
+    """Return the installed module that a name stands for, by an entry point or, for models, by its full name."""
+    if name in _built_in(group):
+        return None
+    if name in _installed(group):
+        return _installed(group)[name].module
+    return name if group == "models" and "." in name else None
 
 
 def path(group: str, name: str) -> Path:
     """Return the file of ``name``; raises UsageError with the nearest name if there is none."""
     if group not in GROUPS:
         raise UsageError(f"unknown kind '{group}'", closest(group, GROUPS))
-    used = used_files().get(f"{group}/{name}")
+    file = name.partition(":")[0]  # `torchvision:resnet50` is one of many that a file builds
+    used = used_files().get(f"{group}/{file}")
     if used is not None:
         return used
-    file = name.partition(":")[0]  # `torchvision:resnet50` is one of many that a file builds
-    if file not in _built_in(group) and file in _installed(group):
-        return _path_of_module(_installed(group)[file])
+    module = _installed_module(group, file)
+    if module is not None:
+        return _path_of_module(module, f"{GROUPS[group]} '{file}'")
     if file not in _built_in(group):
         raise UsageError(
             f"unknown {GROUPS[group]} '{name}'",
@@ -256,14 +277,16 @@ def path(group: str, name: str) -> Path:
     return folder(group) / f"{file.replace('-', '_')}.py"
 
 
-def _path_of_module(point: EntryPoint) -> Path:
-    """Return the file of an installed module; raises InputError if there is none."""
+def _path_of_module(module: str, owner: str) -> Path:
+    """Return the file of an installed module; raises InputError, which begins with ``owner``, if there is none."""
     try:
-        spec = importlib.util.find_spec(point.module)
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        spec = None
     except Exception as error:  # whatever the package raises when it is imported
-        raise InputError(f"{point.group} '{point.name}': {point.module}: {type(error).__name__}: {error}") from error
+        raise InputError(f"{owner}: {module}: {type(error).__name__}: {error}") from error
     if spec is None or spec.origin is None:
-        raise InputError(f"{point.group} '{point.name}': there is no module {point.module}")
+        raise InputError(f"{owner}: there is no module {module}")
     return Path(spec.origin)
 
 
@@ -274,18 +297,22 @@ def load(group: str, name: str, contract: type[Any]) -> Any:
     may be; the returned object has the type of the contract. Raises UsageError with the nearest name if there is no
     such file, InputError if the file breaks the contract.
     """
-    file = path(group, name)
+    return complete(import_file(group, name), f"{path(group, name)}: {GROUPS[group]} {name}", contract)
+
+
+def import_file(group: str, name: str) -> ModuleType:
+    """Import the file of ``name``; raises UsageError if there is none, InputError if it cannot be imported."""
+    file, family = path(group, name), name.partition(":")[0]
+    is_used = f"{group}/{family}" in used_files()
+    installed = None if is_used else _installed_module(group, family)
     try:
-        is_foreign = name not in _built_in(group) and name in _installed(group)
-        place = _installed(group)[name].module if is_foreign else f"pflcli.{package(group)}.{file.stem}"
-        module = importlib.import_module(place)
+        return importlib.import_module(installed or f"pflcli.{package(group)}.{file.stem}")
     except Exception as error:
         place = place_of_failure(error)
         if not place:
             raise
         message = error.msg if isinstance(error, SyntaxError) else error
         raise InputError(f"{place}: {type(error).__name__}: {message}") from error
-    return complete(module, f"{file}: {GROUPS[group]} {name}", contract)
 
 
 def complete(module: ModuleType, origin: str, contract: type[Any]) -> Any:

@@ -41,6 +41,7 @@ ALLOWED = {
     "evaluation": BASE | {"artifacts", "methods", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "evaluation.page": BASE
     | {"artifacts", "evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
+    "tracking": BASE | {"artifacts", "evaluation.metrics", "evaluation.page"},
     "data.preparation": BASE | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "knn"},
     "execution": {"artifacts"},
     "training": BASE
@@ -83,7 +84,8 @@ ALLOWED = {
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "training", "jobs", "options", "prediction", "auditing"}
     | {"laws", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
-    | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"},
+    | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
+    | {"tracking"},
     "cli": BASE
     | {"execution", "config", "commands", "options", "artifacts", "jobs", "prediction"}
     | {"evaluation", "evaluation.presentation"},

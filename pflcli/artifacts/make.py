@@ -148,8 +148,9 @@ def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, fo
         if execution.has_workers:
             gc.collect()  # end unused worker processes, so that their seconds count
         recorded: dict[str, Any] = {"command": _line(execution.command, out)} if execution.command else {}
+        own_code = {name.partition(":")[0] for name in spec.code}
         for name, file in registry.used_files().items():
-            if name in spec.code:  # kept to be read; code in an artifact is never run
+            if name in own_code:  # kept to be read; code in an artifact is never run
                 recorded["files"] = {**recorded.get("files", {}), name: file.name}
                 writer.write(file.name, file.read_bytes())
         processor = {"processor_seconds": round(_processor_seconds() - began, 3)}

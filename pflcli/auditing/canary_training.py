@@ -158,6 +158,6 @@ def _build_run(predictor: StoredPredictor, execution: Execution) -> tuple[Run, s
         return model.run(data, model.execution(execution)), model.name, model.method
     request = backbone.manifest.request
     method = run_request.method_of(backbone)
-    settings = run_request.resolve_settings(request["settings"], {})
+    settings = run_request.settings_of(backbone)
     cfg = config.build(method.Config, request["options"], request["method"])
     return build_run(data, method, cfg, settings, int(request["seed"]), execution), request["method"], method

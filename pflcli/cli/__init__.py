@@ -26,6 +26,7 @@ from pflcli.options.personalize import Personalize
 from pflcli.options.predict import Predict
 from pflcli.options.stack import Stack
 from pflcli.options.sweep import Sweep
+from pflcli.options.track import Track
 from pflcli.options.train_global import TrainGlobal
 from pflcli.options.tune import Tune
 from pflcli.options.update_datastore import UpdateDatastore
@@ -67,6 +68,7 @@ _add(NewClient, _USE)
 _add(Predict, _USE, results.show_predictions)
 _add(Export, _USE, results.show_export)
 app.command("report", cls=Command, rich_help_panel=_LOOK)(report.command)
+_add(Track, _LOOK, results.show_tracked)
 app.command("show", cls=Command, rich_help_panel=_LOOK)(show.command)
 app.command("list", cls=Command, rich_help_panel=_LOOK)(listing.command)
 app.command("new", cls=Command, rich_help_panel=_OWN)(new.command)

@@ -19,6 +19,7 @@ from pflcli.wording import as_typed
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Outcome
     from pflcli.commands.export import Exported
+    from pflcli.commands.track import Tracked
     from pflcli.execution import Execution
     from pflcli.prediction.answer_file import PredictedSamples
 
@@ -81,6 +82,17 @@ def show_export(
     """Print the folder of an exported model."""
     if as_json:
         console.data({"path": str(asked["out"]), "files": dict(result.files), **result.model})
+    else:
+        console.lines([str(asked["out"])])
+
+
+def show_tracked(
+    result: Tracked, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the folder with the runs for a tracker."""
+    if as_json:
+        facts = {"written": result.written, "unchanged": result.unchanged, "command": result.command}
+        console.data({"path": str(asked["out"]), **facts})
     else:
         console.lines([str(asked["out"])])
 

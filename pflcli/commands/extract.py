@@ -60,7 +60,7 @@ def extract(asked: Extract) -> Outcome:
     draft = ArtifactSpec("embeddings", {"seed": request["seed"]}, tuple(inputs))
 
     def build(work: ArtifactWriter) -> Built:
-        training = run_request.resolve_settings(request["settings"], {})
+        training = run_request.settings_of(backbone)
         method = run_request.method_of(backbone)
         data = partitions.read(chosen)
         known = partitions.read(trained_on) if chosen is not trained_on and training.normalize == "dataset" else None

@@ -21,10 +21,10 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.datasets import Samples
-from pflcli.data.formats import Roles, arrays, cleaning
+from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
 from pflcli.data.preparation import earlier_dataset, scaling
 from pflcli.data.preparation.earlier_dataset import Earlier
-from pflcli.data.preparation.user_data import UserData, form
+from pflcli.data.preparation.user_data import DEALT, UserData, locate
 from pflcli.errors import ConflictError, InputError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
@@ -41,7 +41,7 @@ STANDARDIZE = {
 
 @command(ImportData)
 def import_data(asked: ImportData) -> Outcome:
-    """Import samples from a table, an array file or a folder of images, as a dataset for ``partition``.
+    """Import samples from a table, an array file or a folder, as a dataset for ``partition``.
 
     A table (CSV, TSV, Parquet) needs the names of its ``client`` and ``label`` columns; ``client="none"`` if samples
     belong to no client yet. ``features`` are columns, as a sequence or separated by commas; by default all other
@@ -50,6 +50,9 @@ def import_data(asked: ImportData) -> Outcome:
     there are many with few samples each. NPZ and HDF5 files contain arrays ``x``, ``y``, ``owner`` and optionally
     ``classes`` (names), or the arrays named by these options; ``layout`` is the position of channels in series and
     images. Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels.
+    "pfllib:FOLDER" and "flbench:FOLDER" are folders dealt by these libraries: each client keeps its training and test
+    samples. "hf:FOLDER" is a Hugging Face dataset on disk, or one such dataset per client: its splits are kept, unless
+    ``split_column`` is "none", and ``label`` is by default its only column of classes.
 
     ``missing`` is "error", "drop" (drop samples with missing values) or "median" (fill in medians and add a feature
     that marks missing values). ``standardize`` scales every feature to mean 0 and standard deviation 1: over all
@@ -67,7 +70,7 @@ def import_data(asked: ImportData) -> Outcome:
 
     Raises UsageError for contradictory options; InputError, with the place, for errors in the data.
     """
-    path = Path(asked.data)
+    form, path = locate(asked.data)
     execution = (asked.execution or Execution()).reading(path, asked.like)
     earlier = None if asked.like is None else earlier_dataset.read_earlier(asked.like)
     standardize_by = "federation" if asked.standardize is True else asked.standardize or ""
@@ -78,7 +81,12 @@ def import_data(asked: ImportData) -> Outcome:
     options = dict(resize=asked.resize, delimiter=asked.delimiter, layout=asked.layout)
     columns = {"features": _columns(asked.features), "categorical": _columns(asked.categorical)}
     source = _open_source(
-        path, Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order), options, columns, earlier
+        form,
+        path,
+        Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order),
+        options,
+        columns,
+        earlier,
     )
     if earlier is not None:
         missing, standardize_by = missing or earlier.missing, earlier.standardize
@@ -94,13 +102,13 @@ def import_data(asked: ImportData) -> Outcome:
 
 
 def _open_source(
-    path: Path, roles: Roles, options: dict[str, Any], columns: Mapping[str, Any], earlier: Earlier | None
+    form: str, path: Path, roles: Roles, options: dict[str, Any], columns: Mapping[str, Any], earlier: Earlier | None
 ) -> UserData:
     """Return the data to read, with the roles and options of ``earlier`` unless they are given."""
     if earlier is not None:
         roles = earlier.roles(roles)
         options = {name: earlier.option(name, value) for name, value in options.items()} | {"like": earlier.like}
-    source = UserData(path, form(path), roles, **options, **columns)
+    source = UserData(path, form, roles, **options, **columns)
     source.check()
     return source
 
@@ -154,8 +162,10 @@ class Conversion:
             "resize": source.resize,
             "delimiter": source.delimiter,
             # Unused options are omitted, so that older requests, made before these options existed, still match.
-            **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet") else {}),
+            **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet", "hf") else {}),
             **({} if source.layout is None else {"layout": source.layout}),
+            # Only the splits of a Hugging Face dataset have names of their own, which "none" joins.
+            **({"split_column": ABSENT} if source.form == "hf" and source.roles.split == ABSENT else {}),
             **{"split_column" if role == "split" else role: name for role, name in source.roles.beside.items()},
             **({} if self.earlier is None else {"like": self.earlier.digest}),
             **({"classes": True} if self.integers_are_classes else {}),
@@ -178,7 +188,7 @@ class Conversion:
             missing=self.missing,
             standardize=bool(self.standardize_by),
             like=source.like,
-            integers_are_classes=self.integers_are_classes or source.form == "images",
+            integers_are_classes=self.integers_are_classes or source.form in ("images", *DEALT),
         )
         dataset = datasets.Dataset(
             clean.x,

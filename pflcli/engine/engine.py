@@ -29,7 +29,7 @@ from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.numerics import intra_op
 from pflcli.engine.sample_counter import Passes, trained_samples
 from pflcli.engine.task import Task
-from pflcli.errors import ComputationError
+from pflcli.errors import ComputationError, UsageError
 from pflcli.parameters import Params, Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
 
@@ -131,6 +131,11 @@ class Engine:
         if isinstance(self.executor, SummingExecutor):
             self._say_what_comes("the model of each client comes from its worker, as the method needs it")
         like = self._model_like(start, plan)
+        if plan.trainable and not any(name.startswith(plan.trainable) for name in like):
+            raise UsageError(
+                f"the model has no parameters under '{plan.trainable}': it does not end in a linear layer, its head",
+                "a method that trains all parameters, or another --model",
+            )
         chunk = self.clients_that_fit(parameters.size(like))
         for first in range(0, len(ids), chunk):
             positions = np.arange(first, min(first + chunk, len(ids)))

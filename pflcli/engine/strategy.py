@@ -78,17 +78,19 @@ def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> St
         why = f"linear layers and ReLU alone need no autograd; {backend.products_in_words()}"
         return Strategy("linear chain", why, True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
-    if mode == "stacked" and clients > 1:
+    if mode == "stacked" and clients > 1 and not worker_net.is_random:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
     program = worker_net.program if plain else None
     compiled = program if program is not None and (program.infers or not plan.frozen_norm) else None
-    if plan.lockstep and clients > 1 and (plan.frozen_norm or not has_batch_norm(worker_net.net)):
+    shares_passes = not worker_net.is_random and (plan.frozen_norm or not has_batch_norm(worker_net.net))
+    if plan.lockstep and clients > 1 and shares_passes:
         why = "clients take each step together, as it reads much that they share"
         return Strategy("lockstep", why, True, program=compiled, lockstep=True)
     if compiled is not None:
         why = f"every layer of the network has a compiled form; {backend.products_in_words()}"
         return Strategy("compiled program", why, False, program=compiled)
-    return Strategy("autograd, one client at a time", _no_program(plan, worker_net.net), False)
+    why = "the network draws random numbers" if worker_net.is_random else _no_program(plan, worker_net.net)
+    return Strategy("autograd, one client at a time", why, False)
 
 
 def _no_program(plan: LocalSGD, net: nn.Module) -> str:

@@ -21,6 +21,11 @@ class WorkerNet:
     program: Program | None
 
     @property
+    def is_random(self) -> bool:
+        """Whether the network draws random numbers while it trains, see ``models.Net``."""
+        return bool(getattr(self.net, "is_random", False))
+
+    @property
     def compiles_chain(self) -> bool:
         """Whether compiled loops are faster than PyTorch for this chain of linear layers."""
         return self.layers is not None and linear_chain.pays_to_compile(self.net.parameters())

@@ -25,6 +25,9 @@ KINDS = {"images": 3, "series": 2, "features": 1, "tokens": 1}
 class Net(nn.Module):
     """A classifier in two parts: ``body`` computes the representation (n, d), ``head`` the logits (n, C)."""
 
+    is_random = False
+    """whether it draws random numbers while it trains"""
+
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.body = body
@@ -63,10 +66,17 @@ class Model(Protocol):
         return []
 
 
-def check(name: str) -> None:
-    """Raise UsageError, with the nearest name, if there is no such model; does not build it."""
+def check(name: str) -> str:
+    """Return the full name of a model; raises UsageError, with the nearest name, if there is none. Does not build it.
+
+    Only the name of a network from a class may be short: ``net`` for ``net:Net``.
+    """
     family, colon, member = name.partition(":")
-    if family not in registry.names("models"):
+    if _is_class(name):
+        from pflcli.models import _own_network
+
+        return _own_network.name_class(name, registry.import_file("models", family))
+    if not registry.exists("models", family):
         from pflcli.models.torchvision import members
 
         torchvision_own = f"torchvision's own: --model torchvision:{name}" if name in members() else ""
@@ -80,6 +90,13 @@ def check(name: str) -> None:
         raise UsageError(f"model {family} is a family: choose a member", f"--model {family}:{family_members[0]}")
     if family_members and member not in family_members:
         raise UsageError(f"{family} has no model '{member}'", closest(member, family_members))
+    return name
+
+
+def _is_class(name: str) -> bool:
+    """Return whether a model is a class in a user's file or an installed module, not a file with ``build``."""
+    family = name.partition(":")[0]
+    return registry.is_foreign("models", family) and not hasattr(registry.import_file("models", family), "build")
 
 
 DEFAULTS = {"images": "cnn", "features": "mlp", "tokens": "lstm", "series": "gru"}
@@ -95,6 +112,8 @@ def default(in_shape: tuple[int, ...], *, tokens: bool) -> str:
 @functools.cache
 def outline(name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> Net:
     """Return the model without memory for its weights; raises UsageError if it does not take such samples."""
+    if _is_class(name):  # whose code need not run on the meta device
+        return create(name, in_shape, classes, 0, tokens=tokens)
     with torch.device("meta"):
         return create(name, in_shape, classes, 0, tokens=tokens)
 
@@ -105,17 +124,21 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
     ``tokens`` says whether samples are tokens; None means unknown. Raises UsageError, with suitable models, for samples
     of a kind or size that the model does not take.
     """
-    check(name)
+    name = check(name)
     kinds = _kinds(in_shape, tokens)
     if not set(kinds) & set(_takes(name)):
         fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_takes(other))]
         actual = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
         raise UsageError(f"model {name} takes {' or '.join(_takes(name))}, not {actual}", " or ".join(fit[:3]))
-    model = _file(name)
-    member = name.partition(":")[2:] if ":" in name else ()
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(rng.integer(seed, "init", name))
-        return model.build(in_shape, classes, *member)
+        if _is_class(name):
+            from pflcli.models import _own_network
+
+            module = registry.import_file("models", name.partition(":")[0])
+            return _own_network.build(module, name, in_shape, classes, tokens=bool(tokens))
+        member = name.partition(":")[2:] if ":" in name else ()
+        return _file(name).build(in_shape, classes, *member)
 
 
 def _kinds(in_shape: tuple[int, ...], tokens: bool | None) -> list[str]:

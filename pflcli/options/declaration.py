@@ -8,6 +8,7 @@ records (``Options.words``) are derived from the class.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import typing
@@ -371,8 +372,8 @@ def _setting_words(settings: Mapping[str, Any]) -> list[str]:
         elif name == "upload":
             steps = [value] if isinstance(value, str) else value
             line += [word for step in steps for word in (flag, as_file("uploads", step))]
-        elif name == "aggregator":
-            line += [flag, as_file("aggregators", value)]
+        elif name in _GROUPS_OF_SETTINGS:
+            line += [flag, as_file(_GROUPS_OF_SETTINGS[name], value)]
         else:
             line += [flag, as_word(value)]
     return line
@@ -380,7 +381,7 @@ def _setting_words(settings: Mapping[str, Any]) -> list[str]:
 
 _GROUPS = {"method": "methods", "methods": "methods", "dataset": "datasets", "scheme": "schemes"}
 """The options whose values may be users' files, with the groups of these files."""
-_GROUPS_OF_SETTINGS = {"upload": "uploads", "aggregator": "aggregators"}
+_GROUPS_OF_SETTINGS = {"model": "models", "upload": "uploads", "aggregator": "aggregators"}
 """The same for training settings."""
 
 
@@ -398,12 +399,35 @@ def _use_files(values: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str
 
 def _names_of_files(asked: Options) -> dict[str, Any]:
     """Return the options that may name users' files, with the names of the files in place of their paths."""
-    named = _use_files(vars(asked), _GROUPS)
-    settings = getattr(asked, "settings", None)
-    return {
-        **named,
-        **({} if not settings else {"settings": {**settings, **_use_files(settings, _GROUPS_OF_SETTINGS)}}),
-    }
+    named, settings = _use_files(vars(asked), _GROUPS), getattr(asked, "settings", None)
+    if settings:
+        named["settings"] = {**settings, **_use_files(settings, _GROUPS_OF_SETTINGS)}
+    options = getattr(asked, "options", None) or {}
+    arguments = {key.removeprefix("model."): value for key, value in options.items() if key.startswith("model.")}
+    arguments |= options["model"] if isinstance(options.get("model"), Mapping) else {}
+    if arguments:
+        named["settings"] = _add_arguments(named.get("settings") or {}, arguments)
+        named["options"] = {key: value for key, value in options.items() if key.partition(".")[0] != "model"}
+    return named
+
+
+def _add_arguments(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with arguments of the model's class; raises UsageError if the model is no such class."""
+    model = settings.get("model")
+    if model is None or not registry.is_foreign("models", str(model).partition(":")[0]):
+        key, value = next(iter(arguments.items()))
+        raise UsageError(f"--set model.{key}={value} needs a model that is a class of yours", "--model ./net.py:Net")
+    base, _, given = str(model).removesuffix(")").partition("(")
+    pairs = [*([given] if given else []), *(f"{key}={_literal(value)!r}" for key, value in arguments.items())]
+    return {**settings, "model": f"{base}{'' if ':' in base else ':'}({','.join(pairs)})"}
+
+
+def _literal(value: Any) -> Any:
+    """Return the number, tuple or word that a text stands for."""
+    try:
+        return ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError):
+        return value
 
 
 def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]], Callable[P, Result]]:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from pflcli.options import completion
 from pflcli.options.declaration import PATH, Delimiter, Label, Layout, Options, Out, SplitColumn, Typed, as_word
+from pflcli.wording import PathWord
 
 
 def _scaling(value: bool | str) -> str:
     """Return ``standardize`` as a user types it."""
     return "federation" if value is True else str(value)
+
+
+def _as_source(value: Any) -> str:
+    """Return ``data`` as a user types it: a path, or a form and a path, as in ``pfllib:FOLDER``."""
+    form = re.match("[a-z]+:(?=.)", str(value))
+    if form is None or Path(value).exists():
+        return PathWord(value)
+    return PathWord.of_parts(form.group(), Path(str(value)[form.end() :]))
 
 
 @dataclass(frozen=True)
@@ -31,9 +41,11 @@ class ImportData(Options):
 
     data: Annotated[
         Path | str,
-        PATH,
+        Typed(Path, text=_as_source),
         typer.Argument(
-            help="Read this .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE.",
+            help="Read this .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE;"
+            " pfllib:FOLDER or flbench:FOLDER reads what PFLlib or FL-bench has dealt to clients, hf:FOLDER a Hugging"
+            " Face dataset on disk.",
             metavar="DATA",
         ),
     ]

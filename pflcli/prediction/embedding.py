@@ -51,7 +51,7 @@ def _open_backbone(lineage: Mapping[str, Artifact | None], data: Partition, exec
     assert backbone is not None  # a run with embeddings has a backbone
     assert partition is not None
     request, trained_on = backbone.manifest.request, ancestor(backbone, "partition")
-    plan = run_request.resolve_settings(request["settings"], {})
+    plan = run_request.settings_of(backbone)
     is_other = trained_on is not None and trained_on.manifest.fingerprint != partition.manifest.fingerprint
     known = partitions.read(trained_on) if trained_on is not None and is_other and plan.normalize == "dataset" else None
     # extract has no option for the engine, so the original embeddings were made with this one.

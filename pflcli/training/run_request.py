@@ -21,17 +21,30 @@ _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
 
 def method_of(artifact: Artifact) -> Method:
-    """Return the method that made an artifact; raises UsageError if it is in a user's file that is not used."""
-    name = str(artifact.manifest.request["method"])
-    file = artifact.manifest.made.get("files", {}).get(f"methods/{name}")
-    if file is not None and not registry.exists("methods", name):
-        digest = artifact.manifest.code[f"methods/{name}"][:12]
-        raise UsageError(
-            f"{artifact.path} was made with the method in {file} (code {digest}), which is not part of pfl",
-            f"pfl --use PATH/{file} COMMAND ...",
-            f"a copy to read, which is never run, is {artifact.path / file}",
-        )
-    return methods.load(name)
+    """Return the method that made an artifact; raises UsageError if the run needs a user's file that is not used."""
+    require_files(artifact)
+    return methods.load(str(artifact.manifest.request["method"]))
+
+
+def settings_of(artifact: Artifact) -> Settings:
+    """Return the settings of an artifact's run; raises UsageError if the run needs a user's file that is not used."""
+    require_files(artifact)
+    return resolve_settings(artifact.manifest.request["settings"], {})
+
+
+def require_files(artifact: Artifact) -> None:
+    """Raise UsageError if an artifact was made with a user's file that is not used now."""
+    for name, file in artifact.manifest.made.get("files", {}).items():
+        group, _, member = name.partition("/")
+        if not registry.exists(group, member):
+            code = artifact.manifest.code
+            digest = next(code[key] for key in code if key.partition(":")[0] == name)[:12]
+            raise UsageError(
+                f"{artifact.path} was made with the {registry.GROUPS[group]} in {file} (code {digest}), which is not"
+                " part of pfl",
+                f"pfl --use PATH/{file} COMMAND ...",
+                f"a copy to read, which is never run, is {artifact.path / file}",
+            )
 
 
 def require_private(name: str, method: Method, settings: Settings) -> None:
@@ -55,7 +68,7 @@ def resolve_settings(
     if built.model == AUTO and "model" in base:
         built = replace(built, model=base["model"])
     if built.model != AUTO:
-        models.check(built.model)
+        built = replace(built, model=models.check(built.model))
     built = replace(built, upload=tuple(str(uploads.load(step)) for step in built.upload))
     built = replace(built, aggregator=str(aggregators.load(built.aggregator)))
     if partition is None:
@@ -97,6 +110,8 @@ def settings_on_lineage(
 ) -> Settings:
     """Return the settings of the backbone with ``changes``; raises UsageError if they contradict the backbone."""
     backbone, partition = lineage["backbone"], lineage["partition"]
+    if backbone is not None:
+        require_files(backbone)
     base = backbone.manifest.request["settings"] if backbone is not None else {}
     resolved = resolve_settings(base, changes, partition if backbone is None else None)
     require_private(name, method, resolved)

@@ -59,7 +59,7 @@ STEPS = list(steps(SimpleNamespace(**dict.fromkeys((*NAMES, "samples"), ""))))
 # Help, and what it costs
 
 
-MAKERS = sorted({*APP} - {"export", "predict", "report", "show", "list", "doctor", "new", "check"})
+MAKERS = sorted({*APP} - {"export", "predict", "report", "track", "show", "list", "doctor", "new", "check"})
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -112,6 +112,7 @@ KINDS = {
     ("new-client",): "predictions",
     ("export",): "predictions",
     ("report",): "evaluation comparison audit",
+    ("track",): "comparison evaluation predictions backbone",
     ("show",): " ".join(kinds.schemas()),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 import typer.main
@@ -31,6 +33,7 @@ LINES = {
     "show": [("show", "{f}")],
     "stack": [("stack", "{f}", "--no-gate")],
     "sweep": [("sweep", "{f}")],
+    "track": [("track", "{f}", "--to", "tensorboard")],
     "train-global": [("train-global", "{f}", *QUICK)],
     "tune": [("tune", "local", "{f}", "--search", "training.lr=0.01", *QUICK)],
     "update-datastore": [("update-datastore", "{f}", "{embeddings}"), ("update-datastore", "{datastore}", "{f}")],
@@ -38,6 +41,8 @@ LINES = {
 """The lines of each command that reads artifacts, with ``{f}`` in turn at each place where it reads one."""
 UNSUITABLE = [LINES["audit"][1], LINES["personalize"][1]]
 """Lines for which the predictions of the folders are of another method or model than is needed."""
+if importlib.util.find_spec("tensorboard") is None:
+    UNSUITABLE += LINES["track"]
 FORMS = {"report": ".html", "predict": ".csv"}
 COMMANDS = typer.main.get_command(app).commands
 

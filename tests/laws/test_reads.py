@@ -51,8 +51,8 @@ OPTIONS = {
 }
 ARTIFACTS = {"source", "sources", "arriving", "references"}
 """Arguments: inputs, which test_placing holds to the same law."""
-NO_ARTIFACT = {"predict", "export", "report"}
-"""Commands that replace a single file, or a folder that has nothing but their own files."""
+NO_ARTIFACT = {"predict", "export", "report", "track"}
+"""Commands that replace a single file, or that write nothing but files of their own to a folder."""
 
 
 def test_every_path_that_a_command_reads_is_tried():

@@ -68,7 +68,7 @@ def _features_alone(
         error = unknown(where, "array", key, list(loads))
         error.fix = (*error.fix, "--features NAME selects the array")
         raise error
-    x, remark = _samples(f"{where}: array '{key}'", loads[key](), layout)
+    x, remark = to_samples(f"{where}: array '{key}'", loads[key](), layout)
     return Raw(
         x=x,
         label=np.full(len(x), "", dtype=np.str_),
@@ -156,7 +156,7 @@ def _raw(
     loaded = {role: load(name) for role, name in array_of.items()}
     for role in loaded.keys() - {"features"}:
         loaded[role] = _flat(f"{where}: array '{array_of[role]}'", loaded[role], role)
-    x, remark = _samples(f"{where}: array '{array_of['features']}'", loaded["features"], layout)
+    x, remark = to_samples(f"{where}: array '{array_of['features']}'", loaded["features"], layout)
     if roles.client is None and not owner_arrays:
         others = sorted(set(names) - set(array_of.values()) - {_CLASSES})
         raise UsageError(
@@ -210,7 +210,7 @@ FIRST, LAST = "channels-first", "channels-last"
 LAYOUTS = (FIRST, LAST)
 
 
-def _samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
+def to_samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
     """Return images (n, H, W) or (n, H, W, 3) as uint8, other samples as numbers, and a remark on how series were read.
 
     Raises InputError for an unfit type or shape, UsageError for a ``layout`` of samples without channels.

@@ -16,6 +16,16 @@ _WORDS = {
 """The accepted words, in lower case."""
 
 
+def is_split(word: str) -> bool:
+    """Return whether a word names a split."""
+    return word.lower() in _WORDS
+
+
+def normalize(word: str) -> str:
+    """Return train, validation or test for a word that names a split."""
+    return SPLITS[_WORDS[word.lower()]]
+
+
 def parse_splits(
     words: NDArray[np.str_], owner: NDArray[np.str_] | None, place: Callable[[int], str], name: str
 ) -> NDArray[np.int8]:

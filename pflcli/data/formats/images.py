@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,29 +84,9 @@ def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], 
 
     Raises InputError for a file that is not an image, or that differs in size or colour from the first.
     """
-    pixels: list[NDArray[np.uint8]] = []
-    for path in folder.paths:
-        with parsing(str(path), "an image", "repair it or remove it"):
-            image = _pixels(path, resize)
-        if not pixels:
-            require_room(f"{folder.root} ({len(folder.paths)} images)", len(folder.paths) * image.nbytes)
-        if pixels and image.ndim != pixels[0].ndim:
-            kinds = {2: "grey", 3: "in colour"}
-            raise InputError(
-                f"{path} is {kinds[image.ndim]}, {folder.paths[0]} {kinds[pixels[0].ndim]}",
-                "make all images grey, or all of them RGB",
-            )
-        if pixels and image.shape != pixels[0].shape:
-            sizes = ["x".join(map(str, shape[1::-1])) for shape in (image.shape, pixels[0].shape)]
-            raise InputError(
-                f"{path} has {sizes[0]} pixels (width x height), {folder.paths[0]} {sizes[1]}",
-                "--resize 32 resizes all of them to 32x32",
-            )
-        pixels.append(image)
-        advance(1, "")
     ignored = folder.others
     return Raw(
-        x=np.stack(pixels),
+        x=decode(((str(path), path) for path in folder.paths), len(folder.paths), str(folder.root), resize, advance),
         label=np.asarray([path.parent.name for path in folder.paths]),
         owner=np.asarray([path.parent.parent.name for path in folder.paths]) if folder.clients else None,
         place=lambda row, role, at: str(folder.paths[row]),
@@ -117,20 +98,53 @@ def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], 
     )
 
 
-def _pixels(path: Path, resize: int | None) -> NDArray[np.uint8]:
+def decode(
+    images: Iterable[tuple[str, Path | bytes]],
+    count: int,
+    name: str,
+    resize: int | None,
+    advance: Callable[[int, str], None],
+) -> NDArray[np.uint8]:
+    """Return ``count`` images, each a name for messages and its file or content, as ``read`` does."""
+    pixels: list[NDArray[np.uint8]] = []
+    first = ""
+    for place, source in images:
+        with parsing(place, "an image", "repair it or remove it"):
+            image = _pixels(source, place, resize)
+        if not pixels:
+            first = place
+            require_room(f"{name} ({count} images)", count * image.nbytes)
+        if pixels and image.ndim != pixels[0].ndim:
+            kinds = {2: "grey", 3: "in colour"}
+            raise InputError(
+                f"{place} is {kinds[image.ndim]}, {first} {kinds[pixels[0].ndim]}",
+                "make all images grey, or all of them RGB",
+            )
+        if pixels and image.shape != pixels[0].shape:
+            sizes = ["x".join(map(str, shape[1::-1])) for shape in (image.shape, pixels[0].shape)]
+            raise InputError(
+                f"{place} has {sizes[0]} pixels (width x height), {first} {sizes[1]}",
+                "--resize 32 resizes all of them to 32x32",
+            )
+        pixels.append(image)
+        advance(1, "")
+    return np.stack(pixels)
+
+
+def _pixels(source: Path | bytes, name: str, resize: int | None) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as many pixels are an error
-        with Image.open(path, formats=_FORMATS) as opened:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as opened:
             # Rotate as a viewer does: cameras store their orientation.
-            image = _plain(ImageOps.exif_transpose(opened), path)
+            image = _plain(ImageOps.exif_transpose(opened), name)
             if resize is not None:
                 image = image.resize((resize, resize), Image.Resampling.BILINEAR)
             return np.array(image, dtype=np.uint8)
 
 
-def _plain(image: Any, path: Path) -> Any:
+def _plain(image: Any, name: str) -> Any:
     """Return an image as 8-bit grey or RGB; raises InputError if that would lose information."""
     if image.mode in ("L", "RGB"):
         return image
@@ -140,6 +154,6 @@ def _plain(image: Any, path: Path) -> Any:
         image = image.convert("RGBA")
     if image.mode in ("LA", "RGBA"):
         if image.getextrema()[-1] != (255, 255):
-            raise InputError(f"{path} has transparent pixels", "flatten it onto a background first")
+            raise InputError(f"{name} has transparent pixels", "flatten it onto a background first")
         return image.convert(image.mode[:-1])
-    raise InputError(f"{path} has mode {image.mode}; pfl reads 8-bit grey and RGB", "convert it first")
+    raise InputError(f"{name} has mode {image.mode}; pfl reads 8-bit grey and RGB", "convert it first")

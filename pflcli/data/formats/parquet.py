@@ -12,17 +12,41 @@ from pflcli.foreign import require_room
 _BATCH = 8192
 
 
+def require_pyarrow(form: str) -> None:
+    """Raise UsageError if pyarrow is not installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            f"reading {form} needs pyarrow, which is not installed", "pip install 'pflcli[parquet]'"
+        ) from None
+
+
+def to_series(column: Any, name: str, *, as_text: bool) -> Any:
+    """Return an Arrow column as a pandas Series; raises InputError, with its ``name``, if it cannot be text."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if as_text and not pa.types.is_floating(column.type):
+        # Integers with missing values would become floats in pandas, which are too short for large ids.
+        try:
+            column = column.cast(pa.string())
+        except pa.ArrowException:
+            raise InputError(f"{name} has values of type {column.type}, which are not names") from None
+    elif pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    return column.to_pandas()
+
+
 class Parquet:
     """A Parquet file; rows are counted from 1 in messages."""
 
     def __init__(self, path: Path) -> None:
         """Open ``path``; raises UsageError without pyarrow, its own errors for a damaged file."""
-        try:
-            import pyarrow.parquet as pq
-        except ImportError:
-            raise UsageError(
-                "reading Parquet needs pyarrow, which is not installed", "pip install 'pflcli[parquet]'"
-            ) from None
+        require_pyarrow("Parquet")
+        import pyarrow.parquet as pq
+
         self.path = path
         self.name = path.name
         self._file: Any = pq.ParquetFile(path)
@@ -34,7 +58,10 @@ class Parquet:
         """Return columns as pandas Series by position; see ``table.Table``. Raises InputError for too many rows."""
         rows = self._file.metadata.num_rows
         require_room(f"{self.name} ({rows} rows)", rows * (len(texts) + len(others)) * 8, self.path.stat().st_size)
-        return {at: self._plain(at, as_text=at in texts) for at in (*texts, *others)}
+        return {
+            at: to_series(self._column(at), f"{self.name}: column '{self.columns[at]}'", as_text=at in texts)
+            for at in (*texts, *others)
+        }
 
     def _column(self, at: int) -> Any:
         import pyarrow as pa
@@ -47,24 +74,6 @@ class Parquet:
             # One stored value may be repeated in every row.
             require_room(f"{self.name}: column '{self.columns[at]}'", loaded_bytes, self.path.stat().st_size)
         return pa.chunked_array(chunks, self._file.schema_arrow.field(self.columns[at]).type)
-
-    def _plain(self, at: int, *, as_text: bool) -> Any:
-        import pyarrow as pa
-
-        column = self._column(at)
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if as_text and not pa.types.is_floating(column.type):
-            # Integers with missing values would become floats in pandas, which are too short for large ids.
-            try:
-                column = column.cast(pa.string())
-            except pa.ArrowException:
-                raise InputError(
-                    f"{self.name}: column '{self.columns[at]}' has values of type {column.type}, which are not names"
-                ) from None
-        elif pa.types.is_decimal(column.type):
-            column = column.cast(pa.float64())
-        return column.to_pandas()
 
     def place(self, row: int) -> str:
         """Return the number of a row, counted from 1."""

@@ -31,7 +31,7 @@ def read(
     value "none" leaves columns of words out. Raises UsageError for columns that contradict one another, InputError for
     a missing column, a cell that is not a number or a word that ``like`` does not have.
     """
-    columns, positions = table.columns, _positions(table, roles)
+    columns, positions = table.columns, find_positions(table, roles)
     keys = list(positions.values())
     selected, coded = _choice(table, features, categorical, like, positions)
     candidates = (
@@ -88,7 +88,7 @@ def _require_distinct(table: Table) -> None:
         raise InputError(f"{table.name}: two columns are called '{twice[0]}'", "rename one in the first line")
 
 
-def _positions(table: Table, roles: Roles) -> dict[str, int]:
+def find_positions(table: Table, roles: Roles) -> dict[str, int]:
     """Return the position of the column for each role.
 
     Raises UsageError for an option that is missing or contradicts another, InputError for a missing column.
@@ -206,9 +206,14 @@ def _find(table: Table, column: str) -> int:
     return table.columns.index(column)
 
 
-def _chosen_columns(table: Table, source: str, chosen: str | Sequence[str], positions: Mapping[str, int]) -> list[int]:
+def split_names(chosen: str | Sequence[str]) -> list[str]:
+    """Return the names of columns, which may be separated by commas, and quoted as in CSV."""
     names = next(csv.reader([chosen], skipinitialspace=True), []) if isinstance(chosen, str) else list(chosen)
-    names = [name.strip() for name in names]
+    return [name.strip() for name in names]
+
+
+def _chosen_columns(table: Table, source: str, chosen: str | Sequence[str], positions: Mapping[str, int]) -> list[int]:
+    names = split_names(chosen)
     if not any(names):
         raise UsageError(f"--{source} names no column", f"--{source} COL,COL of: {listed_columns(table.columns)}")
     role_of = {table.columns[at]: role for role, at in positions.items()}

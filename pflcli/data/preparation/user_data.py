@@ -10,13 +10,34 @@ from pathlib import Path
 from pflcli import registry
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.reader import open_artifact
-from pflcli.data.formats import ABSENT, Like, Raw, Roles, arrays, images, option, tables, unprintable
+from pflcli.data.formats import (
+    ABSENT,
+    Like,
+    Raw,
+    Roles,
+    arrays,
+    hugging_face,
+    images,
+    option,
+    pfllib,
+    tables,
+    unprintable,
+)
 from pflcli.data.formats.table import Table
+from pflcli.data.preparation import flbench
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
 from pflcli.reporter import Reporter
 
-_TITLES = {"images": "images", "csv": "CSV", "parquet": "Parquet", "npz": "NPZ", "hdf5": "HDF5"}
+_TITLES = {"images": "images", "csv": "CSV", "parquet": "Parquet", "npz": "NPZ", "hdf5": "HDF5"} | {
+    "pfllib": "a folder of PFLlib",
+    "flbench": "a folder of FL-bench",
+    "hf": "a Hugging Face dataset",
+}
+DEALT = ("pfllib", "flbench")
+"""The forms whose folders give clients, labels and splits."""
+NAMED = (*DEALT, "hf")
+"""The forms that a user names before the folder, as in ``pfllib:FOLDER``."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +61,26 @@ class UserData:
             raise UsageError(
                 f"{first} and {second} contradict each other: both define the splits", f"leave out {second}"
             )
-        if self.resize is not None and self.form != "images":
+        if self.resize is not None and self.form not in ("images", "hf"):
             raise UsageError(f"--resize is for folders of images; {self.path} is none", "leave it out")
         if self.resize is not None and not 1 <= self.resize <= 4096:
             raise UsageError(f"--resize {self.resize} is not between 1 and 4096 pixels", "--resize 32")
         if self.delimiter is not None and self.form != "csv":
             raise UsageError(f"--delimiter is for CSV and TSV; {self.path} is neither", "leave it out")
-        if self.categorical is not None and self.form not in ("csv", "parquet"):
+        if self.categorical is not None and self.form not in ("csv", "parquet", "hf"):
             raise UsageError(f"--categorical is for tables; {self.path} is none", "leave it out")
         if self.layout is not None and self.form not in ("npz", "hdf5"):
             raise UsageError(f"--layout is for NPZ and HDF5; {self.path} is neither", "leave it out")
+        names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
+        if self.form in DEALT:
+            for role, value in (names | self.roles.beside).items():
+                if value is not None:
+                    raise UsageError(
+                        f"{option(role)} is for tables and arrays; {self.form}:{self.path} gives clients, labels and"
+                        " splits",
+                        "leave it out",
+                    )
         if self.form == "images":
-            names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
             for role, value in (names | self.roles.beside).items():
                 if value is not None and (role, value) != ("client", ABSENT):
                     raise UsageError(
@@ -60,7 +89,13 @@ class UserData:
                     )
 
     def sha256(self) -> str:
-        """Return a hash of the file, or of all images."""
+        """Return a hash of the file, or of all files of a folder that are read."""
+        if self.form == "pfllib":
+            return pfllib.find(self.path).sha256()
+        if self.form == "flbench":
+            return flbench.open_folder(self.path).sha256()
+        if self.form == "hf":
+            return hugging_face.find(self.path).sha256()
         if self.form == "images":
             return images.find(self.path, self.roles.client).sha256()
         with self.path.open("rb") as file:
@@ -72,10 +107,22 @@ class UserData:
             return self._read(reporter)
 
     def _read(self, reporter: Reporter) -> Raw:
+        if self.form == "pfllib":
+            dealt = pfllib.find(self.path)
+            with reporter.progress("read", len(dealt.clients)) as advance:
+                return pfllib.read(dealt, advance)
+        if self.form == "flbench":
+            return flbench.read(flbench.open_folder(self.path))
+        if self.form == "hf":
+            folder = hugging_face.find(self.path)
+            with reporter.progress("read", sum(len(part.paths) for part in folder.parts)) as advance:
+                return hugging_face.read(
+                    folder, self.roles, self.features, self.categorical, self.like, self.resize, advance
+                )
         if self.form == "images":
-            folder = images.find(self.path, self.roles.client)
-            with reporter.progress("read", len(folder.paths)) as advance:
-                return images.read(folder, self.resize, advance)
+            album = images.find(self.path, self.roles.client)
+            with reporter.progress("read", len(album.paths)) as advance:
+                return images.read(album, self.resize, advance)
         if self.form == "csv":
             from pflcli.data.formats.delimited import Delimited
 
@@ -103,6 +150,20 @@ _REMEDIES = {
     ".npy": "np.savez('data.npz', x=x, y=y, owner=owner)",
     ".txt": "rename it to .csv or .tsv, and give --delimiter if it is neither comma nor tab",
 }
+
+
+def locate(data: Path | str) -> tuple[str, Path]:
+    """Return the form and the path of ``data``, which may begin with the name of a form, as in ``pfllib:FOLDER``.
+
+    Raises InputError or UsageError if pfl does not read it.
+    """
+    prefix, colon, rest = str(data).partition(":")
+    if colon and prefix in NAMED and not Path(data).exists():
+        if not rest:
+            raise UsageError(f"{data} names no folder", f"{prefix}:FOLDER")
+        unprintable(Path(rest))
+        return prefix, Path(rest).expanduser()
+    return form(Path(data)), Path(data)
 
 
 def form(path: Path) -> str:

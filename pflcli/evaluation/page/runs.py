@@ -61,7 +61,7 @@ class Runs:
 
 def read(comparison: Comparison, lineage: Lineage) -> Runs:
     """Read the comparison from the runs in the lineage; raises InputError if a file of an existing run is damaged."""
-    labelled = _label_runs(comparison, lineage)
+    labelled = label_runs(comparison, lineage)
     curves: dict[str, dict[int, list[float]]] = {}
     for label, _, run in labelled:
         for number, accuracy in _read_curve(run, lineage):
@@ -93,7 +93,7 @@ def read(comparison: Comparison, lineage: Lineage) -> Runs:
     )
 
 
-def _label_runs(comparison: Comparison, lineage: Lineage) -> list[tuple[str, int, Artifact]]:
+def label_runs(comparison: Comparison, lineage: Lineage) -> list[tuple[str, int, Artifact]]:
     """Return label, seed and predictions of each existing run."""
     existing = {item.manifest.fingerprint: item for item in lineage.artifacts}
     labelled = []
@@ -119,10 +119,7 @@ def _label(role: str, method: str, comparison: Comparison) -> str | None:
 
 def _read_curve(run: Artifact, lineage: Lineage) -> list[tuple[int, float]]:
     """Return the measured rounds of a run: accuracies of personal models if measured, otherwise of the global model."""
-    source: Artifact | None = run
-    if "rounds.csv" not in run.manifest.files:
-        # FedAvg's rounds are those of its backbone. A method that adapts after the rounds has no curve.
-        source = lineage.nearest(run, "backbone") if run.manifest.request["method"] == "fedavg" else None
+    source = rounds_source(run, lineage)
     if source is None or "rounds.csv" not in source.manifest.files:
         return []
     rows = source.table("rounds.csv")
@@ -132,6 +129,16 @@ def _read_curve(run: Artifact, lineage: Lineage) -> list[tuple[int, float]]:
             if points:
                 return points
     return []
+
+
+def rounds_source(run: Artifact, lineage: Lineage) -> Artifact | None:
+    """Return the artifact with the rounds of a run: itself, or the backbone of FedAvg; None if it has none.
+
+    A method that adapts after the rounds has none.
+    """
+    if "rounds.csv" in run.manifest.files:
+        return run
+    return lineage.nearest(run, "backbone") if run.manifest.request["method"] == "fedavg" else None
 
 
 def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:

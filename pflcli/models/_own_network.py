@@ -1,0 +1,183 @@
+"""Networks from a class in a user's file or an installed module: ``./net.py:Net``, ``package.module:Net(width=32)``.
+
+The class is an ordinary ``nn.Module`` whose ``forward`` takes one batch of samples and returns logits (n, C). It is
+divided into a body and a head: the head is the linear layer that computes the logits, or the one that the class names
+as ``HEAD = "fc"``.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pflcli import registry
+from pflcli.errors import InputError, PflError, UsageError, closest
+from pflcli.models import Net
+
+ARGUMENTS: dict[tuple[str, ...], Callable[[tuple[int, ...], int], Any]] = {
+    ("classes", "num_classes", "n_classes"): lambda shape, classes: classes,
+    ("in_shape", "input_shape"): lambda shape, classes: shape,
+    ("channels", "in_channels", "in_chans", "in_features"): lambda shape, classes: (
+        shape[0] if len(shape) != 2 else shape[1]
+    ),
+    ("length", "seq_len"): lambda shape, classes: shape[0],
+    ("vocab_size", "num_tokens"): lambda shape, classes: classes,
+}
+"""Arguments of constructors that describe the data, and their values: the number of classes; the shape of a sample;
+the channels of images, or the features of a time step or a sample; the length of series and tokens; the number of
+tokens."""
+
+
+def name_class(name: str, module: ModuleType) -> str:
+    """Return the full name of a network: ``net:Net(width=32)`` for ``net:(width=32)`` if Net is the only one there.
+
+    Raises InputError if the module has several networks and the name says none of them, or has no such network.
+    """
+    family, _, member = name.partition(":")
+    cls, values = _parse(member)
+    known = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
+    }
+    chosen = cls or (next(iter(known)) if len(known) == 1 else "")
+    if not chosen and known:
+        raise UsageError(f"{module.__file__} has several networks", *(f"--model {family}:{key}" for key in known))
+    given = getattr(module, chosen, None)
+    if not (isinstance(given, type) and issubclass(given, nn.Module)):
+        named = f"no network {chosen}" if chosen else "no subclass of torch.nn.Module"
+        raise InputError(f"{module.__file__} has {named}", closest(chosen, known) if chosen and known else "")
+    wrong = set(values) - set(inspect.signature(given).parameters)
+    if wrong:
+        raise UsageError(
+            f"{chosen} has no argument '{sorted(wrong)[0]}'", closest(sorted(wrong)[0], _own_arguments(given))
+        )
+    arguments = ",".join(f"{key}={value!r}" for key, value in values.items())
+    return f"{family}:{chosen}" + (f"({arguments})" if values else "")
+
+
+def _own_arguments(cls: type[nn.Module]) -> list[str]:
+    """Return the arguments of a constructor that do not describe the data."""
+    described = {name for names in ARGUMENTS for name in names}
+    return [name for name in inspect.signature(cls).parameters if name not in described]
+
+
+def _parse(member: str) -> tuple[str, dict[str, Any]]:
+    """Return the class and the arguments in ``Net(width=32)``."""
+    cls, parenthesis, rest = member.partition("(")
+    if not parenthesis:
+        return cls, {}
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert not call.args
+        return cls, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        raise UsageError(f"--model {member}: arguments are not literal", f"--model '{cls}(width=32)'") from None
+
+
+def build(module: ModuleType, name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> Net:
+    """Return the network, divided into a body and a head, for samples of ``in_shape``.
+
+    Raises InputError, with the line of the user's file, if it cannot be built, or does not compute logits (n, C).
+    """
+    class_name, values = _parse(name.partition(":")[2])
+    cls = getattr(module, class_name)
+    where = f"{module.__file__}: {class_name}"
+    with _named_errors(where):
+        network: nn.Module = cls(**_describe_data(cls, in_shape, classes), **values)
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(network.forward).parameters.values()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if len(needed) != 1:
+        raise InputError(
+            f"{where}.forward takes {len(needed)} inputs ({', '.join(needed)}); clients have one array of samples each",
+            "def forward(self, x): return the logits (n, C)",
+        )
+    x = torch.zeros(2, *in_shape, dtype=torch.int64 if tokens else torch.float32)
+    with _named_errors(where), torch.no_grad():
+        logits, last = _run(network.eval(), x)
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if shape != (2, classes):
+        raise InputError(
+            f"{where} returns {shape} for two samples of {classes} classes, instead of (2, {classes})",
+            "take the number of classes as the argument 'classes'",
+        )
+    net = _divide(network, getattr(cls, "HEAD", last), x)
+    net.is_random = _is_random(net, in_shape, tokens=tokens, classes=classes)
+    return net.train()
+
+
+def _describe_data(cls: type[nn.Module], in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    """Return the arguments of a constructor that describe the data."""
+    wanted = inspect.signature(cls).parameters
+    return {name: value(in_shape, classes) for names, value in ARGUMENTS.items() for name in names if name in wanted}
+
+
+def _run(network: nn.Module, x: Tensor) -> tuple[Any, str]:
+    """Return the output of a network and the name of the linear layer that ran last; an empty name if none ran."""
+    ran: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda module, args, output, name=name: ran.append(name))
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        return network(x), ran[-1] if ran else ""
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _divide(network: nn.Module, head: str, x: Tensor) -> Net:
+    """Return the network in two parts; with an empty head if the layer ``head`` does not compute the logits."""
+    whole = Net(network, nn.Identity())
+    if not head:
+        return whole
+    body = copy.deepcopy(network)
+    try:
+        layer = body.get_submodule(head)
+        outer, _, last = head.rpartition(".")
+        setattr(body.get_submodule(outer), last, nn.Identity())
+        divided = Net(body, layer)
+        x = x if x.dtype == torch.int64 else torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            z, logits, expected = body(x), divided(x), network(x)
+    except Exception:  # a network that needs the layer elsewhere too
+        return whole
+    # A layer that the body uses too, or whose output is changed afterwards, is no head.
+    return divided if z.ndim == 2 and torch.equal(logits, expected) else whole
+
+
+def _is_random(net: Net, in_shape: tuple[int, ...], *, tokens: bool, classes: int) -> bool:
+    """Return whether the network draws random numbers while it trains, as dropout does."""
+    net, draw = copy.deepcopy(net).train(), torch.Generator().manual_seed(0)
+    x = torch.randint(classes, (4, *in_shape), generator=draw) if tokens else torch.rand(4, *in_shape, generator=draw)
+    outputs = []
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.random.manual_seed(seed)
+            outputs.append(copy.deepcopy(net)(x))
+    return not torch.equal(*outputs)
+
+
+@contextmanager
+def _named_errors(where: str) -> Iterator[None]:
+    """Turn any error of a user's class into an InputError that names the file, the line and the class."""
+    try:
+        yield
+    except PflError:
+        raise
+    except Exception as error:
+        place = registry.place_of_failure(error)
+        raise InputError(f"{place or where}: {type(error).__name__}: {error}") from error

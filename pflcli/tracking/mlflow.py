@@ -1,0 +1,103 @@
+"""A local store of MLflow: ``OUT/mlflow.db`` and files in ``OUT/artifacts``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pflcli.tracking import Record, file_name
+from pflcli.tracking.tensorboard import decode_picture
+
+_KEY, _CONTENT = "pfl.fingerprint", "pfl.content"
+_BATCH = 100
+"""Values per call: MLflow accepts at most 100 parameters, and 1,000 metrics."""
+_LONGEST = 5000
+"""Characters of a parameter; MLflow accepts 6,000."""
+
+
+def open_writer(out: Path) -> MLflow:
+    """Return the writer for a folder."""
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    out.mkdir(parents=True, exist_ok=True)
+    return MLflow(out, mlflow.MlflowClient(tracking_uri=f"sqlite:///{out.absolute() / 'mlflow.db'}"))
+
+
+@dataclass(frozen=True)
+class MLflow:
+    """The folder ``out`` and a client of the store in it."""
+
+    out: Path
+    client: Any
+
+    def contains(self, record: Record) -> bool:
+        """Return whether this run was written completely, with the same content."""
+        found = self._find(record)
+        return len(found) == 1 and found[0].info.status == "FINISHED" and found[0].data.tags[_CONTENT] == record.digest
+
+    def write(self, record: Record) -> None:
+        """Write a run, in place of an earlier or unfinished one with the same fingerprint."""
+        for old in self._find(record):
+            self.client.delete_run(old.info.run_id)
+        tags = {_KEY: record.key, _CONTENT: record.digest}
+        run = self.client.create_run(self._experiment(record.group), tags=tags, run_name=record.name)
+        self._log(run.info.run_id, record)
+        self.client.set_terminated(run.info.run_id, "FINISHED")
+
+    def close(self) -> None:
+        """Do nothing: the store is written at once."""
+
+    def hint(self) -> str:
+        """Return the command that shows the runs."""
+        return f"mlflow ui --backend-store-uri sqlite:///{self.out.absolute() / 'mlflow.db'}"
+
+    def _find(self, record: Record) -> list[Any]:
+        """Return the runs with the fingerprint of a record, in all experiments."""
+        experiments = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        return list(self.client.search_runs(experiments, f"tags.`{_KEY}` = '{record.key}'"))
+
+    def _experiment(self, group: str) -> str:
+        known = self.client.get_experiment_by_name(group)
+        if known is not None:
+            return str(known.experiment_id)
+        place = (self.out / "artifacts" / file_name(group)).absolute().as_uri()
+        return str(self.client.create_experiment(group, artifact_location=place))
+
+    def _log(self, run: str, record: Record) -> None:
+        from mlflow.entities import Metric, Param
+
+        now = int(1000 * time.time())
+        measured = [(name, value, step) for step, row in record.rounds.items() for name, value in row.items()]
+        final = [(f"scores/{name}", value, record.last_round) for name, value in record.scores.items()]
+        metrics = [Metric(_key(name), value, now, step) for name, value, step in [*measured, *final]]
+        params = [Param(_key(name), str(value)[:_LONGEST]) for name, value in record.settings.items()]
+        for items, kind in ((metrics, "metrics"), (params, "params")):
+            for first in range(0, len(items), _BATCH):
+                self.client.log_batch(run, **{kind: items[first : first + _BATCH]})
+        for name, content in record.pictures.items():
+            self.client.log_image(run, decode_picture(content), name)
+        for name, text in record.texts.items():
+            self.client.log_text(run, text, f"{name}.md")
+        if record.clients:
+            self.client.log_text(run, _table(record.clients), "clients.csv")
+
+
+def _key(name: str) -> str:
+    """Return a name with the signs that MLflow accepts."""
+    return re.sub(r"[^\w\-. /:]", "_", name)
+
+
+def _table(columns: dict[str, list[float]]) -> str:
+    """Return the scores of clients as CSV; columns may differ in length."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["metric", "score"])
+    rows.writerows((name, value) for name, values in columns.items() for value in values)
+    return text.getvalue()

@@ -1,0 +1,282 @@
+"""``pfl track``: trackers show what the artifacts contain, once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from pflcli import tracking
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.compare import compare
+from pflcli.commands.track import track
+from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.execution import Execution
+from pflcli.tracking import records
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def compared(small, tmp_path_factory):
+    """The folder of a comparison of two methods under two seeds."""
+    out = tmp_path_factory.mktemp("track") / "writers"
+    settings = {"model": "logistic", "rounds": ROUNDS, "eval_every": 1}
+    compare([small.p], out, methods=["fedavg", "ditto"], seeds=[0, 1], settings=settings)
+    return out
+
+
+def clients_of(compared, method, seed):
+    rows = csv.DictReader((compared / "comparison" / "clients.csv").open())
+    return [row for row in rows if (row["method"], row["seed"]) == (method, str(seed))]
+
+
+def test_a_comparison_is_read_with_its_runs(compared):
+    whole, *single = records.read(open_artifact(compared / "comparison"))
+    assert [record.name for record in [whole, *single]] == [
+        "comparison", *(f"{method}, seed {seed}" for method in ("ditto", "fedavg") for seed in (0, 1))
+    ]  # fmt: skip
+    assert {record.group for record in [whole, *single]} == {"writers"}
+    metrics = json.loads((compared / "comparison" / "metrics.json").read_text())["methods"]
+    for row in metrics:
+        assert whole.scores[f"accuracy/{row['label']}"] == row["metrics"]["accuracy"]["value"]
+    assert whole.pictures["accuracy.png"] == (compared / "comparison" / "accuracy.png").read_bytes()
+    assert whole.texts["table"] == (compared / "comparison" / "table.md").read_text()
+    assert "pfl compare" in whole.texts["commands"]
+    assert whole.settings["settings.model"] == "logistic"
+    assert whole.settings["seeds"] == "[0, 1]"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_a_run_has_its_rounds_settings_and_scores(compared, method):
+    run = next(one for one in records.read(open_artifact(compared / "comparison")) if one.name == f"{method}, seed 1")
+    stored = compared / "seed-1" / ("backbone" if method == "fedavg" else method)
+    rows = list(csv.DictReader((stored / "rounds.csv").open()))
+    assert sorted(run.rounds) == [1, 2, 3]
+    for row in rows:
+        assert run.rounds[int(row["round"])]["loss"] == float(row["loss"])
+        assert run.rounds[int(row["round"])]["bytes_up"] == float(row["bytes_up"])
+    clients = clients_of(compared, method, 1)
+    accuracy = np.asarray([float(row["accuracy"]) for row in clients])
+    counts = np.asarray([float(row["n_test"]) for row in clients])
+    assert run.clients["accuracy"] == accuracy.tolist()
+    assert run.scores["accuracy"] == pytest.approx((accuracy * counts).sum() / counts.sum())
+    assert run.scores["accuracy_mean"] == pytest.approx(accuracy.mean())
+    assert run.scores["worst"] == accuracy.min()
+    assert run.settings["method"] == method
+    assert run.settings["seed"] == 1
+    assert run.settings["settings.rounds"] == ROUNDS
+    assert run.settings["dataset"] == "writers"
+
+
+def test_scores_of_runs_agree_with_the_table(compared):
+    whole, *single = records.read(open_artifact(compared / "comparison"))
+    for name in ("accuracy", "accuracy_mean", "bottom_decile", "worst"):
+        values = [run.scores[name] for run in single if run.settings["method"] == "ditto"]
+        assert whole.scores[f"{name}/ditto"] == pytest.approx(np.mean(values), abs=1e-6)
+
+
+def test_runs_that_are_gone_keep_their_scores(compared, tmp_path):
+    before = records.read(open_artifact(compared / "comparison"))
+    shutil.copytree(compared, tmp_path / "writers")
+    shutil.rmtree(tmp_path / "writers" / "seed-1" / "ditto")
+    after = records.read(open_artifact(tmp_path / "writers" / "comparison"))
+    old, new = (next(run for run in found if run.name == "ditto, seed 1") for found in (before, after))
+    assert (new.key, new.scores, new.clients) == (old.key, old.scores, old.clients)
+    assert (new.rounds, new.settings) == ({}, {"method": "ditto", "seed": 1})
+    assert [run.name for run in after] == [run.name for run in before]
+
+
+def test_single_runs_have_rounds_and_no_scores(small):
+    (run,) = records.read(open_artifact(small.b))
+    assert run.rounds
+    assert run.settings["method"] == "fedavg"
+    assert not run.scores
+    assert len(records.read(open_artifact(small.knn))) == 1
+
+
+class Memory:
+    """A writer that keeps what it is given."""
+
+    def __init__(self):
+        self.runs, self.written = {}, []
+
+    def contains(self, record):
+        return self.runs.get(record.key) == record.digest
+
+    def write(self, record):
+        self.written.append(record.name)
+        self.runs[record.key] = record.digest
+
+    def close(self):
+        self.closed = True
+
+    def hint(self):
+        return "look"
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Write to memory instead of for a tool."""
+    writer = Memory()
+    monkeypatch.setattr("pflcli.commands.track.open_writer", lambda tool, out: writer)
+    monkeypatch.setattr("pflcli.commands.track.require_tool", lambda tool: None)
+    return writer
+
+
+def test_again_writes_nothing_and_more_writes_the_rest(compared, small, tmp_path, memory):
+    first = track([compared], tmp_path / "deep" / "out", to="tensorboard")
+    assert (first.written, first.unchanged, len(memory.written)) == (5, 0, 5)
+    again = track([compared, compared / "comparison"], tmp_path / "deep" / "out", to="tensorboard")
+    assert (again.written, again.unchanged, len(memory.written)) == (0, 5, 5)
+    more = track([compared, small.ev], tmp_path / "deep" / "out", to="tensorboard")
+    assert more.unchanged == 5
+    assert more.written == len(memory.written) - 5 > 0
+    forced = track([compared], tmp_path / "deep" / "out", to="tensorboard", execution=Execution(force=True))
+    assert (forced.written, forced.unchanged) == (5, 0)
+    assert memory.closed
+
+
+def test_the_command_prints_the_folder_and_the_way_to_look(compared, tmp_path, memory, pfl):
+    ran = pfl("track", compared, "--to", "mlflow", "-o", tmp_path / "out")
+    assert (ran.code, ran.out) == (0, f"{tmp_path / 'out'}\n")
+    assert "5 runs written for mlflow: look" in ran.err
+    ran = pfl("track", compared, "--to", "mlflow", "-o", tmp_path / "out", "--json")
+    assert json.loads(ran.out) == {"path": str(tmp_path / "out"), "written": 0, "unchanged": 5, "command": "look"}
+
+
+def test_wrong_input_is_refused(compared, small, tmp_path, memory):
+    with pytest.raises(InputError, match="does not exist"):
+        track([tmp_path / "nowhere"], tmp_path / "out", to="tensorboard")
+    with pytest.raises(InputError, match="partition"):
+        track([small.p], tmp_path / "out", to="tensorboard")
+    with pytest.raises(ConflictError, match="is an artifact"):
+        track([compared], compared / "comparison", to="tensorboard")
+    with pytest.raises(ConflictError, match="or inside one"):
+        track([compared], compared / "comparison" / "tracked", to="tensorboard")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConflictError, match="is a file"):
+        track([compared], tmp_path / "file", to="tensorboard")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_and_missing_tools_are_named(compared, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="unknown --to 'tensorbord'") as caught:
+        track([compared], tmp_path / "out", to="tensorbord")
+    assert caught.value.fix == ("did you mean 'tensorboard'?",)
+    for tool in tracking.TOOLS:
+        monkeypatch.setitem(sys.modules, tool, None)
+        with pytest.raises(UsageError, match=f"--to {tool} needs the package {tool}, which is not installed") as caught:
+            track([compared], tmp_path / "out", to=tool)
+        assert caught.value.fix == (f"pip install 'pflcli[{tool}]'",)
+    assert not (tmp_path / "out").exists()
+
+
+# The tools themselves
+
+
+def test_tensorboard_shows_every_run_once(compared, tmp_path):
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is not installed"
+    )
+    for _ in range(2):
+        result = track([compared], tmp_path / "out", to="tensorboard", execution=Execution(force=True))
+    assert result.written == 5
+    assert track([compared], tmp_path / "out", to="tensorboard").written == 0
+    for record in records.read(open_artifact(compared / "comparison")):
+        events = reader.EventAccumulator(str(tmp_path / "out" / "writers" / record.folder)).Reload()
+        tags = events.Tags()
+        for number, row in record.rounds.items():
+            for name, value in row.items():
+                points = {point.step: point.value for point in events.Scalars(f"rounds/{name}")}
+                assert len(events.Scalars(f"rounds/{name}")) == len(points)  # no step twice
+                assert points[number] == pytest.approx(value, rel=1e-6)
+        for name, value in record.scores.items():
+            assert events.Scalars(f"scores/{name}")[-1].value == pytest.approx(value, rel=1e-6)
+        for name, values in record.clients.items():
+            (drawn,) = events.Histograms(f"clients/{name}")
+            assert drawn.histogram_value.num == len(values)
+        assert tags["images"] == sorted(record.pictures)
+        assert "settings/text_summary" in tags["tensors"]
+
+
+def test_an_interrupted_run_of_tensorboard_is_written_again(compared, tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    out = tmp_path / "out"
+    track([compared], out, to="tensorboard")
+    run = next((out / "writers").glob("ditto*"))
+    mark = json.loads((run / "pfl.json").read_text())
+    (run / "pfl.json").write_text(json.dumps({**mark, "content": ""}))
+    files = len(list(run.iterdir()))
+    result = track([compared], out, to="tensorboard")
+    assert (result.written, len(list(run.iterdir()))) == (1, files)
+    (run / "pfl.json").unlink()
+    with pytest.raises(ConflictError, match="pfl track did not write it"):
+        track([compared], out, to="tensorboard")
+
+
+@pytest.mark.parametrize("tool", ["tensorboard", "mlflow", "wandb"])
+def test_a_run_is_in_one_group_only(compared, tmp_path, tool):
+    pytest.importorskip(tool, reason=f"{tool} is not installed")
+    out = tmp_path / "out"
+    track([compared / "seed-0" / "ditto", compared / "seed-0" / "backbone"], out, to=tool)
+    assert track([compared], out, to=tool).written == 5
+    if tool == "tensorboard":
+        assert len(list(out.glob("*/ditto*-seed-0-*"))) == 1
+        assert not list(out.glob("seed-0/ditto*"))
+    elif tool == "wandb":
+        assert len(list((out / "wandb").glob("offline-run-*"))) == 6
+    else:
+        import mlflow
+
+        client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
+        experiments = [each.experiment_id for each in client.search_experiments()]
+        assert len(client.search_runs(experiments)) == 6
+
+
+def test_mlflow_shows_every_run_once(compared, tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    out = tmp_path / "out"
+    track([compared], out, to="mlflow")
+    assert track([compared], out, to="mlflow").written == 0
+    assert track([compared], out, to="mlflow", execution=Execution(force=True)).written == 5
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("writers")
+    shown = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert len(client.search_runs([experiment.experiment_id])) == 5
+    for record in records.read(open_artifact(compared / "comparison")):
+        run = shown[record.name]
+        assert run.info.status == "FINISHED"
+        for name, value in record.settings.items():
+            assert run.data.params[name] == str(value)
+        for name, value in record.scores.items():
+            assert run.data.metrics[f"scores/{name}"] == pytest.approx(value)
+        for name in {name for row in record.rounds.values() for name in row}:
+            history = client.get_metric_history(run.info.run_id, name)
+            assert {point.step: point.value for point in history} == {
+                number: row[name] for number, row in record.rounds.items() if name in row
+            }
+        files = {item.path for item in client.list_artifacts(run.info.run_id)}
+        assert files == {*record.pictures, *(f"{name}.md" for name in record.texts)} | (
+            {"clients.csv"} if record.clients else set()
+        )
+
+
+def test_wandb_has_every_run_once(compared, tmp_path):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    out = tmp_path / "out"
+    track([compared], out, to="wandb")
+    assert track([compared], out, to="wandb").written == 0
+    shutil.rmtree(next((out / "wandb").glob("offline-run-*")))
+    assert track([compared], out, to="wandb").written == 1
+    for record in records.read(open_artifact(compared / "comparison")):
+        (folder,) = (out / "wandb").glob(f"offline-run-*-{record.key[:16]}")
+        (file,) = folder.glob("*.wandb")
+        content = file.read_bytes()
+        assert all(f"scores/{name}".encode() in content for name in record.scores)
+        assert (b"rounds/loss" in content) == bool(record.rounds)
+        assert len(list(folder.rglob("*.png"))) == len(record.pictures)

@@ -1,0 +1,223 @@
+"""Networks of users' classes: divided into body and head, random by key, refused in words, and used like any model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pflcli import models, registry
+from pflcli.artifacts.reader import open_artifact
+from pflcli.errors import InputError, UsageError
+
+CNN = """
+import torch
+from torch import nn
+
+from own_layers import pool
+
+
+class Net(nn.Module):
+    def __init__(self, classes, in_channels, width=4, p=0.0):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(in_channels, width, 3, stride=2), nn.BatchNorm2d(width)
+        self.drop, self.fc = nn.Dropout(p), nn.Linear(width, classes)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.fc(self.drop(pool(self.norm(self.conv(x)).relu() * self.scale)))
+"""
+SERIES = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes, in_channels):
+        super().__init__()
+        self.conv, self.out = nn.Conv1d(in_channels, 6, 3), nn.Linear(6, num_classes)
+
+    def forward(self, x):
+        return self.out(self.conv(x.mT).relu().amax(dim=2))
+"""
+TRANSFORMER = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, vocab_size, classes, d=8):
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, d)
+        self.layer = nn.TransformerEncoderLayer(d, 2, 16, dropout=0.1, batch_first=True)
+        self.out = nn.Linear(d, classes)
+
+    def forward(self, x):
+        return self.out(self.layer(self.embed(x)).mean(dim=1))
+"""
+SETTINGS = ("--rounds", 2, "--participation", 0.5, "-q")
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    """Return a function that writes a user's file and returns its path; what using it changed is undone."""
+    before, folders, path = set(sys.modules), [*models.__path__], [*sys.path]
+    monkeypatch.delenv(registry._USED, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_layers.py").write_text("def pool(x):\n    return x.mean(dim=(2, 3))\n")
+
+    def write(code, name="net"):
+        (tmp_path / f"{name}.py").write_text(code)
+        importlib.invalidate_caches()
+        return f"./{name}.py"
+
+    yield write
+    models.outline.cache_clear()
+    os.environ.pop(registry._USED, None)
+    models.__path__[:], sys.path[:] = folders, path
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+            vars(models).pop(name.rpartition(".")[2], None)
+
+
+def create(word, shape, classes=3, *, tokens=False):
+    return models.create(registry.use("models", word), shape, classes, 0, tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("code", "shape", "tokens", "head", "is_random"),
+    [
+        (CNN, (1, 9, 9), False, (4, 3), False),
+        (SERIES, (12, 2), False, (6, 3), False),
+        (TRANSFORMER, (10,), True, (8, 30), True),
+    ],
+)
+def test_the_last_linear_layer_is_the_head(net, code, shape, tokens, head, is_random):
+    classes = 30 if tokens else 3
+    whole = create(net(code), shape, classes, tokens=tokens).eval()
+    assert (whole.head.in_features, whole.head.out_features) == head
+    assert whole.is_random == is_random
+    x = torch.randint(30, (5, *shape)) if tokens else torch.rand(5, *shape)
+    with torch.no_grad():
+        assert torch.equal(whole.head(whole.features(x)), whole(x))
+    names = [name for name, _ in whole.named_parameters()]
+    assert {name.partition(".")[0] for name in names} == {"body", "head"}
+
+
+def test_a_class_may_name_its_head(net):
+    code = SERIES.replace("class Net(nn.Module):", 'class Net(nn.Module):\n    HEAD = "out"')
+    assert create(net(code), (12, 2)).head.in_features == 6
+    code = SERIES.replace("class Net(nn.Module):", 'class Net(nn.Module):\n    HEAD = "conv"')
+    assert not [*create(net(code, "other"), (12, 2)).head.parameters()]  # which does not compute the logits
+
+
+def test_a_network_without_a_head_is_refused_by_methods_that_need_one_alone(net, pfl, small):
+    word = net(CNN.replace("* self.scale)))", "* self.scale))).log_softmax(dim=1)"))
+    assert not [*create(word, (1, 28, 28), 10).head.parameters()]
+    for method in ("ditto", "fedbn"):
+        assert pfl("personalize", method, small.p, "-o", method, "--model", word, *SETTINGS).code == 0
+    for method in ("fedper", "fedrep", "lg-fedavg"):
+        ran = pfl("personalize", method, small.p, "-o", method, "--model", word, *SETTINGS)
+        assert ran.code == UsageError.exit_code
+        assert "the model has no parameters under 'head.'" in ran.err
+    ran = pfl("personalize", "fedbabu", small.p, "-o", "head", "--model", word, "--set", "tune=head", *SETTINGS)
+    assert ran.code == UsageError.exit_code
+    assert "it does not end in a linear layer" in ran.err
+
+
+def test_dropout_draws_by_key(net, pfl, small):
+    """The same bytes with any number of threads and processes, in either mode."""
+    word = net(CNN)
+    words = ("personalize", "local", small.p, "--model", word, "--set", "model.p=0.5", "-q")
+    how = {"one": ("--threads", 1), "two": ("--threads", 2), "jobs": ("--jobs", 2), "stack": ("--engine", "stacked")}
+    for out, more in how.items():
+        assert pfl(*words, "-o", out, *more).code == 0
+    contents = {(open_artifact(out).path / "predictions.h5").read_bytes() for out in how}
+    assert len(contents) == 1
+    assert pfl(*words, "-o", "none", "--set", "model.width=5").code == 0
+    assert open_artifact("one").manifest.request["settings"]["model"] == "net:Net(p=0.5)"
+
+
+def test_the_model_of_an_artifact_is_needed_again(net, pfl, small, tmp_path):
+    word = net(CNN)
+    assert pfl("train-global", small.p, "-o", "b", "--model", word, "--set", "model.width=3", *SETTINGS).code == 0
+    manifest = open_artifact("b").manifest
+    assert manifest.made["files"] == {"models/net": "net.py"}
+    assert (tmp_path / "b" / "net.py").read_text() == CNN
+    assert manifest.made["command"].endswith("--set model.width=3")
+    os.environ.pop(registry._USED)
+    for line in (("extract", "b", "-o", "e"), ("personalize", "fedrep", "b", "-o", "m")):
+        ran = pfl(*line, "-q")
+        assert ran.code == UsageError.exit_code
+        assert "pfl --use PATH/net.py" in ran.err
+        assert pfl("--use", "net.py", *line, "-q").code == 0
+        os.environ.pop(registry._USED)
+    client = json.loads((tmp_path / "m" / "codebook.json").read_text())["clients"][0]
+    np.savez("x.npz", x=np.zeros((3, 28, 28), np.uint8))
+    assert pfl("--use", "net.py", "predict", "m", "x.npz", "--client", client, "-q").code == 0
+    (tmp_path / "own_layers.py").write_text("def pool(x):\n    return x.amax(dim=(2, 3))\n")
+    assert (
+        "models/net:Net(width=3) has changed" in pfl("--use", "net.py", "predict", "m", "x.npz", "--client", client).err
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        ("def forward(self, x):", "def forward(self, x, mask):", InputError, "Net.forward takes 2 inputs (x, mask)"),
+        (
+            "nn.Linear(width, classes)",
+            "nn.Linear(width, 7)",
+            InputError,
+            "returns (2, 7) for two samples of 10 classes",
+        ),
+        ("self.norm(self.conv(x))", "self.norm(self.con(x))", InputError, "net.py, line 1"),
+        ("super().__init__()", "super().__init__(", InputError, "SyntaxError"),
+        ("nn.Linear(width, classes)", "nn.Linear(wide, classes)", InputError, "name 'wide' is not defined"),
+        ("class Net(nn.Module)", "class Net", InputError, "has no subclass of torch.nn.Module"),
+        (
+            "class Net(nn.Module)",
+            "class One(nn.Module):\n    pass\n\n\nclass Net(nn.Module)",
+            UsageError,
+            "several networks",
+        ),
+    ],
+)
+def test_a_wrong_class_ends_in_one_error(net, pfl, small, old, new, error, message):
+    assert old in CNN
+    ran = pfl("personalize", "fedavg", small.p, "-o", "m", "--model", net(CNN.replace(old, new)), *SETTINGS)
+    assert ran.code == error.exit_code
+    assert message in ran.err
+    assert "bug in pfl" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--model", "./net.py:Nett"), "has no network Nett"),
+        (("--model", "./absent.py"), "does not exist"),
+        (("--model", "own_package.nets:Net"), "there is no module own_package.nets"),
+        (("--model", "./net.py", "--set", "model.wide=3"), "Net has no argument 'wide'"),
+        (("--model", "mlp", "--set", "model.width=3"), "needs a model that is a class of yours"),
+        (("--model", "./net.py:Net(open('x'))"), "arguments are not literal"),
+    ],
+)
+def test_wrong_words_are_refused(net, pfl, small, words, message):
+    net(CNN)
+    ran = pfl("personalize", "fedavg", small.p, "-o", "m", *words, *SETTINGS)
+    assert ran.code in (UsageError.exit_code, InputError.exit_code)
+    assert message in ran.err
+
+
+def test_a_class_of_an_installed_module(net, pfl, small, tmp_path, monkeypatch):
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "__init__.py").touch()
+    (tmp_path / "installed" / "nets.py").write_text(CNN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ran = pfl("personalize", "fedavg", small.p, "-o", "m", "--model", "installed.nets:Net", *SETTINGS)
+    assert ran.code == 0, ran.err
+    assert "models/installed.nets:Net" in open_artifact("m").manifest.code
