@@ -78,7 +78,7 @@ def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> St
         why = f"linear layers and ReLU alone need no autograd; {backend.products_in_words()}"
         return Strategy("linear chain", why, True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
-    if mode == "stacked" and clients > 1 and not worker_net.is_random:
+    if mode == "stacked" and clients > 1 and worker_net.can_stack:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
     program = worker_net.program if plain else None
     compiled = program if program is not None and (program.infers or not plan.frozen_norm) else None

@@ -17,6 +17,7 @@ from pflcli.engine import backend, loop, stacked, strategy
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.engine.worker_net import WorkerNet
+from pflcli.errors import UsageError
 from pflcli.parameters import Params, Stacked
 
 
@@ -55,7 +56,12 @@ def run_task(
     try:
         if how.stacked:
             net, plan = worker_net.net, task.plan
-            return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how)
+            try:
+                return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how)
+            except RuntimeError as error:  # torch.func raises no other kind
+                if "atching rule" not in str(error):
+                    raise
+                raise UsageError(f"this network cannot be trained in stacks: {error}", "--engine loop") from None
         losses = np.empty(len(task.clients))
         for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True)):
             own, to = parameters.pick(start, place) if own_start else start, parameters.pick(out, place)

@@ -26,6 +26,11 @@ class WorkerNet:
         return bool(getattr(self.net, "is_random", False))
 
     @property
+    def can_stack(self) -> bool:
+        """Whether stacks of clients can train by torch.func, which has no rule for GRUs, and none for random draws."""
+        return not self.is_random and not any(isinstance(module, nn.GRU | nn.RNN) for module in self.net.modules())
+
+    @property
     def compiles_chain(self) -> bool:
         """Whether compiled loops are faster than PyTorch for this chain of linear layers."""
         return self.layers is not None and linear_chain.pays_to_compile(self.net.parameters())

@@ -104,7 +104,7 @@ def judge(law: Law, subject: Subject) -> Verdict:
     began = time.monotonic()
 
     def verdict(result: Literal["passed", "failed", "not applicable"], reason: str = "") -> Verdict:
-        return Verdict(law, result, reason, time.monotonic() - began)
+        return Verdict(law, result, " ".join(reason.split()), time.monotonic() - began)
 
     try:
         law.test(subject)

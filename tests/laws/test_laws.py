@@ -22,6 +22,21 @@ def test_methods(law, method):
         law.test(Subject("methods", method))
 
 
+OTHERS = [
+    (law, name)
+    for group in ("models", "schemes", "uploads", "aggregators", "datasets")
+    for law in list_laws(group)
+    for name in registry.names(group)
+    if name != "torchvision"  # a family; tests/models compares its members with the originals
+]
+
+
+@pytest.mark.parametrize(("law", "name"), OTHERS, ids=lambda value: getattr(value, "name", value))
+def test_other_files(law, name):
+    with suppress(NotApplicable):
+        law.test(Subject(law.group, name))
+
+
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_link_of_another_kind_is_refused(kind):
     run = worlds.run()
