@@ -154,6 +154,7 @@ HOSTILE = {
     "no end": pickle.dumps(np.arange(3))[:-20],
     "a list in itself": b"(lp0\ng0\na.",
     "terabytes": b"\x80\x04\x8e" + (1 << 42).to_bytes(8, "little"),
+    "terabytes to fill": b"\x80\x05\x96" + (1 << 42).to_bytes(8, "little"),
     "nothing": b"",
 }
 
@@ -179,7 +180,7 @@ def test_pickles_of_arrays_are_read_as_they_are(protocol):
         "objects": np.asarray([1, "a"], dtype=object),
         3: np.zeros((0, 2)),
     }
-    read = plain_pickle.load(io.BytesIO(pickle.dumps(value, protocol)), "it")
+    read = plain_pickle.load(pickle.dumps(value, protocol), "it")
     assert list(read) == list(value)
     for key in ("x", "fortran", "foreign", "flags", "words", 3):
         np.testing.assert_array_equal(read[key], value[key])

@@ -333,6 +333,19 @@ def test_damaged_folders_are_refused(tmp_path, take, case):
         take(tmp_path / "a", client="none")
 
 
+def test_offsets_outside_the_file_are_refused(tmp_path, take):
+    """They would end the process where pyarrow follows them."""
+    words = pa.array([["aaaaa"], ["b"], ["c"]])
+    save(tmp_path / "a", described(pa.table({"words": words, "x": [1.0, 2.0, 3.0], "label": [0, 1, 0]}), label=CLASSES))
+    file = next((tmp_path / "a").glob("*.arrow"))
+    offsets = np.asarray([0, 1, 2, 3], np.int32).tobytes()
+    content = file.read_bytes()
+    assert content.count(offsets) == 1
+    file.write_bytes(content.replace(offsets, np.asarray([0, 1, 2, 2**30], np.int32).tobytes()))
+    with pytest.raises(InputError, match=r"arrow cannot be read as Arrow: .*offset"):
+        take(tmp_path / "a", client="none")
+
+
 def test_other_folders_are_refused(tmp_path, take):
     with pytest.raises(InputError, match="nowhere does not exist"):
         take(tmp_path / "nowhere")

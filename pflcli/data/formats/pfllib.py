@@ -122,8 +122,7 @@ def _read_file(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
             shape, _, dtype = header(file)
             if shape or not dtype.hasobject:
                 raise InputError(f"{name}: array 'data' is not a dict of x and y, so PFLlib did not write it")
-            data = plain_pickle.load(file, name)
-            file.read()  # at the end, zipfile verifies the checksum
+            data = plain_pickle.load(file.read(), name)  # at the end, zipfile verifies the checksum
     if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
         raise InputError(f"{name}: array 'data' is not a dict of x and y, so PFLlib did not write it")
     return _numbers(name, "x", data["x"]), _numbers(name, "y", data["y"])
