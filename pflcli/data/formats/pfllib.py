@@ -58,6 +58,11 @@ def find(root: Path) -> Folder:
             f"{root} has no train/0.npz, so PFLlib did not write it",
             *([f"pfllib:{inside[0]}"] if inside else ["pfllib:FOLDER, the folder that contains train and test"]),
         )
+    if "shakespeare" in root.resolve().name.lower():  # PFLlib itself knows texts by the names of their folders
+        raise InputError(
+            f"{root} contains texts as numbers of characters, which pfl does not take over from PFLlib",
+            "pfl partition shakespeare --root FOLDER, with LEAF's files",
+        )
     config = _read_config(root / _CONFIG)
     count = config.get("num_clients", max(numbers["train"]) + 1)
     for split in _SPLITS:
