@@ -204,7 +204,7 @@ class _Rows:
 
         name = self.table.column_names[at]
         where, names = f"{self.name}: column '{name}'", self.class_names(name)
-        if not (as_text and names):
+        if not names:
             return to_series(self.table.column(at), where, as_text=as_text)
         for each in names:
             require_short(where, each)
