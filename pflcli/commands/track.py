@@ -8,7 +8,7 @@ from pathlib import Path
 from pflcli.artifacts import disk, locks
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.open_by_path import open_all
-from pflcli.errors import ConflictError, UsageError
+from pflcli.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.track import Track
@@ -56,8 +56,13 @@ def track(asked: Track) -> Tracked:
                     advance(1, record.name)
         finally:
             writer.close()
+    except PflError:
+        raise
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error) from None
+    except Exception as error:  # each tool raises its own errors, for example for a damaged store
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise InputError(f"{asked.to} cannot write to {out}: {reason[:300]}", "choose another --out") from error
     finally:
         lock.release()
     unchanged = len(found) - len(stale)

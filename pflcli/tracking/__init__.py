@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import io
 import json
 import os
 import re
@@ -102,6 +103,15 @@ def open_writer(tool: str, out: Path) -> Writer:
 def file_name(name: str) -> str:
     """Return a name with letters, digits and a few signs only."""
     return re.sub(r"[^\w.=+-]+", "-", name).strip("-.")[:80] or "run"
+
+
+def decode_picture(content: bytes) -> Any:
+    """Return the pixels of a PNG file, (H, W, 3) uint8."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, str | int | float | bool]:

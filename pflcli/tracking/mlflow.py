@@ -6,13 +6,14 @@ import csv
 import io
 import logging
 import re
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pflcli.tracking import Record, file_name
-from pflcli.tracking.tensorboard import decode_picture
+from pflcli.errors import UsageError
+from pflcli.tracking import Record, decode_picture, file_name
 
 _KEY, _CONTENT = "pfl.fingerprint", "pfl.content"
 _BATCH = 100
@@ -26,8 +27,14 @@ def open_writer(out: Path) -> MLflow:
     import mlflow
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    if any(sign in str(out.absolute()) for sign in "?%"):  # they have another meaning in the address of a database
+        raise UsageError(f"MLflow has no store in a folder with ? or % in its path: {out}", "choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    return MLflow(out, mlflow.MlflowClient(tracking_uri=f"sqlite:///{out.absolute() / 'mlflow.db'}"))
+    return MLflow(out, mlflow.MlflowClient(tracking_uri=_address(out)))
+
+
+def _address(out: Path) -> str:
+    return f"sqlite:///{out.absolute() / 'mlflow.db'}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class MLflow:
 
     def hint(self) -> str:
         """Return the command that shows the runs."""
-        return f"mlflow ui --backend-store-uri sqlite:///{self.out.absolute() / 'mlflow.db'}"
+        return f"mlflow ui --backend-store-uri {shlex.quote(_address(self.out))}"
 
     def _find(self, record: Record) -> list[Any]:
         """Return the runs with the fingerprint of a record, in all experiments."""

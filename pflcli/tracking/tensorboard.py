@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.errors import ConflictError
-from pflcli.tracking import Record, file_name
+from pflcli.tracking import Record, decode_picture, file_name
 
 _MARK = "pfl.json"
 """The file in a run's folder with the hash of its content, empty while the run is being written."""
@@ -60,7 +60,7 @@ class TensorBoard:
 
     def hint(self) -> str:
         """Return the command that shows the runs."""
-        return f"tensorboard --logdir {self.out}"
+        return f"tensorboard --logdir {shlex.quote(str(self.out))}"
 
     def _folder(self, record: Record) -> Path:
         return self.out / file_name(record.group) / record.folder
@@ -94,11 +94,3 @@ def _write_run(writer: Any, record: Record) -> None:
         writer.add_hparams(
             record.settings, {f"scores/{name}": value for name, value in record.scores.items()}, run_name="."
         )
-
-
-def decode_picture(content: bytes) -> Any:
-    """Return the pixels of a PNG file, (H, W, 3) uint8."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-        return np.asarray(image.convert("RGB"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pflcli.tracking import Record
-from pflcli.tracking.tensorboard import decode_picture
+from pflcli.tracking import Record, decode_picture
 
 _PROJECT = "pfl"
 _MARK = "pfl-content.txt"
@@ -67,7 +67,7 @@ class Wandb:
 
     def hint(self) -> str:
         """Return the command that sends the runs."""
-        return f"wandb sync {self.out / 'wandb'}/offline-run-*"
+        return f"wandb sync {shlex.quote(str(self.out / 'wandb'))}/offline-run-*"
 
     def _find(self, record: Record) -> list[Path]:
         return sorted((self.out / "wandb").glob(f"offline-run-*-{_id(record)}"))

@@ -154,6 +154,7 @@ HOSTILE = {
     "no end": pickle.dumps(np.arange(3))[:-20],
     "a list in itself": b"(lp0\ng0\na.",
     "terabytes": b"\x80\x04\x8e" + (1 << 42).to_bytes(8, "little"),
+    "terabytes to fill": b"\x80\x05\x96" + (1 << 42).to_bytes(8, "little"),
     "nothing": b"",
 }
 
@@ -179,7 +180,7 @@ def test_pickles_of_arrays_are_read_as_they_are(protocol):
         "objects": np.asarray([1, "a"], dtype=object),
         3: np.zeros((0, 2)),
     }
-    read = plain_pickle.load(io.BytesIO(pickle.dumps(value, protocol)), "it")
+    read = plain_pickle.load(pickle.dumps(value, protocol), "it")
     assert list(read) == list(value)
     for key in ("x", "fortran", "foreign", "flags", "words", 3):
         np.testing.assert_array_equal(read[key], value[key])
@@ -310,6 +311,9 @@ def test_other_folders_are_refused_with_the_right_one(tmp_path):
             import_data(f"{form}:{tmp_path / 'nowhere'}", tmp_path / "data")
         with pytest.raises(UsageError, match="names no folder"):
             import_data(f"{form}:", tmp_path / "data")
+    write_pfllib(tmp_path / "Shakespeare", features())
+    with pytest.raises(InputError, match="Shakespeare contains texts as numbers of characters"):
+        import_data(f"pfllib:{tmp_path / 'Shakespeare'}", tmp_path / "data")
     with pytest.raises(PflError, match="is inside its source"):
         import_data(f"pfllib:{tmp_path / 'a' / 'MNIST'}", tmp_path / "a" / "MNIST" / "data")
 
@@ -388,6 +392,22 @@ def test_flbench_numbers_training_images_before_test_images(tmp_path):
     np.testing.assert_array_equal(stored.x, images[[3, 16, 0, 19, 7, 18, 1]])
     assert stored.classes[3] == "cat"
     assert stored.owner.tolist() == ["0"] * 4 + ["1"] * 3
+
+
+@pytest.mark.parametrize("args", [{}, {"super_class": True}])
+def test_superclasses_of_flbench_are_those_of_cifar100(tmp_path, args):
+    (tmp_path / "a").mkdir()
+    images, fine = pixels(6, (32, 32, 3)), np.asarray([4, 0, 99, 55, 72, 1])  # beaver, apple, worm, otter, seal, fish
+    np.savez(
+        tmp_path / "a" / "cifar100_12k.npz",
+        x_train=images[:4], y_train=fine[:4], x_test=images[4:], y_test=fine[4:],
+    )  # fmt: skip
+    indices = [{"train": [0, 3], "val": [], "test": [4]}, {"train": [1, 5], "val": [], "test": [2]}]
+    import_data(write_flbench(tmp_path / "a", indices, "cifar100", **args), tmp_path / "data")
+    stored = datasets.read(open_artifact(tmp_path / "data"))
+    assert len(stored.classes) == (20 if args else 100)
+    # All three aquatic mammals are of superclass 0 in FL-bench's own numbering.
+    assert stored.y.tolist() == ([0, 0, 0, 4, 1, 13] if args else [4, 55, 72, 0, 1, 99])
 
 
 def test_femnist_of_flbench_is_read_as_images(tmp_path):

@@ -199,6 +199,17 @@ def _lists(flat, side):
     return pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, side), pa.int32()), flat)
 
 
+def test_other_columns_of_classes_are_words_and_not_numbers(tmp_path, take):
+    sex = {"_type": "ClassLabel", "names": ["female", "male"]}
+    table = pa.table({"age": np.arange(12.0), "sex": [0, 1, -1] * 4, "ill": [0, 1] * 6})
+    save(tmp_path / "a", described(table, sex=sex, ill={"_type": "ClassLabel", "names": ["no", "yes"]}))
+    read = take(tmp_path / "a", client="none", label="ill", missing="median")
+    assert read.features[:3] == ("age", "sex=female", "sex=male")
+    np.testing.assert_array_equal(read.x[:2, 1:3], [[1, 0], [0, 1]])
+    assert np.isnan(read.x[2, 1:3]).all()
+    assert read.classes == ["no", "yes"]
+
+
 def test_the_same_dataset_is_up_to_date_unless_its_splits_are_joined(tmp_path):
     save_splits(tmp_path / "a", train=numbers(6), test=numbers(3))
     source = f"hf:{tmp_path / 'a'}"
@@ -330,6 +341,19 @@ def test_damaged_folders_are_refused(tmp_path, take, case):
     break_it, message = DAMAGE[case]
     break_it(tmp_path / "a")
     with pytest.raises(InputError, match=message):
+        take(tmp_path / "a", client="none")
+
+
+def test_offsets_outside_the_file_are_refused(tmp_path, take):
+    """They would end the process where pyarrow follows them."""
+    words = pa.array([["aaaaa"], ["b"], ["c"]])
+    save(tmp_path / "a", described(pa.table({"words": words, "x": [1.0, 2.0, 3.0], "label": [0, 1, 0]}), label=CLASSES))
+    file = next((tmp_path / "a").glob("*.arrow"))
+    offsets = np.asarray([0, 1, 2, 3], np.int32).tobytes()
+    content = file.read_bytes()
+    assert content.count(offsets) == 1
+    file.write_bytes(content.replace(offsets, np.asarray([0, 1, 2, 2**30], np.int32).tobytes()))
+    with pytest.raises(InputError, match=r"arrow cannot be read as Arrow: .*offset"):
         take(tmp_path / "a", client="none")
 
 

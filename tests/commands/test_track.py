@@ -164,6 +164,17 @@ def test_wrong_input_is_refused(compared, small, tmp_path, memory):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_error_of_a_tool_is_one_sentence(compared, tmp_path, memory, monkeypatch, pfl):
+    def fail(record):
+        raise RuntimeError("the store is damaged\nat line 3")
+
+    monkeypatch.setattr(memory, "write", fail)
+    ran = pfl("track", compared, "--to", "mlflow", "-o", tmp_path / "out")
+    assert ran.code == 3
+    assert f"pfl: mlflow cannot write to {tmp_path / 'out'}: the store is damaged\n" in ran.err
+    assert memory.closed
+
+
 def test_unknown_and_missing_tools_are_named(compared, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="unknown --to 'tensorbord'") as caught:
         track([compared], tmp_path / "out", to="tensorbord")
@@ -264,6 +275,13 @@ def test_mlflow_shows_every_run_once(compared, tmp_path):
         assert files == {*record.pictures, *(f"{name}.md" for name in record.texts)} | (
             {"clients.csv"} if record.clients else set()
         )
+
+
+def test_mlflow_refuses_a_folder_that_its_store_cannot_be_in(compared, tmp_path):
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    with pytest.raises(UsageError, match=r"no store in a folder with \? or %"):
+        track([compared], tmp_path / "a?b", to="mlflow")
+    assert not list(tmp_path.glob("a*"))
 
 
 def test_wandb_has_every_run_once(compared, tmp_path):

@@ -76,6 +76,22 @@ def npz(**values: np.ndarray) -> bytes:
     return packed(lambda file: np.savez(file, **values))
 
 
+def dealt(**more: object) -> bytes:
+    """A client's file of PFLlib: a pickle in an array."""
+    data = {"x": np.zeros((6, 2), np.float32), "y": np.arange(6) % 2, **more}
+    return packed(lambda file: np.savez_compressed(file, data=np.asarray(data, dtype=object)))
+
+
+def arrow(**columns: object) -> bytes:
+    table = pa.table(columns)
+
+    def write(file: io.BytesIO) -> None:
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+
+    return packed(write)
+
+
 def hdf5(fill: Callable[[h5py.File], object]) -> bytes:
     def write(file: io.BytesIO) -> None:
         with h5py.File(file, "w") as h5:
@@ -274,6 +290,50 @@ READERS = [
         },
     ),
     Reader("npz", "t.npz", lambda: npz(**arrays()), ("import", "t.npz"), NPZ),
+    Reader(
+        "PFLlib",
+        "dealt/train/0.npz",
+        dealt,
+        ("import", "pfllib:dealt"),
+        {name: NPZ[name] for name in ("one array", "a pickle", "objects", "a member that lies", "a deep header")}
+        | {
+            "a function": lambda: dealt(x=print),
+            "a bomb": lambda: dealt(x=np.zeros(10**8)),
+            "a list of lists": lambda: dealt(x=[[[0.5] * 2] * 3] * 6),
+            "a date": lambda: dealt(x=np.zeros((6, 2), "M8[s]")),
+            "a label of 1 MB": lambda: dealt(y=np.asarray(["n" * 10**6] * 6)),
+        },
+    ),
+    Reader(
+        "Arrow",
+        "saved/data.arrow",
+        lambda: arrow(who=["ann", "bob"] * 6, **{"class": ["yes", "no", "no"] * 4}, a=[[1.0, 2.0]] * 12),
+        ("import", "hf:saved", "--client", "who", "--label", "class"),
+        {
+            "lists of two lengths": lambda: arrow(who=["a", "b"], **{"class": [0, 1]}, a=[[1, 2], [3]]),
+            "a file and not a stream": lambda: b"ARROW1\0\0" + arrow(who=["a", "b"]),
+            "no end": lambda: arrow(who=["a"], **{"class": [0]}, a=[[1.0]])[:-90],
+            "no rows": lambda: arrow(who=pa.array([], pa.string()), **{"class": pa.array([], pa.int64())}),
+        },
+    ),
+    Reader(
+        "Hugging Face",
+        "hub/train-0.parquet",
+        lambda: parquet(who=["ann", "bob"] * 6, **{"class": ["yes", "no", "no"] * 4}, a=list(range(12))),
+        ("import", "hf:hub", "--client", "who", "--label", "class"),
+        {
+            "a value in every row": lambda: parquet(
+                who=pa.array(["n" * 10**5] * 10**5).dictionary_encode(), **{"class": [0, 1] * 50_000}, a=[1.0] * 10**5
+            ),
+            "lists of two lengths": lambda: parquet(who=["a", "b"], **{"class": [0, 1]}, a=[[1, 2], [3]]),
+            "two images of noise": lambda: parquet(
+                who=["a", "b"], **{"class": [0, 1]}, a=[{"bytes": b"noise", "path": "0.png"}] * 2
+            ),
+            "a terapixel": lambda: parquet(
+                who=["a", "b"], **{"class": [0, 1]}, a=[{"bytes": png_of(10**6, 10**6), "path": "0.png"}] * 2
+            ),
+        },
+    ),
     Reader(
         "hdf5",
         "t.h5",
@@ -521,6 +581,12 @@ def lay(case: Case, folder: Path) -> list[str]:
             other = folder / "pictures" / name
             other.parent.mkdir(parents=True, exist_ok=True)
             other.write_bytes(png())
+    if case.reader.name == "PFLlib":
+        for name in ("train/1.npz", "test/0.npz", "test/1.npz"):
+            (folder / "dealt" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "dealt" / name).write_bytes(dealt())
+    if case.reader.name == "Arrow":
+        (path.parent / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     if case.reader.name.startswith("idx"):
         for stem in ("train", "t10k"):
             (folder / f"{stem}-images-idx3-ubyte").write_bytes(idx((6, 28, 28)))
@@ -544,7 +610,8 @@ def wrong(folder: Path, code: int, err: str) -> tuple[str, str] | None:
 def names_file(case: Case, err: str) -> bool:
     """Whether an error names the file, or the folder in which it was sought."""
     path = Path(case.reader.path)
-    return path.name in err or path.name.partition(".")[0] in err or "--root FOLDER" in err or "pictures" in err
+    names = {path.name, path.name.partition(".")[0], path.parts[0]}
+    return any(name in err for name in names) or "--root FOLDER" in err
 
 
 def program() -> None:

@@ -113,7 +113,10 @@ def _pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[NDAr
     restore, how = _scale_back(low, high)
     images: list[NDArray[np.uint8]] = []
     for block, place in zip(blocks, places, strict=True):
-        values = block if block.dtype == np.uint8 else restore(block.astype(np.float32))
+        if block.dtype == np.uint8:
+            images.append(block)
+            continue
+        values = restore(block.astype(np.float32))
         rounded = np.rint(values)
         far = ~((np.abs(values - rounded) <= _NEAR) & (rounded >= 0) & (rounded <= 255))
         if far.any():

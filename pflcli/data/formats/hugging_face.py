@@ -171,7 +171,6 @@ class _Rows:
             for path in part.paths:
                 with parsing(str(path), "Arrow" if path.suffix != ".parquet" else "Parquet", "is it complete?"):
                     table = _load(path)
-                    table.validate(full=True)
                 if loaded and not table.schema.equals(loaded[0].schema):
                     raise InputError(f"{label} has other columns than {self.labels[0]}", *_difference(table, loaded[0]))
                 loaded.append(table)
@@ -205,7 +204,7 @@ class _Rows:
 
         name = self.table.column_names[at]
         where, names = f"{self.name}: column '{name}'", self.class_names(name)
-        if not (as_text and names):
+        if not names:
             return to_series(self.table.column(at), where, as_text=as_text)
         for each in names:
             require_short(where, each)
@@ -240,6 +239,7 @@ def _load(path: Path) -> Any:
     def read(reader: Iterator[Any]) -> None:
         nonlocal loaded
         for batch in reader:
+            batch.validate(full=True)  # before anything else reads it: offsets may point anywhere
             batches.append(batch)
             loaded += batch.nbytes
             require_room(str(path), loaded, path.stat().st_size)

@@ -58,6 +58,11 @@ def find(root: Path) -> Folder:
             f"{root} has no train/0.npz, so PFLlib did not write it",
             *([f"pfllib:{inside[0]}"] if inside else ["pfllib:FOLDER, the folder that contains train and test"]),
         )
+    if "shakespeare" in root.resolve().name.lower():  # PFLlib itself knows texts by the names of their folders
+        raise InputError(
+            f"{root} contains texts as numbers of characters, which pfl does not take over from PFLlib",
+            "pfl partition shakespeare --root FOLDER, with LEAF's files",
+        )
     config = _read_config(root / _CONFIG)
     count = config.get("num_clients", max(numbers["train"]) + 1)
     for split in _SPLITS:
@@ -122,8 +127,7 @@ def _read_file(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
             shape, _, dtype = header(file)
             if shape or not dtype.hasobject:
                 raise InputError(f"{name}: array 'data' is not a dict of x and y, so PFLlib did not write it")
-            data = plain_pickle.load(file, name)
-            file.read()  # at the end, zipfile verifies the checksum
+            data = plain_pickle.load(file.read(), name)  # at the end, zipfile verifies the checksum
     if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
         raise InputError(f"{name}: array 'data' is not a dict of x and y, so PFLlib did not write it")
     return _numbers(name, "x", data["x"]), _numbers(name, "y", data["y"])

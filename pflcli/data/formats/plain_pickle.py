@@ -7,12 +7,14 @@ is an error.
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +29,13 @@ _TYPE = re.compile(r"[biuf][1-8]|[SU]\d{1,6}")
 """The types of arrays: numbers and text, without the byte order."""
 
 
-def load(file: IO[bytes], name: str) -> Any:
+def load(content: bytes, name: str) -> Any:
     """Return the value in a pickle: None, numbers, text, bytes, lists, tuples, dicts with such keys, and arrays.
 
     An array of objects is returned as a list, and one without dimensions as its only element. Raises InputError, which
     begins with ``name``, if the pickle names anything else; other errors if it is damaged.
     """
-    value = _Unpickler(file, name).load()
+    value = _Unpickler(io.BytesIO(content), name).load()
     return _resolve(value, name, {}, 0)
 
 
@@ -73,9 +75,19 @@ class _Array:
 class _Unpickler(pickle._Unpickler):
     """Python's own implementation, since the one in C reserves memory for as many objects as a file declares."""
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
+    read: Callable[[int], bytes]
+    append: Callable[[Any], None]
+
+    def __init__(self, file: io.BytesIO, name: str) -> None:
         super().__init__(file)
         self._name = name
+
+    def load_bytearray8(self) -> None:
+        """Read bytes; Python's own method reserves memory for as many as the file declares."""
+        (size,) = struct.unpack("<Q", self.read(8))
+        self.append(self.read(size))
+
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         """Return a function that stands for what NumPy names; raises InputError for any other name."""

@@ -108,8 +108,8 @@ def _read_samples(root: Path, name: str, args: dict[str, Any]) -> tuple[NDArray[
 def _read_partition(path: Path, count: int) -> list[dict[str, NDArray[np.int64]]]:
     """Return the indices of each client's splits; raises InputError for one that is not below ``count``."""
     require_file(path)
-    with parsing(str(path), "a pickle", "is it complete?"), path.open("rb") as file:
-        partition = plain_pickle.load(file, str(path))
+    with parsing(str(path), "a pickle", "is it complete?"):
+        partition = plain_pickle.load(path.read_bytes(), str(path))
     clients = partition.get("data_indices") if isinstance(partition, dict) else None
     if not isinstance(clients, list) or not clients:
         raise InputError(f"{path} has no list data_indices, so FL-bench did not write it")
